@@ -1,0 +1,72 @@
+# Everything a developer runs.  The environment is .venv; make setup builds it when needed.
+
+VENV := .venv
+PYTHON_IN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+DAILY := not heavy and not long
+ARGS ?=
+
+# Import roots that hold .proto files: a file is named by its path below its root, so that
+# protoc writes imports that need no patching.
+PROTO_ROOTS := common proxy
+PROTOS = $(wildcard common/popmq/common/wire/*.proto proxy/popmq/proxy/api/*.proto)
+PROTOC = $(PYTHON_IN) -m grpc_tools.protoc $(PROTO_ROOTS:%=-I %) \
+	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up test test-heavy test-long check format proto bench
+
+help:
+	@echo "make setup       build $(VENV) and install popmq with its development tools"
+	@echo "make up          set up, then run a one-process cluster"
+	@echo "make test        set up, then the everyday tests (ARGS='-k pop' narrows them)"
+	@echo "make test-heavy  the other tests that fit CI"
+	@echo "make test-long   full figures, run by hand"
+	@echo "make check       formatting, lint and types, as CI runs them"
+	@echo "make format      rewrite files to the project's format"
+	@echo "make proto       regenerate the committed protobuf modules"
+	@echo "make bench       measure what the broker costs per message"
+
+$(STAMP): pyproject.toml
+	@bash tools/setup.sh
+
+setup: $(STAMP)
+	@echo "next: $(VENV)/bin/popmq up"
+
+up: $(STAMP)
+	@echo "next, in a second terminal: $(VENV)/bin/popmq send hello 'first message'"
+	@$(VENV)/bin/popmq up $(ARGS)
+
+test: $(STAMP)
+	$(PYTHON_IN) -m pytest -m "$(DAILY)" $(ARGS)
+
+# pytest leaves with 5 when nothing carries the marker; that is no failure.
+define run_marked
+	$(PYTHON_IN) -m pytest -m "$(1)" $(ARGS) || { code=$$?; \
+		test $$code -eq 5 && echo "no test is marked $(1): nothing to do"; }
+endef
+
+test-heavy: $(STAMP)
+	$(call run_marked,heavy)
+
+test-long: $(STAMP)
+	$(call run_marked,long)
+
+check: $(STAMP)
+	$(PYTHON_IN) -m ruff format --check .
+	$(PYTHON_IN) -m ruff check .
+	$(PYTHON_IN) -m mypy
+
+format: $(STAMP)
+	$(PYTHON_IN) -m ruff format .
+	$(PYTHON_IN) -m ruff check --fix .
+
+proto: $(STAMP)
+	@for root in $(PROTO_ROOTS); do \
+		files=$$(echo "$(PROTOS)" | tr ' ' '\n' | grep "^$$root/") || continue; \
+		$(PROTOC) --python_out=$$root --mypy_out=quiet:$$root $$files || exit 1; \
+	done
+	@echo "regenerated: $(PROTOS:%.proto=%_pb2.py)"
+
+bench: $(STAMP)
+	$(PYTHON_IN) -m bench.broker_cost $(ARGS)

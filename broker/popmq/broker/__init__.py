@@ -1,0 +1,1 @@
+"""The broker: stores, delivers, delays and replicates messages."""

@@ -1,0 +1,183 @@
+"""Administration of topics and groups: protobuf in, protobuf out (`wire/admin.proto`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from popmq.broker.broker import Broker
+from popmq.common.errors import Code, Refused
+from popmq.common.hop import Kind
+from popmq.common.topics import (
+    CUSTOMISED_BACK_OFF_MS,
+    GroupType,
+    MessageType,
+    Permission,
+    StartAt,
+    SubscriptionGroup,
+    TopicConfig,
+    is_retry_topic,
+)
+from popmq.common.wire import admin_pb2 as pb
+
+_PERMISSIONS = {
+    "rw": Permission.READ_WRITE,
+    "r": Permission.READ,
+    "w": Permission.WRITE,
+    "none": Permission.NONE,
+}
+_PERMISSION_NAMES = {permission: name for name, permission in _PERMISSIONS.items()}
+_TYPES = {kind.name.lower(): kind for kind in MessageType}
+_GROUP_TYPES = {kind.name.lower(): kind for kind in GroupType}
+_STARTS = {start.name.lower(): start for start in StartAt}
+_T = TypeVar("_T")
+_OK = pb.Status(code=Code.OK, message="OK")
+
+
+def answer_admin(broker: Broker, kind: Kind, body: bytes) -> bytes:
+    """The encoded reply; refusals are raised."""
+    return ADMIN_KINDS[kind](broker, body)
+
+
+def _describe_topic(broker: Broker, body: bytes) -> bytes:
+    request = pb.DescribeTopicRequest.FromString(body)
+    return _topic_reply(broker.topic(request.name, auto_create=request.auto_create))
+
+
+def _create_topic(broker: Broker, body: bytes) -> bytes:
+    topic = pb.CreateTopicRequest.FromString(body).topic
+    queues = topic.queues or broker.settings.topic.queues
+    blank = TopicConfig(0, topic.name, queues)
+    return _topic_reply(broker.registry.create_topic(_changed_topic(blank, topic)))
+
+
+def _alter_topic(broker: Broker, body: bytes) -> bytes:
+    topic = pb.AlterTopicRequest.FromString(body).topic
+    old = broker.registry.topic(topic.name)
+    return _topic_reply(broker.registry.alter_topic(_changed_topic(old, topic)))
+
+
+def _delete_topic(broker: Broker, body: bytes) -> bytes:
+    request = pb.DeleteTopicRequest.FromString(body)
+    return _topic_reply(broker.registry.delete_topic(request.name))
+
+
+def _list_topics(broker: Broker, body: bytes) -> bytes:
+    system = pb.ListTopicsRequest.FromString(body).system
+    return pb.ListTopicsReply(
+        status=_OK,
+        topics=[
+            _topic_to_wire(topic)
+            for topic in broker.registry.topics()
+            if system or not is_retry_topic(topic.name)
+        ],
+    ).SerializeToString()
+
+
+def _describe_group(broker: Broker, body: bytes) -> bytes:
+    request = pb.DescribeGroupRequest.FromString(body)
+    return _group_reply(broker.registry.group(request.name))
+
+
+def _create_group(broker: Broker, body: bytes) -> bytes:
+    group = pb.CreateGroupRequest.FromString(body).group
+    blank = SubscriptionGroup(
+        0,
+        group.name,
+        max_attempts=broker.settings.group.max_attempts,
+        back_off_ms=CUSTOMISED_BACK_OFF_MS,
+    )
+    return _group_reply(broker.registry.create_group(_changed_group(blank, group)))
+
+
+def _alter_group(broker: Broker, body: bytes) -> bytes:
+    group = pb.AlterGroupRequest.FromString(body).group
+    old = broker.registry.group(group.name)
+    return _group_reply(broker.registry.alter_group(_changed_group(old, group)))
+
+
+def _delete_group(broker: Broker, body: bytes) -> bytes:
+    request = pb.DeleteGroupRequest.FromString(body)
+    return _group_reply(broker.registry.delete_group(request.name))
+
+
+def _list_groups(broker: Broker, body: bytes) -> bytes:
+    groups = [_group_to_wire(group) for group in broker.registry.groups()]
+    return pb.ListGroupsReply(status=_OK, groups=groups).SerializeToString()
+
+
+ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
+    Kind.DESCRIBE_TOPIC: _describe_topic,
+    Kind.CREATE_TOPIC: _create_topic,
+    Kind.ALTER_TOPIC: _alter_topic,
+    Kind.DELETE_TOPIC: _delete_topic,
+    Kind.LIST_TOPICS: _list_topics,
+    Kind.DESCRIBE_GROUP: _describe_group,
+    Kind.CREATE_GROUP: _create_group,
+    Kind.ALTER_GROUP: _alter_group,
+    Kind.DELETE_GROUP: _delete_group,
+    Kind.LIST_GROUPS: _list_groups,
+}
+
+
+def _changed_topic(old: TopicConfig, wanted: pb.Topic) -> TopicConfig:
+    """`old` with every field that `wanted` has set."""
+    return replace(
+        old,
+        queues=wanted.queues or old.queues,
+        type=_named(_TYPES, wanted.type, "a topic's type") if wanted.type else old.type,
+        permission=(
+            _named(_PERMISSIONS, wanted.permission, "a permission")
+            if wanted.permission
+            else old.permission
+        ),
+    )
+
+
+def _changed_group(old: SubscriptionGroup, wanted: pb.Group) -> SubscriptionGroup:
+    return replace(
+        old,
+        type=_named(_GROUP_TYPES, wanted.type, "a group's type") if wanted.type else old.type,
+        max_attempts=wanted.max_attempts or old.max_attempts,
+        back_off_ms=tuple(wanted.back_off_ms) or old.back_off_ms,
+        start_at=(
+            _named(_STARTS, wanted.start_at, "where a group starts")
+            if wanted.start_at
+            else old.start_at
+        ),
+    )
+
+
+def _named(known: Mapping[str, _T], name: str, what: str) -> _T:
+    found = known.get(name.lower())
+    if found is None:
+        raise Refused(Code.BAD_REQUEST, f"{what} is one of {', '.join(known)}, not {name!r}")
+    return found
+
+
+def _topic_to_wire(topic: TopicConfig) -> pb.Topic:
+    return pb.Topic(
+        name=topic.name,
+        queues=topic.queues,
+        type=topic.type.name.lower(),
+        permission=_PERMISSION_NAMES[topic.permission],
+        id=topic.id,
+    )
+
+
+def _group_to_wire(group: SubscriptionGroup) -> pb.Group:
+    return pb.Group(
+        name=group.name,
+        type=group.type.name.lower(),
+        max_attempts=group.max_attempts,
+        back_off_ms=group.back_off_ms,
+        start_at=group.start_at.name.lower(),
+        id=group.id,
+    )
+
+
+def _topic_reply(topic: TopicConfig) -> bytes:
+    return pb.TopicReply(status=_OK, topic=_topic_to_wire(topic)).SerializeToString()
+
+
+def _group_reply(group: SubscriptionGroup) -> bytes:
+    return pb.GroupReply(status=_OK, group=_group_to_wire(group)).SerializeToString()

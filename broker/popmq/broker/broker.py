@@ -1,0 +1,245 @@
+"""Broker: wires store, metadata and pop together, orders their steps, and decides nothing.
+
+No asyncio in here: a shell (server.py) or a test under virtual time calls the methods and
+`step`.  Every method that appends returns at once; the caller tells its client once
+`when_confirmed` says so.
+"""
+
+import random
+from collections.abc import Callable
+
+from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
+from popmq.broker.meta.offsets import OffsetRecord
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.ack_service import AckService
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.long_polling import LongPolling
+from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
+from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.pop.revive_service import ReviveService
+from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.clock import Clock
+from popmq.common.config import Settings
+from popmq.common.disk import Disk
+from popmq.common.errors import Code, NotYet, PopmqError, Refused
+from popmq.common.hop import FilterType, PopRequest, PutEntry, PutRequest, PutResult
+from popmq.common.message import HEADER_SIZE, RecordKind, peek_message, tag_hash
+from popmq.common.steps import Flusher
+from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
+
+
+class Broker:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        flusher: Flusher,
+        rng: random.Random,
+    ) -> None:
+        self.settings = settings
+        self._rng = rng
+        self._next_queue = 0
+        self.stored_by_topic: dict[str, int] = {}
+        self.store = MessageStore(disk, settings.broker.data, settings.store, clock, flusher)
+        self.registry = Registry(self.store)
+        self.table = CheckPointTable()
+        self.pops = PopService(
+            self.store,
+            self.registry,
+            self.table,
+            settings.pop,
+            broker=settings.broker.name,
+            rng=rng,
+        )
+        self.acks = AckService(
+            self.store, self.registry, self.table, self.pops, broker=settings.broker.name
+        )
+        self.revive = ReviveService(self.store, self.registry, self.table)
+        self.polling = LongPolling(settings.poll.waiters)
+        self.store.on_grown = self._grown
+        self.registry.on_topic_gone = self._topic_gone
+        self.registry.on_group_gone = self._group_gone
+
+    # -- start and stop
+
+    def start(self) -> None:
+        """Recover, and begin a new epoch as master. Serve once `when_confirmed` answers."""
+        self.store.open()
+        self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
+        self.store.add_topic(topics.OFFSETS_TOPIC_ID, topics.OFFSETS_TOPIC)
+        self.store.add_topic(
+            topics.REVIVE_TOPIC_ID,
+            topics.revive_topic(self.settings.cluster.name),
+            unit_size=RECORD_SIZE,
+        )
+        self.store.recover(self._apply)
+        self.store.start_epoch()
+        if not self.registry.store_id:
+            self.registry.set_store_id(self._rng.randbytes(16).hex())
+        if not self.registry.receipt_key:
+            self.registry.set_receipt_key(self._rng.randbytes(32))
+
+    def stop(self) -> None:
+        """Answer everybody who waits. The shell then lets the store settle and closes it."""
+        self.polling.dismiss()
+
+    def step(self) -> int:
+        """One round of the background work; returns how much was done."""
+        done = self.revive.step()
+        done += self.polling.step(self.store.log_ms())
+        return done + self.store.step()
+
+    def when_confirmed(self, callback: Callable[[], None]) -> None:
+        self.store.when_confirmed(callback)
+
+    # -- requests
+
+    def put(self, request: PutRequest) -> list[PutResult]:
+        """Append the messages; one result per entry, in order."""
+        self.store.check_admission()
+        topic = self.topic(request.topic, auto_create=request.auto_create)
+        if not topic.writable:
+            raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
+        results = []
+        for entry in request.entries:
+            try:
+                results.append(self._put_one(topic, entry))
+            except PopmqError as error:
+                results.append(PutResult(error.code, str(error)))
+        return results
+
+    def want(self, request: PopRequest) -> Want:
+        """The request with its names looked up and its limits applied, or the refusal."""
+        topic = self.topic(request.topic)
+        group = self.group(request.group)
+        if not topic.readable:
+            raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
+        if group.type is GroupType.FIFO:
+            raise NotYet(
+                f"consumer group {group.name} is of type FIFO, which is not served yet: receive "
+                "with a normal group"
+            )
+        if request.queue_id >= topic.queues:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"queue {request.queue_id} of topic {topic.name}, which has {topic.queues}",
+            )
+        return Want(
+            topic=topic,
+            group=group,
+            limit=min(request.limit, self.settings.pop.max_batch),
+            invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
+            queue_id=request.queue_id,
+            tags=_tags(request),
+            client=tag_hash(request.client_id),
+            auto_renew=request.auto_renew,
+            reply_bytes=request.reply_bytes,
+        )
+
+    def topic(self, name: str, *, auto_create: bool = False) -> TopicConfig:
+        """The topic; made when the caller and the setting topic.auto_create both allow it."""
+        topics.check_readable_topic_name(name)
+        found = self.registry.find_topic(name)
+        if found is None and auto_create and self.settings.topic.auto_create:
+            wanted = TopicConfig(
+                0,
+                name,
+                self.settings.topic.queues,
+                MessageType[self.settings.topic.auto_create_type.upper()],
+            )
+            return self.registry.create_topic(wanted)
+        return found or self.registry.topic(name)
+
+    def group(self, name: str) -> SubscriptionGroup:
+        """The group; made with the defaults when group.auto_create allows it."""
+        topics.check_group_name(name)
+        found = self.registry.find_group(name)
+        if found is None and self.settings.group.auto_create:
+            wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
+            return self.registry.create_group(wanted)
+        return found or self.registry.group(name)
+
+    # -- inside
+
+    def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
+        kind = MessageType(entry.type)
+        if not topic.type.accepts(kind):
+            raise Refused(
+                Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
+            )
+        if kind in (MessageType.DELAY, MessageType.TRANSACTION):
+            raise NotYet(f"{kind.name} messages are not served yet: send NORMAL or FIFO ones")
+        queue_id = entry.queue_id
+        if queue_id < 0:
+            self._next_queue += 1
+            queue_id = self._next_queue % topic.queues
+        elif queue_id >= topic.queues:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
+            )
+        offset = self.store.put_message(
+            topic_id=topic.id,
+            queue_id=queue_id,
+            head=entry.head,
+            properties=entry.properties,
+            tag_hash=entry.tag_hash,
+        )
+        self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
+        return PutResult(queue_id=queue_id, queue_offset=offset)
+
+    def _apply(self, record: ScannedRecord) -> None:
+        """One record of the log, at recovery: each part takes what is its own."""
+        match record.header.kind:
+            case RecordKind.META:
+                self.registry.apply(record.data[HEADER_SIZE:])
+            case RecordKind.REVIVE:
+                self.table.apply(
+                    ReviveRecord.decode(record.data[HEADER_SIZE:]), record.header.log_ms
+                )
+            case RecordKind.OFFSET:
+                offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
+                self.table.start(
+                    offset.group_id, offset.topic_id, offset.queue_id, offset.queue_offset
+                )
+            case RecordKind.MESSAGE:
+                token = peek_message(record.data)[1]
+                if token is not None:
+                    self.table.apply_revival(token, record.header.log_ms)
+
+    def _grown(self, grown: set[tuple[int, int]]) -> None:
+        """Confirmed messages arrived: whoever waits for that topic pops."""
+        for topic_id in sorted({topic_id for topic_id, _ in grown}):
+            topic = self.registry.topic_by_id(topic_id)
+            if topic is None:
+                continue
+            if not topics.is_retry_topic(topic.name):
+                self.polling.arrived(topic_id)
+                continue
+            group_name, _, base_name = topic.name[len(topics.RETRY_PREFIX) :].partition("+")
+            base = self.registry.find_topic(base_name)
+            group = self.registry.find_group(group_name)
+            if base is not None and group is not None:
+                self.polling.arrived(base.id, group.id)
+
+    def _topic_gone(self, topic: TopicConfig) -> None:
+        self.table.drop_topic(topic.id)
+        self.polling.dismiss(topic_id=topic.id)
+        self.stored_by_topic.pop(topic.name, None)
+
+    def _group_gone(self, group: SubscriptionGroup) -> None:
+        self.table.drop_group(group.id)
+        self.polling.dismiss(group_id=group.id)
+
+
+def _tags(request: PopRequest) -> TagFilter:
+    if request.filter_type == FilterType.SQL:
+        raise NotYet("SQL92 filters are not served yet: filter by tag")
+    if request.filter_type == FilterType.NONE:
+        return EVERYTHING
+    return parse_tags(request.expression)

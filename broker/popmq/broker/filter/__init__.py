@@ -1,0 +1,1 @@
+"""Filter expressions of a subscription: tags and SQL-92."""

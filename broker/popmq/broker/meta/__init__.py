@@ -1,0 +1,1 @@
+"""Topics, consumer groups, users and offsets, kept as records of the log."""

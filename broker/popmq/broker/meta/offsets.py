@@ -1,0 +1,51 @@
+"""Offsets that somebody set: where a group that starts at the newest message begins.
+
+The committed offset itself is no record: it follows from check points and acks (D1).  What
+does not follow from them is written to `rmq_sys_offsets`, 24 bytes a record (big-endian):
+
+    0 version u8 = 1 | 1 reason u8 | 2 reserved u16
+    4 group_id u32 | 8 topic_id u32 | 12 queue_id u32 | 16 queue_offset u64
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from popmq.common.errors import StoreDamaged
+
+OFFSET_VERSION = 1
+_LAYOUT = struct.Struct(">BBHIIIQ")
+
+
+class Reason(IntEnum):
+    START_AT_NEWEST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRecord:
+    group_id: int
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    reason: Reason
+
+    def encode(self) -> bytes:
+        return _LAYOUT.pack(
+            OFFSET_VERSION,
+            self.reason,
+            0,
+            self.group_id,
+            self.topic_id,
+            self.queue_id,
+            self.queue_offset,
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> "OffsetRecord":
+        version, reason, _, group_id, topic_id, queue_id, offset = _LAYOUT.unpack(body)
+        if version != OFFSET_VERSION:
+            raise StoreDamaged(
+                f"a record of rmq_sys_offsets has version {version}, this build reads "
+                f"{OFFSET_VERSION}: start a newer popmq"
+            )
+        return cls(group_id, topic_id, queue_id, offset, Reason(reason))

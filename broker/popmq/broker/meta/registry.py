@@ -1,0 +1,295 @@
+"""Topics, groups, the receipt key and the store id: all of them records of the log (D1).
+
+The tables are a function of the META records, applied in log order; ids only grow, so a name
+that was deleted and made again is another topic and old records never reach it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
+from popmq.common.message import RecordKind
+from popmq.common.topics import (
+    GroupType,
+    MessageType,
+    Permission,
+    StartAt,
+    SubscriptionGroup,
+    TopicConfig,
+)
+from popmq.common.wire.meta_pb2 import GroupRecord, MetaRecord, TopicRecord
+
+META_VERSION = 1
+QUEUE_LIMIT = 1024
+ATTEMPT_LIMIT = 10_000
+BACK_OFF_STEPS_LIMIT = 64
+BACK_OFF_LIMIT_MS = 12 * 3_600_000
+TOPIC_LIMIT = 50_000
+GROUP_LIMIT = 50_000
+
+
+class Registry:
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._topics: dict[str, TopicConfig] = {}
+        self._topics_by_id: dict[int, TopicConfig] = {}
+        self._groups: dict[str, SubscriptionGroup] = {}
+        self._groups_by_id: dict[int, SubscriptionGroup] = {}
+        self._last_topic_id = topics.FIRST_USER_TOPIC_ID - 1
+        self._last_group_id = 0
+        self.receipt_key = b""
+        self.store_id = ""
+        # Told after a topic or a group is gone, so that those above drop what they hold of it.
+        self.on_topic_gone: Callable[[TopicConfig], None] = lambda topic: None
+        self.on_group_gone: Callable[[SubscriptionGroup], None] = lambda group: None
+
+    # -- look up
+
+    def topic(self, name: str) -> TopicConfig:
+        found = self._topics.get(name)
+        if found is None:
+            raise TopicNotFound(
+                f"topic {name} does not exist: create it with `popmq topic create {name}`, or "
+                "set topic.auto_create"
+            )
+        return found
+
+    def find_topic(self, name: str) -> TopicConfig | None:
+        return self._topics.get(name)
+
+    def topic_by_id(self, topic_id: int) -> TopicConfig | None:
+        return self._topics_by_id.get(topic_id)
+
+    def group(self, name: str) -> SubscriptionGroup:
+        found = self._groups.get(name)
+        if found is None:
+            raise GroupNotFound(
+                f"consumer group {name} does not exist: create it with "
+                f"`popmq group create {name}`, or set group.auto_create"
+            )
+        return found
+
+    def find_group(self, name: str) -> SubscriptionGroup | None:
+        return self._groups.get(name)
+
+    def group_by_id(self, group_id: int) -> SubscriptionGroup | None:
+        return self._groups_by_id.get(group_id)
+
+    def topics(self) -> Iterator[TopicConfig]:
+        return iter(sorted(self._topics.values(), key=lambda topic: topic.name))
+
+    def groups(self) -> Iterator[SubscriptionGroup]:
+        return iter(sorted(self._groups.values(), key=lambda group: group.name))
+
+    # -- change
+
+    def create_topic(self, wanted: TopicConfig, *, internal: bool = False) -> TopicConfig:
+        """Write the topic with a new id. Raises BAD_REQUEST when the name is taken.
+
+        `internal` allows the names of retry and dead-letter topics.
+        """
+        if not internal:
+            topics.check_topic_name(wanted.name)
+        if wanted.name in self._topics:
+            raise Refused(Code.BAD_REQUEST, f"topic {wanted.name} exists already")
+        if len(self._topics) >= TOPIC_LIMIT:
+            raise Refused(
+                Code.TOO_MANY_REQUESTS,
+                f"there are {TOPIC_LIMIT} topics, which is the limit; delete some",
+            )
+        made = replace(wanted, id=self._last_topic_id + 1)
+        _check_topic(made)
+        self._write(MetaRecord(version=META_VERSION, topic=_topic_record(made)))
+        return made
+
+    def alter_topic(self, wanted: TopicConfig) -> TopicConfig:
+        """Change queues or permission. The type and a smaller number of queues are refused."""
+        old = self.topic(wanted.name)
+        new = replace(wanted, id=old.id)
+        _check_topic(new)
+        if new.type is not old.type:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"the type of topic {old.name} is {old.type.name} and cannot change",
+            )
+        if new.queues < old.queues or (new.queues != old.queues and old.type is MessageType.FIFO):
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"topic {old.name} has {old.queues} queues: a number cannot shrink, and that of "
+                "a FIFO topic is fixed at creation",
+            )
+        self._write(MetaRecord(version=META_VERSION, topic=_topic_record(new)))
+        return new
+
+    def delete_topic(self, name: str) -> TopicConfig:
+        """Delete the topic with its messages, and every group's retry topic of it."""
+        topics.check_topic_name(name)
+        gone = self.topic(name)
+        retries = [t for t in self._topics.values() if t.name.endswith(f"+{name}")]
+        for topic in (gone, *(t for t in retries if topics.is_retry_topic(t.name))):
+            self._write(MetaRecord(version=META_VERSION, topic_deleted=topic.id))
+        return gone
+
+    def create_group(self, wanted: SubscriptionGroup) -> SubscriptionGroup:
+        topics.check_group_name(wanted.name)
+        if wanted.name in self._groups:
+            raise Refused(Code.BAD_REQUEST, f"consumer group {wanted.name} exists already")
+        if len(self._groups) >= GROUP_LIMIT:
+            raise Refused(
+                Code.TOO_MANY_REQUESTS,
+                f"there are {GROUP_LIMIT} consumer groups, which is the limit; delete some",
+            )
+        made = replace(wanted, id=self._last_group_id + 1)
+        _check_group(made)
+        self._write(MetaRecord(version=META_VERSION, group=_group_record(made)))
+        return made
+
+    def alter_group(self, wanted: SubscriptionGroup) -> SubscriptionGroup:
+        old = self.group(wanted.name)
+        new = replace(wanted, id=old.id)
+        _check_group(new)
+        if new.type is not old.type:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"the type of consumer group {old.name} is {old.type.name} and cannot change",
+            )
+        self._write(MetaRecord(version=META_VERSION, group=_group_record(new)))
+        return new
+
+    def delete_group(self, name: str) -> SubscriptionGroup:
+        """Delete the group, its progress, and its retry topics. Its dead letters stay."""
+        gone = self.group(name)
+        prefix = f"{topics.RETRY_PREFIX}{name}+"
+        for topic in [t for t in self._topics.values() if t.name.startswith(prefix)]:
+            self._write(MetaRecord(version=META_VERSION, topic_deleted=topic.id))
+        self._write(MetaRecord(version=META_VERSION, group_deleted=gone.id))
+        return gone
+
+    def set_receipt_key(self, key: bytes) -> None:
+        self._write(MetaRecord(version=META_VERSION, receipt_key=key))
+
+    def set_store_id(self, store_id: str) -> None:
+        self._write(MetaRecord(version=META_VERSION, store_id=store_id))
+
+    # -- apply
+
+    def apply(self, body: bytes) -> None:
+        """One META record, in log order."""
+        record = MetaRecord.FromString(body)
+        if record.version != META_VERSION:
+            raise StoreDamaged(
+                f"a record of rmq_sys_meta has version {record.version}, this build reads "
+                f"{META_VERSION}: start a newer popmq"
+            )
+        match record.WhichOneof("change"):
+            case "topic":
+                self._put_topic(_topic(record.topic))
+            case "topic_deleted":
+                self._drop_topic(record.topic_deleted)
+            case "group":
+                group = _group(record.group)
+                self._groups[group.name] = self._groups_by_id[group.id] = group
+                self._last_group_id = max(self._last_group_id, group.id)
+            case "group_deleted":
+                gone = self._groups_by_id.pop(record.group_deleted, None)
+                if gone is not None:
+                    del self._groups[gone.name]
+                    self.on_group_gone(gone)
+            case "receipt_key":
+                self.receipt_key = record.receipt_key
+            case "store_id":
+                self.store_id = record.store_id
+
+    def _write(self, record: MetaRecord) -> None:
+        body = record.SerializeToString()
+        self._store.put_record(
+            RecordKind.META, topic_id=topics.META_TOPIC_ID, queue_id=0, body=body
+        )
+        self.apply(body)
+
+    def _put_topic(self, topic: TopicConfig) -> None:
+        known = topic.id in self._topics_by_id
+        self._topics[topic.name] = self._topics_by_id[topic.id] = topic
+        self._last_topic_id = max(self._last_topic_id, topic.id)
+        if not known:
+            # The id in the folder's name keeps two incarnations of a name apart.
+            self._store.add_topic(topic.id, f"{topic.name}@{topic.id}")
+
+    def _drop_topic(self, topic_id: int) -> None:
+        gone = self._topics_by_id.pop(topic_id, None)
+        if gone is not None:
+            del self._topics[gone.name]
+            self._store.dispatch.drop_topic(topic_id)
+            self.on_topic_gone(gone)
+
+
+def _check_topic(topic: TopicConfig) -> None:
+    if not 1 <= topic.queues <= QUEUE_LIMIT:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"topic {topic.name} with {topic.queues} queues: it takes 1 to {QUEUE_LIMIT}",
+        )
+
+
+def _check_group(group: SubscriptionGroup) -> None:
+    if not 1 <= group.max_attempts <= ATTEMPT_LIMIT:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"max_attempts = {group.max_attempts}: it takes 1 to {ATTEMPT_LIMIT}",
+        )
+    steps = group.back_off_ms
+    if not 1 <= len(steps) <= BACK_OFF_STEPS_LIMIT:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"a back-off of {len(steps)} steps: it takes 1 to {BACK_OFF_STEPS_LIMIT}",
+        )
+    for step in steps:
+        if not 0 <= step <= BACK_OFF_LIMIT_MS:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"a back-off step of {step} ms: it takes 0 to {BACK_OFF_LIMIT_MS} ms",
+            )
+
+
+def _topic_record(topic: TopicConfig) -> TopicRecord:
+    return TopicRecord(
+        id=topic.id,
+        name=topic.name,
+        queues=topic.queues,
+        type=topic.type,
+        permission=topic.permission,
+    )
+
+
+def _topic(record: TopicRecord) -> TopicConfig:
+    return TopicConfig(
+        record.id,
+        record.name,
+        record.queues,
+        MessageType(record.type),
+        Permission(record.permission),
+    )
+
+
+def _group_record(group: SubscriptionGroup) -> GroupRecord:
+    return GroupRecord(
+        id=group.id,
+        name=group.name,
+        type=group.type,
+        max_attempts=group.max_attempts,
+        back_off_ms=group.back_off_ms,
+        start_at=group.start_at,
+    )
+
+
+def _group(record: GroupRecord) -> SubscriptionGroup:
+    return SubscriptionGroup(
+        record.id,
+        record.name,
+        GroupType(record.type),
+        record.max_attempts,
+        tuple(record.back_off_ms),
+        StartAt(record.start_at),
+    )

@@ -1,0 +1,70 @@
+"""The broker's metric names: plain numbers of the parts, read at each scrape."""
+
+from collections.abc import Iterable
+
+from popmq.broker.broker import Broker
+from popmq.common.observe import Metric, MetricKind
+from popmq.common.topics import is_retry_topic
+
+
+def broker_metrics(broker: Broker) -> Iterable[Metric]:
+    """Names without the prefix `popmq_`."""
+    store = broker.store
+    yield Metric("store_records", "Records appended to the log.", store.metrics.records)
+    yield Metric("store_appended_bytes", "Bytes appended to the log.", store.metrics.bytes)
+    yield Metric("store_flushes", "Group commits (fdatasync).", store.metrics.flushes)
+    yield Metric("store_checkpoints", "Checkpoints written.", store.metrics.checkpoints)
+    yield _gauge("store_end_bytes", "Position of the log's end.", store.end)
+    yield _gauge("store_confirmed_bytes", "Confirmed position.", store.confirmed)
+    yield _gauge("store_pending_bytes", "Bytes not yet given to the disk.", store.pending_bytes)
+    yield _gauge("store_recovered_records", "Read at start.", store.metrics.recovered_records)
+    yield _gauge("store_torn_bytes", "Bytes of a torn tail cut at start.", store.metrics.torn_bytes)
+    for topic, count in broker.stored_by_topic.items():
+        yield Metric("messages_in", "Messages stored.", count, labels={"topic": topic})
+    yield Metric("messages_out", "Messages delivered.", broker.pops.metrics.delivered)
+    yield Metric("pops", "Pops, those of waiting receives included.", broker.pops.metrics.pops)
+    yield Metric("empty_pops", "Pops that found nothing.", broker.pops.metrics.empty_pops)
+    yield Metric(
+        "refused_in_flight",
+        "Pops refused because too much was in flight.",
+        broker.pops.metrics.refused_in_flight,
+    )
+    yield Metric("acks", "Messages acked.", broker.acks.acked)
+    yield Metric("repeated_acks", "Acks of an acked message.", broker.acks.repeated)
+    yield Metric("refused_handles", "Receipt handles refused.", broker.acks.refused)
+    yield Metric("changed_invisible", "Invisible durations changed.", broker.acks.changed)
+    yield Metric("pop_revive_retry_messages", "Messages revived.", broker.revive.retried)
+    yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
+    yield _gauge("check_points", "Check points in memory.", len(broker.table))
+    yield Metric(
+        "outcomes_dropped",
+        "Outcomes of deliveries forgotten before their 10 minutes.",
+        broker.table.outcomes_dropped,
+    )
+    yield _gauge("waiting_receives", "Receives that wait for a message.", broker.polling.count)
+    yield from _consumer_metrics(broker)
+
+
+def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
+    ready: dict[tuple[str, str], int] = {}
+    in_flight: dict[tuple[str, str], int] = {}
+    for (group_id, topic_id, queue_id), progress in broker.table.progress_items():
+        group, topic = broker.registry.group_by_id(group_id), broker.registry.topic_by_id(topic_id)
+        if group is None or topic is None:
+            continue
+        name = topic.name.partition("+")[2] if is_retry_topic(topic.name) else topic.name
+        key = (group.name, name)
+        count = broker.store.queue(topic_id, queue_id).count
+        ready[key] = ready.get(key, 0) + max(0, count - progress.cursor)
+        in_flight[key] = in_flight.get(key, 0) + progress.in_flight
+    for name, help_text, values in (
+        ("consumer_ready_messages", "Messages that a receive would find.", ready),
+        ("consumer_inflight_messages", "Delivered, neither acked nor back.", in_flight),
+    ):
+        for (group_name, topic_name), value in values.items():
+            labels = {"group": group_name, "topic": topic_name}
+            yield _gauge(name, help_text, value, labels)
+
+
+def _gauge(name: str, help_text: str, value: float, labels: dict[str, str] | None = None) -> Metric:
+    return Metric(name, help_text, value, MetricKind.GAUGE, labels or {})

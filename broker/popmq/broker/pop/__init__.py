@@ -1,0 +1,1 @@
+"""Pop delivery: check points, acks, revival and FIFO order."""

@@ -1,0 +1,145 @@
+"""Ack and change of the invisible duration: what a consumer says of a delivery.
+
+A handle is good until its message was revived, not until the clock passes (D6).  Each way in
+which it can be no good any more has its own sentence.
+"""
+
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_table import CheckPointTable, Fate
+from popmq.broker.pop.pop_check_point import AUTO_RENEW, ReviveKind, ReviveRecord
+from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.errors import InvalidReceiptHandle
+from popmq.common.receipt import ReceiptHandle, decode_receipt
+
+
+class AckService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        pop: PopService,
+        *,
+        broker: str,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._pop = pop
+        self._broker = broker
+        self.acked = 0
+        self.repeated = 0
+        self.refused = 0
+        self.changed = 0
+
+    def ack(self, *, topic: str, group: str, handle: bytes) -> None:
+        """Append the ack; tell the client when it is confirmed. Repeating an ack is fine.
+
+        Raises InvalidReceiptHandle, each time with the reason.
+        """
+        receipt = self._receipt(topic, group, handle)
+        match self._table.fate(receipt.epoch, receipt.sequence, receipt.member):
+            case Fate.WAITING:
+                self.acked += 1
+                put_revive(
+                    self._store,
+                    self._table,
+                    ReviveRecord(
+                        ReviveKind.ACK, receipt.epoch, receipt.sequence, 1 << receipt.member
+                    ),
+                )
+            case Fate.ACKED:
+                self.repeated += 1
+            case fate:
+                self.refused += 1
+                raise _no_good(receipt, fate)
+
+    def change(self, *, topic: str, group: str, handle: bytes, invisible_ms: int) -> bytes:
+        """Make the message visible `invisible_ms` from now; returns the handle that replaces
+        this one.  A push consumer's duration is raised to the group's back-off for the
+        attempt, because the Node client sends 0 (facts: clients.md, errors and retries).
+        """
+        receipt = self._receipt(topic, group, handle)
+        fate = self._table.fate(receipt.epoch, receipt.sequence, receipt.member)
+        ck = live_check_point(self._table, receipt)
+        if fate is not Fate.WAITING or ck is None:
+            self.refused += 1
+            raise _no_good(receipt, fate)
+        if ck.flags & AUTO_RENEW:
+            config = self._registry.group(group)
+            invisible_ms = max(invisible_ms, config.back_off_after_ms(receipt.attempt))
+        record = ReviveRecord(
+            ReviveKind.CHANGE,
+            self._store.epoch,
+            self._pop.next_sequence(),
+            1,
+            start_offset=receipt.queue_offset,
+            topic_id=ck.topic_id,
+            group_id=ck.group_id,
+            queue_id=ck.queue_id,
+            old_epoch=receipt.epoch,
+            link=receipt.sequence,
+            revive_at_ms=self._store.log_ms() + invisible_ms,
+            client=ck.client,
+            flags=ck.flags,
+        )
+        put_revive(self._store, self._table, record)
+        self.changed += 1
+        new = ReceiptHandle(
+            receipt.broker,
+            receipt.topic_id,
+            receipt.group_id,
+            receipt.queue_id,
+            receipt.queue_offset,
+            receipt.attempt,
+            record.epoch,
+            record.sequence,
+            0,
+        )
+        return new.encode(self._registry.receipt_key)
+
+    def _receipt(self, topic: str, group: str, handle: bytes) -> ReceiptHandle:
+        try:
+            receipt = decode_receipt(handle, self._registry.receipt_key)
+            if receipt.broker != self._broker:
+                raise InvalidReceiptHandle(
+                    f"the receipt handle belongs to broker {receipt.broker}, this is {self._broker}"
+                )
+            config = self._registry.group_by_id(receipt.group_id)
+            if config is None or config.name != group:
+                owner = config.name if config else "a group that was deleted"
+                raise InvalidReceiptHandle(
+                    f"the receipt handle was given to consumer group {owner}, not to {group}"
+                )
+            read = self._registry.topic_by_id(receipt.topic_id)
+            if read is None or read.name not in (topic, topics.retry_topic(group, topic)):
+                owner = read.name if read else "a topic that was deleted"
+                raise InvalidReceiptHandle(
+                    f"the receipt handle is of a message of {owner}, not of topic {topic}"
+                )
+        except InvalidReceiptHandle:
+            self.refused += 1
+            raise
+        return receipt
+
+
+def _no_good(receipt: ReceiptHandle, fate: Fate) -> InvalidReceiptHandle:
+    match fate:
+        case Fate.REVIVED:
+            return InvalidReceiptHandle(
+                f"attempt {receipt.attempt} ran out of its invisible time and the message was "
+                f"revived as attempt {receipt.attempt + 1}: this receipt handle is over"
+            )
+        case Fate.MOVED:
+            return InvalidReceiptHandle(
+                "the receipt handle was superseded: its invisible duration was changed, use the "
+                "handle of that reply"
+            )
+        case Fate.ACKED:
+            return InvalidReceiptHandle("the message was acked with this receipt handle")
+        case _:
+            return InvalidReceiptHandle(
+                "the receipt handle is expired: its delivery ended more than 10 minutes ago"
+            )

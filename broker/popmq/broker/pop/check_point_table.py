@@ -1,0 +1,249 @@
+"""The live index of check points, and each queue's progress (docs/concepts/pop.md).
+
+A function of the log: every change comes through one of the `apply` methods, in log order,
+on the master at append and at recovery from the scan.  Nothing here reads a clock.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.common.message import RevivalToken
+
+# How long a true answer to a late ack is kept, and for how many check points (RULES 11).
+OUTCOME_MS = 600_000
+OUTCOME_LIMIT = 500_000
+_BUCKET_MS = 16
+
+Key = tuple[int, int]  # epoch, sequence
+Place = tuple[int, int, int]  # group, topic, queue
+
+
+class Fate(Enum):
+    """What became of one delivery."""
+
+    WAITING = "waiting"
+    ACKED = "acked"
+    REVIVED = "revived"
+    MOVED = "moved"  # the visibility was changed: a newer handle stands for it
+    UNKNOWN = "unknown"
+
+
+class QueueProgress:
+    """One group in one queue: where it reads on, and what it has open."""
+
+    __slots__ = ("committed", "cursor", "in_flight", "open")
+
+    def __init__(self, start: int) -> None:
+        self.committed = start
+        self.cursor = start
+        self.in_flight = 0
+        self.open: deque[PopCheckPoint] = deque()
+
+    def skip_to(self, offset: int) -> None:
+        """Pass over messages that no one is to get (filtered); not a record, redone if lost."""
+        self.cursor = max(self.cursor, offset)
+        if not self.open:
+            self.committed = self.cursor
+
+
+class CheckPointTable:
+    def __init__(self) -> None:
+        self._live: dict[Key, PopCheckPoint] = {}
+        self._progress: dict[Place, QueueProgress] = {}
+        self._buckets: dict[int, list[PopCheckPoint]] = {}
+        self._bucket_order: list[int] = []
+        self._outcomes: dict[Key, tuple[int, int, int]] = {}
+        self._outcome_order: deque[tuple[int, Key]] = deque()
+        self.in_flight = 0
+        self.outcomes_dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[PopCheckPoint]:
+        return iter(self._live.values())
+
+    # -- look up
+
+    def progress(self, group_id: int, topic_id: int, queue_id: int) -> QueueProgress | None:
+        return self._progress.get((group_id, topic_id, queue_id))
+
+    def progress_items(self) -> Iterator[tuple[Place, QueueProgress]]:
+        return iter(self._progress.items())
+
+    def find(self, epoch: int, sequence: int) -> PopCheckPoint | None:
+        return self._live.get((epoch, sequence))
+
+    def fate(self, epoch: int, sequence: int, member: int) -> Fate:
+        ck = self._live.get((epoch, sequence))
+        masks = (ck.acked, ck.revived, ck.moved) if ck else self._outcomes.get((epoch, sequence))
+        if masks is None:
+            return Fate.UNKNOWN
+        bit = 1 << member
+        if ck is not None and not ck.members & bit:
+            return Fate.UNKNOWN
+        acked, revived, moved = masks
+        if moved & bit:
+            return Fate.MOVED
+        if acked & bit:
+            return Fate.ACKED
+        return Fate.REVIVED if revived & bit else Fate.WAITING
+
+    # -- apply
+
+    def start(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> QueueProgress:
+        """The group's first look at the queue."""
+        made = self._progress[(group_id, topic_id, queue_id)] = QueueProgress(offset)
+        return made
+
+    def apply(self, record: ReviveRecord, log_ms: int) -> None:
+        """One record of the revive topic; `log_ms` is when it was written."""
+        if record.kind is ReviveKind.ACK:
+            ck = self._live.get((record.epoch, record.sequence))
+            if ck is not None:
+                self._end(ck, record.members & ck.waiting, acked=True, log_ms=log_ms)
+            return
+        ck = PopCheckPoint(
+            record.epoch,
+            record.sequence,
+            record.members,
+            record.start_offset,
+            record.topic_id,
+            record.group_id,
+            record.queue_id,
+            record.link,
+            log_ms,
+            record.revive_at_ms,
+            record.client,
+            record.flags,
+        )
+        if record.kind is ReviveKind.CHANGE:
+            self._take_over(ck, (record.old_epoch, record.link), log_ms)
+        else:
+            self._open(ck)
+
+    def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
+        """A retry or dead-letter record was written: that member of its check point is over."""
+        ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
+        if ck is not None:
+            bit = 1 << token.member
+            self._end(ck, bit & ck.waiting, acked=False, log_ms=log_ms)
+
+    def drop_topic(self, topic_id: int) -> None:
+        self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
+
+    def drop_group(self, group_id: int) -> None:
+        self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
+
+    # -- due
+
+    def due(self, now_ms: int, limit: int) -> list[PopCheckPoint]:
+        """Take up to `limit` check points whose time has come; the caller ends or returns them.
+
+        At most 16 ms late, never early.
+        """
+        found: list[PopCheckPoint] = []
+        while self._bucket_order and len(found) < limit:
+            bucket = self._bucket_order[0]
+            if (bucket + 1) * _BUCKET_MS > now_ms:
+                break
+            waiting = self._buckets[bucket]
+            while waiting and len(found) < limit:
+                ck = waiting.pop()
+                if ck.waiting and self._live.get(ck.key) is ck:
+                    found.append(ck)
+            if not waiting:
+                heapq.heappop(self._bucket_order)
+                del self._buckets[bucket]
+        return found
+
+    def return_due(self, ck: PopCheckPoint, at_ms: int) -> None:
+        """Look at this check point again at `at_ms`; its record is unchanged."""
+        bucket = at_ms // _BUCKET_MS
+        waiting = self._buckets.get(bucket)
+        if waiting is None:
+            self._buckets[bucket] = [ck]
+            heapq.heappush(self._bucket_order, bucket)
+        else:
+            waiting.append(ck)
+
+    def next_due_ms(self) -> int | None:
+        """Log time at which `due` may find something next; None when nothing is in flight."""
+        return (self._bucket_order[0] + 1) * _BUCKET_MS if self._bucket_order else None
+
+    def forget_outcomes(self, now_ms: int) -> None:
+        """Drop answers to late acks that are too old or too many."""
+        order = self._outcome_order
+        while order and (order[0][0] + OUTCOME_MS < now_ms or len(order) > OUTCOME_LIMIT):
+            if order[0][0] + OUTCOME_MS >= now_ms:
+                self.outcomes_dropped += 1
+            self._outcomes.pop(order.popleft()[1], None)
+
+    # -- inside
+
+    def _open(self, ck: PopCheckPoint) -> None:
+        key = (ck.group_id, ck.topic_id, ck.queue_id)
+        progress = self._progress.get(key) or self.start(*key, ck.start_offset)
+        progress.open.append(ck)
+        progress.cursor = max(progress.cursor, ck.next_offset)
+        count = ck.members.bit_count()
+        progress.in_flight += count
+        self.in_flight += count
+        self._live[ck.key] = ck
+        self.return_due(ck, ck.revive_at_ms)
+
+    def _take_over(self, ck: PopCheckPoint, old_key: Key, log_ms: int) -> None:
+        old = self._live.get(old_key)
+        if old is None:
+            return
+        old.moved |= 1 << (ck.start_offset - old.start_offset)
+        ck.root = old.root or old
+        self._live[ck.key] = ck
+        self.return_due(ck, ck.revive_at_ms)
+        if old.root is not None:
+            self._forget(old, log_ms)
+
+    def _end(self, ck: PopCheckPoint, bits: int, *, acked: bool, log_ms: int) -> None:
+        if not bits:
+            return
+        root = ck.root or ck
+        for one in (ck, root) if root is not ck else (ck,):
+            ended = bits << (ck.start_offset - one.start_offset)
+            if acked:
+                one.acked |= ended
+            else:
+                one.revived |= ended
+        count = bits.bit_count()
+        self.in_flight -= count
+        progress = self._progress[(ck.group_id, ck.topic_id, ck.queue_id)]
+        progress.in_flight -= count
+        if ck is not root:
+            self._forget(ck, log_ms)
+        if root.finished:
+            self._forget(root, log_ms)
+            self._commit(progress)
+
+    def _commit(self, progress: QueueProgress) -> None:
+        """Head of line: the offset passes a check point once all its members have ended."""
+        while progress.open and progress.open[0].finished:
+            progress.committed = progress.open.popleft().next_offset
+        if not progress.open:
+            progress.committed = progress.cursor
+
+    def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
+        del self._live[ck.key]
+        self._outcomes[ck.key] = (ck.acked, ck.revived, ck.moved)
+        self._outcome_order.append((log_ms, ck.key))
+
+    def _drop(
+        self,
+        of_check_point: Callable[[PopCheckPoint], bool],
+        of_progress: Callable[[Place], bool],
+    ) -> None:
+        for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
+            del self._live[ck.key]
+        for key in [key for key in self._progress if of_progress(key)]:
+            self.in_flight -= self._progress.pop(key).in_flight

@@ -1,0 +1,121 @@
+"""LongPolling: receives that found nothing wait here for a message, bounded in time and number.
+
+A waiter costs no reads while nothing arrives.  An arrival wakes the waiters of the groups
+that read that topic, in the order in which they came.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from popmq.common.errors import TooManyRequests
+
+Key = tuple[int, int]  # topic id, group id
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """`attempt` pops again: True when it answered its client (with messages or an error);
+    `give_up` answers with nothing."""
+
+    key: Key
+    filter_key: object
+    deadline_ms: int
+    attempt: Callable[[], bool]
+    give_up: Callable[[], None]
+    done: bool = False
+    number: int = 0
+
+
+class LongPolling:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiters: dict[Key, OrderedDict[int, Waiter]] = {}
+        self._groups_of_topic: dict[int, set[int]] = {}
+        self._deadlines: list[tuple[int, int, Waiter]] = []
+        self._number = 0
+        self.count = 0
+        self.woken = 0
+        self.timed_out = 0
+
+    def park(self, waiter: Waiter) -> None:
+        """Wait. Raises TooManyRequests at the bound."""
+        if self.count >= self._limit:
+            raise TooManyRequests(
+                f"{self.count} receives wait already, the limit is {self._limit} (poll.waiters)"
+            )
+        self._number = waiter.number = self._number + 1
+        self._waiters.setdefault(waiter.key, OrderedDict())[self._number] = waiter
+        self._groups_of_topic.setdefault(waiter.key[0], set()).add(waiter.key[1])
+        heapq.heappush(self._deadlines, (waiter.deadline_ms, waiter.number, waiter))
+        self.count += 1
+
+    def remove(self, waiter: Waiter) -> None:
+        """Its client is gone."""
+        if waiter.done:
+            return
+        waiter.done = True
+        self._unpark(waiter)
+
+    def arrived(self, topic_id: int, group_id: int | None = None) -> None:
+        """Messages came into the topic: for every group, or (a retry) for one."""
+        groups = self._groups_of_topic.get(topic_id)
+        if not groups:
+            return
+        for one in sorted(groups) if group_id is None else (group_id,):
+            self._serve((topic_id, one))
+
+    def step(self, now_ms: int, limit: int = 256) -> int:
+        """Answer up to `limit` waiters whose time is over; returns how many."""
+        ended = 0
+        while self._deadlines and ended < limit and self._deadlines[0][0] <= now_ms:
+            _, _, waiter = heapq.heappop(self._deadlines)
+            if waiter.done:
+                continue
+            waiter.done = True
+            self._unpark(waiter)
+            self.timed_out += 1
+            ended += 1
+            waiter.give_up()
+        return ended
+
+    def dismiss(self, *, topic_id: int | None = None, group_id: int | None = None) -> None:
+        """Everybody (of that topic, of that group) gets an empty reply now."""
+        for key in list(self._waiters):
+            if topic_id in (None, key[0]) and group_id in (None, key[1]):
+                for waiter in list(self._waiters[key].values()):
+                    self.remove(waiter)
+                    waiter.give_up()
+
+    def _serve(self, key: Key) -> None:
+        """Let waiters pop, oldest first, until the messages are gone.
+
+        Waiters of one filter find the same, so the first miss of a filter is the last try
+        of it; those with another filter are still asked.
+        """
+        missed: set[object] = set()
+        for waiter in list(self._waiters.get(key, {}).values()):
+            if waiter.done or waiter.filter_key in missed:
+                continue
+            if waiter.attempt():
+                waiter.done = True
+                self._unpark(waiter)
+                self.woken += 1
+            else:
+                missed.add(waiter.filter_key)
+
+    def _unpark(self, waiter: Waiter) -> None:
+        key = waiter.key
+        parked = self._waiters[key]
+        del parked[waiter.number]
+        self.count -= 1
+        if not parked:
+            del self._waiters[key]
+            groups = self._groups_of_topic[key[0]]
+            groups.discard(key[1])
+            if not groups:
+                del self._groups_of_topic[key[0]]
+        if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self.count:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
+            heapq.heapify(self._deadlines)

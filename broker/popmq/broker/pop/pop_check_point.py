@@ -1,0 +1,170 @@
+"""PopCheckPoint: what was handed out, until when, and what became of it.
+
+Everything about pop that must survive is one fixed-width record of the revive topic: 72
+bytes (big-endian) behind the record header, 128 in all.
+
+    0  version u8 = 1
+    1  kind u8          1 check point, 2 ack, 3 change
+    2  flags u16        1 auto renew
+    4  epoch u32        of the check point
+    8  sequence u64     of the check point
+    16 members u64      bit i = the message at start_offset + i: handed out / acked / changed
+    24 start_offset u64
+    32 topic_id u32     the topic that was read, a retry topic included
+    36 group_id u32
+    40 queue_id u32
+    44 old_epoch u32    change: epoch of the check point whose member it takes over
+    48 link u64         check point: where the next pop goes on; change: the old sequence
+    56 revive_at_ms u64 log time at which unacked members come back
+    64 client u64       hash of the client that received them
+
+A change makes a new check point and ends the old one's member in the same record, so there
+is no moment with two live ones (RocketMQ writes two records).
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from popmq.common.errors import StoreDamaged
+
+CHECK_POINT_VERSION = 1
+MEMBER_LIMIT = 64  # a wider span makes several check points
+AUTO_RENEW = 1
+_LAYOUT = struct.Struct(">BBHIQQQIIIIQQQ")
+RECORD_SIZE = 128
+assert _LAYOUT.size == 72
+
+
+class ReviveKind(IntEnum):
+    CHECK_POINT = 1
+    ACK = 2
+    CHANGE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReviveRecord:
+    kind: ReviveKind
+    epoch: int
+    sequence: int
+    members: int
+    start_offset: int = 0
+    topic_id: int = 0
+    group_id: int = 0
+    queue_id: int = 0
+    old_epoch: int = 0
+    link: int = 0
+    revive_at_ms: int = 0
+    client: int = 0
+    flags: int = 0
+
+    def encode(self) -> bytes:
+        return _LAYOUT.pack(
+            CHECK_POINT_VERSION,
+            self.kind,
+            self.flags,
+            self.epoch,
+            self.sequence,
+            self.members,
+            self.start_offset,
+            self.topic_id,
+            self.group_id,
+            self.queue_id,
+            self.old_epoch,
+            self.link,
+            self.revive_at_ms,
+            self.client,
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> "ReviveRecord":
+        (
+            version,
+            kind,
+            flags,
+            epoch,
+            sequence,
+            members,
+            start_offset,
+            topic_id,
+            group_id,
+            queue_id,
+            old_epoch,
+            link,
+            revive_at_ms,
+            client,
+        ) = _LAYOUT.unpack(body)
+        if version != CHECK_POINT_VERSION:
+            raise StoreDamaged(
+                f"a record of the revive topic has version {version}, this build reads "
+                f"{CHECK_POINT_VERSION}: start a newer popmq"
+            )
+        return cls(
+            ReviveKind(kind),
+            epoch,
+            sequence,
+            members,
+            start_offset,
+            topic_id,
+            group_id,
+            queue_id,
+            old_epoch,
+            link,
+            revive_at_ms,
+            client,
+            flags,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class PopCheckPoint:
+    """A check point in memory; bits of its members say what became of them.
+
+    `moved` members live on in a check point of their own (made by a change), whose `root`
+    is this one; when that ends, the outcome is entered here too, because the committed
+    offset of the queue waits for this one.
+    """
+
+    epoch: int
+    sequence: int
+    members: int
+    start_offset: int
+    topic_id: int
+    group_id: int
+    queue_id: int
+    next_offset: int
+    popped_at_ms: int
+    revive_at_ms: int
+    client: int
+    flags: int
+    acked: int = 0
+    revived: int = 0
+    moved: int = 0
+    root: "PopCheckPoint | None" = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return (self.epoch, self.sequence)
+
+    @property
+    def waiting(self) -> int:
+        """Members that this check point itself would revive."""
+        return self.members & ~(self.acked | self.revived | self.moved)
+
+    @property
+    def finished(self) -> bool:
+        """Every member is acked or revived, by this check point or by one it moved to."""
+        return self.members & ~(self.acked | self.revived) == 0
+
+    def offset_of(self, member: int) -> int:
+        return self.start_offset + member
+
+
+def member_bits(mask: int) -> list[int]:
+    """The numbers of the set bits, lowest first."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found

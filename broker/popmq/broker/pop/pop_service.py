@@ -1,0 +1,299 @@
+"""Pop: hand out messages of any queue to any consumer, and take back acks (docs/concepts/pop.md).
+
+A pop writes a check point before its messages leave; the caller sends the reply once that is
+confirmed.  Nothing here waits: what is not there now is an empty reply, and long polling is
+the layer above.
+"""
+
+import random
+from dataclasses import dataclass
+
+from popmq.broker.filter.tag import TagFilter
+from popmq.broker.meta.offsets import OffsetRecord, Reason
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_table import CheckPointTable, QueueProgress
+from popmq.broker.pop.pop_check_point import (
+    AUTO_RENEW,
+    MEMBER_LIMIT,
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+)
+from popmq.broker.store.consume_queue import Unit
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.config import PopSettings
+from popmq.common.errors import TooManyRequests
+from popmq.common.hop import Delivery
+from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.receipt import ReceiptHandle
+from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+
+_SCAN_UNITS = 800  # index units that one pop of one queue looks through for its filter
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What one receive asks for, resolved: `queue_id` -1 means all queues."""
+
+    topic: TopicConfig
+    group: SubscriptionGroup
+    limit: int
+    invisible_ms: int
+    queue_id: int
+    tags: TagFilter
+    client: int
+    auto_renew: bool
+    reply_bytes: int
+
+
+@dataclass(slots=True)
+class PopMetrics:
+    pops: int = 0
+    empty_pops: int = 0
+    delivered: int = 0
+    refused_in_flight: int = 0
+
+
+class PopService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        settings: PopSettings,
+        *,
+        broker: str,
+        rng: random.Random,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._settings = settings
+        self._broker = broker
+        self._rng = rng
+        self._sequence = 0
+        self.metrics = PopMetrics()
+
+    def next_sequence(self) -> int:
+        """Check points of one epoch are numbered from 1."""
+        self._sequence += 1
+        return self._sequence
+
+    def pop(self, want: Want) -> tuple[list[Delivery], int]:
+        """Deliveries, and how many more messages the visited queues hold.
+
+        Every delivery's check point is appended when this returns; it may be told to the
+        client when it is confirmed.  Raises TooManyRequests when messages are there but too
+        many are in flight.
+        """
+        self.metrics.pops += 1
+        batch = _Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
+        retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
+        retry_first = self._rng.randrange(100) < self._settings.retry_first_percent
+        sources = [(want.topic, self._queue_order(want.topic, want.queue_id))]
+        if retry is not None:
+            sources.insert(0 if retry_first else 1, (retry, [0]))
+        for topic, queue_ids in sources:
+            for queue_id in queue_ids:
+                self._take(want, topic, queue_id, batch)
+        if not batch.deliveries:
+            self.metrics.empty_pops += 1
+            if batch.refusal:
+                self.metrics.refused_in_flight += 1
+                raise TooManyRequests(batch.refusal)
+        self.metrics.delivered += len(batch.deliveries)
+        return batch.deliveries, batch.rest
+
+    def has_ready(self, want: Want) -> bool:
+        """Whether a pop might find something: reads no message, writes nothing."""
+        retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
+        places = [(want.topic, q) for q in self._queue_order(want.topic, want.queue_id)]
+        if retry is not None:
+            places.append((retry, 0))
+        return any(
+            self._store.queue(topic.id, queue_id).count
+            > self._progress(want.group, topic, queue_id).cursor
+            for topic, queue_id in places
+        )
+
+    def _queue_order(self, topic: TopicConfig, queue_id: int) -> list[int]:
+        if queue_id >= 0:
+            return [queue_id]
+        first = self._rng.randrange(topic.queues)
+        return [(first + i) % topic.queues for i in range(topic.queues)]
+
+    def _progress(
+        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int
+    ) -> QueueProgress:
+        known = self._table.progress(group.id, topic.id, queue_id)
+        if known is not None:
+            return known
+        queue = self._store.queue(topic.id, queue_id)
+        start = queue.min_offset
+        if group.start_at is StartAt.NEWEST and not topics.is_retry_topic(topic.name):
+            start = queue.count
+            record = OffsetRecord(group.id, topic.id, queue_id, start, Reason.START_AT_NEWEST)
+            self._store.put_record(
+                RecordKind.OFFSET,
+                topic_id=topics.OFFSETS_TOPIC_ID,
+                queue_id=0,
+                body=record.encode(),
+            )
+        return self._table.start(group.id, topic.id, queue_id, start)
+
+    def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: "_Batch") -> None:
+        """Fill the batch from one queue and write the check points of what was taken."""
+        progress = self._progress(want.group, topic, queue_id)
+        queue = self._store.queue(topic.id, queue_id)
+        room = self._room(progress, batch)
+        offset = max(progress.cursor, queue.min_offset)
+        if room > 0 and offset < queue.count:
+            scan = _SCAN_UNITS if want.tags.hashes else room
+            units = queue.units(offset, scan)
+            taken, passed = batch.choose(units, offset, want.tags, room)
+            end = offset + passed
+            if taken:
+                self._deliver(want, topic, queue_id, taken, end, batch)
+            else:
+                progress.skip_to(end)
+        batch.rest += queue.count - min(progress.cursor, queue.count)
+
+    def _room(self, progress: QueueProgress, batch: "_Batch") -> int:
+        per_queue = self._settings.max_in_flight_per_queue - progress.in_flight
+        per_broker = self._settings.max_in_flight_per_broker - self._table.in_flight
+        if per_queue <= 0:
+            batch.refusal = (
+                f"{progress.in_flight} messages of this queue are in flight to the group, the "
+                f"limit is {self._settings.max_in_flight_per_queue} "
+                "(pop.max_in_flight_per_queue): ack some first"
+            )
+        elif per_broker <= 0:
+            batch.refusal = (
+                f"{self._table.in_flight} messages are in flight from broker {self._broker}, "
+                f"the limit is {self._settings.max_in_flight_per_broker} "
+                "(pop.max_in_flight_per_broker): ack some first"
+            )
+        return min(batch.limit - len(batch.deliveries), per_queue, per_broker)
+
+    def _deliver(
+        self,
+        want: Want,
+        topic: TopicConfig,
+        queue_id: int,
+        taken: "list[tuple[int, Unit]]",
+        end: int,
+        batch: "_Batch",
+    ) -> None:
+        messages = self._store.read_messages([unit for _, unit in taken])
+        offsets = [offset for offset, _ in taken]
+        first = 0
+        while first < len(offsets):
+            start = offsets[first]
+            last = first
+            while last + 1 < len(offsets) and offsets[last + 1] - start < MEMBER_LIMIT:
+                last += 1
+            following = offsets[last + 1] if last + 1 < len(offsets) else end
+            group = list(zip(offsets[first : last + 1], messages[first : last + 1], strict=True))
+            self._hand_out(want, topic, queue_id, group, following, batch)
+            first = last + 1
+
+    def _hand_out(
+        self,
+        want: Want,
+        topic: TopicConfig,
+        queue_id: int,
+        group: list[tuple[int, StoredMessage]],
+        next_offset: int,
+        batch: "_Batch",
+    ) -> None:
+        """One check point and its deliveries."""
+        start = group[0][0]
+        members = 0
+        for offset, _ in group:
+            members |= 1 << (offset - start)
+        record = ReviveRecord(
+            ReviveKind.CHECK_POINT,
+            self._store.epoch,
+            self.next_sequence(),
+            members,
+            start_offset=start,
+            topic_id=topic.id,
+            group_id=want.group.id,
+            queue_id=queue_id,
+            link=next_offset,
+            revive_at_ms=self._store.log_ms() + want.invisible_ms,
+            client=want.client,
+            flags=AUTO_RENEW if want.auto_renew else 0,
+        )
+        put_revive(self._store, self._table, record)
+        for offset, message in group:
+            handle = ReceiptHandle(
+                self._broker,
+                topic.id,
+                want.group.id,
+                queue_id,
+                offset,
+                message.attempt,
+                record.epoch,
+                record.sequence,
+                offset - start,
+            )
+            batch.deliveries.append(
+                Delivery(
+                    queue_id,
+                    offset,
+                    message.attempt,
+                    message.header.wall_ms,
+                    handle.encode(self._registry.receipt_key),
+                    message.head,
+                    message.properties,
+                )
+            )
+
+
+class _Batch:
+    """What one pop collects, within its count and its bytes."""
+
+    __slots__ = ("bytes_left", "deliveries", "limit", "refusal", "rest")
+
+    def __init__(self, limit: int, reply_bytes: int) -> None:
+        self.limit = limit
+        self.bytes_left = reply_bytes
+        self.deliveries: list[Delivery] = []
+        self.rest = 0
+        self.refusal = ""
+
+    def choose(
+        self, units: list[Unit], offset: int, tags: TagFilter, room: int
+    ) -> tuple[list[tuple[int, Unit]], int]:
+        """The units to deliver with their offsets, and how many units were passed in all.
+
+        The first message of a reply always fits, whatever its size.
+        """
+        taken: list[tuple[int, Unit]] = []
+        for passed, unit in enumerate(units):
+            if not tags.accepts(unit.tag_hash):
+                continue
+            first = not self.deliveries and not taken
+            if len(taken) == room or (unit.size > self.bytes_left and not first):
+                return taken, passed
+            taken.append((offset + passed, unit))
+            self.bytes_left -= unit.size
+        return taken, len(units)
+
+
+def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> None:
+    """Append the record to the revive topic and apply it (RULES 1: at append)."""
+    log_ms = store.log_ms()
+    store.put_record(
+        RecordKind.REVIVE,
+        topic_id=topics.REVIVE_TOPIC_ID,
+        queue_id=record.sequence % topics.REVIVE_QUEUES,
+        body=record.encode(),
+    )
+    table.apply(record, log_ms)
+
+
+def live_check_point(table: CheckPointTable, handle: ReceiptHandle) -> PopCheckPoint | None:
+    return table.find(handle.epoch, handle.sequence)

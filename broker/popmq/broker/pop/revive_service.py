@@ -1,0 +1,105 @@
+"""Revive: what was not acked in time comes back, or goes to the dead letters.
+
+The retry or dead-letter record *is* the revival (RULES 6): it carries the check point and
+the member that it ends, so it is written once whatever crashes, and there is no separate
+revive log to fall behind.
+"""
+
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.message import RevivalToken, StoredMessage
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+
+_STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes more
+
+
+class ReviveService:
+    def __init__(self, store: MessageStore, registry: Registry, table: CheckPointTable) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self.retried = 0
+        self.dead_lettered = 0
+
+    def step(self, limit: int = 256) -> int:
+        """Revive about `limit` messages that are due; returns how many."""
+        now_ms = self._store.log_ms()
+        revived = 0
+        while revived < limit and self._store.pending_bytes < _STEP_BYTES:
+            taken = self._table.due(now_ms, 1)
+            if not taken:
+                break
+            revived += self._revive(taken[0], limit - revived)
+        self._table.forget_outcomes(now_ms)
+        return revived
+
+    def _revive(self, ck: PopCheckPoint, limit: int) -> int:
+        topic = self._registry.topic_by_id(ck.topic_id)
+        group = self._registry.group_by_id(ck.group_id)
+        # Deleting a topic or a group drops its check points, so both are there.
+        assert topic is not None, f"check point {ck.key} of no topic"
+        assert group is not None, f"check point {ck.key} of no group"
+        queue = self._store.queue(ck.topic_id, ck.queue_id)
+        revived = 0
+        for member in member_bits(ck.waiting):
+            if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
+                self._table.return_due(ck, ck.revive_at_ms)
+                break
+            (unit,) = queue.units(ck.offset_of(member), 1)
+            self._revive_one(ck, member, topic, group, self._store.read_message(unit))
+            revived += 1
+        return revived
+
+    def _revive_one(
+        self,
+        ck: PopCheckPoint,
+        member: int,
+        topic: TopicConfig,
+        group: SubscriptionGroup,
+        message: StoredMessage,
+    ) -> None:
+        dead = message.attempt >= group.max_attempts
+        target = self._target(topic, group, dead=dead)
+        # The first copy's place travels along, however often the message is revived.
+        origin = message.token
+        token = RevivalToken(
+            dead,
+            member,
+            ck.epoch,
+            ck.sequence,
+            origin.topic_id if origin else ck.topic_id,
+            origin.queue_id if origin else ck.queue_id,
+            origin.queue_offset if origin else ck.offset_of(member),
+            origin.first_log_ms if origin else ck.popped_at_ms,
+        )
+        log_ms = self._store.log_ms()
+        self._store.put_message(
+            topic_id=target.id,
+            queue_id=0,
+            head=message.head,
+            properties=message.properties,
+            tag_hash=message.tag_hash,
+            token=token.encode(),
+            attempt=message.attempt if dead else message.attempt + 1,
+        )
+        self._table.apply_revival(token, log_ms)
+        if dead:
+            self.dead_lettered += 1
+        else:
+            self.retried += 1
+
+    def _target(self, topic: TopicConfig, group: SubscriptionGroup, *, dead: bool) -> TopicConfig:
+        if dead:
+            name = topics.dlq_topic(group.name)
+        elif topics.is_retry_topic(topic.name):
+            return topic  # a retry of a retry stays in the same topic
+        else:
+            name = topics.retry_topic(group.name, topic.name)
+        found = self._registry.find_topic(name)
+        if found is not None:
+            return found
+        wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
+        return self._registry.create_topic(wanted, internal=True)

@@ -1,0 +1,124 @@
+"""Dispatch: from confirmed records to the queues that readers see.
+
+Runs behind the confirmed position, never at the tail (D2): a message that a reader can pop is
+durable.  At run time the entries come from memory, at recovery from the scan; both go
+through `enter`, which ignores what a queue already holds.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from popmq.broker.store.consume_queue import UNIT, ConsumeQueue
+from popmq.common.disk import Disk
+from popmq.common.errors import StoreDamaged
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A record that waits for its confirmation."""
+
+    end: int
+    position: int
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    unit: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    folder: str
+    unit_size: int
+
+
+class Dispatch:
+    """Owns the queues: what is in them, and the next offset of each."""
+
+    def __init__(self, disk: Disk, *, trusted_position: int) -> None:
+        self._disk = disk
+        self._trusted_position = trusted_position
+        self._topics: dict[int, _Topic] = {}
+        self._queues: dict[tuple[int, int], ConsumeQueue] = {}
+        self._next_offset: dict[tuple[int, int], int] = {}
+        self._waiting: deque[Queued] = deque()
+        self.position = 0
+
+    def add_topic(self, topic_id: int, folder: str, unit_size: int) -> None:
+        """From now on the topic's queues live in `folder`/<queue id>/."""
+        self._topics[topic_id] = _Topic(folder, unit_size)
+
+    def has_topic(self, topic_id: int) -> bool:
+        return topic_id in self._topics
+
+    def drop_topic(self, topic_id: int) -> None:
+        """Forget the topic and delete its queues' files."""
+        topic = self._topics.pop(topic_id, None)
+        if topic is None:
+            return
+        for name in self._disk.names(topic.folder):
+            if name.isdigit():
+                self.queue(topic_id, int(name), topic)
+        for key in [key for key in self._queues if key[0] == topic_id]:
+            self._queues.pop(key).destroy()
+            self._next_offset.pop(key, None)
+
+    def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
+        """The queue, opened at first use. KeyError for a topic that is not there."""
+        found = self._queues.get((topic_id, queue_id))
+        if found is not None:
+            return found
+        known = topic or self._topics[topic_id]
+        made = ConsumeQueue(self._disk, f"{known.folder}/{queue_id}", unit_size=known.unit_size)
+        made.load(self._trusted_position)
+        self._queues[(topic_id, queue_id)] = made
+        return made
+
+    def next_offset(self, topic_id: int, queue_id: int) -> int:
+        """Offset of the next record put into the queue; counts unconfirmed ones."""
+        key = (topic_id, queue_id)
+        known = self._next_offset.get(key)
+        return self.queue(topic_id, queue_id).count if known is None else known
+
+    def expect(self, queued: Queued) -> None:
+        """Remember a record that was just appended, until `advance` passes it."""
+        self._waiting.append(queued)
+        self._next_offset[(queued.topic_id, queued.queue_id)] = queued.queue_offset + 1
+
+    def advance(self, confirmed: int) -> set[tuple[int, int]]:
+        """Enter every waiting record that ends at or below `confirmed`; which queues grew."""
+        grown: set[tuple[int, int]] = set()
+        waiting = self._waiting
+        while waiting and waiting[0].end <= confirmed:
+            queued = waiting.popleft()
+            if queued.topic_id in self._topics:
+                self.enter(queued)
+                grown.add((queued.topic_id, queued.queue_id))
+        self.position = max(self.position, confirmed)
+        return grown
+
+    def enter(self, queued: Queued) -> None:
+        """Put one record's unit at its offset; a queue that already has it is left alone."""
+        queue = self.queue(queued.topic_id, queued.queue_id)
+        if queued.queue_offset == queue.count:
+            queue.append(queued.unit, queued.position)
+        elif queued.queue_offset > queue.count:
+            raise StoreDamaged(
+                f"queue {queued.queue_id} of topic {queued.topic_id} has {queue.count} units, "
+                f"but the record at {queued.position} is number {queued.queue_offset}: "
+                "delete the folders consumequeue and system, and start again to rebuild them"
+            )
+
+    def flush(self) -> list[ConsumeQueue]:
+        """Write all units to their files; returns the queues that have to be synced."""
+        dirty = [queue for queue in self._queues.values() if queue.take_dirty()]
+        for queue in dirty:
+            queue.flush()
+        return dirty
+
+    def close(self) -> None:
+        for queue in self._queues.values():
+            queue.close()
+
+
+def index_unit(position: int, size: int, tag_hash: int) -> bytes:
+    return UNIT.pack(position, size, tag_hash)

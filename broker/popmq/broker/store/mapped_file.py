@@ -1,0 +1,147 @@
+"""Segment files: the pieces that a log or a queue is made of (docs/concepts/store.md).
+
+The noun is RocketMQ's.  Ours are read with `pread`, not mapped: a page that is not in memory
+would stop the event loop in the middle of an instruction (D3).  A file is named by the
+20-digit position of its first byte, so a folder listing is the index.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from popmq.common.disk import Disk, DiskFile
+from popmq.common.errors import StoreDamaged
+
+
+class MappedFile:
+    """One segment: `size` bytes of the whole, from position `start`."""
+
+    def __init__(self, disk: Disk, path: str, *, start: int, size: int, create: bool) -> None:
+        self.path = path
+        self.start = start
+        self.size = size
+        self._file: DiskFile = disk.open(path, create=create)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def bytes_present(self) -> int:
+        return min(self._file.size(), self.size)
+
+    def preallocate(self) -> None:
+        self._file.allocate(self.size)
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._file.read(min(size, self.end - position), position - self.start)
+
+    def write(self, position: int, parts: Sequence[bytes]) -> None:
+        self._file.write_all(parts, position - self.start)
+
+    def cut(self, position: int, *, preallocate: bool) -> None:
+        """Drop all bytes from `position`, on the disk too: what was cut reads as zeros."""
+        self._file.truncate(position - self.start)
+        if preallocate:
+            self._file.allocate(self.size)
+        self._file.sync()
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class MappedFileQueue:
+    """The segments of one folder, in order, without gaps."""
+
+    def __init__(self, disk: Disk, folder: str, *, segment_bytes: int, preallocate: bool) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._preallocate = preallocate
+        self._files: dict[int, MappedFile] = {}
+
+    def load(self) -> None:
+        """Open what is there. Raises StoreDamaged when names are odd or a segment is missing."""
+        for name in self._disk.names(self._folder):
+            path = f"{self._folder}/{name}"
+            if len(name) != 20 or not name.isdigit():
+                raise StoreDamaged(
+                    f"{path} is no segment: a segment is named by 20 digits; move it away"
+                )
+            start = int(name)
+            if start % self._segment_bytes:
+                raise StoreDamaged(
+                    f"{path} does not start at a multiple of {self._segment_bytes} bytes: "
+                    "store.segment_bytes was changed; set it back"
+                )
+            previous = self.last
+            if previous and previous.end != start:
+                raise StoreDamaged(
+                    f"{path} follows a segment that ends at {previous.end}: one is missing; "
+                    "bring it back from a copy"
+                )
+            self._open(start, create=False)
+
+    @property
+    def first(self) -> MappedFile | None:
+        return next(iter(self._files.values()), None)
+
+    @property
+    def last(self) -> MappedFile | None:
+        return self._files[next(reversed(self._files))] if self._files else None
+
+    def __iter__(self) -> Iterator[MappedFile]:
+        return iter(self._files.values())
+
+    def at(self, position: int) -> MappedFile | None:
+        return self._files.get(position - position % self._segment_bytes)
+
+    def at_or_new(self, position: int) -> MappedFile:
+        """The segment that holds `position`, made if it is missing; its name is then durable."""
+        found = self.at(position)
+        if found is not None:
+            return found
+        start = position - position % self._segment_bytes
+        if not self._files:
+            self._disk.make_folder(self._folder)
+        made = self._open(start, create=True)
+        if self._preallocate:
+            made.preallocate()
+            made.sync()
+        self._disk.sync_folder(self._folder)
+        return made
+
+    def cut(self, position: int) -> None:
+        """Drop every byte from `position`; whole segments beyond it are removed."""
+        for start in [start for start in self._files if start > position]:
+            self._remove(start)
+        kept = self.at(position)
+        if kept is not None:
+            kept.cut(position, preallocate=self._preallocate)
+        self._disk.sync_folder(self._folder)
+
+    def sync(self) -> None:
+        for file in self._files.values():
+            file.sync()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def destroy(self) -> None:
+        """Close and delete every segment."""
+        for start in list(self._files):
+            self._remove(start)
+
+    def _open(self, start: int, *, create: bool) -> MappedFile:
+        path = f"{self._folder}/{start:020d}"
+        size = self._segment_bytes
+        made = MappedFile(self._disk, path, start=start, size=size, create=create)
+        self._files[start] = made
+        return made
+
+    def _remove(self, start: int) -> None:
+        file = self._files.pop(start)
+        file.close()
+        self._disk.remove(file.path)

@@ -1,0 +1,380 @@
+"""MessageStore: append, group commit, confirmed position, recovery (docs/concepts/store.md).
+
+The invariant: a position is confirmed only after the fdatasync that covers it returned, and
+nobody outside hears of a record (reply, queue unit) before it is confirmed (D2).
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from popmq.broker.store.commit_log import Batch, CommitLog, ScannedRecord
+from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, Unit
+from popmq.broker.store.dispatch import Dispatch, Queued, index_unit
+from popmq.common.clock import Clock, LogClock
+from popmq.common.config import StoreSettings
+from popmq.common.disk import Disk
+from popmq.common.errors import StoreDamaged, TooManyRequests
+from popmq.common.message import (
+    HEADER_SIZE,
+    RecordKind,
+    Stamp,
+    StoredMessage,
+    decode_message,
+    encode_message,
+    encode_record,
+    message_size,
+    peek_message,
+)
+from popmq.common.steps import Flusher
+
+# How often the index files are synced, so that a start need not rebuild them.
+CHECKPOINT_MS = 10_000
+
+Apply = Callable[[ScannedRecord], None]
+
+
+@dataclass(slots=True)
+class StoreMetrics:
+    records: int = 0
+    bytes: int = 0
+    flushes: int = 0
+    flushed_bytes: int = 0
+    torn_bytes: int = 0
+    recovered_records: int = 0
+    checkpoints: int = 0
+
+
+class MessageStore:
+    def __init__(
+        self, disk: Disk, folder: str, settings: StoreSettings, clock: Clock, flusher: Flusher
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._settings = settings
+        self._clock = clock
+        self._flusher = flusher
+        self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
+        self._checkpoint_path = f"{folder}/checkpoint"
+        self._abort_path = f"{folder}/abort"
+        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._flushing = False
+        self._checkpoint_running = False
+        self._checkpoint_due_ms = 0
+        self._scheduled = False
+        self._log_clock: LogClock | None = None
+        self._checkpoint: Checkpoint | None = None
+        self.dispatch: Dispatch
+        self.epoch = 0
+        self.confirmed = 0
+        self.metrics = StoreMetrics()
+        self.stopped_cleanly = False
+        # The shell sets these: how to run something at the end of this tick, who hears of
+        # grown queues, and what to do when the disk failed (the process stops: D2).
+        self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
+        self.on_grown: Callable[[set[tuple[int, int]]], None] = lambda grown: None
+        self.on_failure: Callable[[BaseException], None] = _raise
+
+    # -- start and stop
+
+    def open(self) -> None:
+        """Open the files. System topics are added next, then `recover` is called."""
+        self._disk.make_folder(self._folder)
+        self._checkpoint = read_checkpoint(self._disk, self._checkpoint_path)
+        self._log.load()
+        trusted = self._checkpoint.position if self._checkpoint else 0
+        self.dispatch = Dispatch(self._disk, trusted_position=trusted)
+
+    def recover(self, apply: Apply) -> None:
+        """Replay the log: `apply` sees every record in order, before its unit is entered.
+
+        Afterwards the torn tail is gone from the disk, all kept bytes are synced, and the
+        confirmed position is the log's end.  Raises StoreDamaged, with the log unchanged,
+        when a record is missing below the position that the checkpoint vouches for.
+        """
+        trusted = self._checkpoint or Checkpoint()
+        self.stopped_cleanly = not self._disk.exists(self._abort_path)
+        last: ScannedRecord | None = None
+        for record in self._log.scan():
+            last = record
+            apply(record)
+            self._enter_scanned(record)
+            self.metrics.recovered_records += 1
+        if self._log.end < trusted.position:
+            raise StoreDamaged(
+                f"{self._folder}/commitlog: no intact record at position "
+                f"{self._log.end}, but everything below {trusted.position} was durable: the "
+                "file was damaged. Restore the folder from a copy or a replica"
+            )
+        self.metrics.torn_bytes = self._log.cut_tail()
+        self._log.sync()  # what only the page cache kept does not count yet (RULES R8)
+        if last is not None:
+            self.epoch = last.header.epoch
+        self._log_clock = LogClock(
+            self._clock,
+            last_log_ms=last.header.log_ms if last else 0,
+            last_wall_ms=last.header.wall_ms if last else 0,
+        )
+        self.confirmed = self.dispatch.position = self._log.end
+        self._mark_running()
+
+    def start_epoch(self) -> None:
+        """Write the first record of this start as master; later records carry its epoch."""
+        self.epoch += 1
+        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=b"")
+
+    def close(self) -> None:
+        """A clean stop: everything durable, a last checkpoint, no abort file.
+
+        The flusher must be idle (the caller waited for `confirmed == end`).
+        """
+        assert self.confirmed == self._log.end, "closed with unconfirmed records"
+        for queue in self.dispatch.flush():
+            queue.sync()
+        write_checkpoint(self._disk, self._checkpoint_path, self._checkpoint_now())
+        self._disk.remove(self._abort_path)
+        self._disk.sync_folder(self._folder)
+        self.release_files()
+
+    def release_files(self) -> None:
+        """Close every file without a word; after a crash in tests, or a failed start."""
+        self._log.close()
+        self.dispatch.close()
+
+    # -- append
+
+    @property
+    def end(self) -> int:
+        return self._log.end
+
+    def log_ms(self) -> int:
+        assert self._log_clock is not None, "the store is not recovered yet"
+        return self._log_clock.now_ms()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Appended but not yet on the way to the disk."""
+        return self._log.pending_bytes
+
+    def check_admission(self) -> None:
+        """Raise TooManyRequests while too much waits for the disk."""
+        pending = self._log.pending_bytes
+        if pending > self._settings.max_pending_bytes:
+            raise TooManyRequests(
+                f"{pending} bytes wait for the disk, the limit is "
+                f"{self._settings.max_pending_bytes} (store.max_pending_bytes); try again"
+            )
+
+    def put_message(
+        self,
+        *,
+        topic_id: int,
+        queue_id: int,
+        head: bytes,
+        properties: bytes,
+        tag_hash: int = 0,
+        token: bytes = b"",
+        attempt: int = 1,
+    ) -> int:
+        """Append a message; returns its queue offset. Wait for `end` before you tell anyone."""
+        stamp = self._stamp()
+        queue_offset = self.dispatch.next_offset(topic_id, queue_id)
+        size = message_size(head, properties, token)
+        position = self._log.place(size, stamp)
+        record = encode_message(
+            stamp=stamp,
+            position=position,
+            topic_id=topic_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            tag_hash=tag_hash,
+            head=head,
+            properties=properties,
+            token=token,
+            attempt=attempt,
+        )
+        self._log.append(record)
+        unit = index_unit(position, size, tag_hash)
+        self.dispatch.expect(
+            Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
+        )
+        self._appended(size)
+        return queue_offset
+
+    def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> None:
+        """Append a system record; a topic id of 0 belongs to no queue."""
+        stamp = self._stamp()
+        queue_offset = self.dispatch.next_offset(topic_id, queue_id) if topic_id else 0
+        size = HEADER_SIZE + len(body)
+        position = self._log.place(size, stamp)
+        record = encode_record(
+            kind=kind,
+            stamp=stamp,
+            position=position,
+            topic_id=topic_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            body=body,
+        )
+        self._log.append(record)
+        if topic_id:
+            unit = record if kind == RecordKind.REVIVE else index_unit(position, size, 0)
+            self.dispatch.expect(
+                Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
+            )
+        self._appended(size)
+
+    def when_confirmed(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once everything appended so far is confirmed; at once if it is."""
+        if self.confirmed >= self._log.end:
+            callback()
+        else:
+            self._waiters.append((self._log.end, callback))
+
+    # -- read
+
+    def add_topic(self, topic_id: int, folder_name: str, *, unit_size: int = UNIT_SIZE) -> None:
+        room = "consumequeue" if unit_size == UNIT_SIZE else "system"
+        folder = f"{self._folder}/{room}/{folder_name}"
+        self.dispatch.add_topic(topic_id, folder, unit_size)
+
+    def queue(self, topic_id: int, queue_id: int) -> ConsumeQueue:
+        return self.dispatch.queue(topic_id, queue_id)
+
+    def read_message(self, unit: Unit) -> StoredMessage:
+        return decode_message(self._log.read(unit.position, unit.size))
+
+    def read_messages(self, units: list[Unit]) -> list[StoredMessage]:
+        """The messages of the units, in order; neighbours in the log are read at one go."""
+        messages = []
+        first = 0
+        while first < len(units):
+            last = first
+            while last + 1 < len(units) and self._adjacent(units[first], units, last):
+                last += 1
+            start = units[first].position
+            end = units[last].position + units[last].size
+            data = self._log.read(start, end - start)
+            for unit in units[first : last + 1]:
+                messages.append(decode_message(data, unit.position - start))
+            first = last + 1
+        return messages
+
+    # -- steps
+
+    def step(self) -> int:
+        """Start a checkpoint when one is due. Returns 1 if it did."""
+        now_ms = self._clock.boot_ms()
+        if self._checkpoint_running or now_ms < self._checkpoint_due_ms:
+            return 0
+        self._checkpoint_due_ms = now_ms + CHECKPOINT_MS
+        dirty = self.dispatch.flush()
+        if not dirty:
+            return 0
+        self._checkpoint_running = True
+        checkpoint = self._checkpoint_now()
+
+        def work() -> None:
+            for queue in dirty:
+                queue.sync()
+            write_checkpoint(self._disk, self._checkpoint_path, checkpoint)
+
+        self._flusher.submit(work, self._checkpointed)
+        return 1
+
+    # -- inside
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self.epoch, self.log_ms(), self._clock.wall_ms())
+
+    def _appended(self, size: int) -> None:
+        self.metrics.records += 1
+        self.metrics.bytes += size
+        if not self._flushing and not self._scheduled:
+            self._scheduled = True
+            self.soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Give the flusher everything appended up to now: one fdatasync for all of it."""
+        self._scheduled = False
+        if self._flushing:
+            return
+        batch = self._log.take_batch()
+        if batch is None:
+            return
+        self._flushing = True
+        self._flusher.submit(
+            lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
+        )
+
+    def _flushed(self, batch: Batch, error: BaseException | None) -> None:
+        self._flushing = False
+        if error is not None:
+            self.on_failure(error)
+            return
+        self.metrics.flushes += 1
+        self.metrics.flushed_bytes += batch.end - self.confirmed
+        self.confirmed = batch.end
+        self._hand_over()
+        grown = self.dispatch.advance(batch.end)
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= batch.end:
+            waiters.popleft()[1]()
+        if grown:
+            self.on_grown(grown)
+
+    def _checkpointed(self, error: BaseException | None) -> None:
+        self._checkpoint_running = False
+        if error is not None:
+            self.on_failure(error)
+        else:
+            self.metrics.checkpoints += 1
+
+    def _checkpoint_now(self) -> Checkpoint:
+        return Checkpoint(self.dispatch.position, self.epoch, self._clock.wall_ms())
+
+    def _enter_scanned(self, record: ScannedRecord) -> None:
+        header = record.header
+        if not self.dispatch.has_topic(header.topic_id):
+            return
+        if header.kind == RecordKind.REVIVE:
+            unit = record.data
+        else:
+            tag_hash = 0
+            if header.kind == RecordKind.MESSAGE:
+                tag_hash = peek_message(record.data)[0]
+            unit = index_unit(header.position, header.size, tag_hash)
+        self.dispatch.enter(
+            Queued(
+                header.end,
+                header.position,
+                header.topic_id,
+                header.queue_id,
+                header.queue_offset,
+                unit,
+            )
+        )
+
+    def _mark_running(self) -> None:
+        file = self._disk.open(self._abort_path, create=True)
+        try:
+            file.truncate(0)
+            file.write(str(os.getpid()).encode(), 0)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_folder(self._folder)
+
+    def _adjacent(self, first: Unit, units: list[Unit], last: int) -> bool:
+        one, two = units[last], units[last + 1]
+        same_segment = (
+            first.position // self._settings.segment_bytes
+            == two.position // self._settings.segment_bytes
+        )
+        return one.position + one.size == two.position and same_segment
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,1 @@
+"""The popmq command line."""

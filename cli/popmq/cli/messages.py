@@ -1,0 +1,264 @@
+"""`popmq send` and `popmq recv`: the first minutes with popmq, and a tool for scripts after that.
+
+A received message is printed before it is acked, so that what nobody saw is delivered again.
+"""
+
+import argparse
+import json
+import sys
+import time
+import zlib
+from base64 import b64encode
+from datetime import datetime
+from itertools import cycle
+from typing import TypeAlias
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from popmq.cli.client import MAX_REPLY_BYTES, RECEIVE_BATCH, Client, MessageIds
+from popmq.common.config import parse_duration_ms
+from popmq.common.errors import Code, ConfigError, Refused
+from popmq.proxy.api import definition_pb2 as api
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+# With several brokers a receive waits at one of them, so each gets its turn this often.
+TURN_MS = 2000
+# A server may answer an empty receive without waiting; it is not asked again at once.
+RETRY_PAUSE_S = 0.05
+
+
+def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
+    _add_send(subparsers, common)
+    _add_recv(subparsers, common)
+
+
+def duration_argument(text: str) -> int:
+    """For argparse, which shows only the text of its own kind of error."""
+    try:
+        return parse_duration_ms(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def time_argument(text: str) -> int:
+    """An ISO 8601 time in milliseconds since 1970; without a zone it is this machine's."""
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: write 2030-01-31T12:00:00+01:00"
+        ) from error
+
+
+def count_argument(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count from 1")
+    return int(text)
+
+
+def property_argument(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a property: write NAME=VALUE")
+    return name, value
+
+
+def _add_send(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
+    parser = subparsers.add_parser("send", parents=[common], help="send a message")
+    parser.set_defaults(run=run_send)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("body", metavar="BODY", help="the text to send; - reads standard input")
+    parser.add_argument("--key", action="append", default=[], metavar="K", help="to find it by")
+    parser.add_argument("--tag", metavar="T", help="to filter by")
+    parser.add_argument(
+        "--property", action="append", default=[], type=property_argument, metavar="NAME=VALUE"
+    )
+    parser.add_argument(
+        "--count", type=count_argument, default=1, metavar="N", help="send it N times (default 1)"
+    )
+    # A message is ordered or delayed, never both.
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--group-key", metavar="G", help="messages of one key keep their order")
+    kind.add_argument(
+        "--delay", type=duration_argument, metavar="90s", help="deliver after this time"
+    )
+    kind.add_argument("--at", type=time_argument, metavar="TIME", help="deliver at this time")
+
+
+def _add_recv(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
+    parser = subparsers.add_parser("recv", parents=[common], help="receive messages")
+    parser.set_defaults(run=run_recv)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--group", required=True, metavar="G", help="the consumer group")
+    parser.add_argument("--ack", action="store_true", help="ack each message once it is printed")
+    parser.add_argument(
+        "--count", type=count_argument, default=1, metavar="N", help="stop after N (default 1)"
+    )
+    parser.add_argument(
+        "--wait",
+        type=duration_argument,
+        default="20s",
+        metavar="20s",
+        help="stop when this time is over (default 20s)",
+    )
+    parser.add_argument(
+        "--invisible",
+        type=duration_argument,
+        default="60s",
+        metavar="60s",
+        help="nobody else gets the message for this time (default 60s)",
+    )
+
+
+def run_send(args: argparse.Namespace) -> int:
+    body = sys.stdin.buffer.read() if args.body == "-" else args.body.encode()
+    ids = MessageIds()
+    with Client(args.endpoint) as client:
+        for _ in range(args.count):
+            now_ms = time.time_ns() // 1_000_000
+            entry = client.send(built(args, body, ids.next(now_ms // 1000), now_ms))
+            if args.json:
+                sent: dict[str, object] = {
+                    "message_id": entry.message_id,
+                    "queue_offset": entry.offset,
+                }
+                if entry.recall_handle:
+                    sent["recall_handle"] = entry.recall_handle
+                print(json.dumps(sent), flush=True)
+            else:
+                print(f"{entry.message_id} queue_offset={entry.offset}", flush=True)
+    return 0
+
+
+def built(args: argparse.Namespace, body: bytes, message_id: str, now_ms: int) -> api.Message:
+    """The message that the arguments of `send` describe."""
+    properties = api.SystemProperties(
+        keys=args.key,
+        message_id=message_id,
+        body_encoding=api.IDENTITY,
+        message_type=api.NORMAL,
+        born_timestamp=_timestamp(now_ms),
+    )
+    if args.tag is not None:
+        properties.tag = args.tag
+    due_ms = args.at if args.delay is None else now_ms + args.delay
+    if args.group_key is not None:
+        properties.message_type = api.FIFO
+        properties.message_group = args.group_key
+    elif due_ms is not None:
+        properties.message_type = api.DELAY
+        properties.delivery_timestamp.CopyFrom(_timestamp(due_ms))
+    return api.Message(
+        topic=api.Resource(name=args.topic),
+        user_properties=dict(args.property),
+        system_properties=properties,
+        body=body,
+    )
+
+
+def run_recv(args: argparse.Namespace) -> int:
+    deadline_ms = _monotonic_ms() + args.wait
+    received = 0
+    with Client(args.endpoint) as client:
+        queues = one_per_broker(client.query_route(args.topic))
+        if not queues:
+            raise Refused(Code.FORBIDDEN, f"topic {args.topic} has no readable queue")
+        for turn, queue in enumerate(cycle(queues)):
+            left_ms = max(0, deadline_ms - _monotonic_ms())
+            messages = client.receive(
+                args.group,
+                queue,
+                limit=min(args.count - received, RECEIVE_BATCH),
+                wait_ms=left_ms if len(queues) == 1 else min(left_ms, TURN_MS),
+                invisible_ms=args.invisible,
+            )
+            for message in messages:
+                print(as_json(message) if args.json else as_line(message), flush=True)
+            if messages and args.ack:
+                client.ack(args.group, args.topic, messages)
+            received += len(messages)
+            # Every broker is asked once, however short the wait.
+            over = turn + 1 >= len(queues) and _monotonic_ms() >= deadline_ms
+            if received >= args.count or over:
+                break
+            if not messages:
+                time.sleep(RETRY_PAUSE_S)
+    if not received:
+        print(f"popmq: no message in {args.topic} for group {args.group}", file=sys.stderr)
+    return 0
+
+
+def one_per_broker(queues: list[api.MessageQueue]) -> list[api.MessageQueue]:
+    """One readable queue of each broker: a receive on any of them serves all the broker's."""
+    readable = (api.READ, api.READ_WRITE)
+    firsts: dict[str, api.MessageQueue] = {}
+    for queue in queues:
+        if queue.permission in readable:
+            firsts.setdefault(queue.broker.name, queue)
+    return list(firsts.values())
+
+
+def as_line(message: api.Message) -> str:
+    """The body, then what is known of the message; one line whatever the body holds."""
+    properties = message.system_properties
+    text = body_text(message)
+    if text is None:
+        shown = "base64:" + b64encode(message.body).decode()
+    else:
+        shown = text if text.isprintable() else json.dumps(text)
+    parts = [shown, f"id={properties.message_id}"]
+    if properties.tag:
+        parts.append(f"tag={properties.tag}")
+    if properties.keys:
+        parts.append("keys=" + ",".join(properties.keys))
+    parts.append(f"attempt={properties.delivery_attempt}")
+    return "  ".join(parts)
+
+
+def as_json(message: api.Message) -> str:
+    """`body` is text; a body that is none comes as `body_base64`, as it was sent."""
+    properties = message.system_properties
+    text = body_text(message)
+    value: dict[str, object] = {"message_id": properties.message_id}
+    if text is None:
+        value["body_base64"] = b64encode(message.body).decode()
+    else:
+        value["body"] = text
+    value |= {
+        "tag": properties.tag,
+        "keys": list(properties.keys),
+        "group_key": properties.message_group,
+        "properties": dict(message.user_properties),
+        "attempt": properties.delivery_attempt,
+        "queue_id": properties.queue_id,
+        "queue_offset": properties.queue_offset,
+        "born_ms": properties.born_timestamp.ToMilliseconds(),
+        "stored_ms": properties.store_timestamp.ToMilliseconds(),
+        "receipt_handle": properties.receipt_handle,
+    }
+    return json.dumps(value, ensure_ascii=False)
+
+
+def body_text(message: api.Message) -> str | None:
+    """The body as text, unpacked when its sender packed it; None when it is not UTF-8."""
+    body = message.body
+    if message.system_properties.body_encoding == api.GZIP:
+        try:
+            # 47: gzip or zlib, whichever the header says; clients differ.
+            body = zlib.decompressobj(47).decompress(body, MAX_REPLY_BYTES)
+        except zlib.error:
+            return None
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _timestamp(milliseconds: int) -> Timestamp:
+    seconds, rest = divmod(milliseconds, 1000)
+    return Timestamp(seconds=seconds, nanos=rest * 1_000_000)
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,227 @@
+"""`popmq topic` and `popmq group`: create, alter, delete, list and show.
+
+What `alter` is not told stays as it is; in the request such a field is empty.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+
+from popmq.cli.client import Client, GroupRequest, TopicRequest
+from popmq.cli.messages import Subparsers, count_argument
+from popmq.common.config import parse_duration_ms
+from popmq.common.errors import ConfigError
+from popmq.common.wire import admin_pb2 as admin
+
+TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "mixed")
+GROUP_TYPES = ("normal", "fifo")
+PERMISSIONS = ("rw", "r", "w", "none")
+STARTS = ("oldest", "newest")
+
+TOPIC_COLUMNS = ("name", "type", "queues", "permission")
+GROUP_COLUMNS = ("name", "type", "max_attempts", "start", "back_off_ms")
+
+Fields = dict[str, str | int | list[int]]
+Run = Callable[[argparse.Namespace], int]
+
+
+def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
+    _add_topic(subparsers.add_parser("topic", help="create, change and list topics"), common)
+    _add_group(subparsers.add_parser("group", help="create, change and list groups"), common)
+
+
+def back_off_argument(text: str) -> tuple[int, ...]:
+    """`1s,5s,10s` in milliseconds: the wait after each failed delivery, the last one repeated."""
+    try:
+        return tuple(parse_duration_ms(part) for part in text.split(","))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    create = _action(actions, common, "create", on_topic("CreateTopic", _create_topic))
+    create.add_argument("--type", choices=TOPIC_TYPES, default="normal")
+    create.add_argument("--queues", type=count_argument, default=8, metavar="8")
+    create.add_argument("--permission", choices=PERMISSIONS, default="rw")
+    alter = _action(actions, common, "alter", on_topic("AlterTopic", _alter_topic))
+    alter.add_argument("--type", choices=TOPIC_TYPES, default="")
+    alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
+    alter.add_argument("--permission", choices=PERMISSIONS, default="")
+    _action(actions, common, "delete", on_topic("DeleteTopic", _delete_topic))
+    _action(actions, common, "show", on_topic("DescribeTopic", _describe_topic))
+    every = actions.add_parser("list", parents=[common])
+    every.set_defaults(run=run_topic_list)
+    every.add_argument("--system", action="store_true", help="popmq's own topics too")
+
+
+def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    create = _action(actions, common, "create", on_group("CreateGroup", _create_group))
+    create.add_argument("--type", choices=GROUP_TYPES, default="normal")
+    create.add_argument("--max-attempts", type=count_argument, default=17, metavar="17")
+    create.add_argument("--start", choices=STARTS, default="oldest")
+    create.add_argument("--back-off", type=back_off_argument, default=(), metavar="1s,5s,10s")
+    alter = _action(actions, common, "alter", on_group("AlterGroup", _alter_group))
+    alter.add_argument("--type", choices=GROUP_TYPES, default="")
+    alter.add_argument("--max-attempts", type=count_argument, default=0, metavar="N")
+    alter.add_argument("--start", choices=STARTS, default="")
+    alter.add_argument("--back-off", type=back_off_argument, default=(), metavar="1s,5s,10s")
+    _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
+    _action(actions, common, "show", on_group("DescribeGroup", _describe_group))
+    actions.add_parser("list", parents=[common]).set_defaults(run=run_group_list)
+
+
+def _action(
+    actions: Subparsers, common: argparse.ArgumentParser, name: str, run: Run
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, parents=[common])
+    parser.add_argument("name", metavar="NAME")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def on_topic(method: str, request: Callable[[argparse.Namespace], TopicRequest]) -> Run:
+    """A command that asks for one topic and prints what became of it."""
+
+    def run(args: argparse.Namespace) -> int:
+        with Client(args.endpoint) as client:
+            topic = client.topic(method, request(args))
+        if method == "DeleteTopic":
+            _print_deleted("topic", args)
+        else:
+            _print([topic_fields(topic)], TOPIC_COLUMNS, as_json=args.json)
+        return 0
+
+    return run
+
+
+def on_group(method: str, request: Callable[[argparse.Namespace], GroupRequest]) -> Run:
+    """The same for one group."""
+
+    def run(args: argparse.Namespace) -> int:
+        with Client(args.endpoint) as client:
+            group = client.group(method, request(args))
+        if method == "DeleteGroup":
+            _print_deleted("group", args)
+        else:
+            _print([group_fields(group)], GROUP_COLUMNS, as_json=args.json)
+        return 0
+
+    return run
+
+
+def run_topic_list(args: argparse.Namespace) -> int:
+    with Client(args.endpoint) as client:
+        topics = client.topics(system=args.system)
+    _print(list(map(topic_fields, topics)), TOPIC_COLUMNS, as_json=args.json)
+    return 0
+
+
+def run_group_list(args: argparse.Namespace) -> int:
+    with Client(args.endpoint) as client:
+        groups = client.groups()
+    _print(list(map(group_fields, groups)), GROUP_COLUMNS, as_json=args.json)
+    return 0
+
+
+def _create_topic(args: argparse.Namespace) -> admin.CreateTopicRequest:
+    return admin.CreateTopicRequest(topic=topic_of(args))
+
+
+def _alter_topic(args: argparse.Namespace) -> admin.AlterTopicRequest:
+    return admin.AlterTopicRequest(topic=topic_of(args))
+
+
+def _delete_topic(args: argparse.Namespace) -> admin.DeleteTopicRequest:
+    return admin.DeleteTopicRequest(name=args.name)
+
+
+def _describe_topic(args: argparse.Namespace) -> admin.DescribeTopicRequest:
+    return admin.DescribeTopicRequest(name=args.name)
+
+
+def _create_group(args: argparse.Namespace) -> admin.CreateGroupRequest:
+    return admin.CreateGroupRequest(group=group_of(args))
+
+
+def _alter_group(args: argparse.Namespace) -> admin.AlterGroupRequest:
+    return admin.AlterGroupRequest(group=group_of(args))
+
+
+def _delete_group(args: argparse.Namespace) -> admin.DeleteGroupRequest:
+    return admin.DeleteGroupRequest(name=args.name)
+
+
+def _describe_group(args: argparse.Namespace) -> admin.DescribeGroupRequest:
+    return admin.DescribeGroupRequest(name=args.name)
+
+
+def topic_of(args: argparse.Namespace) -> admin.Topic:
+    return admin.Topic(
+        name=args.name, type=args.type, queues=args.queues, permission=args.permission
+    )
+
+
+def group_of(args: argparse.Namespace) -> admin.Group:
+    return admin.Group(
+        name=args.name,
+        type=args.type,
+        max_attempts=args.max_attempts,
+        start_at=args.start,
+        back_off_ms=args.back_off,
+    )
+
+
+def topic_fields(topic: admin.Topic) -> Fields:
+    return {
+        "name": topic.name,
+        "type": topic.type,
+        "queues": topic.queues,
+        "permission": topic.permission,
+    }
+
+
+def group_fields(group: admin.Group) -> Fields:
+    return {
+        "name": group.name,
+        "type": group.type,
+        "max_attempts": group.max_attempts,
+        "start": group.start_at,
+        "back_off_ms": list(group.back_off_ms),
+    }
+
+
+def format_duration(milliseconds: int) -> str:
+    """The largest unit that keeps it whole: 90000 is 90s, 120000 is 2m."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if milliseconds and milliseconds % size == 0:
+            return f"{milliseconds // size}{unit}"
+    return f"{milliseconds}ms"
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in aligned plain columns, the last one as long as it is."""
+    lines = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _print(rows: Sequence[Fields], names: Sequence[str], *, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    header = [name.upper().removesuffix("_MS").replace("_", "-") for name in names]
+    print(columns(header, [[_cell(row[name]) for name in names] for row in rows]))
+
+
+def _cell(value: object) -> str:
+    return ",".join(map(format_duration, value)) if isinstance(value, list) else str(value)
+
+
+def _print_deleted(kind: str, args: argparse.Namespace) -> None:
+    print(json.dumps({"deleted": args.name}) if args.json else f"deleted {kind} {args.name}")

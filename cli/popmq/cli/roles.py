@@ -1,0 +1,277 @@
+"""The commands that run a role: `up` (all in one process), `controller`, `broker`, `proxy`.
+
+A role prints one ready line on standard output when it serves, logs JSON on standard error,
+and ends cleanly on SIGINT and SIGTERM.
+"""
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+
+from popmq.broker.process import BrokerProcess
+from popmq.common.config import Settings, environment, load_settings, parse_address
+from popmq.common.errors import ConfigError
+from popmq.common.hop import Kind, OnReply, Port
+from popmq.common.observe import (
+    HttpEndpoint,
+    Metric,
+    counters_collector,
+    new_registry,
+    setup_logging,
+)
+from popmq.controller.process import ControllerProcess
+from popmq.proxy.process import ProxyProcess
+
+logger = logging.getLogger(__name__)
+
+UP_DEFAULTS = {"store.segment_bytes": "64MiB", "topic.auto_create": True}
+# A unix socket's path has 108 bytes with its final zero (man 7 unix).
+SOCKET_PATH_LIMIT = 107
+
+Ready = Callable[[], tuple[bool, Mapping[str, object]]]
+Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
+
+
+def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1."""
+    up = subparsers.add_parser("up", help="controller, broker and proxy in one process")
+    up.add_argument("--data", metavar="DIR", help="data directory (default ./popmq-data)")
+    up.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    up.add_argument("--port", type=int, default=8081, help="public gRPC port (%(default)s)")
+    up.add_argument("--http-port", type=int, default=5557, help="metrics port (%(default)s)")
+    up.add_argument("--advertise", metavar="HOST:PORT", help="what clients are told to connect to")
+    up.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    up.set_defaults(run=run_up)
+    for name, run, what in (
+        ("controller", run_controller, "registers brokers and tells routes"),
+        ("broker", run_broker, "stores and delivers messages"),
+        ("proxy", run_proxy, "speaks the public gRPC API"),
+    ):
+        role = subparsers.add_parser(name, help=f"one role as a process: {what}")
+        role.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+        role.set_defaults(run=run)
+
+
+def run_up(args: argparse.Namespace) -> int:
+    flags = {
+        "broker.data": args.data,
+        "proxy.listen": f"{args.host}:{args.port}",
+        "proxy.advertise": args.advertise,
+        "http.listen": f"{args.host}:{args.http_port}",
+    }
+    # Addresses of the file or of the environment count unless the flags say otherwise.
+    loaded = load_settings(args.config, environment(), {}, defaults=UP_DEFAULTS).sources
+    if args.host == "127.0.0.1":
+        for key, flag, default in (
+            ("proxy.listen", args.port, 8081),
+            ("http.listen", args.http_port, 5557),
+        ):
+            if flag == default and loaded[key] != "default":
+                flags[key] = None
+    settings = load_settings(args.config, environment(), flags, defaults=UP_DEFAULTS).settings
+    return _run("up", settings, _up)
+
+
+def run_controller(args: argparse.Namespace) -> int:
+    return _run("controller", _settings(args), _controller)
+
+
+def run_broker(args: argparse.Namespace) -> int:
+    return _run("broker", _settings(args), _broker)
+
+
+def run_proxy(args: argparse.Namespace) -> int:
+    return _run("proxy", _settings(args), _proxy)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    return load_settings(args.config, environment(), {}).settings
+
+
+# -- the four roles
+
+
+async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    controller = ControllerProcess(settings)
+    stack.push_async_callback(controller.stop)
+    broker = await _start_broker(settings, stack, life)
+    await broker.listen(*_unix_address(settings))
+    life.own(asyncio.create_task(broker.register_in_process(controller.port)))
+    proxy = ProxyProcess(settings, controller.port, lambda name, address: LocalPort(broker.port))
+    stack.push_async_callback(proxy.stop)
+    endpoint = await proxy.listen()
+    await proxy.routed()
+    stack.callback(broker.broker.stop)
+    metrics = await _http(
+        settings,
+        stack,
+        "up",
+        lambda: (life.serving, {"broker": settings.broker.name}),
+        lambda: [*controller.metrics(), *broker.metrics(), *proxy.metrics()],
+    )
+    life.announce(f"ready: endpoint {endpoint}, {metrics}, data {settings.broker.data}")
+
+
+async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    controller = ControllerProcess(settings)
+    stack.push_async_callback(controller.stop)
+    address = await controller.listen()
+    metrics = await _http(
+        settings, stack, "controller", lambda: (life.serving, {}), controller.metrics
+    )
+    life.announce(f"ready: controller {address}, {metrics}")
+
+
+async def _broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    broker = await _start_broker(settings, stack, life)
+    address = (await broker.listen(settings.broker.listen, *_unix_address(settings)))[0]
+    life.own(asyncio.create_task(broker.register(settings.broker.advertise or address)))
+    metrics = await _http(
+        settings,
+        stack,
+        "broker",
+        lambda: (life.serving, {"epoch": broker.broker.store.epoch}),
+        broker.metrics,
+    )
+    life.announce(
+        f"ready: broker {settings.broker.name} frames {address}, {metrics}, "
+        f"data {settings.broker.data}"
+    )
+
+
+async def _proxy(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    proxy = ProxyProcess.over_frames(settings)
+    stack.push_async_callback(proxy.stop)
+    endpoint = await proxy.listen()
+    metrics = await _http(
+        settings,
+        stack,
+        "proxy",
+        lambda: (life.serving and proxy.has_routes, {"brokers": list(proxy.brokers)}),
+        proxy.metrics,
+    )
+    life.announce(f"ready: endpoint {endpoint}, {metrics}")
+
+
+def _unix_address(settings: Settings) -> list[str]:
+    """The broker's unix socket, unless its path is longer than the kernel takes."""
+    path = f"{settings.broker.data}/frames.sock"
+    return [f"unix:{path}"] if len(os.fsencode(os.path.abspath(path))) <= SOCKET_PATH_LIMIT else []
+
+
+async def _start_broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> BrokerProcess:
+    broker = BrokerProcess(settings)
+    stack.push_async_callback(broker.stop)
+    await broker.start()
+    broker.failed.add_done_callback(lambda failed: life.end(1))
+    return broker
+
+
+async def _http(
+    settings: Settings,
+    stack: AsyncExitStack,
+    role: str,
+    ready: Ready,
+    read: Callable[[], list[Metric]],
+) -> str:
+    """Serve /metrics and the rest; returns the words for the ready line."""
+    registry = new_registry()
+    registry.register(counters_collector("popmq_", read))
+    host, port = parse_address(settings.http.listen)
+    endpoint = HttpEndpoint(host, port, registry, ready, role)
+    try:
+        taken = await endpoint.start()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {settings.http.listen} for metrics: {error.strerror} "
+            "(http.listen, --http-port)"
+        ) from error
+    stack.push_async_callback(endpoint.stop)
+    return f"metrics http://{host}:{taken}/metrics"
+
+
+# -- what they share
+
+
+class LocalPort:
+    """The broker of this process as a proxy sees it; closing it closes nothing."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        return self._port.request(kind, body, timeout_ms, on_reply)
+
+    def cancel(self, request_id: int) -> None:
+        self._port.cancel(request_id)
+
+    async def close(self) -> None:
+        return
+
+
+class Life:
+    """From the ready line to the signal that ends it."""
+
+    def __init__(self) -> None:
+        self.serving = False
+        self.code = 0
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def announce(self, line: str) -> None:
+        # What start-up made lives as long as the process: the collector need not look again.
+        gc.collect()
+        gc.freeze()
+        self.serving = True
+        print(line, flush=True)
+
+    def own(self, task: "asyncio.Task[None]") -> None:
+        """Keep the task; when it fails the role ends."""
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def end(self, code: int) -> None:
+        self.code = max(self.code, code)
+        self._ended.set()
+
+    async def wait(self) -> None:
+        await self._ended.wait()
+        self.serving = False
+
+    async def stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.critical("a background task failed, stopping", exc_info=task.exception())
+            self.end(1)
+
+
+def _run(role: str, settings: Settings, start: Start) -> int:
+    setup_logging(role)
+    # A shorter turn for the flusher's thread: it holds the lock for microseconds only.
+    sys.setswitchinterval(0.0005)
+    return asyncio.run(_live(role, settings, start))
+
+
+async def _live(role: str, settings: Settings, start: Start) -> int:
+    life = Life()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, life.end, 0)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(life.stop_tasks)
+        await start(settings, stack, life)
+        logger.info("serving", extra={"role_name": role, "pid": os.getpid()})
+        await life.wait()
+        logger.info("stopping", extra={"role_name": role})
+    logger.info("stopped", extra={"role_name": role, "exit_code": life.code})
+    return life.code

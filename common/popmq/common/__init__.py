@@ -1,0 +1,1 @@
+"""What every popmq process shares; imports no other popmq package."""

@@ -1,0 +1,424 @@
+"""Every setting of every role: its name, default, limits, and where its value came from.
+
+A TOML file, then `POPMQ_<SECTION>_<KEY>`, then flags; the later wins.  Units are in the names:
+an `_ms` setting takes milliseconds or `90s`, a `_bytes` setting takes bytes or `4MiB`.  A wrong
+name or value stops the process before it opens anything.  Only this module reads the
+environment (docs/reference/settings.md).
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
+
+from popmq.common.errors import ConfigError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+CLIENT_ENDPOINT = "POPMQ_ENDPOINT"
+DEFAULT_ENDPOINT = "127.0.0.1:8081"
+
+T = TypeVar("T")
+
+
+def parse_duration_ms(text: str) -> int:
+    """`250ms`, `90s`, `5m`, `1h` or `3d` in milliseconds; ConfigError for anything else."""
+    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text.strip(), re.ASCII)
+    if not match:
+        raise ConfigError(f"{text!r} is not a duration: write 250ms, 90s, 5m, 1h or 3d")
+    units = {"ms": 1, "s": 1000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS}
+    return int(match[1]) * units[match[2]]
+
+
+def parse_size(size: str | int) -> int:
+    """`4MiB`, `64KiB`, `1GiB` or a count in bytes; ConfigError for anything else."""
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = re.fullmatch(r"(\d+) ?(B|KiB|MiB|GiB|TiB)?", str(size).strip(), re.ASCII)
+    if not match:
+        raise ConfigError(f"{size!r} is not a size: write 64KiB, 4MiB, 1GiB or a count in bytes")
+    units = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": GIB << 10}
+    return int(match[1]) * units[match[2] or "B"]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port`, an IPv6 host in brackets: `[::1]:8081`. ConfigError for anything else."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{text!r}: put an IPv6 host in brackets, as in [::1]:8081")
+    if not colon or not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address: write HOST:PORT, as in 127.0.0.1:8081")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def environment() -> Mapping[str, str]:
+    return os.environ
+
+
+def client_endpoint(environ: Mapping[str, str]) -> str:
+    """Where the commands find a proxy unless --endpoint says otherwise."""
+    return environ.get(CLIENT_ENDPOINT) or DEFAULT_ENDPOINT
+
+
+# A check returns what is wrong with the value, or "".
+Check = Callable[[T], str]
+
+
+def _checked(default: T, check: Check[T]) -> T:
+    return field(default=default, metadata={"check": check})
+
+
+def _within(default: int, low: int, high: int) -> int:
+    def check(value: int) -> str:
+        if value < low:
+            return f"at least {low}"
+        return f"at most {high}" if value > high else ""
+
+    return _checked(default, check)
+
+
+def _one_of(default: str, *choices: str, **refused: str) -> str:
+    def check(value: str) -> str:
+        return "" if value in choices else refused.get(value, "one of " + ", ".join(choices))
+
+    return _checked(default, check)
+
+
+def _name_of(default: str) -> str:
+    # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
+    def check(value: str) -> str:
+        good = re.fullmatch(r"[a-zA-Z0-9_-]{1,100}", value)
+        return "" if good else "1 to 100 letters, digits, _ or -"
+
+    return _checked(default, check)
+
+
+def _address(default: str, *, optional: bool = False) -> str:
+    return _checked(default, lambda value: "" if optional and not value else _bad_address(value))
+
+
+def _bad_address(value: str) -> str:
+    try:
+        parse_address(value)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _bad_addresses(values: tuple[str, ...]) -> str:
+    return next(filter(None, map(_bad_address, values)), "" if values else "at least one address")
+
+
+class _Section:
+    """Checks each setting by itself, then `relations` between settings of the section."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            check: Check[object] | None = item.metadata.get("check")
+            complaint = check(getattr(self, item.name)) if check else ""
+            if complaint:
+                raise self.refuse(item.name, complaint)
+        self.relations()
+
+    def relations(self) -> None: ...
+
+    def refuse(self, key: str, complaint: str) -> ConfigError:
+        section = type(self).__name__.removesuffix("Settings").lower()
+        return ConfigError(f"{section}.{key} = {shown(getattr(self, key))}: {complaint}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings(_Section):
+    name: str = _name_of("popmq")
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings(_Section):
+    listen: str = _address("127.0.0.1:9878")
+    addresses: tuple[str, ...] = _checked(("127.0.0.1:9878",), _bad_addresses)
+    heartbeat_ms: int = _within(500, 10, 60_000)
+    dead_after_ms: int = _within(2000, 20, 600_000)
+
+    def relations(self) -> None:
+        low = 2 * self.heartbeat_ms
+        if self.dead_after_ms < low:
+            raise self.refuse("dead_after_ms", f"at least {low}, twice controller.heartbeat_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings(_Section):
+    name: str = _name_of("broker-a")
+    data: str = _checked("./popmq-data", lambda path: "" if path.strip() else "a path")
+    listen: str = _address("127.0.0.1:10911")
+    advertise: str = _address("", optional=True)  # "" says what it listens on
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings(_Section):
+    listen: str = _address(DEFAULT_ENDPOINT)
+    advertise: str = _address("", optional=True)
+    transport: str = _one_of("grpcio", "grpcio")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings(_Section):
+    listen: str = _address("127.0.0.1:5557")
+
+
+_LATER = "comes with replication; until then only fsync is accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings(_Section):
+    """`max_pending_bytes` bounds what was handed in and is not durable yet."""
+
+    segment_bytes: int = _within(GIB, 4 * KIB, 2 * GIB)
+    flush: str = _one_of("fsync", "fsync", quorum=_LATER, memory=_LATER)
+    max_pending_bytes: int = _within(256 * MIB, 4 * KIB, 64 * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSettings(_Section):
+    max_body_bytes: int = _within(4 * MIB, 1, 32 * MIB)
+    max_properties: int = _within(128, 0, 1024)
+    max_properties_bytes: int = _within(16 * KIB, 0, MIB)
+
+    @property
+    def largest_bytes(self) -> int:
+        """What one message takes at most; 4 KiB for its system properties and headers."""
+        return self.max_body_bytes + self.max_properties_bytes + 4 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class PopSettings(_Section):
+    invisible_default_ms: int = _within(60_000, 1, 7 * DAY_MS)
+    invisible_min_ms: int = _within(1, 1, 7 * DAY_MS)
+    invisible_max_ms: int = _within(12 * HOUR_MS, 1, 7 * DAY_MS)
+    max_in_flight_per_queue: int = _within(100_000, 1, 10_000_000)
+    max_in_flight_per_broker: int = _within(1_000_000, 1, 10_000_000)
+    max_batch: int = _within(32, 1, 64)  # the members of a check point are bits of a u64
+    reply_bytes: int = _within(8 * MIB, 64 * KIB, GIB)
+    retry_first_percent: int = _within(20, 0, 100)
+
+    def relations(self) -> None:
+        low, high = self.invisible_min_ms, self.invisible_max_ms
+        if self.invisible_default_ms < low:
+            raise self.refuse("invisible_default_ms", f"at least pop.invisible_min_ms = {low}")
+        if self.invisible_default_ms > high:
+            raise self.refuse("invisible_default_ms", f"at most pop.invisible_max_ms = {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings(_Section):
+    max_attempts: int = _within(17, 1, 1000)
+    auto_create: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings(_Section):
+    auto_create: bool = False
+    queues: int = _within(8, 1, 1024)
+    auto_create_type: str = _one_of("mixed", "normal", "fifo", "delay", "transaction", "mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class PollSettings(_Section):
+    max_ms: int = _within(30_000, 1, 600_000)
+    waiters: int = _within(100_000, 1, 10_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class FramesSettings(_Section):
+    max_in_flight: int = _within(4096, 1, 1_000_000)
+    max_frame_bytes: int = _within(64 * MIB, 4 * KIB, GIB)
+    max_buffered_bytes: int = _within(64 * MIB, 4 * KIB, 4 * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    cluster: ClusterSettings = ClusterSettings()
+    controller: ControllerSettings = ControllerSettings()
+    broker: BrokerSettings = BrokerSettings()
+    proxy: ProxySettings = ProxySettings()
+    http: HttpSettings = HttpSettings()
+    store: StoreSettings = StoreSettings()
+    message: MessageSettings = MessageSettings()
+    pop: PopSettings = PopSettings()
+    group: GroupSettings = GroupSettings()
+    topic: TopicSettings = TopicSettings()
+    poll: PollSettings = PollSettings()
+    frames: FramesSettings = FramesSettings()
+
+    def __post_init__(self) -> None:
+        """The largest message must fit wherever it passes, or it could never be stored or read."""
+        largest = self.message.largest_bytes
+        needs = f"which message.max_body_bytes = {self.message.max_body_bytes} needs"
+        for section, key, low in (
+            (self.store, "segment_bytes", largest),
+            (self.store, "max_pending_bytes", largest),
+            (self.frames, "max_frame_bytes", largest + self.pop.reply_bytes),
+        ):
+            if getattr(section, key) < low:
+                raise section.refuse(key, f"at least {low}, {needs}")
+
+    def flat(self) -> dict[str, object]:
+        """`section.key` -> value, in the order above."""
+        return {
+            f"{section.name}.{item.name}": getattr(getattr(self, section.name), item.name)
+            for section in fields(self)
+            for item in fields(getattr(self, section.name))
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`sources` says for each `section.key`: "default", the file, the variable or "--flag"."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+def load_settings(
+    path: str | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    *,
+    defaults: Mapping[str, object] | None = None,
+) -> Loaded:
+    """Settings from the file, the environment and flags (`section.key` -> value, None: not given).
+
+    `defaults` replaces built-in ones for a role (`popmq up` keeps small segments).  Raises
+    ConfigError for the first unknown name or impossible value.
+    """
+    known = Settings().flat()
+    values: dict[str, object] = {}
+    sources = dict.fromkeys(known, "default")
+
+    def take(key: str, value: object, source: str) -> None:
+        values[key] = _converted(key, value, known[key], source)
+        sources[key] = source
+
+    for key, value in (defaults or {}).items():
+        take(key, value, "default")
+    for key, value in _read_file(path, known).items():
+        take(key, value, str(path))
+    for variable, key in _variables(environ, known).items():
+        take(key, environ[variable], variable)
+    for key, value in flags.items():
+        if value is not None:
+            take(key, value, "--flag")
+    return Loaded(_build(values), sources)
+
+
+def _build(values: Mapping[str, object]) -> Settings:
+    built = Settings()
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in values.items():
+        section, name = key.split(".")
+        sections.setdefault(section, {})[name] = value
+    changed = {name: replace(getattr(built, name), **given) for name, given in sections.items()}
+    return replace(built, **changed)
+
+
+def _read_file(path: str | None, known: Mapping[str, object]) -> dict[str, object]:
+    if path is None:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    values: dict[str, object] = {}
+    for section, table in tables.items():
+        entries = table if isinstance(table, dict) else {"": table}
+        for name, value in entries.items():
+            key = f"{section}.{name}" if name else section
+            if key not in known:
+                raise _unknown(f"{path}: setting {key}", key, known)
+            values[key] = value
+    return values
+
+
+# Kubernetes puts POPMQ_SERVICE_HOST, POPMQ_PORT_8081_TCP and their like into every pod beside a
+# Service called popmq; no setting ends like one of them.
+_SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP)\w*)?$")
+
+
+def _variables(environ: Mapping[str, str], known: Mapping[str, object]) -> dict[str, str]:
+    names = {f"POPMQ_{key.replace('.', '_').upper()}": key for key in known}
+    for name in environ:
+        strange = name.startswith("POPMQ_") and name not in names and name != CLIENT_ENDPOINT
+        if strange and not _SERVICE_LINK.search(name):
+            raise _unknown(f"environment variable {name}", name, names)
+    return {name: key for name, key in names.items() if name in environ}
+
+
+def _unknown(what: str, name: str, known: Mapping[str, object]) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return ConfigError(f"{what} is unknown; the nearest known one is {near[0]}")
+
+
+def _converted(key: str, value: object, default: object, source: str) -> object:
+    """The value in the type of its default; `source` is named when it cannot be one."""
+    try:
+        return _as_type_of(default, key, value)
+    except ConfigError as error:
+        raise ConfigError(f"{key} = {shown(value)} ({source}): {error}") from error
+
+
+def _as_type_of(default: object, key: str, value: object) -> object:
+    match default:
+        case bool():
+            return _as_bool(value)
+        case int():
+            return _as_int(key, value)
+        case tuple():
+            return _as_texts(value)
+        case _ if isinstance(value, str):
+            return value
+    raise ConfigError("a text in quotes")
+
+
+def _as_bool(value: object) -> bool:
+    if str(value) not in ("true", "false", "True", "False"):
+        raise ConfigError("true or false")
+    return str(value).lower() == "true"
+
+
+def _as_texts(value: object) -> tuple[str, ...]:
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise ConfigError("a list of texts")
+    return tuple(text.strip() for text in given if text.strip())
+
+
+def _as_int(key: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    if re.fullmatch(r"-?\d+", text, re.ASCII):
+        return int(text)
+    if key.endswith("_ms"):
+        return parse_duration_ms(text or str(value))
+    if key.endswith("_bytes"):
+        return parse_size(text or str(value))
+    raise ConfigError("a whole number")
+
+
+def shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

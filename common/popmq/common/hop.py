@@ -1,0 +1,405 @@
+"""What proxies ask of a broker: the kinds of frames and the fixed payloads of the frequent ones.
+
+Sent, popped, acked and changed messages travel as structs (big-endian, strings with a length
+in front); everything rare is protobuf (`wire/admin.proto`).  The same bytes are used when
+proxy and broker share a process, so a test of one way is a test of both.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from popmq.common.errors import Code, PopmqError, Refused
+
+
+class Kind(IntEnum):
+    """Second byte of a frame's header (CONTRACTS.md)."""
+
+    HELLO = 1
+    REPLY = 2
+    ERROR = 3
+    CANCEL = 4
+    PUT = 16
+    POP = 17
+    ACK = 18
+    CHANGE = 19
+    DESCRIBE_TOPIC = 32
+    CREATE_TOPIC = 33
+    ALTER_TOPIC = 34
+    DELETE_TOPIC = 35
+    LIST_TOPICS = 36
+    DESCRIBE_GROUP = 37
+    CREATE_GROUP = 38
+    ALTER_GROUP = 39
+    DELETE_GROUP = 40
+    LIST_GROUPS = 41
+    REGISTER = 64
+    ROUTES = 65
+
+
+OnReply = Callable[[bytes | PopmqError], None]
+
+
+class Port(Protocol):
+    """A way to one peer: over frames, or a call in the same process."""
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        """Ask; `on_reply` is called once, on the loop, with the reply's body or the refusal.
+
+        Returns an id for `cancel`.  A refusal may come before this returns.
+        """
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """The asker is gone: `on_reply` will not be called, and a waiting pop is given up."""
+        ...
+
+
+class FilterType(IntEnum):
+    NONE = 0
+    TAG = 1
+    SQL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PutEntry:
+    """One message to store. `queue_id` -1 lets the broker choose; `head` and `properties` are
+    the two slices of D5."""
+
+    type: int
+    head: bytes
+    properties: bytes
+    tag_hash: int = 0
+    queue_id: int = -1
+    due_ms: int = 0
+    message_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PutRequest:
+    topic: str
+    entries: Sequence[PutEntry]
+    auto_create: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    code: int = Code.OK
+    message: str = ""
+    queue_id: int = 0
+    queue_offset: int = 0
+
+
+AUTO_RENEW = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PopRequest:
+    topic: str
+    group: str
+    client_id: str
+    limit: int
+    invisible_ms: int  # 0: the broker's default
+    poll_ms: int
+    queue_id: int = -1
+    auto_renew: bool = False
+    filter_type: int = FilterType.NONE
+    expression: str = ""
+    attempt_id: str = ""
+    reply_bytes: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message handed out; times in wall milliseconds."""
+
+    queue_id: int
+    queue_offset: int
+    attempt: int
+    stored_ms: int
+    handle: bytes
+    head: bytes
+    properties: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PopReply:
+    deliveries: Sequence[Delivery] = field(default_factory=tuple)
+    rest: int = 0  # messages still readable in the queues that were visited
+
+
+@dataclass(frozen=True, slots=True)
+class AckRequest:
+    topic: str
+    group: str
+    handles: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class AckResult:
+    code: int = Code.OK
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    topic: str
+    group: str
+    handle: bytes
+    invisible_ms: int
+
+
+_U8 = struct.Struct(">B")
+_U16 = struct.Struct(">H")
+_PUT = struct.Struct(">BH")
+_ENTRY = struct.Struct(">BiQqHII")
+_PUT_RESULT = struct.Struct(">IIQH")
+_POP = struct.Struct(">HIQIIiBBI")
+_POP_REPLY = struct.Struct(">HQ")
+_DELIVERY = struct.Struct(">IQHQHII")
+_ACK_RESULT = struct.Struct(">IH")
+_CHANGE = struct.Struct(">qH")
+_ERROR = struct.Struct(">I")
+
+
+def encode_error(error: PopmqError) -> bytes:
+    return _ERROR.pack(error.code) + str(error).encode()
+
+
+def decode_error(body: bytes) -> PopmqError:
+    (code,) = _ERROR.unpack_from(body)
+    try:
+        known = Code(code)
+    except ValueError:
+        known = Code.INTERNAL_ERROR
+    return Refused(known, body[_ERROR.size :].decode(errors="replace"))
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return _U16.pack(len(data)) + data
+
+
+class _Reader:
+    """Takes a payload apart; a payload that ends early is the sender's mistake."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def fields(self, layout: struct.Struct) -> tuple[int, ...]:
+        try:
+            values = layout.unpack_from(self.data, self.at)
+        except struct.error as error:
+            raise Refused(Code.BAD_REQUEST, "the frame's payload ends early") from error
+        self.at += layout.size
+        return values
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.data):
+            raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
+        value = self.data[self.at : end]
+        self.at = end
+        return value
+
+    def text(self) -> str:
+        (size,) = self.fields(_U16)
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError as error:
+            raise Refused(Code.BAD_REQUEST, "the frame's payload has bytes, not text") from error
+
+
+def encode_put(request: PutRequest) -> bytes:
+    parts = [_text(request.topic), _PUT.pack(request.auto_create, len(request.entries))]
+    for entry in request.entries:
+        name = entry.message_id.encode()
+        parts += (
+            _ENTRY.pack(
+                entry.type,
+                entry.queue_id,
+                entry.tag_hash,
+                entry.due_ms,
+                len(name),
+                len(entry.head),
+                len(entry.properties),
+            ),
+            name,
+            entry.head,
+            entry.properties,
+        )
+    return b"".join(parts)
+
+
+def decode_put(body: bytes) -> PutRequest:
+    reader = _Reader(body)
+    topic = reader.text()
+    auto_create, count = reader.fields(_PUT)
+    entries = []
+    for _ in range(count):
+        kind, queue, tag, due, id_size, head_size, properties_size = reader.fields(_ENTRY)
+        name = reader.take(id_size).decode(errors="replace")
+        head = reader.take(head_size)
+        entries.append(PutEntry(kind, head, reader.take(properties_size), tag, queue, due, name))
+    return PutRequest(topic, entries, bool(auto_create))
+
+
+def encode_put_reply(results: Sequence[PutResult]) -> bytes:
+    parts = [_U16.pack(len(results))]
+    for result in results:
+        text = result.message.encode()
+        parts.append(
+            _PUT_RESULT.pack(result.code, result.queue_id, result.queue_offset, len(text)) + text
+        )
+    return b"".join(parts)
+
+
+def decode_put_reply(body: bytes) -> list[PutResult]:
+    reader = _Reader(body)
+    (count,) = reader.fields(_U16)
+    results = []
+    for _ in range(count):
+        code, queue, offset, size = reader.fields(_PUT_RESULT)
+        results.append(PutResult(code, reader.take(size).decode(), queue, offset))
+    return results
+
+
+def encode_pop(request: PopRequest) -> bytes:
+    return b"".join(
+        (
+            _POP.pack(
+                request.limit,
+                request.poll_ms,
+                request.invisible_ms,
+                request.reply_bytes,
+                0,
+                request.queue_id,
+                AUTO_RENEW if request.auto_renew else 0,
+                request.filter_type,
+                0,
+            ),
+            _text(request.topic),
+            _text(request.group),
+            _text(request.client_id),
+            _text(request.expression),
+            _text(request.attempt_id),
+        )
+    )
+
+
+def decode_pop(body: bytes) -> PopRequest:
+    reader = _Reader(body)
+    limit, poll, invisible, reply_bytes, _, queue, flags, filter_type, _ = reader.fields(_POP)
+    return PopRequest(
+        limit=limit,
+        poll_ms=poll,
+        invisible_ms=invisible,
+        reply_bytes=reply_bytes,
+        queue_id=queue,
+        auto_renew=bool(flags & AUTO_RENEW),
+        filter_type=filter_type,
+        topic=reader.text(),
+        group=reader.text(),
+        client_id=reader.text(),
+        expression=reader.text(),
+        attempt_id=reader.text(),
+    )
+
+
+def encode_pop_reply(reply: PopReply) -> bytes:
+    parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest)]
+    for one in reply.deliveries:
+        parts += (
+            _DELIVERY.pack(
+                one.queue_id,
+                one.queue_offset,
+                one.attempt,
+                one.stored_ms,
+                len(one.handle),
+                len(one.head),
+                len(one.properties),
+            ),
+            one.handle,
+            one.head,
+            one.properties,
+        )
+    return b"".join(parts)
+
+
+def decode_pop_reply(body: bytes) -> PopReply:
+    reader = _Reader(body)
+    count, rest = reader.fields(_POP_REPLY)
+    deliveries = []
+    for _ in range(count):
+        queue, offset, attempt, stored, handle, head, properties = reader.fields(_DELIVERY)
+        deliveries.append(
+            Delivery(
+                queue,
+                offset,
+                attempt,
+                stored,
+                reader.take(handle),
+                reader.take(head),
+                reader.take(properties),
+            )
+        )
+    return PopReply(deliveries, rest)
+
+
+def encode_ack(request: AckRequest) -> bytes:
+    parts = [_text(request.topic), _text(request.group), _U16.pack(len(request.handles))]
+    for handle in request.handles:
+        parts += (_U16.pack(len(handle)), handle)
+    return b"".join(parts)
+
+
+def decode_ack(body: bytes) -> AckRequest:
+    reader = _Reader(body)
+    topic, group = reader.text(), reader.text()
+    (count,) = reader.fields(_U16)
+    handles = []
+    for _ in range(count):
+        (size,) = reader.fields(_U16)
+        handles.append(reader.take(size))
+    return AckRequest(topic, group, handles)
+
+
+def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
+    parts = [_U16.pack(len(results))]
+    for result in results:
+        text = result.message.encode()
+        parts.append(_ACK_RESULT.pack(result.code, len(text)) + text)
+    return b"".join(parts)
+
+
+def decode_ack_reply(body: bytes) -> list[AckResult]:
+    reader = _Reader(body)
+    (count,) = reader.fields(_U16)
+    results = []
+    for _ in range(count):
+        code, size = reader.fields(_ACK_RESULT)
+        results.append(AckResult(code, reader.take(size).decode()))
+    return results
+
+
+def encode_change(request: ChangeRequest) -> bytes:
+    return b"".join(
+        (
+            _text(request.topic),
+            _text(request.group),
+            _CHANGE.pack(request.invisible_ms, len(request.handle)),
+            request.handle,
+        )
+    )
+
+
+def decode_change(body: bytes) -> ChangeRequest:
+    reader = _Reader(body)
+    topic, group = reader.text(), reader.text()
+    invisible_ms, size = reader.fields(_CHANGE)
+    return ChangeRequest(topic, group, reader.take(size), invisible_ms)

@@ -1,0 +1,277 @@
+"""The one binary record of the log, and its checksum (docs/concepts/store.md).
+
+Every record starts with the same 56 bytes (big-endian):
+
+    0  size u32         the whole record, these bytes included
+    4  crc32c u32       over bytes [8, size)
+    8  version u8 = 1
+    9  kind u8          RecordKind
+    10 flags u16
+    12 epoch u32        of the master that wrote it
+    16 position u64     its own first byte in the log: a stale record never matches
+    24 log_ms u64       log time (never goes back)
+    32 wall_ms u64      the writer's wall clock
+    40 topic_id u32
+    44 queue_id u32
+    48 queue_offset u64
+
+A MESSAGE goes on with 24 bytes and four parts:
+
+    56 tag_hash u64
+    64 head_size u32         the client's message without its system properties, verbatim
+    68 properties_size u32   the content of its system_properties
+    72 token_size u16        0, or a revival token (`RevivalToken`)
+    74 attempt u16           delivery attempt that this stored copy stands for, from 1
+    76 reserved u32
+    80 token | head | properties
+
+Every other kind has its own body after byte 56 (`pop_check_point.py`, `registry.py`).
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+
+from crc32c import crc32c
+
+RECORD_VERSION = 1
+HEADER_SIZE = 56
+MESSAGE_HEADER_SIZE = 80
+# size, crc | version, kind, flags, epoch, position, log_ms, wall_ms, topic, queue, offset
+_FRONT = struct.Struct(">II")
+_REST = struct.Struct(">BBHIQQQIIQ")
+_HEADER = struct.Struct(">IIBBHIQQQIIQ")
+_MESSAGE = struct.Struct(">QIIHHI")
+_REST_AND_MESSAGE = struct.Struct(">BBHIQQQIIQQIIHHI")
+_TOKEN = struct.Struct(">BBHIQIIQQ")
+
+assert _FRONT.size + _REST.size == _HEADER.size == HEADER_SIZE
+assert _HEADER.size + _MESSAGE.size == MESSAGE_HEADER_SIZE
+
+
+class RecordKind(IntEnum):
+    MESSAGE = 1
+    PADDING = 2  # fills a segment's end; the rest of the segment follows it unread
+    META = 3  # a topic, group or secret: rmq_sys_meta
+    REVIVE = 4  # check point, ack, change ...: the revive topic's own record
+    OFFSET = 5  # a group's offset set by hand or at first use: rmq_sys_offsets
+    EPOCH_START = 6  # first record of each start as master
+
+
+class BadRecord(Exception):
+    """The bytes are not a whole, intact record of this position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    size: int
+    kind: int
+    flags: int
+    epoch: int
+    position: int
+    log_ms: int
+    wall_ms: int
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every record of one step shares."""
+
+    epoch: int
+    log_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RevivalToken:
+    """Names the delivery that a retry or dead-letter record ends (RULES 6).
+
+    The record *is* the revival: whoever applies it marks that member of that check point as
+    done, so a revival is written once whatever crashes.
+    """
+
+    SIZE = _TOKEN.size
+    dead: bool
+    member: int
+    check_point_epoch: int
+    check_point_sequence: int
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    first_log_ms: int
+
+    def encode(self) -> bytes:
+        return _TOKEN.pack(
+            1,
+            self.member,
+            1 if self.dead else 0,
+            self.check_point_epoch,
+            self.check_point_sequence,
+            self.topic_id,
+            self.queue_id,
+            self.queue_offset,
+            self.first_log_ms,
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RevivalToken":
+        version, member, dead, epoch, sequence, topic, queue, offset, first = _TOKEN.unpack(data)
+        if version != 1:
+            raise BadRecord(f"revival token version {version} is unknown")
+        return cls(bool(dead), member, epoch, sequence, topic, queue, offset, first)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A MESSAGE record taken apart; `head` and `properties` are the client's bytes."""
+
+    header: Header
+    tag_hash: int
+    attempt: int
+    token: RevivalToken | None
+    head: bytes
+    properties: bytes
+
+
+def encode_record(
+    *,
+    kind: int,
+    stamp: Stamp,
+    position: int,
+    topic_id: int,
+    queue_id: int,
+    queue_offset: int,
+    body: bytes = b"",
+    size: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """A record with an opaque body. `size` beyond the bytes is for PADDING only."""
+    rest = _REST.pack(
+        RECORD_VERSION,
+        kind,
+        flags,
+        stamp.epoch,
+        position,
+        stamp.log_ms,
+        stamp.wall_ms,
+        topic_id,
+        queue_id,
+        queue_offset,
+    )
+    front = _FRONT.pack(size or HEADER_SIZE + len(body), crc32c(body, crc32c(rest)))
+    return front + rest + body
+
+
+def encode_message(
+    *,
+    stamp: Stamp,
+    position: int,
+    topic_id: int,
+    queue_id: int,
+    queue_offset: int,
+    tag_hash: int,
+    head: bytes,
+    properties: bytes,
+    token: bytes = b"",
+    attempt: int = 1,
+) -> bytes:
+    rest = _REST_AND_MESSAGE.pack(
+        RECORD_VERSION,
+        RecordKind.MESSAGE,
+        0,
+        stamp.epoch,
+        position,
+        stamp.log_ms,
+        stamp.wall_ms,
+        topic_id,
+        queue_id,
+        queue_offset,
+        tag_hash,
+        len(head),
+        len(properties),
+        len(token),
+        attempt,
+        0,
+    )
+    tail = b"".join((rest, token, head, properties))
+    return _FRONT.pack(8 + len(tail), crc32c(tail)) + tail
+
+
+def message_size(head: bytes, properties: bytes, token: bytes = b"") -> int:
+    return MESSAGE_HEADER_SIZE + len(token) + len(head) + len(properties)
+
+
+def decode_header(data: bytes | memoryview, offset: int = 0) -> Header:
+    """The header alone, unchecked. Raises BadRecord when the bytes end or cannot be one."""
+    if len(data) - offset < HEADER_SIZE:
+        raise BadRecord("the bytes end inside a record header")
+    size, _crc, version, *fields = _HEADER.unpack_from(data, offset)
+    if version != RECORD_VERSION:
+        raise BadRecord(f"record version {version} is unknown (this build reads 1)")
+    if size < HEADER_SIZE:
+        raise BadRecord(f"record size {size} is below the header's {HEADER_SIZE}")
+    return Header(size, *fields)
+
+
+def check_record(data: bytes | memoryview, offset: int, position: int) -> Header:
+    """The header of an intact record that says it stands at `position`; else BadRecord."""
+    header = decode_header(data, offset)
+    if header.position != position:
+        raise BadRecord(f"record says position {header.position}, read at {position}")
+    end = offset + header.size
+    if header.kind == RecordKind.PADDING:
+        end = offset + HEADER_SIZE
+    if end > len(data):
+        raise BadRecord("the bytes end inside a record")
+    expected = _FRONT.unpack_from(data, offset)[1]
+    with memoryview(data)[offset + 8 : end] as checked:
+        if crc32c(checked) != expected:
+            raise BadRecord("crc32c does not match")
+    return header
+
+
+def decode_message(data: bytes | memoryview, offset: int = 0) -> StoredMessage:
+    """A MESSAGE that `check_record` has passed, or that was read behind the confirmed position."""
+    header = decode_header(data, offset)
+    tag_hash, head_size, properties_size, token_size, attempt, _ = _MESSAGE.unpack_from(
+        data, offset + HEADER_SIZE
+    )
+    token_at = offset + MESSAGE_HEADER_SIZE
+    head_at = token_at + token_size
+    properties_at = head_at + head_size
+    end = properties_at + properties_size
+    if header.kind != RecordKind.MESSAGE or end != offset + header.size or end > len(data):
+        raise BadRecord(f"record at {header.position} is not a message")
+    token = RevivalToken.decode(bytes(data[token_at:head_at])) if token_size else None
+    return StoredMessage(
+        header,
+        tag_hash,
+        attempt,
+        token,
+        bytes(data[head_at:properties_at]),
+        bytes(data[properties_at:end]),
+    )
+
+
+def peek_message(data: bytes | memoryview) -> tuple[int, RevivalToken | None]:
+    """Tag hash and revival token of a checked MESSAGE record, without its content."""
+    tag, _, _, token_size, _, _ = _MESSAGE.unpack_from(data, HEADER_SIZE)
+    if not token_size:
+        return tag, None
+    token_at = MESSAGE_HEADER_SIZE
+    return tag, RevivalToken.decode(bytes(data[token_at : token_at + token_size]))
+
+
+def tag_hash(tag: str) -> int:
+    """64 bits of a tag for the index; 0 stands for no tag. Equality is checked on the text."""
+    if not tag:
+        return 0
+    return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "big") or 1

@@ -1,0 +1,234 @@
+"""What a process tells its operator: JSON log lines, metrics, and whether it is alive and ready.
+
+Hot paths keep plain integers; a collector reads them when somebody asks.  The HTTP endpoint
+answers small GET requests, one per connection, and never holds up the loop it shares
+(docs/concepts/observing.md).
+"""
+
+import asyncio
+import json
+import logging
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from importlib.metadata import version
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    GCCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from popmq.common.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+HEAD_LIMIT_BYTES = 8192
+CONNECTION_LIMIT = 64
+REQUEST_TIMEOUT_S = 5.0
+
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One event per line: time, level, role, event, then the fields of `extra`."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "role": self._role,
+            "event": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _STANDARD_FIELDS:
+                line.setdefault(name, value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def setup_logging(role: str, level: str = "info") -> None:
+    """Send every logger of the process to stderr as JSON; replaces handlers set before."""
+    known = ("debug", "info", "warning", "error")
+    if level not in known:
+        raise ConfigError(f"log level {level} is unknown: one of {', '.join(known)}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(role))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class MetricKind(Enum):
+    COUNTER = CounterMetricFamily
+    GAUGE = GaugeMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One reading. Unit last in the name; a counter's name ends in `_total` on the page."""
+
+    name: str
+    help: str
+    value: float
+    kind: MetricKind = MetricKind.COUNTER
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def counters_collector(prefix: str, read: Callable[[], Iterable[Metric]]) -> Collector:
+    """A collector that calls `read` for each scrape and puts `prefix` before every name."""
+    return _ReadCollector(prefix, read)
+
+
+class _ReadCollector(Collector):
+    def __init__(self, prefix: str, read: Callable[[], Iterable[Metric]]) -> None:
+        self._prefix = prefix
+        self._read = read
+
+    def describe(self) -> list[CounterMetricFamily]:
+        """Nothing, so that registering does not read before the owner is ready."""
+        return []
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for metric in self._read():
+            name = self._prefix + metric.name
+            if name not in families:
+                families[name] = metric.kind.value(name, metric.help, labels=list(metric.labels))
+            families[name].add_metric(list(metric.labels.values()), metric.value)
+        yield from families.values()
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry of one process, with what the interpreter and the kernel say about it."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+# Whether the role does its work now, and why not, for a person.
+Ready = Callable[[], tuple[bool, Mapping[str, object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: str
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+    @classmethod
+    def of_json(cls, status: str, value: Mapping[str, object]) -> "_Answer":
+        body = json.dumps(value, default=str).encode() + b"\n"
+        return cls(status, body, "application/json")
+
+    def encode(self) -> bytes:
+        head = (
+            f"HTTP/1.1 {self.status}\r\n"
+            f"Content-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\n"
+            "Allow: GET\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+_BAD_REQUEST = _Answer("400 Bad Request", b"this is not a GET request of HTTP/1.1\n")
+
+
+class HttpEndpoint:
+    """/metrics, /livez, /readyz and /version of one role."""
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, ready: Ready, role: str
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._registry = registry
+        self._ready = ready
+        self._role = role
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """Listen; the port in use, which is a free one when port 0 was asked for."""
+        self._server = await asyncio.start_server(
+            self._accept, self._host, self._port, limit=HEAD_LIMIT_BYTES
+        )
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening and break off requests that are still going on."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= CONNECTION_LIMIT:
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                writer.write((await self._answer(reader)).encode())
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError):
+            pass  # the asker went away or was too slow; it asks again
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> _Answer:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return _BAD_REQUEST
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
+            return _BAD_REQUEST
+        method, target, _ = words
+        if method != "GET":
+            return _Answer("405 Method Not Allowed", b"only GET is answered here\n")
+        try:
+            return self._page(target.partition("?")[0])
+        except Exception:
+            # A broken collector must not take the health checks or the role with it.
+            logger.exception("page failed", extra={"path": target})
+            return _Answer("500 Internal Server Error", b"the log says why\n")
+
+    def _page(self, path: str) -> _Answer:
+        match path:
+            case "/metrics":
+                return _Answer("200 OK", generate_latest(self._registry), CONTENT_TYPE_LATEST)
+            case "/livez":
+                return _Answer("200 OK", b"ok\n")
+            case "/readyz":
+                ready, details = self._ready()
+                status = "200 OK" if ready else "503 Service Unavailable"
+                return _Answer.of_json(status, {"ready": ready, **details})
+            case "/version":
+                build = {"version": version("popmq"), "python": platform.python_version()}
+                return _Answer.of_json("200 OK", {**build, "role": self._role})
+        pages = b"there are /metrics, /livez, /readyz and /version\n"
+        return _Answer("404 Not Found", pages)

@@ -1,0 +1,68 @@
+"""The only loops that wait: the step loop and the flusher thread (D2, D3).
+
+Code that decides is called from here with the time and never waits itself.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+Work = Callable[[], None]
+Done = Callable[[BaseException | None], None]
+Step = Callable[[], int]
+
+
+class Flusher(Protocol):
+    """Does blocking disk work elsewhere, one piece at a time, in the order it was handed over."""
+
+    def submit(self, work: Work, done: Done) -> None:
+        """Run `work`; then call `done` on the loop with its exception, or None."""
+        ...
+
+
+class FlusherThread:
+    """One thread for fdatasync. A batch is handed over whole, on the loop's thread (D2)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str = "flusher") -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[tuple[Work, Done] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work, done: Done) -> None:
+        self._jobs.put((work, done))
+
+    def stop(self) -> None:
+        """Finish what was handed over, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, done = job
+            try:
+                work()
+            except BaseException as error:  # handed to the loop, which decides
+                self._loop.call_soon_threadsafe(done, error)
+            else:
+                self._loop.call_soon_threadsafe(done, None)
+
+
+class InlineFlusher:
+    """Runs the work at once on the caller's thread: for tools, and tests under virtual time."""
+
+    def submit(self, work: Work, done: Done) -> None:
+        try:
+            work()
+        except OSError as error:
+            done(error)
+        else:
+            done(None)
+
+
+async def run_steps(step: Step, *, idle_ms: int) -> None:
+    """Call `step` for ever: again at once while it moved something, else after `idle_ms`."""
+    while True:  # noqa: ASYNC110 - the step decides by time, there is no event to wait for
+        await asyncio.sleep(0 if step() else idle_ms / 1000)

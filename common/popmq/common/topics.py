@@ -1,0 +1,201 @@
+"""Names and settings of topics and consumer groups.
+
+Topics and groups are records of the log (`rmq_sys_meta`); a name that is deleted and made
+again gets a new id, so old records never reach the new topic.  Name rules are RocketMQ's:
+letters, digits, `%`, `|`, `_`, `-`; 127 characters for a topic, 120 for a group.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from popmq.common.errors import Code, Refused
+
+META_TOPIC = "rmq_sys_meta"
+OFFSETS_TOPIC = "rmq_sys_offsets"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
+REVIVE_QUEUES = 8
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+
+TOPIC_NAME_LIMIT = 127
+GROUP_NAME_LIMIT = 120
+
+# Fixed ids of the system topics; users' topics are numbered from FIRST_USER_TOPIC_ID.
+META_TOPIC_ID = 1
+OFFSETS_TOPIC_ID = 2
+REVIVE_TOPIC_ID = 3
+FIRST_USER_TOPIC_ID = 64
+
+_ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
+_SYSTEM_NAMES = frozenset(
+    {"TBW102", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
+)
+
+
+class MessageType(IntEnum):
+    """What a topic takes, and what a message is; numbers of the public protocol, plus MIXED."""
+
+    NORMAL = 1
+    FIFO = 2
+    DELAY = 3
+    TRANSACTION = 4
+    MIXED = 100
+
+    def accepts(self, kind: "MessageType") -> bool:
+        return self is MessageType.MIXED or self is kind
+
+    @property
+    def accepted(self) -> tuple["MessageType", ...]:
+        if self is MessageType.MIXED:
+            return (
+                MessageType.NORMAL,
+                MessageType.FIFO,
+                MessageType.DELAY,
+                MessageType.TRANSACTION,
+            )
+        return (self,)
+
+
+class Permission(IntFlag):
+    """RocketMQ's bits: 4 readable, 2 writable."""
+
+    NONE = 0
+    WRITE = 2
+    READ = 4
+    READ_WRITE = 6
+
+
+class GroupType(IntEnum):
+    NORMAL = 1
+    FIFO = 2
+
+
+class StartAt(IntEnum):
+    """Where a group begins in a topic that it never read (D11: the oldest message)."""
+
+    OLDEST = 1
+    NEWEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One topic; `id` tells incarnations of the same name apart."""
+
+    id: int
+    name: str
+    queues: int = 8
+    type: MessageType = MessageType.NORMAL
+    permission: Permission = Permission.READ_WRITE
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.permission & Permission.READ)
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.permission & Permission.WRITE)
+
+
+# RocketMQ's retry steps (SubscriptionGroupConfig, CustomizedRetryPolicy), in milliseconds.
+CUSTOMISED_BACK_OFF_MS = tuple(
+    1000 * s
+    for s in (
+        *(1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600),
+        *(1200, 1800, 3600, 7200),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionGroup:
+    """One consumer group. `max_attempts` counts deliveries, the first included."""
+
+    id: int
+    name: str
+    type: GroupType = GroupType.NORMAL
+    max_attempts: int = 17
+    back_off_ms: tuple[int, ...] = CUSTOMISED_BACK_OFF_MS
+    start_at: StartAt = StartAt.OLDEST
+
+    def back_off_after_ms(self, attempt: int) -> int:
+        """How long delivery `attempt` (from 1) waits for the next when the consumer failed."""
+        return self.back_off_ms[min(attempt, len(self.back_off_ms)) - 1]
+
+
+def retry_topic(group: str, topic: str) -> str:
+    """`+` is illegal in users' names, so the pair can be told apart again (RocketMQ's V2)."""
+    return f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def dlq_topic(group: str) -> str:
+    return f"{DLQ_PREFIX}{group}"
+
+
+def revive_topic(cluster: str) -> str:
+    return f"{REVIVE_PREFIX}{cluster}"
+
+
+def is_retry_topic(name: str) -> bool:
+    return name.startswith(RETRY_PREFIX)
+
+
+def is_system_topic(name: str) -> bool:
+    return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
+
+
+def check_topic_name(name: str) -> None:
+    """Raise ILLEGAL_TOPIC unless users may create and send to a topic of this name.
+
+    Retry topics are popmq's own.  A dead-letter topic may be read, which `check_readable`
+    allows, but nobody sends to it.
+    """
+    check_readable_topic_name(name)
+    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        raise Refused(
+            Code.ILLEGAL_TOPIC,
+            f"topic {name} is written by popmq only: names that start with "
+            f"{RETRY_PREFIX} or {DLQ_PREFIX} cannot be created or sent to",
+        )
+
+
+def check_readable_topic_name(name: str) -> None:
+    """Raise ILLEGAL_TOPIC unless clients may name this topic at all."""
+    if not name.strip():
+        raise Refused(Code.ILLEGAL_TOPIC, "the topic name is blank")
+    if len(name) > TOPIC_NAME_LIMIT:
+        raise Refused(
+            Code.ILLEGAL_TOPIC,
+            f"topic name of {len(name)} characters is longer than the limit {TOPIC_NAME_LIMIT}",
+        )
+    if not _ALLOWED.fullmatch(name):
+        raise Refused(
+            Code.ILLEGAL_TOPIC,
+            f"topic name {name!r} has characters outside ^[%|a-zA-Z0-9_-]+$",
+        )
+    if is_system_topic(name) or is_retry_topic(name):
+        raise Refused(Code.ILLEGAL_TOPIC, f"{name} is a system topic; clients cannot use it")
+
+
+def check_group_name(name: str) -> None:
+    """Raise ILLEGAL_CONSUMER_GROUP unless the name may be a consumer group's."""
+    if not name.strip():
+        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, "the consumer group name is blank")
+    if len(name) > GROUP_NAME_LIMIT:
+        raise Refused(
+            Code.ILLEGAL_CONSUMER_GROUP,
+            f"consumer group name of {len(name)} characters is longer than the limit "
+            f"{GROUP_NAME_LIMIT}",
+        )
+    if not _ALLOWED.fullmatch(name):
+        raise Refused(
+            Code.ILLEGAL_CONSUMER_GROUP,
+            f"consumer group name {name!r} has characters outside ^[%|a-zA-Z0-9_-]+$",
+        )
+    if name.startswith("CID_RMQ_SYS_"):
+        raise Refused(
+            Code.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group; clients cannot use it"
+        )

@@ -1,0 +1,1 @@
+"""The controller: who is master, epochs, the SyncStateSet and routes."""

@@ -1,0 +1,185 @@
+"""AckMessage and ChangeInvisibleDuration: receipt handles find their broker by themselves.
+
+A handle names its broker group; the proxy looks no further into it.  Push consumers repeat for
+ever what is neither OK nor INVALID_RECEIPT_HANDLE, so one bad entry must not hide the others and
+a single entry never becomes MULTIPLE_RESULTS.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from popmq.common.config import Settings
+from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError, Refused
+from popmq.common.hop import (
+    AckRequest,
+    AckResult,
+    ChangeRequest,
+    Kind,
+    Port,
+    decode_ack_reply,
+    encode_ack,
+    encode_change,
+)
+from popmq.common.topics import check_group_name, check_readable_topic_name
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.brokers import Brokers, port_of_handle
+from popmq.proxy.convert import (
+    duration_ms,
+    name_of,
+    ok,
+    parse,
+    status,
+    status_of,
+    status_only,
+)
+from popmq.proxy.rpc import Answer, Rpc
+from popmq.proxy.validate import change_invisible_ms, overall_code
+
+MAX_HANDLES = 1_024  # in one request to a broker
+
+
+class AckMessage:
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    def start(self, rpc: Rpc) -> None:
+        request = parse(service.AckMessageRequest, rpc.data)
+        topic, group = _topic_and_group(request.topic, request.group)
+        if not request.entries:
+            raise Refused(Code.BAD_REQUEST, "the request has no entry to acknowledge")
+        gathered = _Gathered(rpc, request.entries)
+        by_broker: dict[str, tuple[Port, list[int]]] = {}
+        for index, entry in enumerate(request.entries):
+            try:
+                name, port = port_of_handle(self._brokers, handle_bytes(entry.receipt_handle))
+                by_broker.setdefault(name, (port, []))[1].append(index)
+            except PopmqError as error:
+                gathered.settle(index, error)
+        for port, indexes in by_broker.values():
+            for part in _parts(indexes):
+                self._ask(gathered, port, AckRequest(topic, group, gathered.handles(part)), part)
+
+    def _ask(
+        self, gathered: "_Gathered", port: Port, request: AckRequest, part: Sequence[int]
+    ) -> None:
+        rpc = gathered.rpc
+        try:
+            timeout_ms = rpc.timeout_ms()
+        except PopmqError as error:
+            gathered.settle_all(part, error)
+            return
+        rpc.ask(port, Kind.ACK, encode_ack(request), timeout_ms, partial(gathered.settle_all, part))
+
+
+class _Gathered:
+    """One result per entry, in the order of the request; the reply leaves with the last."""
+
+    def __init__(self, rpc: Rpc, entries: Sequence[service.AckMessageEntry]) -> None:
+        self.rpc = rpc
+        self._entries = entries
+        self._results: list[AckResult] = [AckResult()] * len(entries)
+        self._missing = len(entries)
+
+    def handles(self, indexes: Sequence[int]) -> list[bytes]:
+        return [handle_bytes(self._entries[index].receipt_handle) for index in indexes]
+
+    def settle_all(self, indexes: Sequence[int], answer: Answer) -> None:
+        if isinstance(answer, PopmqError):
+            for index in indexes:
+                self.settle(index, answer)
+            return
+        results = decode_ack_reply(answer)
+        assert len(results) == len(indexes), "a broker answered for another number of handles"
+        for index, result in zip(indexes, results, strict=True):
+            self.settle(index, result)
+
+    def settle(self, index: int, result: AckResult | PopmqError) -> None:
+        if isinstance(result, PopmqError):
+            result = AckResult(result.code, str(result))
+        metrics = self.rpc.metrics
+        if result.code == Code.OK:
+            metrics.acks += 1
+        else:
+            metrics.refused[result.code] += 1
+        self._results[index] = result
+        self._missing -= 1
+        if not self._missing:
+            self.rpc.reply(ack_reply(self._entries, self._results))
+
+
+def ack_reply(entries: Sequence[service.AckMessageEntry], results: Sequence[AckResult]) -> bytes:
+    code = overall_code([one.code for one in results])
+    text = results[0].message if code == results[0].code else "the entries fared differently"
+    reply = service.AckMessageResponse(status=status(code, text or "OK"))
+    for entry, result in zip(entries, results, strict=True):
+        reply.entries.add(
+            message_id=entry.message_id,
+            receipt_handle=entry.receipt_handle,
+            status=status(result.code, result.message or "OK"),
+        )
+    return reply.SerializeToString()
+
+
+def refuse_ack(request: bytes, error: PopmqError) -> Sequence[bytes]:
+    """The whole request is refused: each entry says so too."""
+    try:
+        entries = parse(service.AckMessageRequest, request).entries
+    except PopmqError:
+        return (status_only(error),)
+    if not entries:
+        return (status_only(error),)
+    return (ack_reply(entries, [AckResult(error.code, str(error))] * len(entries)),)
+
+
+class ChangeInvisibleDuration:
+    def __init__(self, brokers: Brokers, settings: Settings) -> None:
+        self._brokers = brokers
+        self._limits = settings.pop
+
+    def start(self, rpc: Rpc) -> None:
+        request = parse(service.ChangeInvisibleDurationRequest, rpc.data)
+        topic, group = _topic_and_group(request.topic, request.group)
+        invisible_ms = change_invisible_ms(duration_ms(request.invisible_duration), self._limits)
+        handle = handle_bytes(request.receipt_handle)
+        _, port = port_of_handle(self._brokers, handle)
+        body = encode_change(ChangeRequest(topic, group, handle, invisible_ms))
+        rpc.ask(port, Kind.CHANGE, body, rpc.timeout_ms(), partial(self._changed, rpc))
+
+    def _changed(self, rpc: Rpc, answer: Answer) -> None:
+        if isinstance(answer, PopmqError):
+            raise answer
+        rpc.metrics.changes += 1
+        rpc.reply(_change_reply(ok(), answer.decode()))
+
+
+def refuse_change(request: bytes, error: PopmqError) -> Sequence[bytes]:
+    """With the handle of the request: clients store the field before they look at the status."""
+    try:
+        handle = parse(service.ChangeInvisibleDurationRequest, request).receipt_handle
+    except PopmqError:
+        handle = ""
+    return (_change_reply(status_of(error), handle),)
+
+
+def handle_bytes(handle: str) -> bytes:
+    try:
+        return handle.encode("ascii")
+    except UnicodeEncodeError as error:
+        raise InvalidReceiptHandle("the receipt handle is not base64 text") from error
+
+
+def _change_reply(found: pb.Status, handle: str) -> bytes:
+    reply = service.ChangeInvisibleDurationResponse(status=found, receipt_handle=handle)
+    return reply.SerializeToString()
+
+
+def _topic_and_group(topic: pb.Resource, group: pb.Resource) -> tuple[str, str]:
+    names = name_of(topic), name_of(group)
+    check_readable_topic_name(names[0])
+    check_group_name(names[1])
+    return names
+
+
+def _parts(indexes: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (indexes[at : at + MAX_HANDLES] for at in range(0, len(indexes), MAX_HANDLES))

@@ -1,0 +1,1 @@
+"""The public protocol: its definitions and the modules generated from them."""

@@ -1,0 +1,76 @@
+"""The settings that a client gets back on Telemetry: RocketMQ's numbers, and the group's.
+
+Every client breaks without some of them: a producer needs an exponential back-off, a consumer a
+back-off, a batch and a poll; the Node client reads an exponential back-off only, the Python
+client a customised one only (docs/concepts/proxy.md).
+"""
+
+from popmq.common.config import Settings
+from popmq.common.topics import GroupType, SubscriptionGroup
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.convert import duration
+
+PRODUCER_ATTEMPTS = 3
+PRODUCER_FIRST_MS, PRODUCER_LAST_MS = 10, 1_000
+MULTIPLIER = 2.0
+LONG_POLL_MS = 20_000
+LITE_SUBSCRIPTION_QUOTA = 2_000
+MAX_LITE_TOPIC_SIZE = 64
+
+
+def producer_settings(asked: pb.Settings, settings: Settings) -> pb.Settings:
+    """What the client sent, with what the server decides."""
+    answer = _echo(asked)
+    answer.backoff_policy.CopyFrom(
+        _exponential(PRODUCER_ATTEMPTS, PRODUCER_FIRST_MS, PRODUCER_LAST_MS)
+    )
+    answer.publishing.max_body_size = settings.message.max_body_bytes
+    answer.publishing.validate_message_type = True
+    return answer
+
+
+def consumer_settings(
+    asked: pb.Settings, group: SubscriptionGroup, settings: Settings
+) -> pb.Settings:
+    answer = _echo(asked)
+    steps = group.back_off_ms
+    if is_node(asked):
+        policy = _exponential(group.max_attempts, steps[0], steps[-1])
+    else:
+        policy = pb.RetryPolicy(
+            max_attempts=group.max_attempts,
+            customized_backoff=pb.CustomizedBackoff(next=map(duration, steps)),
+        )
+    answer.backoff_policy.CopyFrom(policy)
+    subscription = answer.subscription
+    subscription.fifo = group.type is GroupType.FIFO
+    subscription.receive_batch_size = settings.pop.max_batch
+    subscription.long_polling_timeout.CopyFrom(duration(min(LONG_POLL_MS, settings.poll.max_ms)))
+    subscription.lite_subscription_quota = LITE_SUBSCRIPTION_QUOTA
+    subscription.max_lite_topic_size = MAX_LITE_TOPIC_SIZE
+    return answer
+
+
+def unknown_group(name: str, settings: Settings) -> SubscriptionGroup:
+    """What a group that nobody made yet will be like."""
+    return SubscriptionGroup(id=0, name=name, max_attempts=settings.group.max_attempts)
+
+
+def is_node(asked: pb.Settings) -> bool:
+    return asked.user_agent.language == pb.Language.NODE_JS
+
+
+def _echo(asked: pb.Settings) -> pb.Settings:
+    answer = pb.Settings()
+    answer.CopyFrom(asked)
+    answer.metric.CopyFrom(pb.Metric(on=False))
+    return answer
+
+
+def _exponential(attempts: int, first_ms: int, last_ms: int) -> pb.RetryPolicy:
+    return pb.RetryPolicy(
+        max_attempts=attempts,
+        exponential_backoff=pb.ExponentialBackoff(
+            initial=duration(first_ms), max=duration(last_ms), multiplier=MULTIPLIER
+        ),
+    )

@@ -1,0 +1,335 @@
+"""The only file that knows both worlds: the public protobuf messages and popmq's own values.
+
+Handlers read requests and fill replies; how one of popmq's values looks there is decided here.
+A message is stored as two slices (D5).  `head` is what the client sent without its system
+properties, byte for byte; `properties` is the content of those, without what only the server
+may say.  A delivery is head + one field 3 = properties + this delivery's properties, so nothing
+is decoded on the way out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import md5
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.hop import Delivery, PutResult
+from popmq.common.topics import GroupType, MessageType, Permission, SubscriptionGroup, TopicConfig
+from popmq.common.wire import admin_pb2
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.validate import MessageFacts
+from popmq.proxy.wire_scan import BadWire, chunk, cut, fields, scalar, tag, varint
+
+M = TypeVar("M", bound=Message)
+
+# Field numbers, fixed by the public protocol.
+_MESSAGES = service.SendMessageRequest.MESSAGES_FIELD_NUMBER
+_SYSTEM_PROPERTIES = pb.Message.SYSTEM_PROPERTIES_FIELD_NUMBER
+_STATUS = service.ReceiveMessageResponse.STATUS_FIELD_NUMBER
+_P = pb.SystemProperties
+
+# A client may not say these: the server does, or they belong to one delivery.
+_Owned: TypeAlias = Literal[
+    "receipt_handle",
+    "store_timestamp",
+    "delivery_attempt",
+    "queue_offset",
+    "invisible_duration",
+    "dead_letter_queue",
+]
+_SERVER_OWNED_WITH_PRESENCE: tuple[_Owned, ...] = get_args(_Owned)
+_SERVER_OWNED: tuple[_Owned | Literal["store_host", "queue_id"], ...] = (
+    *_SERVER_OWNED_WITH_PRESENCE,
+    "store_host",
+    "queue_id",
+)
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Refused(Code.BAD_REQUEST, f"the request is no {kind.DESCRIPTOR.name}") from error
+
+
+# --- statuses
+
+
+def status(code: int, message: str) -> pb.Status:
+    return pb.Status(code=pb.Code.ValueType(int(code)), message=message)
+
+
+def status_of(error: PopmqError) -> pb.Status:
+    return status(error.code, str(error))
+
+
+def ok() -> pb.Status:
+    return status(Code.OK, "OK")
+
+
+def status_only(error: PopmqError) -> bytes:
+    """Any reply of the public service that holds nothing but its Status: always field 1."""
+    return chunk(_STATUS, status_of(error).SerializeToString())
+
+
+OK_ONLY = chunk(_STATUS, ok().SerializeToString())
+
+
+# --- names and times
+
+
+def name_of(resource: pb.Resource) -> str:
+    """The name of a topic or group. A namespace is refused: popmq would have to ignore it."""
+    if resource.resource_namespace:
+        raise Refused(
+            Code.UNSUPPORTED,
+            f"namespace {resource.resource_namespace!r} of {resource.name!r}: popmq has no "
+            "namespaces, leave it empty",
+        )
+    return resource.name
+
+
+def duration_ms(value: Duration) -> int:
+    return value.seconds * 1000 + value.nanos // 1_000_000
+
+
+def duration(ms: int) -> Duration:
+    return Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
+
+
+def _due_ms(value: Timestamp) -> int:
+    """Rounded up, so that no message is early."""
+    return value.seconds * 1000 - (-value.nanos // 1_000_000)
+
+
+def _timestamp(ms: int) -> bytes:
+    """A google.protobuf.Timestamp{seconds, nanos}."""
+    return scalar(1, ms // 1000) + scalar(2, ms % 1000 * 1_000_000)
+
+
+# --- topics and groups as brokers describe them
+
+
+def topic_of(reply: bytes) -> TopicConfig:
+    described = admin_pb2.TopicReply.FromString(reply)
+    _raise_refusal(described.status)
+    topic = described.topic
+    permission = Permission.NONE
+    if "r" in topic.permission:
+        permission |= Permission.READ
+    if "w" in topic.permission:
+        permission |= Permission.WRITE
+    kind = MessageType[topic.type.upper() or "NORMAL"]
+    return TopicConfig(topic.id, topic.name, topic.queues, kind, permission)
+
+
+def group_of(reply: bytes) -> SubscriptionGroup:
+    described = admin_pb2.GroupReply.FromString(reply)
+    _raise_refusal(described.status)
+    group = described.group
+    known = SubscriptionGroup(group.id, group.name)
+    return SubscriptionGroup(
+        id=group.id,
+        name=group.name,
+        type=GroupType[group.type.upper() or "NORMAL"],
+        max_attempts=group.max_attempts or known.max_attempts,
+        back_off_ms=tuple(group.back_off_ms) or known.back_off_ms,
+    )
+
+
+def _raise_refusal(found: admin_pb2.Status) -> None:
+    if found.code not in (0, Code.OK):
+        raise Refused(Code(found.code), found.message)
+
+
+# --- messages on their way in
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """One message of a SendMessageRequest: parsed, and where its bytes stand in the request."""
+
+    message: pb.Message
+    request: bytes
+    start: int
+    end: int
+
+    @property
+    def topic(self) -> str:
+        return name_of(self.message.topic)
+
+    @property
+    def message_id(self) -> str:
+        return self.message.system_properties.message_id
+
+    def facts(self) -> MessageFacts:
+        message, sent = self.message, self.message.system_properties
+        due = sent.HasField("delivery_timestamp")
+        recovery = sent.HasField("orphaned_transaction_recovery_duration")
+        return MessageFacts(
+            body_bytes=len(message.body),
+            message_id=sent.message_id,
+            user_properties=message.user_properties,
+            tag=sent.tag,
+            keys=sent.keys,
+            message_group=sent.message_group,
+            deliver_at_ms=_due_ms(sent.delivery_timestamp) if due else None,
+            claimed_type=sent.message_type,
+            recovery_ms=(
+                duration_ms(sent.orphaned_transaction_recovery_duration) if recovery else None
+            ),
+            lite_topic=sent.lite_topic,
+            priority=sent.priority,
+        )
+
+    def slices(self, kind: MessageType, *, peer: str, now_ms: int) -> tuple[bytes, bytes]:
+        """`head` and `properties` as they are stored.
+
+        The digest is ours, over the body as sent: a client refuses a message without one, each
+        understands another spelling of CRC32, and all know MD5 in upper case.
+        """
+        head, pieces = cut(self.request, _SYSTEM_PROPERTIES, self.start, self.end)
+        sent = self.message.system_properties
+        checksum = md5(self.message.body, usedforsecurity=False).hexdigest().upper()
+        content, has_digest = _stored_properties(sent, pieces, checksum)
+        parts = [content]
+        if not has_digest:
+            digest = pb.Digest(type=pb.DigestType.MD5, checksum=checksum)
+            parts.append(chunk(_P.BODY_DIGEST_FIELD_NUMBER, digest.SerializeToString()))
+        if not sent.body_encoding:
+            parts.append(scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY))
+        if int(sent.message_type) != kind:
+            parts.append(scalar(_P.MESSAGE_TYPE_FIELD_NUMBER, kind))
+        if not sent.born_host and peer:
+            parts.append(chunk(_P.BORN_HOST_FIELD_NUMBER, peer.encode()))
+        if not sent.HasField("born_timestamp"):
+            parts.append(chunk(_P.BORN_TIMESTAMP_FIELD_NUMBER, _timestamp(now_ms)))
+        return head, b"".join(parts)
+
+
+def sent_messages(data: bytes) -> list[SentMessage]:
+    """The messages of a SendMessageRequest."""
+    parsed = parse(service.SendMessageRequest, data).messages
+    try:
+        found = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == 2]
+    except BadWire as error:
+        raise Refused(Code.BAD_REQUEST, f"the request is no SendMessageRequest: {error}") from error
+    assert len(found) == len(parsed), "the scan and protobuf disagree about a request"
+    return [
+        SentMessage(message, data, field.content, field.end)
+        for message, field in zip(parsed, found, strict=True)
+    ]
+
+
+def _stored_properties(
+    sent: pb.SystemProperties, pieces: Sequence[bytes], checksum: str
+) -> tuple[bytes, bool]:
+    """The content as it may be stored, and whether our digest is in it already."""
+    has_digest = sent.HasField("body_digest")
+    same_digest = (
+        has_digest
+        and sent.body_digest.type == pb.DigestType.MD5
+        and sent.body_digest.checksum == checksum
+    )
+    if len(pieces) == 1 and (same_digest or not has_digest) and not _claims_too_much(sent):
+        return pieces[0], same_digest
+    clean = pb.SystemProperties()
+    clean.CopyFrom(sent)
+    for name in _SERVER_OWNED:
+        clean.ClearField(name)
+    if not same_digest:
+        clean.ClearField("body_digest")
+    return clean.SerializeToString(), same_digest
+
+
+def _claims_too_much(sent: pb.SystemProperties) -> bool:
+    if sent.queue_id or sent.store_host:  # these have no presence
+        return True
+    return any(map(sent.HasField, _SERVER_OWNED_WITH_PRESENCE))
+
+
+# --- messages on their way out
+
+
+def send_entry(result: PutResult, message_id: str) -> service.SendResultEntry:
+    """RocketMQ gives a transaction id, the message's, for messages of every type."""
+    if result.code != Code.OK:
+        found = status(result.code, result.message)
+        return service.SendResultEntry(status=found, message_id=message_id)
+    return service.SendResultEntry(
+        status=ok(),
+        message_id=message_id,
+        transaction_id=message_id,
+        offset=result.queue_offset,
+    )
+
+
+def delivered_message(one: Delivery, store_host: bytes) -> bytes:
+    """The Message of a delivery; its system properties are one field (rule of the Node client)."""
+    own = b"".join(
+        (
+            _STORE_TIMESTAMP,
+            _sized(_timestamp(one.stored_ms)),
+            _STORE_HOST,
+            _sized(store_host),
+            _RECEIPT_HANDLE,
+            _sized(one.handle),
+            _QUEUE_ID,
+            varint(one.queue_id),
+            _QUEUE_OFFSET,
+            varint(one.queue_offset),
+            _DELIVERY_ATTEMPT,
+            varint(one.attempt),
+        )
+    )
+    size = varint(len(one.properties) + len(own))
+    return b"".join((one.head, _PROPERTIES, size, one.properties, own))
+
+
+def message_part(one: Delivery, store_host: bytes) -> bytes:
+    """ReceiveMessageResponse{message}"""
+    return _MESSAGE + _sized(delivered_message(one, store_host))
+
+
+def status_part(found: pb.Status) -> bytes:
+    """ReceiveMessageResponse{status}"""
+    return chunk(_STATUS, found.SerializeToString())
+
+
+def delivery_time_part(now_ms: int) -> bytes:
+    """ReceiveMessageResponse{delivery_timestamp}"""
+    return _DELIVERY_TIMESTAMP + _sized(_timestamp(now_ms))
+
+
+def receive_parts(
+    deliveries: Sequence[Delivery], *, store_host: bytes, now_ms: int
+) -> Sequence[bytes]:
+    """Status, messages, delivery time: the order in which RocketMQ's proxy writes them."""
+    if not deliveries:
+        empty = status(Code.MESSAGE_NOT_FOUND, "no new message")
+        return status_part(empty), delivery_time_part(now_ms)
+    return (
+        OK_ONLY,
+        *(message_part(one, store_host) for one in deliveries),
+        delivery_time_part(now_ms),
+    )
+
+
+def _sized(content: bytes) -> bytes:
+    return varint(len(content)) + content
+
+
+_PROPERTIES = tag(_SYSTEM_PROPERTIES, 2)
+_STORE_TIMESTAMP = tag(_P.STORE_TIMESTAMP_FIELD_NUMBER, 2)
+_STORE_HOST = tag(_P.STORE_HOST_FIELD_NUMBER, 2)
+_RECEIPT_HANDLE = tag(_P.RECEIPT_HANDLE_FIELD_NUMBER, 2)
+_QUEUE_ID = tag(_P.QUEUE_ID_FIELD_NUMBER, 0)
+_QUEUE_OFFSET = tag(_P.QUEUE_OFFSET_FIELD_NUMBER, 0)
+_DELIVERY_ATTEMPT = tag(_P.DELIVERY_ATTEMPT_FIELD_NUMBER, 0)
+_MESSAGE = tag(service.ReceiveMessageResponse.MESSAGE_FIELD_NUMBER, 2)
+_DELIVERY_TIMESTAMP = tag(service.ReceiveMessageResponse.DELIVERY_TIMESTAMP_FIELD_NUMBER, 2)

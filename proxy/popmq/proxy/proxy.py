@@ -1,0 +1,97 @@
+"""The proxy as one object: which handler serves which method of the public services.
+
+proxy = Proxy(settings, brokers, clock)
+transport = GrpcioTransport(proxy.methods(), host, port)
+proxy.listening_on(host, await transport.start())
+"""
+
+from popmq.common.clock import Clock
+from popmq.common.config import Settings, format_address
+from popmq.common.errors import NotYet
+from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
+from popmq.proxy.admin import Admin
+from popmq.proxy.brokers import Brokers
+from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.query import EndpointChooser, Query
+from popmq.proxy.receive import ReceiveMessage
+from popmq.proxy.route import Routes
+from popmq.proxy.rpc import SERVICE, Handler, Rpc, method
+from popmq.proxy.send import SendMessage, refuse_send
+from popmq.proxy.telemetry import Telemetry, heartbeat, notify_client_termination
+from popmq.proxy.transport.seam import Method, Shape
+
+# RocketMQ answers these that are marked * with UNIMPLEMENTED; a Status says more.
+_NOT_YET = {
+    "ForwardMessageToDeadLetterQueue": "dead letters are written by the broker after the last "
+    "attempt; moving one there by request is not served yet",
+    "UpdateOffset": "offsets of pull consumers are not served yet",  # *
+    "GetOffset": "offsets of pull consumers are not served yet",  # *
+    "QueryOffset": "offsets of pull consumers are not served yet",  # *
+    "EndTransaction": "transactions are not served yet",
+    "RecallMessage": "delayed messages, and so their recall, are not served yet",
+    "SyncLiteSubscription": "lite topics are not served yet",  # *
+}
+_PULL_NOT_YET = "pull consumers are not served yet: use a push or simple consumer"
+
+
+class Proxy:
+    """Stateless (D6): it may be dropped and made anew at any time."""
+
+    def __init__(self, settings: Settings, brokers: Brokers, clock: Clock) -> None:
+        self.metrics = ProxyMetrics()
+        self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
+        self.telemetry = Telemetry(self.routes, settings, self.metrics)
+        self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
+        self._send = SendMessage(brokers, self.routes, settings, clock)
+        self._receive = ReceiveMessage(brokers, settings, clock)
+        self._ack = AckMessage(brokers)
+        self._change = ChangeInvisibleDuration(brokers, settings)
+        self._query = Query(brokers, self.routes, self._endpoints)
+        self._admin = Admin(brokers, self.metrics)
+
+    def listening_on(self, host: str, port: int) -> None:
+        """Tell it the address of its transport, for routes when nothing better is known."""
+        self._endpoints.listening = (host, port)
+
+    def drain(self) -> None:
+        """Let go of what waits: the step before the transport's `stop`."""
+        self._receive.drain()
+        self.telemetry.drain()
+
+    @property
+    def endpoint(self) -> str:
+        return format_address(*self._endpoints.listening)
+
+    def methods(self) -> list[Method]:
+        """Both services, for any transport."""
+        return [*self._messaging(), *self._admin.methods()]
+
+    def _messaging(self) -> list[Method]:
+        count = self.metrics
+        stream = Shape.SERVER_STREAM
+        return [
+            method("QueryRoute", self._query.route, count),
+            method("QueryAssignment", self._query.assignment, count),
+            method("SendMessage", self._send.start, count, refusal=refuse_send),
+            method(
+                "ReceiveMessage",
+                self._receive.start,
+                count,
+                refusal=self._receive.refuse,
+                shape=stream,
+            ),
+            method("AckMessage", self._ack.start, count, refusal=refuse_ack),
+            method("ChangeInvisibleDuration", self._change.start, count, refusal=refuse_change),
+            method("Heartbeat", heartbeat, count),
+            method("NotifyClientTermination", notify_client_termination, count),
+            Method(SERVICE + "Telemetry", Shape.BIDI_STREAM, open=self.telemetry.open),
+            method("PullMessage", _not_yet(_PULL_NOT_YET), count, shape=stream),
+            *(method(name, _not_yet(why), count) for name, why in _NOT_YET.items()),
+        ]
+
+
+def _not_yet(why: str) -> Handler:
+    def refuse(_rpc: Rpc) -> None:
+        raise NotYet(why)
+
+    return refuse

@@ -1,0 +1,152 @@
+"""ReceiveMessage: one long poll at one broker, answered as a stream.
+
+Clients disagree about queues (the Node client asks for queue 0 only, the Python one for any), so
+the queue's number is ignored: a receive serves all queues of the topic at its broker.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from popmq.common.clock import Clock
+from popmq.common.config import Settings
+from popmq.common.errors import Code, PopmqError, Unavailable
+from popmq.common.hop import Kind, PopRequest, decode_pop_reply, encode_pop
+from popmq.common.topics import check_group_name, check_readable_topic_name
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.brokers import Brokers
+from popmq.proxy.convert import (
+    delivery_time_part,
+    duration_ms,
+    name_of,
+    parse,
+    receive_parts,
+    status_of,
+    status_part,
+)
+from popmq.proxy.rpc import Answer, Rpc
+from popmq.proxy.validate import (
+    batch_limit,
+    check_attempt_id,
+    filter_of,
+    poll_ms,
+    receive_invisible_ms,
+)
+
+BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it ends
+
+
+class ReceiveMessage:
+    def __init__(self, brokers: Brokers, settings: Settings, clock: Clock) -> None:
+        self._brokers = brokers
+        self._settings = settings
+        self._clock = clock
+        self._turn = 0
+        self._waiting: set[Rpc] = set()
+        self._draining = False
+
+    def start(self, rpc: Rpc) -> None:
+        request = parse(service.ReceiveMessageRequest, rpc.data)
+        pop = self._pop_of(rpc, request)
+        rpc.metrics.receives += 1
+        self._wait(rpc)
+        try:
+            self._ask(rpc, pop, self._choices(request.message_queue.broker.name))
+        except PopmqError:
+            self._over(rpc)
+            raise
+
+    def drain(self) -> None:
+        """Answer the open polls with nothing, and later ones at once.
+
+        A Java SimpleConsumer throws when its poll is cut off, so a proxy that stops does this
+        before it closes connections.
+        """
+        self._draining = True
+        for rpc in tuple(self._waiting):
+            self._over(rpc)
+            rpc.give_up()
+            rpc.reply(*receive_parts((), store_host=b"", now_ms=self._clock.wall_ms()))
+
+    def _wait(self, rpc: Rpc) -> None:
+        self._waiting.add(rpc)
+        rpc.metrics.waiting_receives = len(self._waiting)
+        rpc.on_gone(partial(self._over, rpc))
+
+    def _over(self, rpc: Rpc) -> None:
+        self._waiting.discard(rpc)
+        rpc.metrics.waiting_receives = len(self._waiting)
+
+    def refuse(self, _request: bytes, error: PopmqError) -> Sequence[bytes]:
+        """Refusals travel as parts of the stream, the delivery time last, as in RocketMQ."""
+        return status_part(status_of(error)), delivery_time_part(self._clock.wall_ms())
+
+    def _pop_of(self, rpc: Rpc, request: service.ReceiveMessageRequest) -> PopRequest:
+        topic, group = name_of(request.message_queue.topic), name_of(request.group)
+        check_readable_topic_name(topic)
+        check_group_name(group)
+        check_attempt_id(request.attempt_id)
+        limits = self._settings.pop
+        asked = request.HasField("long_polling_timeout")
+        invisible = request.HasField("invisible_duration")
+        wanted = request.filter_expression
+        filter_type, expression = filter_of(wanted.type, wanted.expression)
+        return PopRequest(
+            topic=topic,
+            group=group,
+            client_id=rpc.client_id,
+            limit=batch_limit(request.batch_size, limits),
+            invisible_ms=receive_invisible_ms(
+                duration_ms(request.invisible_duration) if invisible else None,
+                auto_renew=request.auto_renew,
+                limits=limits,
+            ),
+            poll_ms=poll_ms(
+                duration_ms(request.long_polling_timeout) if asked else None,
+                rpc.call.remaining_ms(),
+                0 if self._draining else self._settings.poll.max_ms,
+            ),
+            auto_renew=request.auto_renew,
+            filter_type=filter_type,
+            expression=expression,
+            attempt_id=request.attempt_id,
+            reply_bytes=limits.reply_bytes,
+        )
+
+    def _choices(self, wanted: str) -> Sequence[str]:
+        """The broker that was named; without one, all, each call starting with the next."""
+        names = self._brokers.names()
+        if wanted in names:
+            return (wanted,)
+        if not names:
+            raise Unavailable("no broker is known yet")
+        self._turn += 1
+        first = self._turn % len(names)
+        return (*names[first:], *names[:first])
+
+    def _ask(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
+        sending = True
+
+        def answered(answer: Answer) -> None:
+            away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
+            if sending and away and len(names) > 1:
+                self._ask(rpc, pop, names[1:])
+                return
+            self._over(rpc)
+            self._deliver(rpc, names[0], answer)
+
+        try:
+            port = self._brokers.port(names[0])
+        except PopmqError as error:
+            answered(error)
+            return
+        timeout_ms = pop.poll_ms + BROKER_RESERVE_MS
+        rpc.ask(port, Kind.POP, encode_pop(pop), timeout_ms, answered)
+        sending = False
+
+    def _deliver(self, rpc: Rpc, broker: str, answer: Answer) -> None:
+        if isinstance(answer, PopmqError):
+            raise answer
+        deliveries = decode_pop_reply(answer).deliveries
+        rpc.metrics.received += len(deliveries)
+        now_ms = self._clock.wall_ms()
+        rpc.reply(*receive_parts(deliveries, store_host=broker.encode(), now_ms=now_ms))

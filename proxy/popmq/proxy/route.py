@@ -1,0 +1,145 @@
+"""What brokers say about topics and groups, remembered for a second.
+
+Every broker group holds every topic and group today, so the first that answers is believed.
+Many calls that miss the same name at once make one question.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from popmq.common.clock import Clock
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.hop import Kind
+from popmq.common.topics import SubscriptionGroup, TopicConfig
+from popmq.common.wire import admin_pb2
+from popmq.proxy.brokers import Brokers
+from popmq.proxy.convert import group_of, topic_of
+
+TTL_MS = 1_000
+MAX_REMEMBERED = 10_000
+DESCRIBE_TIMEOUT_MS = 2_000
+
+T = TypeVar("T")
+OnResult = Callable[[T | PopmqError], None]
+OnBytes = Callable[[bytes | PopmqError], None]
+
+
+class Routes:
+    """Topics and groups by name. Results may come before the call returns."""
+
+    def __init__(self, brokers: Brokers, clock: Clock, *, auto_create: bool) -> None:
+        self._brokers = brokers
+        self._auto_create = auto_create
+        self._topics: _Remembered[TopicConfig] = _Remembered(self._ask_topic, clock)
+        self._groups: _Remembered[SubscriptionGroup] = _Remembered(self._ask_group, clock)
+
+    def topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
+        """TOPIC_NOT_FOUND when there is none, and it may not be made on the spot."""
+        self._topics.get(name, on_result)
+
+    def group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
+        self._groups.get(name, on_result)
+
+    def forget_topic(self, name: str) -> None:
+        """Something contradicts what is remembered: ask again."""
+        self._topics.forget(name)
+
+    def _ask_topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
+        request = admin_pb2.DescribeTopicRequest(name=name, auto_create=self._auto_create)
+        body = request.SerializeToString()
+        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, partial(_decoded, topic_of, on_result))
+
+    def _ask_group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
+        body = admin_pb2.DescribeGroupRequest(name=name).SerializeToString()
+        ask_any(self._brokers, Kind.DESCRIBE_GROUP, body, partial(_decoded, group_of, on_result))
+
+
+def ask_any(
+    brokers: Brokers,
+    kind: Kind,
+    body: bytes,
+    on_answer: OnBytes,
+    *,
+    timeout_ms: int = DESCRIBE_TIMEOUT_MS,
+) -> None:
+    """Ask the broker groups in turn until one can be reached; its answer counts, also a refusal."""
+    _ask_next(brokers, tuple(brokers.names()), kind, body, timeout_ms, on_answer)
+
+
+def _ask_next(
+    brokers: Brokers,
+    names: Sequence[str],
+    kind: Kind,
+    body: bytes,
+    timeout_ms: int,
+    on_answer: OnBytes,
+) -> None:
+    if not names:
+        on_answer(Unavailable("no broker is known yet"))
+        return
+
+    def one_answered(answer: bytes | PopmqError) -> None:
+        away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
+        if away and len(names) > 1:
+            _ask_next(brokers, names[1:], kind, body, timeout_ms, on_answer)
+        else:
+            on_answer(answer)
+
+    try:
+        port = brokers.port(names[0])
+    except PopmqError as error:
+        one_answered(error)
+        return
+    port.request(kind, body, timeout_ms, one_answered)
+
+
+def _decoded(
+    decode: Callable[[bytes], T], on_result: OnResult[T], answer: bytes | PopmqError
+) -> None:
+    if isinstance(answer, PopmqError):
+        on_result(answer)
+        return
+    result: T | PopmqError
+    try:
+        result = decode(answer)
+    except PopmqError as error:
+        result = error
+    except (DecodeError, KeyError, ValueError) as error:
+        result = Refused(Code.INTERNAL_ERROR, f"a broker described something unreadable: {error}")
+    on_result(result)
+
+
+class _Remembered(Generic[T]):
+    """Answers for TTL_MS; refusals are told and not remembered."""
+
+    def __init__(self, ask: Callable[[str, OnResult[T]], None], clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._known: dict[str, tuple[int, T]] = {}
+        self._waiting: dict[str, list[OnResult[T]]] = {}
+
+    def get(self, name: str, on_result: OnResult[T]) -> None:
+        known = self._known.get(name)
+        if known is not None and self._clock.boot_ms() < known[0]:
+            on_result(known[1])
+            return
+        if (waiting := self._waiting.get(name)) is not None:
+            waiting.append(on_result)
+            return
+        self._waiting[name] = [on_result]
+        self._ask(name, partial(self._answered, name))
+
+    def forget(self, name: str) -> None:
+        self._known.pop(name, None)
+
+    def _answered(self, name: str, result: T | PopmqError) -> None:
+        self._known.pop(name, None)  # so that the dictionary stays in the order of asking
+        if not isinstance(result, PopmqError):
+            if len(self._known) >= MAX_REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[name] = (self._clock.boot_ms() + TTL_MS, result)
+        for on_result in self._waiting.pop(name):
+            on_result(result)

@@ -1,0 +1,277 @@
+"""SendMessage: every message of a request is stored, or refused, by itself.
+
+RocketMQ makes one batch of several messages and answers for one of them; here each gets its own
+entry and its own code.  A NORMAL message goes elsewhere while its broker cannot be reached, a
+FIFO message never does (D11): its group's order is worth more than one send.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from popmq.common.clock import Clock
+from popmq.common.config import Settings
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.hop import (
+    Kind,
+    PutEntry,
+    PutRequest,
+    PutResult,
+    decode_put_reply,
+    encode_put,
+)
+from popmq.common.message import tag_hash
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.brokers import Brokers
+from popmq.proxy.convert import SentMessage, send_entry, sent_messages, status, status_only
+from popmq.proxy.placement import place
+from popmq.proxy.route import Routes
+from popmq.proxy.rpc import Answer, Rpc
+from popmq.proxy.validate import (
+    check_message,
+    check_stored_size,
+    check_type,
+    check_writable,
+    overall_code,
+)
+
+MAX_PUT_BYTES = 16 << 20
+MAX_PUT_ENTRIES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A message that passed every check; `index` is its place in the request."""
+
+    index: int
+    key: str
+    entry: PutEntry
+    broker: str
+    movable: bool
+
+
+class SendMessage:
+    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
+        self._brokers = brokers
+        self._routes = routes
+        self._limits = settings.message
+        self._auto_create = settings.topic.auto_create
+        self._clock = clock
+
+    def start(self, rpc: Rpc) -> None:
+        sent = sent_messages(rpc.data)
+        topic = _one_topic(sent)
+        check_topic_name(topic)
+        self._routes.topic(topic, rpc.later(partial(self._put, rpc, sent, False)))
+
+    def _put(
+        self, rpc: Rpc, sent: Sequence[SentMessage], asked_again: bool, topic: TopicConfig
+    ) -> None:
+        check_writable(topic)
+        brokers = tuple(self._brokers.names())
+        outcomes = [
+            self._checked(index, one, topic, brokers, rpc.call.peer)
+            for index, one in enumerate(sent)
+        ]
+        refused = [(i, one) for i, one in enumerate(outcomes) if isinstance(one, PopmqError)]
+        conflict = any(one.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE for _, one in refused)
+        if conflict and not asked_again:
+            # The topic may have been altered since it was described.
+            self._routes.forget_topic(topic.name)
+            self._routes.topic(topic.name, rpc.later(partial(self._put, rpc, sent, True)))
+            return
+        batch = _Batch(rpc, topic, sent)
+        for index, error in refused:
+            batch.settle(index, error)
+        placed = [one for one in outcomes if isinstance(one, _Placed)]
+        self._dispatch(batch, placed, brokers)
+
+    def _checked(
+        self,
+        index: int,
+        one: SentMessage,
+        topic: TopicConfig,
+        brokers: Sequence[str],
+        peer: str,
+    ) -> _Placed | PopmqError:
+        try:
+            return self._place(index, one, topic, brokers, peer)
+        except PopmqError as error:
+            return error
+
+    def _place(
+        self,
+        index: int,
+        one: SentMessage,
+        topic: TopicConfig,
+        brokers: Sequence[str],
+        peer: str,
+    ) -> _Placed:
+        facts = one.facts()
+        now_ms = self._clock.wall_ms()
+        check_message(facts, self._limits)
+        kind = check_type(facts, topic, now_ms=now_ms)
+        head, properties = one.slices(kind, peer=peer, now_ms=now_ms)
+        check_stored_size(len(head) + len(properties), self._limits)
+        if not brokers:
+            raise Unavailable("no broker is known yet")
+        key = facts.message_group if kind is MessageType.FIFO else facts.message_id
+        broker, queue = place(key, brokers, topic.queues)
+        entry = PutEntry(
+            kind,
+            head,
+            properties,
+            tag_hash=tag_hash(facts.tag),
+            queue_id=queue,
+            message_id=facts.message_id,
+        )
+        return _Placed(index, key, entry, broker, kind is not MessageType.FIFO)
+
+    def _dispatch(self, batch: "_Batch", placed: Sequence[_Placed], brokers: Sequence[str]) -> None:
+        by_broker: dict[str, list[_Placed]] = {}
+        for one in placed:
+            by_broker.setdefault(one.broker, []).append(one)
+        for broker, group in by_broker.items():
+            for part in _parts(group):
+                self._ask(batch, broker, part, brokers)
+
+    def _ask(
+        self, batch: "_Batch", broker: str, part: Sequence[_Placed], brokers: Sequence[str]
+    ) -> None:
+        sending = True
+
+        def answered(answer: Answer) -> None:
+            away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
+            # A refusal that comes at once means that nothing was sent.
+            if sending and away:
+                assert isinstance(answer, PopmqError)
+                self._elsewhere(batch, answer, part, [name for name in brokers if name != broker])
+            else:
+                self._stored(batch, part, answer)
+
+        try:
+            port = self._brokers.port(broker)
+            timeout_ms = batch.rpc.timeout_ms()
+        except PopmqError as error:
+            answered(error)
+            return
+        entries = [one.entry for one in part]
+        body = encode_put(PutRequest(batch.topic.name, entries, self._auto_create))
+        batch.rpc.ask(port, Kind.PUT, body, timeout_ms, answered)
+        sending = False
+
+    def _elsewhere(
+        self, batch: "_Batch", error: PopmqError, part: Sequence[_Placed], brokers: Sequence[str]
+    ) -> None:
+        moved: list[_Placed] = []
+        for one in part:
+            if not one.movable or not brokers:
+                batch.settle(one.index, error)
+                continue
+            broker, queue = place(one.key, brokers, batch.topic.queues)
+            moved.append(_moved(one, broker, queue))
+        self._dispatch(batch, moved, brokers)
+
+    def _stored(self, batch: "_Batch", part: Sequence[_Placed], answer: Answer) -> None:
+        if isinstance(answer, PopmqError):
+            if answer.code is Code.TOPIC_NOT_FOUND:
+                self._routes.forget_topic(batch.topic.name)
+            for one in part:
+                batch.settle(one.index, answer)
+            return
+        results = decode_put_reply(answer)
+        assert len(results) == len(part), "a broker answered for another number of messages"
+        for one, result in zip(part, results, strict=True):
+            batch.settle(one.index, result)
+
+
+class _Batch:
+    """Gathers one result per message; the reply leaves with the last."""
+
+    def __init__(self, rpc: Rpc, topic: TopicConfig, sent: Sequence[SentMessage]) -> None:
+        self.rpc = rpc
+        self.topic = topic
+        self._sent = sent
+        self._results: list[PutResult | None] = [None] * len(sent)
+        self._missing = len(sent)
+
+    def settle(self, index: int, result: PutResult | PopmqError) -> None:
+        if isinstance(result, PopmqError):
+            result = PutResult(result.code, str(result))
+        metrics = self.rpc.metrics
+        if result.code == Code.OK:
+            metrics.sends += 1
+        else:
+            metrics.refused[result.code] += 1
+        self._results[index] = result
+        self._missing -= 1
+        if not self._missing:
+            results = [one for one in self._results if one is not None]
+            ids = [one.message_id for one in self._sent]
+            self.rpc.reply(send_reply(results, ids))
+
+
+def send_reply(results: Sequence[PutResult], message_ids: Sequence[str]) -> bytes:
+    code = overall_code([one.code for one in results])
+    text = results[0].message if code == results[0].code else "the messages fared differently"
+    reply = service.SendMessageResponse(
+        status=status(code, text or "OK"),
+        entries=[
+            send_entry(result, message_id)
+            for result, message_id in zip(results, message_ids, strict=True)
+        ],
+    )
+    return reply.SerializeToString()
+
+
+def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
+    """Every message of the request is refused alike; clients read the entries too."""
+    try:
+        ids = [one.message_id for one in sent_messages(request)]
+    except PopmqError:
+        ids = []
+    if not ids:
+        return (status_only(error),)
+    return (send_reply([PutResult(error.code, str(error))] * len(ids), ids),)
+
+
+def _one_topic(sent: Sequence[SentMessage]) -> str:
+    if not sent:
+        raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    topics = sorted({one.topic for one in sent})
+    if len(topics) > 1:
+        raise Refused(
+            Code.MESSAGE_CORRUPTED,
+            f"one request has messages of topics {topics[0]!r} and {topics[1]!r}: "
+            "all must have the same",
+        )
+    return topics[0]
+
+
+def _moved(one: _Placed, broker: str, queue: int) -> _Placed:
+    entry = one.entry
+    there = PutEntry(
+        entry.type,
+        entry.head,
+        entry.properties,
+        tag_hash=entry.tag_hash,
+        queue_id=queue,
+        message_id=entry.message_id,
+    )
+    return _Placed(one.index, one.key, there, broker, one.movable)
+
+
+def _parts(group: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
+    """The messages for one broker in their order, in requests that fit a frame."""
+    part: list[_Placed] = []
+    size = 0
+    for one in group:
+        own = len(one.entry.head) + len(one.entry.properties)
+        if part and (size + own > MAX_PUT_BYTES or len(part) >= MAX_PUT_ENTRIES):
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += own
+    if part:
+        yield part

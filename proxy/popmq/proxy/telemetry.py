@@ -1,0 +1,174 @@
+"""Telemetry, Heartbeat and NotifyClientTermination: what keeps a client content.
+
+Clients wait for the answer to their settings before they start, some of them for ever, so it
+comes at once and with the group's defaults when the group cannot be asked.  Nothing else depends
+on a stream being open: a client whose server restarted may be without one for minutes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from popmq.common.config import Settings
+from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
+from popmq.common.topics import SubscriptionGroup, check_group_name
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.client_settings import (
+    consumer_settings,
+    is_node,
+    producer_settings,
+    unknown_group,
+)
+from popmq.proxy.convert import OK_ONLY, name_of, ok, parse, status_only
+from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.route import Routes
+from popmq.proxy.rpc import Rpc, check_client
+from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound
+
+logger = logging.getLogger(__name__)
+
+# The Node client loses settings that overtake the route of a later topic, and then waits 5 min.
+SEND_AGAIN_S = 0.5
+MAX_STREAMS = 100_000
+
+
+class Telemetry:
+    """The open streams, by client id; a client may have several."""
+
+    def __init__(self, routes: Routes, settings: Settings, metrics: ProxyMetrics) -> None:
+        self.routes = routes
+        self.settings = settings
+        self._metrics = metrics
+        self._streams: dict[str, list[_Stream]] = {}
+
+    def open(self, call: Call) -> Inbound:
+        client_id = call.metadata.get("x-mq-client-id", "").strip()
+        stream = _Stream(self, call, client_id)
+        try:
+            check_client(call)
+            if self._metrics.open_streams >= MAX_STREAMS:
+                raise TooManyRequests(f"{MAX_STREAMS} telemetry streams are open on this proxy")
+        except PopmqError as error:
+            self._metrics.refuse(error)
+            stream.refuse(error)
+            return stream
+        self._metrics.open_streams += 1
+        self._streams.setdefault(client_id, []).append(stream)
+        call.on_gone(stream.end)
+        return stream
+
+    def streams_of(self, client_id: str) -> Sequence[Inbound]:
+        return tuple(self._streams.get(client_id, ()))
+
+    def drain(self) -> None:
+        """End every stream as clients like it; they open another one where they find a proxy."""
+        for streams in list(self._streams.values()):
+            for stream in tuple(streams):
+                stream.half_closed()
+
+    def closed(self, stream: "_Stream") -> None:
+        """Take a stream out of the table, if it is there."""
+        streams = self._streams.get(stream.client_id, [])
+        if stream in streams:
+            streams.remove(stream)
+            self._metrics.open_streams -= 1
+        if not streams:
+            self._streams.pop(stream.client_id, None)
+
+
+class _Stream:
+    """One Telemetry call; implements `seam.Inbound`."""
+
+    def __init__(self, owner: Telemetry, call: Call, client_id: str) -> None:
+        self.client_id = client_id
+        self._owner = owner
+        self._call = call
+        self._again: asyncio.TimerHandle | None = None
+        self._ended = False
+
+    def message(self, data: bytes) -> None:
+        if self._ended:
+            return
+        try:
+            command = parse(service.TelemetryCommand, data)
+            if command.WhichOneof("command") == "settings":
+                self._settings(command.settings)
+        except PopmqError as error:
+            self._finish(GrpcStatus.INVALID_ARGUMENT, str(error))
+
+    def half_closed(self) -> None:
+        # The Node client dies of any other end than OK, and the Java client waits for it.
+        self._finish(GrpcStatus.OK)
+
+    def refuse(self, error: PopmqError) -> None:
+        self._call.send(status_only(error))
+        self._finish(GrpcStatus.OK)
+
+    def end(self) -> None:
+        self._ended = True
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        self._owner.closed(self)
+
+    def _settings(self, asked: pb.Settings) -> None:
+        match asked.WhichOneof("pub_sub"):
+            case "publishing":
+                self._answer(asked, producer_settings(asked, self._owner.settings))
+            case "subscription":
+                self._consumer(asked)
+            case _:
+                raise Refused(
+                    Code.BAD_REQUEST,
+                    "there is no publishing or subscription data in settings",
+                )
+
+    def _consumer(self, asked: pb.Settings) -> None:
+        try:
+            name = name_of(asked.subscription.group)
+            check_group_name(name)
+        except PopmqError as error:
+            self._group_known(asked, error)
+            return
+        self._owner.routes.group(name, partial(self._group_known, asked))
+
+    def _group_known(self, asked: pb.Settings, group: SubscriptionGroup | PopmqError) -> None:
+        """Answers with the defaults for a group that is unknown, misnamed or out of reach.
+
+        A receive will say what is wrong with it; a client without settings would only hang.
+        """
+        settings = self._owner.settings
+        if isinstance(group, PopmqError):
+            group = unknown_group(asked.subscription.group.name, settings)
+        self._answer(asked, consumer_settings(asked, group, settings))
+
+    def _answer(self, asked: pb.Settings, settings: pb.Settings) -> None:
+        if self._ended:
+            return
+        command = service.TelemetryCommand(status=ok(), settings=settings).SerializeToString()
+        self._call.send(command)
+        if is_node(asked):
+            if self._again is not None:
+                self._again.cancel()
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(SEND_AGAIN_S, self._call.send, command)
+
+    def _finish(self, code: GrpcStatus, detail: str = "") -> None:
+        if not self._ended:
+            self.end()
+            self._call.finish(code, detail)
+
+
+def heartbeat(rpc: Rpc) -> None:
+    """OK for every client that says what it is, also when its settings were never seen here."""
+    kind = parse(service.HeartbeatRequest, rpc.data).client_type
+    if kind == pb.ClientType.CLIENT_TYPE_UNSPECIFIED or kind not in pb.ClientType.values():
+        raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, f"client type {kind} is unknown")
+    rpc.reply(OK_ONLY)
+
+
+def notify_client_termination(rpc: Rpc) -> None:
+    parse(service.NotifyClientTerminationRequest, rpc.data)
+    rpc.reply(OK_ONLY)

@@ -1,0 +1,1 @@
+"""How bytes of the public API reach the proxy and leave it."""

@@ -1,0 +1,133 @@
+"""Protobuf's wire format, as far as bytes are cut and joined without decoding them (D5).
+
+The scan expects bytes that a real parser has accepted; on others it raises `BadWire`.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+VARINT, FIXED64, LEN, START_GROUP, END_GROUP, FIXED32 = range(6)
+
+
+class BadWire(ValueError):
+    """The bytes are no protobuf message."""
+
+
+class Field(NamedTuple):
+    """One field where it stands: [start, end) with its tag, the content from `content` on."""
+
+    number: int
+    wire_type: int
+    start: int
+    content: int
+    end: int
+
+
+def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Field]:
+    """The top-level fields of data[start:end], in their order, unknown ones included."""
+    stop = len(data) if end is None else end
+    at = start
+    try:
+        while at < stop:
+            field = _field(data, at)
+            if field.end > stop:
+                raise BadWire("a field ends behind its message")
+            yield field
+            at = field.end
+    except IndexError as error:
+        raise BadWire("the message ends inside a field") from error
+
+
+def cut(
+    data: bytes, number: int, start: int = 0, end: int | None = None
+) -> tuple[bytes, list[bytes]]:
+    """data[start:end] without its fields `number`, and the contents of those."""
+    kept: list[bytes] = []
+    taken: list[bytes] = []
+    kept_from = start
+    stop = len(data) if end is None else end
+    for field in fields(data, start, stop):
+        if field.number == number:
+            kept.append(data[kept_from : field.start])
+            kept_from = field.end
+            if field.wire_type == LEN:
+                taken.append(data[field.content : field.end])
+    kept.append(data[kept_from:stop])
+    return b"".join(kept), taken
+
+
+def varint(value: int) -> bytes:
+    """A value from 0 to 2^64 - 1, or a negative one as 64 bits in two's complement."""
+    if 0 <= value < 0x80:
+        return _SMALL[value]
+    value &= 0xFFFF_FFFF_FFFF_FFFF
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def tag(number: int, wire_type: int) -> bytes:
+    return varint(number << 3 | wire_type)
+
+
+def scalar(number: int, value: int) -> bytes:
+    return tag(number, VARINT) + varint(value)
+
+
+def chunk(number: int, content: bytes) -> bytes:
+    """A length-delimited field: text, bytes, or a message inside a message."""
+    return b"".join((tag(number, LEN), varint(len(content)), content))
+
+
+_SMALL = tuple(bytes((value,)) for value in range(0x80))
+
+
+def _field(data: bytes, start: int) -> Field:
+    key, at = _read_varint(data, start)
+    number, wire_type = key >> 3, key & 7
+    if wire_type == LEN:
+        size, at = _read_varint(data, at)
+        return Field(number, wire_type, start, at, at + size)
+    if wire_type == VARINT:
+        return Field(number, wire_type, start, at, _read_varint(data, at)[1])
+    if wire_type == FIXED32:
+        return Field(number, wire_type, start, at, at + 4)
+    if wire_type == FIXED64:
+        return Field(number, wire_type, start, at, at + 8)
+    if wire_type == START_GROUP:
+        return Field(number, wire_type, start, at, _end_of_group(data, at))
+    raise BadWire(f"wire type {wire_type} cannot start a field")
+
+
+def _end_of_group(data: bytes, at: int) -> int:
+    depth = 1
+    while depth:
+        key, after = _read_varint(data, at)
+        if key & 7 == END_GROUP:
+            depth -= 1
+            at = after
+        elif key & 7 == START_GROUP:
+            depth += 1
+            at = after
+        else:
+            at = _field(data, at).end
+    return at
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    byte = data[at]
+    at += 1
+    if byte < 0x80:
+        return byte, at
+    value, shift = byte & 0x7F, 7
+    while shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise BadWire("a varint is longer than ten bytes")

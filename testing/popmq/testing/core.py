@@ -1,0 +1,229 @@
+"""A broker without a network: requests go in as calls, time is a number.
+
+For tests of rules.  Replies are recorded only when the broker releases them, so what a test
+sees as OK is what a client would have seen.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from popmq.broker.broker import Broker
+from popmq.broker.server import BrokerServer
+from popmq.common import hop
+from popmq.common.config import MessageSettings, Settings, StoreSettings
+from popmq.common.disk import Disk
+from popmq.common.errors import PopmqError
+from popmq.common.hop import Delivery, Kind
+from popmq.common.steps import Done, Work
+from popmq.common.topics import (
+    GroupType,
+    MessageType,
+    Permission,
+    StartAt,
+    SubscriptionGroup,
+    TopicConfig,
+)
+from popmq.testing.clock import ManualClock
+from popmq.testing.disk import LyingDisk
+
+
+@dataclass(slots=True)
+class Answer:
+    """A request's outcome; `body` is set once the reply was released."""
+
+    body: bytes | None = None
+    error: PopmqError | None = None
+    id: int = 0
+
+    def hear(self, reply: bytes | PopmqError) -> None:
+        assert not self.heard, "answered twice"
+        if isinstance(reply, PopmqError):
+            self.error = reply
+        else:
+            self.body = reply
+
+    @property
+    def heard(self) -> bool:
+        return self.body is not None or self.error is not None
+
+
+# Small segments, so that a test crosses many of them.
+SMALL = Settings(
+    store=StoreSettings(segment_bytes=1 << 20),
+    message=MessageSettings(max_body_bytes=256 << 10),
+)
+
+
+class QueuedFlusher:
+    """A flusher whose work, and the news of its end, wait in the broker's own queue of calls."""
+
+    def __init__(self, calls: deque[Callable[[], None]]) -> None:
+        self._calls = calls
+
+    def submit(self, work: Work, done: Done) -> None:
+        def run() -> None:
+            error: OSError | None = None
+            try:
+                work()
+            except OSError as failure:
+                error = failure
+            self._calls.append(lambda: done(error))
+
+        self._calls.append(run)
+
+
+@dataclass(slots=True)
+class CoreBroker:
+    """`settle` runs what the event loop and the flusher would run, `tick` one piece of it;
+    until then nothing is confirmed."""
+
+    disk: Disk = field(default_factory=LyingDisk)
+    clock: ManualClock = field(default_factory=ManualClock)
+    seed: int = 1
+    settings: Settings = SMALL
+    broker: Broker = field(init=False)
+    server: BrokerServer = field(init=False)
+    _soon: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin (again) on what the disk holds."""
+        self._soon.clear()
+        self.broker = Broker(
+            self.settings,
+            disk=self.disk,
+            clock=self.clock,
+            flusher=QueuedFlusher(self._soon),
+            rng=random.Random(self.seed),
+        )
+        self.broker.store.soon = self._soon.append
+        self.server = BrokerServer(self.broker)
+        self.broker.start()
+        self.settle()
+
+    def stop(self) -> None:
+        self.broker.stop()
+        self.settle()
+        self.broker.store.close()
+
+    def settle(self) -> None:
+        while self._soon:
+            self._soon.popleft()()
+
+    def tick(self) -> None:
+        """One call of the loop, or one piece of the flusher's work, if any waits."""
+        if self._soon:
+            self._soon.popleft()()
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, with the background steps run as it does."""
+        for part in [ms // 10] * 9 + [ms - ms // 10 * 9]:
+            self.clock.advance(part)
+            self.run_steps()
+
+    def run_steps(self) -> None:
+        while self.broker.step():
+            self.settle()
+        self.settle()
+
+    # -- requests, as a proxy would make them
+
+    def ask(self, kind: Kind, body: bytes, *, settle: bool = True) -> Answer:
+        answer = Answer()
+        answer.id = self.server.request(kind, body, 10_000, answer.hear)
+        if settle:
+            self.settle()
+        return answer
+
+    def reply(self, kind: Kind, body: bytes) -> bytes:
+        answer = self.ask(kind, body)
+        if answer.error is not None:
+            raise answer.error
+        assert answer.body is not None, "not answered"
+        return answer.body
+
+    def topic(
+        self,
+        name: str,
+        *,
+        queues: int = 4,
+        type: MessageType = MessageType.NORMAL,
+        permission: Permission = Permission.READ_WRITE,
+    ) -> TopicConfig:
+        made = self.broker.registry.create_topic(TopicConfig(0, name, queues, type, permission))
+        self.settle()
+        return made
+
+    def group(
+        self,
+        name: str,
+        *,
+        type: GroupType = GroupType.NORMAL,
+        max_attempts: int = 17,
+        start_at: StartAt = StartAt.OLDEST,
+    ) -> SubscriptionGroup:
+        made = self.broker.registry.create_group(
+            SubscriptionGroup(0, name, type, max_attempts, start_at=start_at)
+        )
+        self.settle()
+        return made
+
+    def send(
+        self, topic: str, body: bytes, *, tag_hash: int = 0, queue_id: int = -1
+    ) -> hop.PutResult:
+        """One NORMAL message; its `head` is the body, since the broker looks at neither slice."""
+        entry = hop.PutEntry(MessageType.NORMAL, body, b"", tag_hash, queue_id)
+        reply = self.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
+        return hop.decode_put_reply(reply)[0]
+
+    def receive(
+        self, topic: str, group: str, *, limit: int = 32, invisible_ms: int = 60_000
+    ) -> list[Delivery]:
+        return list(
+            hop.decode_pop_reply(
+                self.reply(Kind.POP, pop(topic, group, limit=limit, invisible_ms=invisible_ms))
+            ).deliveries
+        )
+
+    def ack(self, topic: str, group: str, *handles: bytes) -> list[hop.AckResult]:
+        body = hop.encode_ack(hop.AckRequest(topic, group, handles))
+        return hop.decode_ack_reply(self.reply(Kind.ACK, body))
+
+    def change(self, topic: str, group: str, handle: bytes, invisible_ms: int) -> bytes:
+        body = hop.encode_change(hop.ChangeRequest(topic, group, handle, invisible_ms))
+        return self.reply(Kind.CHANGE, body)
+
+
+def pop(
+    topic: str,
+    group: str,
+    *,
+    limit: int = 32,
+    invisible_ms: int = 60_000,
+    poll_ms: int = 0,
+    expression: str = "",
+    auto_renew: bool = False,
+    queue_id: int = -1,
+    reply_bytes: int = 8 << 20,
+) -> bytes:
+    """An encoded POP request."""
+    filter_type = hop.FilterType.TAG if expression else hop.FilterType.NONE
+    return hop.encode_pop(
+        hop.PopRequest(
+            topic,
+            group,
+            "a-client",
+            limit,
+            invisible_ms,
+            poll_ms,
+            queue_id,
+            auto_renew,
+            filter_type,
+            expression,
+            reply_bytes=reply_bytes,
+        )
+    )

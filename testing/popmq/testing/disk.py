@@ -1,0 +1,157 @@
+"""A disk in memory that keeps only what was synced, and can lose its power at any operation.
+
+File contents count from `sync`, names from `sync_folder` (or `replace`, or `make_folder`),
+as POSIX promises no more.  After `cut_power` every file holds exactly what counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class PowerCut(Exception):
+    """The disk's power went away in the middle of an operation."""
+
+
+@dataclass(slots=True)
+class _Content:
+    now: bytearray = field(default_factory=bytearray)
+    kept: bytearray = field(default_factory=bytearray)
+    dirty: list[tuple[int, int]] = field(default_factory=list)
+    resized: bool = False
+
+
+class LyingDisk:
+    """`cut_at(n)` makes the n-th following write or sync raise PowerCut; so does every later
+    one, until `restore_power`."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Content] = {}
+        self._kept_names: dict[str, _Content] = {}
+        self._left: int | None = None
+        self.operations = 0
+
+    def cut_at(self, operations: int) -> None:
+        self._left = operations
+
+    def survive(self) -> None:
+        """Only the process died: what it wrote is still there, though not all of it counts."""
+        self._left = None
+
+    def restore_power(self) -> None:
+        """What was not synced is gone; the disk works again."""
+        self._left = None
+        self._files = dict(self._kept_names)
+        for content in self._files.values():
+            content.now[:] = content.kept
+            content.dirty.clear()
+            content.resized = False
+
+    def touch(self) -> None:
+        self.operations += 1
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise PowerCut
+
+    # -- popmq.common.disk.Disk
+
+    def open(self, path: str, *, create: bool = False) -> "LyingFile":
+        content = self._files.get(path)
+        if content is None:
+            if not create:
+                raise FileNotFoundError(path)
+            self.touch()
+            content = self._files[path] = _Content()
+        return LyingFile(self, content)
+
+    def exists(self, path: str) -> bool:
+        return path in self._files
+
+    def names(self, folder: str) -> list[str]:
+        prefix = folder + "/"
+        found = {path[len(prefix) :].split("/")[0] for path in self._files if _in(path, prefix)}
+        return sorted(found)
+
+    def make_folder(self, path: str) -> None:
+        return
+
+    def remove(self, path: str) -> None:
+        self.touch()
+        del self._files[path]
+
+    def replace(self, source: str, target: str) -> None:
+        self.touch()
+        self._files[target] = self._kept_names[target] = self._files.pop(source)
+        self._kept_names.pop(source, None)
+
+    def sync_folder(self, path: str) -> None:
+        self.touch()
+        prefix = path + "/"
+        for name in [name for name in self._kept_names if _directly_in(name, prefix)]:
+            if name not in self._files:
+                del self._kept_names[name]
+        for name, content in self._files.items():
+            if _directly_in(name, prefix):
+                self._kept_names[name] = content
+
+
+class LyingFile:
+    def __init__(self, disk: LyingDisk, content: _Content) -> None:
+        self._disk = disk
+        self._content = content
+
+    def read(self, size: int, offset: int) -> bytes:
+        return bytes(self._content.now[offset : offset + size])
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        self._disk.touch()
+        now = self._content.now
+        end = offset + len(data)
+        if end > len(now):
+            now.extend(bytes(end - len(now)))
+        now[offset:end] = data
+        self._content.dirty.append((offset, end))
+
+    def write_all(self, parts: Sequence[bytes], offset: int) -> None:
+        self.write(b"".join(parts), offset)
+
+    def size(self) -> int:
+        return len(self._content.now)
+
+    def allocate(self, size: int) -> None:
+        self._disk.touch()
+        now = self._content.now
+        if size > len(now):
+            now.extend(bytes(size - len(now)))
+            self._content.resized = True
+
+    def truncate(self, size: int) -> None:
+        self._disk.touch()
+        now = self._content.now
+        del now[size:]
+        now.extend(bytes(size - len(now)))
+        self._content.resized = True
+
+    def sync(self) -> None:
+        self._disk.touch()
+        content = self._content
+        if content.resized:
+            content.kept[:] = content.now
+        else:
+            for start, end in content.dirty:
+                if start > len(content.kept):
+                    content.kept.extend(bytes(start - len(content.kept)))
+                content.kept[start:end] = content.now[start:end]
+        content.dirty.clear()
+        content.resized = False
+
+    def close(self) -> None:
+        return
+
+
+def _in(path: str, prefix: str) -> bool:
+    return path.startswith(prefix)
+
+
+def _directly_in(path: str, prefix: str) -> bool:
+    return path.startswith(prefix) and "/" not in path[len(prefix) :]

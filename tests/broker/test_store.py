@@ -1,0 +1,291 @@
+"""Recovery of the store: torn tails, damage, and index files that say too little or too much."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popmq.common import hop
+from popmq.common.config import Settings, StoreSettings
+from popmq.common.disk import RealDisk
+from popmq.common.errors import StoreDamaged
+from popmq.common.hop import Kind
+from popmq.common.message import HEADER_SIZE, check_record
+from popmq.common.topics import MessageType
+from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import LyingDisk, PowerCut
+
+
+def small_on(folder: Path) -> Settings:
+    return replace(SMALL, broker=replace(SMALL.broker, data=str(folder)))
+
+
+def real_core(folder: Path) -> CoreBroker:
+    return CoreBroker(disk=RealDisk(), settings=small_on(folder))
+
+
+def kill(core: CoreBroker) -> None:
+    """What kill -9 does to a store: its files stay as they are, nothing is closed properly."""
+    core.broker.store.release_files()
+
+
+def log_files(folder: Path) -> list[Path]:
+    return sorted((folder / "commitlog").iterdir())
+
+
+def bodies(core: CoreBroker, topic: str = "orders", group: str = "reader") -> list[bytes]:
+    found: list[bytes] = []
+    while batch := core.receive(topic, group):
+        found += (one.head for one in batch)
+    return sorted(found)
+
+
+def last_record(folder: Path, end: int) -> tuple[Path, int, int]:
+    """File, first and last byte (exclusive) of the newest record, found by walking the log."""
+    file = log_files(folder)[-1]
+    data = file.read_bytes()
+    start = int(file.name)
+    at = 0
+    while start + at + (size := check_record(data, at, start + at).size) < end:
+        at += size
+    return file, at, at + size
+
+
+def test_a_tail_cut_at_any_byte_of_its_last_record_loses_that_record_only(
+    tmp_path: Path,
+) -> None:
+    made = real_core(tmp_path / "made")
+    made.topic("orders", queues=1)
+    made.send("orders", b"kept")
+    before = made.broker.store.end
+    made.send("orders", b"torn")
+    end = made.broker.store.end
+    kill(made)
+    file, first, last = last_record(tmp_path / "made", end)
+    whole = file.read_bytes()
+    (tmp_path / "made" / "checkpoint").unlink(missing_ok=True)
+    for cut in range(first, last):
+        file.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+        core = real_core(tmp_path / "made")
+        store = core.broker.store
+        assert store.metrics.recovered_records > 0, cut
+        assert store.end > before
+        assert bodies(core, group=f"reader-{cut}") == [b"kept"], cut
+        core.send("orders", b"next")
+        kill(core)
+        file.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+
+
+def test_a_flipped_bit_in_the_tail_record_is_never_read_as_a_message(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    made.send("orders", b"kept")
+    made.send("orders", b"flipped")
+    kill(made)
+    file, first, last = last_record(tmp_path, made.broker.store.end)
+    (tmp_path / "checkpoint").unlink(missing_ok=True)
+    whole = file.read_bytes()
+    for at in range(first, last):
+        flipped = bytearray(whole)
+        flipped[at] ^= 0x10
+        file.write_bytes(flipped)
+        core = real_core(tmp_path)
+        assert bodies(core, group=f"reader-{at}") == [b"kept"], at
+        kill(core)
+
+
+def test_what_was_cut_is_gone_from_the_disk(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    made.send("orders", b"cut me off")
+    kill(made)
+    file, first, _ = last_record(tmp_path, made.broker.store.end)
+    data = bytearray(file.read_bytes())
+    data[first + HEADER_SIZE] ^= 1
+    file.write_bytes(data)
+    core = real_core(tmp_path)
+    assert core.broker.store.metrics.torn_bytes > 0
+    kill(core)
+    assert b"cut me off" not in file.read_bytes()
+
+
+def test_damage_below_the_checkpoint_is_refused_with_file_and_position(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    position = made.broker.store.end
+    made.send("orders", b"precious")
+    made.send("orders", b"behind")
+    made.stop()
+    file = log_files(tmp_path)[0]
+    data = bytearray(file.read_bytes())
+    data[position + HEADER_SIZE] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StoreDamaged, match=f"commitlog: no intact record at position {position}"):
+        real_core(tmp_path)
+    assert file.read_bytes() == bytes(data), "the log was changed"
+
+
+def remove_checkpoint(folder: Path) -> None:
+    (folder / "checkpoint").unlink()
+
+
+def remove_index(folder: Path) -> None:
+    for file in [*folder.glob("consumequeue/*/*/*"), *folder.glob("system/*/*/*")]:
+        file.unlink()
+
+
+def remove_one_queue(folder: Path) -> None:
+    next(folder.glob("consumequeue/orders@*/0/*")).unlink()
+
+
+def shorten_index(folder: Path) -> None:
+    for file in folder.glob("consumequeue/orders@*/*/*"):
+        file.write_bytes(file.read_bytes()[:-33])
+
+
+def lengthen_index(folder: Path) -> None:
+    for file in folder.glob("consumequeue/orders@*/*/*"):
+        with file.open("ab") as units:
+            units.write(b"\x7f" * 20 * 3)
+
+
+def zero_index_tail(folder: Path) -> None:
+    for file in folder.glob("consumequeue/orders@*/*/*"):
+        data = file.read_bytes()
+        file.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
+def garble_checkpoint(folder: Path) -> None:
+    (folder / "checkpoint").write_bytes(b"popmqckp" + b"\xff" * 32)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        remove_checkpoint,
+        remove_index,
+        remove_one_queue,
+        shorten_index,
+        lengthen_index,
+        zero_index_tail,
+        garble_checkpoint,
+    ],
+)
+def test_index_files_are_rebuilt_from_the_log(
+    tmp_path: Path, damage: Callable[[Path], None], clean: bool
+) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=3)
+    sent = [b"%03d" % number for number in range(50)]
+    for body in sent:
+        made.send("orders", body)
+    acked = made.receive("orders", "worker", limit=7)
+    made.ack("orders", "worker", *(one.handle for one in acked))
+    made.advance(11_000)  # a checkpoint
+    if clean:
+        made.stop()
+    else:
+        kill(made)
+    damage(tmp_path)
+    core = real_core(tmp_path)
+    assert bodies(core) == sent
+    rest = sorted(set(sent) - {one.head for one in acked})
+    assert bodies(core, group="worker") == rest
+    core.stop()
+
+
+def test_records_cross_many_segments_and_all_come_back(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    sent = [bytes([number]) * (190_000 + number) for number in range(20)]
+    for body in sent:
+        made.send("orders", body)
+    assert len(log_files(tmp_path)) >= 4
+    assert all(file.stat().st_size == 1 << 20 for file in log_files(tmp_path))
+    kill(made)
+    assert bodies(real_core(tmp_path)) == sent
+
+
+@pytest.mark.parametrize("left", [0, 1, 55, 56, 57, 200])
+def test_a_segment_that_ends_with_few_bytes_left_is_continued_in_the_next(
+    tmp_path: Path, left: int
+) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    for _ in range(4):
+        made.send("orders", bytes(200_000))
+    overhead = 80
+    room = (1 << 20) - made.broker.store.end - overhead - left
+    made.send("orders", b"x" * room)
+    assert made.broker.store.end == (1 << 20) - left
+    made.send("orders", b"y" * 300)
+    kill(made)
+    core = real_core(tmp_path)
+    assert bodies(core)[-1] == b"y" * 300
+    assert len(bodies(core, group="again")) == 6
+
+
+def test_an_older_segment_that_was_written_but_not_synced_is_synced_at_the_next_start() -> None:
+    """The process dies between the writes and the syncs of a batch that spans two segments."""
+    disk = LyingDisk()
+    core = CoreBroker(disk=disk)
+    core.topic("orders", queues=1)
+    for _ in range(3):
+        core.send("orders", bytes(250_000))
+    core.topic("other")  # settles everything so far
+    entries = [hop.PutEntry(MessageType.NORMAL, bytes(240_000), b"") for _ in range(2)]
+    core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", entries)), settle=False)
+    # Write one, create + allocate + sync + name the next segment, write two: then the syncs.
+    disk.cut_at(6)
+    with suppress(PowerCut):
+        core.settle()
+    disk.survive()
+    core.start()
+    count = len(bodies(core))
+    assert count >= 4
+    disk.restore_power()
+    core.start()
+    assert len(bodies(core, group="after-the-power-cut")) == count
+
+
+def test_settings_that_do_not_fit_the_files_are_refused(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    for _ in range(6):
+        made.send("orders", bytes(200_000))
+    made.stop()
+    other = replace(small_on(tmp_path), store=StoreSettings(segment_bytes=3 << 19))
+    with pytest.raises(StoreDamaged, match=r"store\.segment_bytes"):
+        CoreBroker(disk=RealDisk(), settings=other)
+
+
+def test_a_missing_segment_in_the_middle_is_refused(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    for _ in range(12):
+        made.send("orders", bytes(200_000))
+    made.stop()
+    log_files(tmp_path)[1].unlink()
+    with pytest.raises(StoreDamaged, match="one is missing"):
+        real_core(tmp_path)
+
+
+def test_a_clean_stop_is_told_from_a_kill(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.stop()
+    core = real_core(tmp_path)
+    assert core.broker.store.stopped_cleanly
+    kill(core)
+    assert not real_core(tmp_path).broker.store.stopped_cleanly
+
+
+def test_each_start_has_its_own_epoch(tmp_path: Path) -> None:
+    epochs = []
+    for _ in range(3):
+        core = real_core(tmp_path)
+        epochs.append(core.broker.store.epoch)
+        kill(core)
+    assert epochs == [1, 2, 3]

@@ -1,0 +1,299 @@
+"""What the commands understand, build and print; end to end they are tested elsewhere."""
+
+import argparse
+import gzip
+import json
+import socket
+import zlib
+from pathlib import Path
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from popmq.cli.__main__ import build_parser, main
+from popmq.cli.client import (
+    CallRefused,
+    MessageIds,
+    check_status,
+    duration,
+    messages_of,
+    new_client_id,
+)
+from popmq.cli.messages import as_json, as_line, built, one_per_broker
+from popmq.cli.metadata import columns, format_duration, group_fields, group_of, topic_of
+from popmq.common.wire import admin_pb2 as admin
+from popmq.proxy.api import definition_pb2 as api
+from popmq.proxy.api import service_pb2 as service
+
+
+def parsed(*argv: str, environ: dict[str, str] | None = None) -> argparse.Namespace:
+    return build_parser(environ or {}).parse_args(argv)
+
+
+def sent(*argv: str) -> api.Message:
+    return built(parsed("send", "orders", "hello", *argv), b"hello", "01AB", 1_000_500)
+
+
+def received(body: bytes = b"hello", **properties: object) -> api.Message:
+    message = api.Message(body=body)
+    message.system_properties.message_id = "01AB"
+    message.system_properties.delivery_attempt = 2
+    for name, value in properties.items():
+        setattr(message.system_properties, name, value)
+    return message
+
+
+def test_commands_find_the_proxy_by_argument_then_variable_then_on_this_machine() -> None:
+    there = {"POPMQ_ENDPOINT": "there:1"}
+    assert parsed("topic", "list").endpoint == "127.0.0.1:8081"
+    assert parsed("topic", "list", environ=there).endpoint == "there:1"
+    assert parsed("topic", "list", "--endpoint", "here:2", environ=there).endpoint == "here:2"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["send", "t", "b"],
+        ["recv", "t", "--group", "g"],
+        ["config"],
+        *(["topic", action, "t"] for action in ("create", "alter", "delete", "show")),
+        *(["group", action, "g"] for action in ("create", "alter", "delete", "show")),
+        ["topic", "list"],
+        ["group", "list"],
+    ],
+)
+def test_every_command_takes_an_endpoint_and_json(command: list[str]) -> None:
+    args = parsed(*command, "--json", "--endpoint", "[::1]:9")
+    assert args.json
+    assert args.endpoint == "[::1]:9"
+    assert callable(args.run)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["dance"],
+        ["topic"],
+        ["send", "t"],
+        ["send", "t", "b", "--delay", "90"],
+        ["send", "t", "b", "--at", "tomorrow"],
+        ["send", "t", "b", "--property", "novalue"],
+        ["send", "t", "b", "--count", "0"],
+        ["send", "t", "b", "--delay", "9s", "--group-key", "g"],
+        ["send", "t", "b", "--endpoint", "nowhere"],
+        ["recv", "t"],
+        ["recv", "t", "--group", "g", "--wait", "long"],
+        ["topic", "create", "t", "--type", "odd"],
+        ["group", "create", "g", "--back-off", "1s,,2s"],
+    ],
+)
+def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert "usage: popmq" in capsys.readouterr().err
+
+
+def test_help_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "send" in capsys.readouterr().out
+
+
+def test_nobody_at_the_endpoint_is_refused_with_the_way_to_start_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as bound:  # bound but not listening: connections are refused
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert main(["send", "orders", "hello", "--endpoint", address]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == f"popmq: no popmq at {address}: start one with `popmq up`\n"
+
+
+def test_a_message_is_normal_unless_told_otherwise() -> None:
+    message = sent("--key", "k1", "--key", "k2", "--tag", "t", "--property", "a=b=c")
+    properties = message.system_properties
+    assert properties.message_type == api.NORMAL
+    assert message.topic.name == "orders"
+    assert message.body == b"hello"
+    assert list(properties.keys) == ["k1", "k2"]
+    assert properties.tag == "t"
+    assert dict(message.user_properties) == {"a": "b=c"}
+    assert properties.born_timestamp.ToMilliseconds() == 1_000_500
+    assert not properties.HasField("delivery_timestamp")
+
+
+def test_a_group_key_makes_a_message_fifo() -> None:
+    properties = sent("--group-key", "customer-7").system_properties
+    assert properties.message_type == api.FIFO
+    assert properties.message_group == "customer-7"
+
+
+def test_a_delay_counts_from_now() -> None:
+    properties = sent("--delay", "90s").system_properties
+    assert properties.message_type == api.DELAY
+    assert properties.delivery_timestamp.ToMilliseconds() == 1_090_500
+
+
+def test_a_time_may_have_a_zone() -> None:
+    properties = sent("--at", "2030-01-31T12:00:00.25+01:00").system_properties
+    assert properties.message_type == api.DELAY
+    assert properties.delivery_timestamp.ToMilliseconds() == 1_896_087_600_250
+
+
+def test_message_ids_have_the_public_form_and_differ() -> None:
+    ids = MessageIds()
+    first, second = ids.next(1_609_459_201), ids.next(1_609_459_201)
+    assert len(first) == 34
+    assert first.startswith("01")
+    assert first[-16:] == "0000000100000000"
+    assert second[-16:] == "0000000100000001"
+    assert MessageIds().next(1_609_459_201) != first
+
+
+def test_client_ids_fit_into_metadata() -> None:
+    assert new_client_id().isascii()
+
+
+def test_a_duration_keeps_its_milliseconds() -> None:
+    assert duration(1_250).ToMilliseconds() == 1_250
+
+
+def test_a_line_holds_the_body_and_what_is_known_of_the_message() -> None:
+    message = received(tag="t")
+    message.system_properties.keys.extend(["k1", "k2"])
+    assert as_line(message) == "hello  id=01AB  tag=t  keys=k1,k2  attempt=2"
+
+
+def test_a_body_cannot_break_its_line() -> None:
+    assert as_line(received(b"two\nlines\x1b[2J")).startswith('"two\\nlines\\u001b[2J"  id=')
+
+
+def test_a_body_that_is_no_text_is_shown_in_base64() -> None:
+    assert as_line(received(b"\xff\xfe")).startswith("base64://4=  id=")
+    assert json.loads(as_json(received(b"\xff\xfe")))["body_base64"] == "//4="
+
+
+@pytest.mark.parametrize("packed", [gzip.compress(b"hello"), zlib.compress(b"hello")])
+def test_a_body_that_its_sender_packed_is_shown_unpacked(packed: bytes) -> None:
+    assert as_line(received(packed, body_encoding=api.GZIP)).startswith("hello  ")
+
+
+def test_a_body_that_only_claims_to_be_packed_is_shown_in_base64() -> None:
+    assert as_line(received(b"hello", body_encoding=api.GZIP)).startswith("base64:")
+
+
+def test_json_says_everything_about_a_message() -> None:
+    value = json.loads(as_json(received(receipt_handle="R", queue_id=3, queue_offset=9)))
+    assert value["body"] == "hello"
+    assert value["attempt"] == 2
+    assert (value["queue_id"], value["queue_offset"]) == (3, 9)
+    assert value["receipt_handle"] == "R"
+
+
+def part(code: int, message: str = "") -> service.ReceiveMessageResponse:
+    return service.ReceiveMessageResponse(
+        status=api.Status(code=api.Code.ValueType(code), message=message)
+    )
+
+
+def test_a_receive_gives_its_messages_whatever_else_is_in_the_stream() -> None:
+    parts = [
+        part(20000),
+        service.ReceiveMessageResponse(message=received(b"a")),
+        service.ReceiveMessageResponse(message=received(b"b")),
+        service.ReceiveMessageResponse(delivery_timestamp=Timestamp(seconds=1)),
+    ]
+    assert [message.body for message in messages_of(parts)] == [b"a", b"b"]
+
+
+def test_no_message_found_is_an_empty_receive() -> None:
+    assert messages_of([part(40401, "no new message")]) == []
+
+
+def test_a_refused_receive_says_code_and_reason() -> None:
+    with pytest.raises(CallRefused, match=r"^TOO_MANY_REQUESTS \(42900\): polling full$"):
+        messages_of([part(42900, "polling full")])
+
+
+def test_messages_that_came_before_a_refusal_are_kept() -> None:
+    parts = [service.ReceiveMessageResponse(message=received()), part(50000)]
+    assert len(messages_of(parts)) == 1
+
+
+def test_a_code_that_this_build_does_not_know_is_still_shown() -> None:
+    with pytest.raises(CallRefused, match=r"^unknown code \(59999\): odd$"):
+        check_status(admin.Status(code=59999, message="odd"))
+
+
+def test_a_receive_asks_each_broker_once() -> None:
+    def queue(broker: str, number: int, permission: api.Permission.ValueType) -> api.MessageQueue:
+        return api.MessageQueue(id=number, permission=permission, broker=api.Broker(name=broker))
+
+    queues = [
+        queue("a", 0, api.WRITE),
+        queue("a", 1, api.READ_WRITE),
+        queue("a", 2, api.READ_WRITE),
+        queue("b", 0, api.READ),
+    ]
+    assert [(q.broker.name, q.id) for q in one_per_broker(queues)] == [("a", 1), ("b", 0)]
+
+
+def test_a_topic_is_created_with_the_defaults_of_the_contract() -> None:
+    topic = topic_of(parsed("topic", "create", "orders"))
+    assert topic == admin.Topic(name="orders", type="normal", queues=8, permission="rw")
+
+
+def test_what_alter_is_not_told_stays_empty() -> None:
+    assert topic_of(parsed("topic", "alter", "orders", "--queues", "16")) == admin.Topic(
+        name="orders", queues=16
+    )
+    assert group_of(parsed("group", "alter", "g", "--start", "newest")) == admin.Group(
+        name="g", start_at="newest"
+    )
+
+
+def test_a_back_off_is_a_list_of_durations() -> None:
+    group = group_of(parsed("group", "create", "g", "--back-off", "1s,5s,2m"))
+    assert group_fields(group) == {
+        "name": "g",
+        "type": "normal",
+        "max_attempts": 17,
+        "start": "oldest",
+        "back_off_ms": [1000, 5000, 120_000],
+    }
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(0, "0ms"), (250, "250ms"), (90_000, "90s"), (120_000, "2m"), (86_400_000, "1d")],
+)
+def test_durations_are_written_in_their_largest_whole_unit(milliseconds: int, text: str) -> None:
+    assert format_duration(milliseconds) == text
+
+
+def test_columns_are_aligned() -> None:
+    assert columns(("NAME", "N"), [("orders", 8), ("x", 10)]) == "NAME    N\norders  8\nx       10"
+
+
+def test_config_shows_each_value_and_where_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "popmq.toml"
+    path.write_text("[pop]\nmax_batch = 16\n")
+    monkeypatch.setenv("POPMQ_BROKER_NAME", "broker-b")
+    assert main(["config", "--config", str(path), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    shown = {line["key"]: (line["value"], line["source"]) for line in lines}
+    assert shown["pop.max_batch"] == (16, str(path))
+    assert shown["broker.name"] == ("broker-b", "POPMQ_BROKER_NAME")
+    assert shown["store.flush"] == ("fsync", "default")
+
+
+def test_a_wrong_setting_is_refused_on_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "popmq.toml"
+    path.write_text("[pop]\nmax_batch = 99\n")
+    assert main(["config", "--config", str(path)]) == 1
+    assert capsys.readouterr().err == "popmq: pop.max_batch = 99: at most 64\n"

@@ -1,0 +1,369 @@
+"""The serving end: peers that break the protocol, bounds, and socket files."""
+
+import asyncio
+import logging
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from common.frame_peers import (
+    BROKER,
+    LONG_MS,
+    PROXY,
+    Handler,
+    RecordingTransport,
+    TurnedClock,
+    asking,
+    frame,
+    raw_peer,
+    run,
+    serving,
+)
+
+from popmq.common import frames
+from popmq.common.errors import (
+    Code,
+    DeadlineExceeded,
+    GroupNotFound,
+    PopmqError,
+)
+from popmq.common.frame_port import call
+from popmq.common.frame_server import FrameServer
+from popmq.common.frames import (
+    FrameSettings,
+    encode_hello,
+)
+from popmq.common.hop import Kind
+
+
+def test_a_failing_handler_is_logged_and_the_server_lives_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        handler = Handler()
+
+        def fail(body: bytes) -> bytes:
+            raise ZeroDivisionError("a detail for the log only")
+
+        handler.on_put = fail
+        async with serving(handler) as bound, asking(bound) as port:
+            with pytest.raises(PopmqError) as caught:
+                await call(port, Kind.PUT, b"", LONG_MS)
+            assert (caught.value.code, str(caught.value)) == (Code.INTERNAL_ERROR, "internal error")
+            handler.on_put = bytes
+            assert await call(port, Kind.PUT, b"again", LONG_MS) == b"again"
+
+    run(test())
+    assert "a detail for the log only" in caplog.text
+
+
+def test_an_unknown_kind_is_refused_and_the_connection_stays_usable() -> None:
+    async def test() -> None:
+        async with serving(Handler()) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            for kind in (9, 250):
+                peer.writer.write(frame(kind, 5, b"", timeout_ms=50))
+                got, request_id, body = await peer.read()
+                assert (got, request_id) == (Kind.ERROR, 5)
+                assert int.from_bytes(body[:4], "big") == Code.UNSUPPORTED
+                assert str(kind).encode() in body[4:]
+            peer.writer.write(frame(Kind.PUT, 6, b"x", timeout_ms=LONG_MS))
+            assert await peer.read() == (Kind.REPLY, 6, b"x")
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "reason"),
+    [
+        (b"\0\0\0\x0a\x07", Code.VERSION_UNSUPPORTED, "version 7 .* version 1"),
+        (b"GET / HTTP/1.1\r\n", Code.VERSION_UNSUPPORTED, "version 47"),
+        (frame(Kind.PUT, 1, b"", timeout_ms=5), Code.BAD_REQUEST, "must be HELLO, not kind 16"),
+        (frame(Kind.HELLO, 0, b"{}"), Code.BAD_REQUEST, "cannot be read"),
+        ((70_000).to_bytes(4, "big") + b"\1", Code.PAYLOAD_TOO_LARGE, "70000 .* 65536"),
+        (
+            frame(Kind.HELLO, 0, encode_hello(replace(PROXY, cluster="red"))),
+            Code.FORBIDDEN,
+            "proxy 'p0' belongs to cluster 'red', but broker 'b0' to cluster 'blue'",
+        ),
+    ],
+    ids=["version", "http", "no hello", "empty hello", "oversize hello", "cluster"],
+)
+def test_a_wrong_first_frame_is_refused_with_the_reason_and_closed(
+    first: bytes, code: Code, reason: str
+) -> None:
+    async def test() -> None:
+        async with serving(Handler()) as bound, raw_peer(bound) as peer:
+            peer.writer.write(first)
+            got, text = await peer.read_refusal()
+            assert got == code
+            assert re.search(reason, text), text
+
+    run(test())
+
+
+def test_a_frame_over_the_limit_is_refused_although_more_of_it_is_on_its_way() -> None:
+    async def test() -> None:
+        settings = FrameSettings(max_frame_bytes=100_000)
+        async with serving(Handler(), settings=settings) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            peer.writer.write(frame(Kind.PUT, 1, bytes(1 << 20), timeout_ms=LONG_MS))
+            code, text = await peer.read_refusal()
+            assert code == Code.PAYLOAD_TOO_LARGE
+            assert "100000 bytes (frames.max_frame_bytes" in text
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.PUT])
+def test_a_second_hello_or_a_request_id_in_flight_closes_and_cancels(kind: Kind) -> None:
+    async def test() -> None:
+        handler = Handler()
+        async with serving(handler) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            peer.writer.write(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
+            peer.writer.write(frame(kind, 1, encode_hello(PROXY)))
+            code, _ = await peer.read_refusal()
+            assert code == Code.BAD_REQUEST
+            assert await handler.cancelled.get() == 101
+
+    run(test())
+
+
+def test_a_peer_that_never_says_hello_is_closed() -> None:
+    async def test() -> None:
+        settings = FrameSettings(connect_timeout_ms=20)
+        async with serving(Handler(), settings=settings) as bound, raw_peer(bound) as peer:
+            code, text = await peer.read_refusal()
+            assert (code, text) == (Code.REQUEST_TIMEOUT, "no HELLO came within 20 ms")
+
+    run(test())
+
+
+def test_a_connection_over_the_bound_is_refused_and_a_freed_place_can_be_taken() -> None:
+    async def test() -> None:
+        settings = FrameSettings(max_connections=1)
+        async with serving(Handler(), settings=settings) as bound:
+            async with raw_peer(bound) as first:
+                await first.greet()
+                async with raw_peer(bound) as second:
+                    code, text = await second.read_refusal()
+                    assert code == Code.TOO_MANY_REQUESTS
+                    assert "frames.max_connections" in text
+                first.writer.write_eof()
+                assert await first.reader.read() == b""
+            async with raw_peer(bound) as third:
+                await third.greet()
+
+    run(test())
+
+
+def test_a_request_whose_time_passed_before_it_was_handled_is_not_handled() -> None:
+    async def test() -> None:
+        handler, clock = Handler(), TurnedClock()
+
+        def be_slow(body: bytes) -> bytes:
+            clock.ms += 100
+            return body
+
+        handler.on_put = be_slow
+        async with serving(handler, clock=clock) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            peer.writer.write(
+                frame(Kind.PUT, 1, b"slow", timeout_ms=50)
+                + frame(Kind.PUT, 2, b"late", timeout_ms=100)
+                + frame(Kind.PUT, 3, b"good", timeout_ms=101)
+            )
+            assert await peer.read() == (Kind.REPLY, 1, b"slow")
+            kind, request_id, body = await peer.read()
+            assert (kind, request_id) == (Kind.ERROR, 2)
+            assert int.from_bytes(body[:4], "big") == DeadlineExceeded.code
+            assert await peer.read() == (Kind.REPLY, 3, b"good")
+            handled = [handler.asked.get_nowait() for _ in range(handler.asked.qsize())]
+            assert handled == [(Kind.PUT, b"slow", 50), (Kind.PUT, b"good", 1)]
+
+    run(test())
+
+
+def test_a_peer_that_vanishes_cancels_what_it_waited_for() -> None:
+    async def test() -> None:
+        handler = Handler()
+        async with serving(handler) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            peer.writer.write(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
+            await handler.asked.get()
+            peer.writer.transport.abort()
+            assert await handler.cancelled.get() == 101
+
+    run(test())
+
+
+def test_requests_over_the_in_flight_limit_are_refused_naming_the_setting() -> None:
+    async def test() -> None:
+        handler = Handler()
+        settings = FrameSettings(max_in_flight=2)
+        async with serving(handler, settings=settings) as bound, asking(bound) as port:
+            waiting = [asyncio.create_task(call(port, Kind.POP, b"", LONG_MS)) for _ in range(2)]
+            await handler.asked.get()
+            await handler.asked.get()
+            with pytest.raises(PopmqError, match=r"\b2 requests .*frames\.max_in_flight") as caught:
+                await call(port, Kind.PUT, b"", LONG_MS)
+            assert caught.value.code == Code.TOO_MANY_REQUESTS
+            handler.waiting[101](b"done")
+            assert await waiting[0] == b"done"
+            assert await call(port, Kind.PUT, b"room again", LONG_MS) == b"room again"
+            handler.waiting[102](b"done")
+            assert await waiting[1] == b"done"
+
+    run(test())
+
+
+@pytest.mark.parametrize("body_bytes", [99_986, 99_990])
+def test_a_request_or_an_answer_over_the_frame_limit_is_refused_and_nothing_is_closed(
+    body_bytes: int,
+) -> None:
+    async def test() -> None:
+        handler = Handler()
+        handler.on_put = lambda body: body + b"12345"
+        settings = FrameSettings(max_frame_bytes=100_000)
+        async with (
+            serving(handler, settings=settings) as bound,
+            asking(bound, settings=settings) as port,
+        ):
+            with pytest.raises(PopmqError, match=r"frames\.max_frame_bytes") as caught:
+                await call(port, Kind.PUT, bytes(body_bytes), LONG_MS)
+            assert caught.value.code == Code.PAYLOAD_TOO_LARGE
+            assert len(await call(port, Kind.PUT, bytes(99_985), LONG_MS)) == 99_990
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", [Kind.PUT, 250], ids=["answers", "refusals"])
+def test_a_peer_that_asks_and_does_not_read_is_closed(
+    kind: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        handler = Handler()
+        handler.on_put = lambda _: bytes(1 << 20)
+        settings = FrameSettings(max_buffered_bytes=1 << 16)
+        address = f"unix:{tmp_path}/frames.sock"
+        async with serving(handler, address, settings=settings) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            assert isinstance(peer.writer.transport, asyncio.Transport)
+            peer.writer.transport.pause_reading()
+            peer.writer.write(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
+            for number in range(2, 60_000):
+                peer.writer.write(frame(kind, number, b"", timeout_ms=LONG_MS))
+            assert await handler.cancelled.get() == 101
+
+    with caplog.at_level(logging.WARNING):
+        run(test())
+    assert any("max_buffered_bytes" in one.__dict__.get("why", "") for one in caplog.records)
+
+
+def test_a_stale_socket_file_is_replaced_and_removed_at_the_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        path = tmp_path / "frames.sock"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        async with serving(Handler(), f"unix:{path}") as bound, asking(bound) as port:
+            assert await call(port, Kind.PUT, b"x", LONG_MS) == b"x"
+            assert path.stat().st_mode & 0o777 == 0o600
+        assert not path.exists()
+
+    run(test())
+
+
+def test_a_socket_that_somebody_listens_on_is_left_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        address = f"unix:{tmp_path}/frames.sock"
+        async with serving(Handler(), address) as bound:
+            second = FrameServer(Handler(), BROKER)
+            with pytest.raises(OSError, match="another process listens"):
+                await second.listen(address)
+            await second.stop()
+            async with asking(bound) as port:
+                assert await call(port, Kind.PUT, b"first", LONG_MS) == b"first"
+
+    run(test())
+
+
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+    async def test() -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("precious")
+        with pytest.raises(OSError, match="not a socket"):
+            await FrameServer(Handler(), BROKER).listen(f"unix:{path}")
+        assert path.read_text() == "precious"
+
+    run(test())
+
+
+def test_a_refused_peer_that_does_not_leave_is_thrown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(frames, "LINGER_MS", 20)
+        server = FrameServer(Handler(), BROKER)
+        async with raw_peer(await server.listen("127.0.0.1:0")) as peer:
+            peer.writer.write(frame(Kind.PUT, 1, b"", timeout_ms=LONG_MS))
+            await peer.read_refusal()
+            for connection in list(server.connections):
+                await asyncio.wait([connection.lost])
+            assert peer.writer.get_extra_info("socket") is not None
+            await server.stop()
+
+    run(test())
+
+
+def test_a_request_is_given_up_when_its_connection_ends_while_it_is_being_asked() -> None:
+    """The answer to the first pop, given while the second is taken, finds a slow reader."""
+
+    async def test() -> None:
+        handler = Handler()
+        connection = FrameServer(handler, BROKER)._accept()
+        connection.connection_made(RecordingTransport())
+        connection.data_received(frame(Kind.HELLO, 0, encode_hello(PROXY)))
+        connection.data_received(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
+        connection.pause_writing()
+        handler.on_pop = lambda: handler.waiting.pop(101)(b"message")
+        connection.data_received(frame(Kind.POP, 2, b"", timeout_ms=LONG_MS))
+        assert connection.closing
+        assert handler.waiting == {}
+        assert await handler.cancelled.get() == 102
+
+    run(test())
+
+
+def test_the_handler_answers_later_and_in_any_order() -> None:
+    async def test() -> None:
+        handler = Handler()
+        async with serving(handler) as bound, asking(bound) as port:
+            first = asyncio.create_task(call(port, Kind.POP, b"1", LONG_MS))
+            second = asyncio.create_task(call(port, Kind.POP, b"2", LONG_MS))
+            await handler.asked.get()
+            await handler.asked.get()
+            early, late = handler.waiting.values()
+            late(b"two")
+            assert await second == b"two"
+            assert not first.done()
+            early(b"one")
+            assert await first == b"one"
+
+    run(test())
+
+
+def test_a_refusal_arrives_with_its_code_and_sentence() -> None:
+    async def test() -> None:
+        handler = Handler()
+
+        def refuse(body: bytes) -> bytes:
+            raise GroupNotFound("group g is not known")
+
+        handler.on_put = refuse
+        async with serving(handler) as bound, asking(bound) as port:
+            with pytest.raises(PopmqError, match="group g is not known") as caught:
+                await call(port, Kind.PUT, b"", LONG_MS)
+            assert caught.value.code == Code.CONSUMER_GROUP_NOT_FOUND
+
+    run(test())
