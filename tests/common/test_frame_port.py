@@ -354,11 +354,11 @@ def test_a_request_that_expired_during_the_first_attempt_is_never_sent() -> None
 
 def test_a_port_refuses_more_while_its_peer_does_not_read(tmp_path: Path) -> None:
     async def test() -> None:
-        peers: list[asyncio.Transport] = []
+        peers: list[asyncio.StreamWriter] = []
 
         async def greet_only(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             assert isinstance(writer.transport, asyncio.Transport)
-            peers.append(writer.transport)
+            peers.append(writer)
             writer.transport.pause_reading()
             writer.write(frame(Kind.HELLO, 0, encode_hello(BROKER)))
 
@@ -376,7 +376,7 @@ def test_a_port_refuses_more_while_its_peer_does_not_read(tmp_path: Path) -> Non
             assert answers
             assert all(isinstance(one, TooManyRequests) for one in answers)
             assert port.connected
-            peers[0].abort()
+            peers[0].transport.abort()
             assert await states.get() is False
 
     run(test())

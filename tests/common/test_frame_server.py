@@ -254,8 +254,8 @@ def test_a_peer_that_asks_and_does_not_read_is_closed(
             assert isinstance(peer.writer.transport, asyncio.Transport)
             peer.writer.transport.pause_reading()
             peer.writer.write(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
-            for number in range(2, 60_000):
-                peer.writer.write(frame(kind, number, b"", timeout_ms=LONG_MS))
+            more = [frame(kind, number, b"", timeout_ms=LONG_MS) for number in range(2, 60_000)]
+            peer.writer.write(b"".join(more))
             assert await handler.cancelled.get() == 101
 
     with caplog.at_level(logging.WARNING):

@@ -102,6 +102,8 @@ class Broker:
         """Append the messages; one result per entry, in order."""
         self.store.check_admission()
         topic = self.topic(request.topic, auto_create=request.auto_create)
+        if topic.name[0] == "%":
+            topics.check_topic_name(topic.name)  # nobody sends to dead letters
         if not topic.writable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
         results = []
@@ -142,8 +144,10 @@ class Broker:
 
     def topic(self, name: str, *, auto_create: bool = False) -> TopicConfig:
         """The topic; made when the caller and the setting topic.auto_create both allow it."""
-        topics.check_readable_topic_name(name)
         found = self.registry.find_topic(name)
+        if found is not None and name[0] != "%":
+            return found
+        topics.check_readable_topic_name(name)
         if found is None and auto_create and self.settings.topic.auto_create:
             wanted = TopicConfig(
                 0,
@@ -166,14 +170,8 @@ class Broker:
     # -- inside
 
     def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
-        kind = MessageType(entry.type)
-        if not topic.type.accepts(kind):
-            raise Refused(
-                Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
-            )
-        if kind in (MessageType.DELAY, MessageType.TRANSACTION):
-            raise NotYet(f"{kind.name} messages are not served yet: send NORMAL or FIFO ones")
+        if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
+            _check_type(topic, entry.type)
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
@@ -235,6 +233,17 @@ class Broker:
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
         self.polling.dismiss(group_id=group.id)
+
+
+def _check_type(topic: TopicConfig, number: int) -> None:
+    kind = MessageType(number)
+    if not topic.type.accepts(kind):
+        raise Refused(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
+        )
+    if kind in (MessageType.DELAY, MessageType.TRANSACTION):
+        raise NotYet(f"{kind.name} messages are not served yet: send NORMAL or FIFO ones")
 
 
 def _tags(request: PopRequest) -> TagFilter:

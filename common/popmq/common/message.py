@@ -32,6 +32,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -63,8 +64,7 @@ class BadRecord(Exception):
     """The bytes are not a whole, intact record of this position."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     size: int
     kind: int
     flags: int
@@ -81,8 +81,7 @@ class Header:
         return self.position + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What every record of one step shares."""
 
     epoch: int
@@ -129,8 +128,7 @@ class RevivalToken:
         return cls(bool(dead), member, epoch, sequence, topic, queue, offset, first)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(NamedTuple):
     """A MESSAGE record taken apart; `head` and `properties` are the client's bytes."""
 
     header: Header

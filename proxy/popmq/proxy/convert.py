@@ -23,7 +23,7 @@ from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.validate import MessageFacts
-from popmq.proxy.wire_scan import BadWire, chunk, cut, fields, scalar, tag, varint
+from popmq.proxy.wire_scan import LEN, VARINT, BadWire, chunk, cut, fields, scalar, tag, varint
 
 M = TypeVar("M", bound=Message)
 
@@ -216,7 +216,7 @@ def sent_messages(data: bytes) -> list[SentMessage]:
     """The messages of a SendMessageRequest."""
     parsed = parse(service.SendMessageRequest, data).messages
     try:
-        found = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == 2]
+        found = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == LEN]
     except BadWire as error:
         raise Refused(Code.BAD_REQUEST, f"the request is no SendMessageRequest: {error}") from error
     assert len(found) == len(parsed), "the scan and protobuf disagree about a request"
@@ -324,12 +324,12 @@ def _sized(content: bytes) -> bytes:
     return varint(len(content)) + content
 
 
-_PROPERTIES = tag(_SYSTEM_PROPERTIES, 2)
-_STORE_TIMESTAMP = tag(_P.STORE_TIMESTAMP_FIELD_NUMBER, 2)
-_STORE_HOST = tag(_P.STORE_HOST_FIELD_NUMBER, 2)
-_RECEIPT_HANDLE = tag(_P.RECEIPT_HANDLE_FIELD_NUMBER, 2)
-_QUEUE_ID = tag(_P.QUEUE_ID_FIELD_NUMBER, 0)
-_QUEUE_OFFSET = tag(_P.QUEUE_OFFSET_FIELD_NUMBER, 0)
-_DELIVERY_ATTEMPT = tag(_P.DELIVERY_ATTEMPT_FIELD_NUMBER, 0)
-_MESSAGE = tag(service.ReceiveMessageResponse.MESSAGE_FIELD_NUMBER, 2)
-_DELIVERY_TIMESTAMP = tag(service.ReceiveMessageResponse.DELIVERY_TIMESTAMP_FIELD_NUMBER, 2)
+_PROPERTIES = tag(_SYSTEM_PROPERTIES, LEN)
+_STORE_TIMESTAMP = tag(_P.STORE_TIMESTAMP_FIELD_NUMBER, LEN)
+_STORE_HOST = tag(_P.STORE_HOST_FIELD_NUMBER, LEN)
+_RECEIPT_HANDLE = tag(_P.RECEIPT_HANDLE_FIELD_NUMBER, LEN)
+_QUEUE_ID = tag(_P.QUEUE_ID_FIELD_NUMBER, VARINT)
+_QUEUE_OFFSET = tag(_P.QUEUE_OFFSET_FIELD_NUMBER, VARINT)
+_DELIVERY_ATTEMPT = tag(_P.DELIVERY_ATTEMPT_FIELD_NUMBER, VARINT)
+_MESSAGE = tag(service.ReceiveMessageResponse.MESSAGE_FIELD_NUMBER, LEN)
+_DELIVERY_TIMESTAMP = tag(service.ReceiveMessageResponse.DELIVERY_TIMESTAMP_FIELD_NUMBER, LEN)

@@ -10,7 +10,7 @@ below the checkpoint are trusted after a crash, and those were synced.
 """
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from popmq.broker.store.mapped_file import MappedFileQueue
 from popmq.common.disk import Disk
@@ -23,8 +23,7 @@ _RECORD_POSITION_AT = 16  # of the position inside a record's header (message.py
 _SPILL_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     position: int
     size: int
     tag_hash: int

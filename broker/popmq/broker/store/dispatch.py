@@ -7,14 +7,14 @@ through `enter`, which ignores what a queue already holds.
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from popmq.broker.store.consume_queue import UNIT, ConsumeQueue
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(NamedTuple):
     """A record that waits for its confirmation."""
 
     end: int

@@ -287,7 +287,8 @@ class MessageStore:
     # -- inside
 
     def _stamp(self) -> Stamp:
-        return Stamp(self.epoch, self.log_ms(), self._clock.wall_ms())
+        assert self._log_clock is not None, "the store is not recovered yet"
+        return Stamp(self.epoch, self._log_clock.now_ms(), self._clock.wall_ms())
 
     def _appended(self, size: int) -> None:
         self.metrics.records += 1

@@ -1,0 +1,322 @@
+"""popmq's roles as real processes: started, waited for, killed, and never left behind.
+
+A role is ready when it prints its ready line, which also says where it listens; nothing here
+sleeps and hopes.  What a role writes to stderr (its JSON log) is kept in a file beside its
+data, and the end of it is part of every failure.
+"""
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Self
+
+READY_S = 30.0
+STOP_S = 10.0
+LOCAL = "127.0.0.1"
+
+
+class RoleFailed(AssertionError):
+    """A role did not start, died, or did not stop as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The ready line, taken apart; a field that the role does not print is empty."""
+
+    endpoint: str = ""  # public gRPC: `up` and the proxy
+    controller: str = ""
+    broker: str = ""  # the broker's name
+    frames: str = ""
+    metrics: str = ""
+    data: str = ""
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """Raise ValueError for anything that is not a ready line."""
+        found = re.fullmatch(r"ready: (.*?)(?:, data (.*))?", line.rstrip("\n"))
+        if found is None:
+            raise ValueError(f"not a ready line: {line!r}")
+        words = found[1].replace(",", " ").split()
+        fields = dict(zip(words[::2], words[1::2], strict=True))
+        unknown = fields.keys() - {"endpoint", "controller", "broker", "frames", "metrics"}
+        if unknown:
+            raise ValueError(f"unknown words {sorted(unknown)} in {line!r}")
+        return cls(**fields, data=found[2] or "")
+
+
+class Role:
+    """One `popmq` process. Enter it to start it; leaving stops it, whatever happened.
+
+    Leaving without an exception is a test of its own: SIGTERM has to end the role with exit
+    code 0 within 10 s.
+    """
+
+    def __init__(
+        self, name: str, arguments: list[str], *, folder: Path, settings: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.ready = Ready()
+        self.settings = dict(settings)
+        self.log = folder / f"{name}.log"
+        self._arguments = arguments
+        self._folder = folder / name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> Ready:
+        """Start the process and return once it is ready."""
+        assert self._process is None, f"{self.name} runs already"
+        lines: SimpleQueue[str | None] = SimpleQueue()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "popmq.cli", *self._arguments],
+                cwd=self._folder,
+                env=role_environment(self.settings),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._reader = threading.Thread(
+            target=_read_lines, args=(self._process, lines), name=f"{self.name}-stdout"
+        )
+        self._reader.start()
+        self.ready = self._wait_ready(lines)
+        return self.ready
+
+    @property
+    def folder(self) -> Path:
+        """Its working directory."""
+        return self._folder
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    def kill9(self) -> None:
+        """SIGKILL: what the role had not made durable is gone."""
+        process = self._running()
+        process.kill()
+        process.wait()
+        self._forget()
+
+    def terminate(self) -> None:
+        """SIGTERM, and insist on a clean end."""
+        process = self._running()
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill9()
+            raise RoleFailed(
+                f"{self.name} ignored SIGTERM for {STOP_S:g} s{self._tail()}"
+            ) from None
+        self._forget()
+        if code != 0:
+            raise RoleFailed(f"{self.name} ended SIGTERM with exit code {code}{self._tail()}")
+
+    def restart(self) -> Ready:
+        """Start again after `kill9` or `terminate`, with the same settings and folder."""
+        return self.start()
+
+    def stop(self) -> None:
+        """For cleaning up: gone afterwards, without an opinion on how."""
+        if self._process is not None:
+            self.kill9()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and self._process is not None:
+                self.terminate()
+        finally:
+            self.stop()
+
+    def _wait_ready(self, lines: "SimpleQueue[str | None]") -> Ready:
+        process = self._running()
+        try:
+            line = lines.get(timeout=READY_S)
+        except Empty:
+            self.stop()
+            raise RoleFailed(
+                f"{self.name} was not ready within {READY_S:g} s{self._tail()}"
+            ) from None
+        if line is None:
+            code = process.wait()
+            self._forget()
+            raise RoleFailed(f"{self.name} ended with code {code}, never ready{self._tail()}")
+        return Ready.parse(line)
+
+    def _running(self) -> "subprocess.Popen[str]":
+        assert self._process is not None, f"{self.name} does not run"
+        return self._process
+
+    def _forget(self) -> None:
+        process, reader = self._process, self._reader
+        self._process = self._reader = None
+        if reader is not None:
+            reader.join()
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
+
+    def _tail(self) -> str:
+        return f"; the end of its log:\n{tail(self.log)}"
+
+
+class Cluster:
+    """Controller, one broker and some proxies, each in a process of its own.
+
+    The broker keeps its first port, so that after `broker.kill9(); broker.restart()` it is
+    found where it was.
+    """
+
+    def __init__(
+        self, folder: Path, *, proxies: int = 1, settings: Mapping[str, str] | None = None
+    ) -> None:
+        common = {"POPMQ_HTTP_LISTEN": f"{LOCAL}:0", **(settings or {})}
+        self._folder = folder
+        controller_address = f"{LOCAL}:{free_port()}"
+        addresses = {"POPMQ_CONTROLLER_ADDRESSES": controller_address}
+        self.controller = Role(
+            "controller",
+            ["controller"],
+            folder=folder,
+            settings={**common, "POPMQ_CONTROLLER_LISTEN": controller_address},
+        )
+        self.broker = Role(
+            "broker",
+            ["broker"],
+            folder=folder,
+            settings={
+                **common,
+                **addresses,
+                "POPMQ_BROKER_NAME": "broker-a",
+                "POPMQ_BROKER_DATA": str(folder / "broker-data"),
+                "POPMQ_BROKER_LISTEN": f"{LOCAL}:{free_port()}",
+                "POPMQ_TOPIC_AUTO_CREATE": "false",
+                "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
+            },
+        )
+        self.proxies = [
+            Role(
+                f"proxy-{number}",
+                ["proxy"],
+                folder=folder,
+                settings={**common, **addresses, "POPMQ_PROXY_LISTEN": f"{LOCAL}:0"},
+            )
+            for number in range(1, proxies + 1)
+        ]
+        self._stack = ExitStack()
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [proxy.ready.endpoint for proxy in self.proxies]
+
+    def popmq(self, *arguments: str) -> str:
+        """Run the command line against the first proxy; return what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "popmq.cli", *arguments],
+            cwd=self._folder,
+            env=role_environment({"POPMQ_ENDPOINT": self.endpoints[0]}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=READY_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            said = f"{done.stdout}{done.stderr}".strip()
+            raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {said}")
+        return done.stdout
+
+    def create(self, *, topic: str, groups: list[str]) -> None:
+        self.popmq("topic", "create", topic)
+        for group in groups:
+            self.popmq("group", "create", group)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for role in (self.controller, self.broker, *self.proxies):
+                stack.enter_context(role)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+
+def role_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment without any POPMQ_ setting of the developer's own, plus `settings`."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
+    return {**inherited, **settings}
+
+
+def free_port() -> int:
+    """A free port that no outgoing connection can be given.
+
+    A proxy that keeps calling a killed broker's port inside the range of ephemeral ports may
+    be given that very port and reach itself, and the broker could never listen there again.
+    """
+    first = 10_000
+    candidates = list(range(first, _first_ephemeral_port()))
+    random.shuffle(candidates)
+    for port in candidates:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOCAL, port))
+            except OSError:
+                continue
+            return port
+    raise RoleFailed(f"no free port below {_first_ephemeral_port()}")
+
+
+def tail(path: Path, lines: int = 30) -> str:
+    if not path.exists():
+        return "(nothing)"
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or "(nothing)"
+
+
+def _first_ephemeral_port() -> int:
+    setting = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if setting.exists():
+        return max(10_100, int(setting.read_text().split()[0]))
+    return 32_768
+
+
+def _read_lines(process: "subprocess.Popen[str]", lines: "SimpleQueue[str | None]") -> None:
+    """Hand over the ready line; go on reading, so that the role never blocks on a full pipe."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ready: "):
+            lines.put(line)
+    lines.put(None)

@@ -1,0 +1,177 @@
+"""A thin client of the public API on grpc.aio, for tests that must see every outcome.
+
+The official clients retry and hide; here each call ends in an answer or in `NoAnswer`, and
+nothing is done twice.  It opens no Telemetry stream, which a server must put up with.
+"""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message as Protobuf
+
+from popmq.proxy.api import definition_pb2 as definition
+from popmq.proxy.api import service_pb2 as service
+
+SERVICE = "/apache.rocketmq.v2.MessagingService"
+CALL_S = 3.0
+
+Reply = TypeVar("Reply")
+
+
+class NoAnswer(Exception):
+    """The call's outcome is not known: no reply, or one that tells of trouble inside."""
+
+
+class Refused(Exception):
+    """The server said no, and that nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    message_id: str
+    handle: str
+    attempt: int
+    body: bytes
+
+
+class RawClient:
+    """One client id on one channel. Enter it; leaving closes the channel."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self._channel = grpc.aio.insecure_channel(
+            endpoint,
+            # One test, several clients: channels to the same place would share a connection.
+            # The back-off after a lost connection is otherwise up to two minutes.
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 500),
+            ],
+        )
+        self._name = name
+
+    async def send(self, topic: str, message_id: str, body: bytes) -> None:
+        """Return when the server said OK. Raise NoAnswer for anything else."""
+        message = definition.Message(
+            topic=definition.Resource(name=topic),
+            body=body,
+            system_properties=definition.SystemProperties(
+                message_id=message_id,
+                message_type=definition.NORMAL,
+                body_encoding=definition.IDENTITY,
+                born_host="raw-client",
+            ),
+        )
+        message.system_properties.born_timestamp.GetCurrentTime()
+        reply = await self._unary(
+            "SendMessage",
+            service.SendMessageRequest(messages=[message]),
+            service.SendMessageResponse.FromString,
+            CALL_S,
+        )
+        if reply.status.code != definition.OK:
+            raise NoAnswer(f"send: {reply.status.code} {reply.status.message}")
+        assert [entry.message_id for entry in reply.entries] == [message_id]
+
+    async def receive(
+        self, group: str, topic: str, *, limit: int, invisible_ms: int, poll_ms: int
+    ) -> list[Received]:
+        """At most `limit` messages; none when `poll_ms` passed without one."""
+        request = service.ReceiveMessageRequest(
+            group=definition.Resource(name=group),
+            message_queue=definition.MessageQueue(topic=definition.Resource(name=topic), id=-1),
+            filter_expression=definition.FilterExpression(type=definition.TAG, expression="*"),
+            batch_size=limit,
+            attempt_id=str(uuid.uuid4()),
+        )
+        request.invisible_duration.FromMilliseconds(invisible_ms)
+        request.long_polling_timeout.FromMilliseconds(poll_ms)
+        call = self._channel.unary_stream(
+            f"{SERVICE}/ReceiveMessage",
+            request_serializer=service.ReceiveMessageRequest.SerializeToString,
+            response_deserializer=service.ReceiveMessageResponse.FromString,
+        )
+        received: list[Received] = []
+        code = None
+        try:
+            parts = call(request, metadata=self._metadata(), timeout=CALL_S + poll_ms / 1000)
+            async for part in parts:
+                if part.HasField("status"):
+                    code = part.status.code
+                if part.HasField("message"):
+                    received.append(_received(part.message))
+        except grpc.aio.AioRpcError as error:
+            # What came before the break was delivered all the same.
+            if not received:
+                raise NoAnswer(f"receive: {error.code()} {error.details()}") from error
+        if code not in (definition.OK, definition.MESSAGE_NOT_FOUND) and not received:
+            raise NoAnswer(f"receive: {code}")
+        return received
+
+    async def ack(self, group: str, topic: str, message: Received) -> None:
+        """Return when the server said OK. Raise Refused when the handle is no good any more."""
+        request = service.AckMessageRequest(
+            group=definition.Resource(name=group),
+            topic=definition.Resource(name=topic),
+            entries=[
+                service.AckMessageEntry(
+                    message_id=message.message_id, receipt_handle=message.handle
+                )
+            ],
+        )
+        reply = await self._unary(
+            "AckMessage", request, service.AckMessageResponse.FromString, CALL_S
+        )
+        codes = {reply.status.code, *(entry.status.code for entry in reply.entries)}
+        if definition.INVALID_RECEIPT_HANDLE in codes:
+            raise Refused(reply.status.message)
+        if codes != {definition.OK}:
+            raise NoAnswer(f"ack: {sorted(codes)} {reply.status.message}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def _unary(
+        self, method: str, request: Protobuf, parse: Callable[[bytes], Reply], timeout_s: float
+    ) -> Reply:
+        call = self._channel.unary_unary(
+            f"{SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=parse,
+        )
+        try:
+            reply: Reply = await call(request, metadata=self._metadata(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise NoAnswer(f"{method}: {error.code()} {error.details()}") from error
+        return reply
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("x-mq-client-id", self._name),
+            ("x-mq-protocol", "v2"),
+            ("x-mq-language", "PYTHON"),
+            ("x-mq-client-version", "5.1.2"),
+            ("x-mq-request-id", str(uuid.uuid4())),
+        )
+
+
+def _received(message: definition.Message) -> Received:
+    system = message.system_properties
+    return Received(
+        message_id=system.message_id,
+        handle=system.receipt_handle,
+        attempt=system.delivery_attempt,
+        body=message.body,
+    )

@@ -1,0 +1,51 @@
+"""The official Node client, unmodified, against controller, broker and two proxies."""
+
+from pathlib import Path
+
+import pytest
+from e2e.ledger import table
+from e2e.official import OfficialClient, Scenario, ensure_node_client, launch_node
+from e2e.payloads import NODE_MAX_BODY, PYTHON_MAX_BODY, payload
+from e2e.processes import Cluster
+
+SEED = 20_260_102
+COUNT = 2_000
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.mark.parametrize("max_body", [PYTHON_MAX_BODY, NODE_MAX_BODY])
+def test_both_languages_make_the_same_messages(max_body: int, tmp_path: Path) -> None:
+    with OfficialClient("payloads", launch_node("payloads"), folder=tmp_path) as node:
+        node.tell(op="start", seed=SEED, count=COUNT, max_body=max_body)
+        node.wait(lambda: node.count("ready") > 0, "all messages made", within_s=60)
+        made = node.of("payload")
+
+    assert len(made) == COUNT
+    for k, event in enumerate(made):
+        expected = payload(seed=SEED, k=k, max_body=max_body).fields()
+        assert event == {
+            "event": "payload",
+            "k": k,
+            "sha256": expected.sha256,
+            "size": expected.size,
+            "keys": list(expected.keys),
+            "tag": expected.tag,
+            "properties": expected.properties,
+        }
+
+
+@pytest.mark.timeout(480)  # the first run installs the client
+def test_every_group_of_the_node_client_gets_every_message_once_and_a_tenth_twice(
+    tmp_path: Path,
+) -> None:
+    ensure_node_client()
+    scenario = Scenario(launch=launch_node, seed=SEED, count=COUNT, max_body=NODE_MAX_BODY)
+
+    with Cluster(tmp_path, proxies=2) as cluster:
+        outcome = scenario.run(cluster, tmp_path)
+
+    print(f"\nofficial Node client, seed {SEED}\n{table(outcome.reports)}")
+    assert outcome.errors == []
+    assert [report.faults for report in outcome.reports] == [[], [], []]
+    assert [report.sent for report in outcome.reports] == [COUNT] * 3

@@ -1,0 +1,355 @@
+"""The grpc.aio transport as a real client meets it over a real channel."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from popmq.proxy.transport.grpcio_server import MAX_UNSENT, GrpcioTransport
+from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound, Method, Shape
+
+LOCAL = "127.0.0.1"
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(in_time())
+
+
+@asynccontextmanager
+async def served(*methods: Method) -> AsyncIterator[Any]:
+    """A channel to a server with these methods; Any, as its stubs know no calls of raw bytes."""
+    transport = GrpcioTransport(methods, LOCAL, 0)
+    port = await transport.start()
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    try:
+        async with grpc.aio.insecure_channel(f"{LOCAL}:{port}", options=options) as channel:
+            yield channel
+    finally:
+        await transport.stop(0)
+
+
+def unary(path: str, start: Callable[[Call, bytes], None]) -> Method:
+    return Method(path, Shape.UNARY, start=start)
+
+
+def echo(call: Call, data: bytes) -> None:
+    call.send(data)
+    call.finish()
+
+
+class Echo:
+    """Answers each message with itself, and ends with the client."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def message(self, data: bytes) -> None:
+        self.call.send(data)
+
+    def half_closed(self) -> None:
+        self.call.send(b"bye")
+        self.call.finish()
+
+
+def test_a_unary_handler_answers_at_once() -> None:
+    async def test() -> None:
+        async with served(unary("/s/echo", echo)) as channel:
+            assert await channel.unary_unary("/s/echo")(b"hello") == b"hello"
+
+    run(test)
+
+
+def test_a_unary_handler_may_answer_later() -> None:
+    def start(call: Call, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, echo, call, data)
+
+    async def test() -> None:
+        async with served(unary("/s/later", start)) as channel:
+            assert await channel.unary_unary("/s/later")(b"hello") == b"hello"
+
+    run(test)
+
+
+def test_a_message_of_five_mebibytes_goes_both_ways() -> None:
+    body = b"x" * (5 << 20)
+
+    async def test() -> None:
+        async with served(unary("/s/echo", echo)) as channel:
+            assert await channel.unary_unary("/s/echo")(body) == body
+
+    run(test)
+
+
+def test_a_server_stream_keeps_its_order_and_ends_with_ok() -> None:
+    def start(call: Call, data: bytes) -> None:
+        for number in range(100):
+            call.send(data + str(number).encode())
+        call.finish()
+
+    async def test() -> None:
+        async with served(Method("/s/count", Shape.SERVER_STREAM, start=start)) as channel:
+            call = channel.unary_stream("/s/count")(b"n")
+            assert [one async for one in call] == [f"n{n}".encode() for n in range(100)]
+            assert await call.code() is grpc.StatusCode.OK
+
+    run(test)
+
+
+def test_a_half_closed_stream_is_answered_to_its_end_and_ends_with_ok() -> None:
+    async def test() -> None:
+        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=Echo)) as channel:
+            call = channel.stream_stream("/s/talk")()
+            await call.write(b"one")
+            assert await call.read() == b"one"
+            await call.write(b"two")
+            assert await call.read() == b"two"
+            await call.done_writing()
+            assert await call.read() == b"bye"
+            assert await call.read() is grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.OK
+
+    run(test)
+
+
+def test_a_server_may_end_a_stream_while_the_client_still_talks() -> None:
+    class Rude(Echo):
+        def message(self, data: bytes) -> None:
+            self.call.finish(GrpcStatus.INVALID_ARGUMENT, "no settings")
+
+    async def test() -> None:
+        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=Rude)) as channel:
+            call = channel.stream_stream("/s/talk")()
+            await call.write(b"one")
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await call.details() == "no settings"
+
+    run(test)
+
+
+def test_a_server_may_talk_before_the_client_does() -> None:
+    def open_(call: Call) -> Inbound:
+        call.send(b"welcome")
+        return Echo(call)
+
+    async def test() -> None:
+        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=open_)) as channel:
+            call = channel.stream_stream("/s/talk")()
+            assert await call.read() == b"welcome"
+            call.cancel()
+
+    run(test)
+
+
+@pytest.mark.parametrize("shape", [Shape.UNARY, Shape.SERVER_STREAM])
+def test_a_handler_hears_once_that_its_client_cancelled(shape: Shape) -> None:
+    async def test() -> None:
+        waiting, gone = asyncio.Event(), asyncio.Event()
+        heard: list[Call] = []
+
+        def start(call: Call, data: bytes) -> None:
+            call.on_gone(lambda: heard.append(call))
+            call.on_gone(gone.set)
+            waiting.set()
+
+        async with served(Method("/s/wait", shape, start=start)) as channel:
+            if shape is Shape.UNARY:
+                pending: Any = channel.unary_unary("/s/wait")(b"")
+            else:
+                pending = channel.unary_stream("/s/wait")(b"")
+            await waiting.wait()
+            pending.cancel()
+            await gone.wait()
+            heard[0].send(b"nobody listens")
+            heard[0].finish()
+            assert len(heard) == 1
+
+    run(test)
+
+
+def test_a_stream_handler_hears_that_its_client_disconnected() -> None:
+    async def test() -> None:
+        gone = asyncio.Event()
+
+        def open_(call: Call) -> Inbound:
+            call.on_gone(gone.set)
+            return Echo(call)
+
+        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=open_)) as channel:
+            call = channel.stream_stream("/s/talk")()
+            await call.write(b"here")
+            assert await call.read() == b"here"
+            await channel.close()
+            await gone.wait()
+
+    run(test)
+
+
+def test_a_handler_hears_that_the_deadline_passed() -> None:
+    async def test() -> None:
+        gone = asyncio.Event()
+
+        def start(call: Call, data: bytes) -> None:
+            call.on_gone(gone.set)
+
+        async with served(unary("/s/wait", start)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/s/wait")(b"", timeout=0.2)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await gone.wait()
+
+    run(test)
+
+
+def test_nothing_is_heard_of_a_client_that_got_its_answer() -> None:
+    async def test() -> None:
+        heard: list[str] = []
+
+        def start(call: Call, data: bytes) -> None:
+            call.on_gone(lambda: heard.append("gone"))
+            echo(call, data)
+
+        async with served(unary("/s/echo", start)) as channel:
+            await channel.unary_unary("/s/echo")(b"x")
+        assert heard == []
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "low", "high"),
+    [(None, None, None), (5, 1_000, 5_500), (1_892_159_940, 10**9, None)],
+)
+def test_the_time_that_remains_is_the_clients(
+    timeout_s: float | None, low: int | None, high: int | None
+) -> None:
+    async def test() -> None:
+        seen: list[int | None] = []
+
+        def start(call: Call, data: bytes) -> None:
+            seen.append(call.remaining_ms())
+            echo(call, data)
+
+        async with served(unary("/s/time", start)) as channel:
+            await channel.unary_unary("/s/time")(b"", timeout=timeout_s)
+        (remaining,) = seen
+        if low is None:
+            assert remaining is None
+        else:
+            # A deadline of 60 years may reach the server as one, or as none.
+            assert remaining is None or remaining >= low
+            assert high is None or (remaining is not None and remaining <= high)
+
+    run(test)
+
+
+def test_headers_are_lower_case_text_and_the_peer_an_address() -> None:
+    async def test() -> None:
+        seen: list[tuple[dict[str, str], str]] = []
+
+        def start(call: Call, data: bytes) -> None:
+            seen.append((dict(call.metadata), call.peer))
+            echo(call, data)
+
+        async with served(unary("/s/echo", start)) as channel:
+            headers = (("x-mq-client-id", "me@1"), ("blob-bin", b"\xff\x01"))
+            await channel.unary_unary("/s/echo")(b"", metadata=headers)
+        ((metadata, peer),) = seen
+        assert metadata["x-mq-client-id"] == "me@1"
+        assert metadata["blob-bin"] == "\xff\x01"
+        host, _, port = peer.rpartition(":")
+        assert host == LOCAL
+        assert port.isdigit()
+
+    run(test)
+
+
+def test_an_unknown_method_is_unimplemented() -> None:
+    async def test() -> None:
+        async with served(unary("/s/echo", echo)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/s/other")(b"")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run(test)
+
+
+def test_a_handler_that_fails_ends_its_call_and_not_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(call: Call, data: bytes) -> None:
+        raise RuntimeError("a secret of ours")
+
+    async def test() -> None:
+        async with served(unary("/s/bad", broken), unary("/s/echo", echo)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/s/bad")(b"")
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+            assert caught.value.details() == "internal error"
+            assert await channel.unary_unary("/s/echo")(b"x") == b"x"
+
+    run(test)
+    assert "a secret of ours" in caplog.text
+
+
+def test_a_stream_handler_that_fails_on_a_message_ends_its_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Echo):
+        def message(self, data: bytes) -> None:
+            raise RuntimeError("boom")
+
+    async def test() -> None:
+        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=Broken)) as channel:
+            call = channel.stream_stream("/s/talk")()
+            await call.write(b"x")
+            assert await call.code() is grpc.StatusCode.INTERNAL
+
+    run(test)
+    assert "boom" in caplog.text
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    async def test() -> None:
+        gone = asyncio.Event()
+
+        def start(call: Call, data: bytes) -> None:
+            call.on_gone(gone.set)
+            for _ in range(MAX_UNSENT + 1):
+                call.send(b"x")
+
+        async with served(Method("/s/flood", Shape.SERVER_STREAM, start=start)) as channel:
+            call = channel.unary_stream("/s/flood")(b"")
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await gone.wait()
+
+    run(test)
+
+
+def test_a_transport_that_stops_cuts_what_is_left_after_its_grace() -> None:
+    async def test() -> None:
+        gone = asyncio.Event()
+
+        def open_(call: Call) -> Inbound:
+            call.on_gone(gone.set)
+            return Echo(call)
+
+        transport = GrpcioTransport([Method("/s/talk", Shape.BIDI_STREAM, open=open_)], LOCAL, 0)
+        port = await transport.start()
+        async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as channel:
+            call: Any = channel.stream_stream("/s/talk")()
+            await call.write(b"here")
+            assert await call.read() == b"here"
+            await transport.stop(0.05)
+            assert await call.code() is not grpc.StatusCode.OK
+            await gone.wait()
+
+    run(test)

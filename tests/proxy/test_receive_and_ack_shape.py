@@ -1,0 +1,293 @@
+"""ReceiveMessage, AckMessage and ChangeInvisibleDuration, as clients need to read them."""
+
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from popmq.common.errors import Code, InvalidReceiptHandle, TooManyRequests
+from popmq.common.hop import (
+    AckResult,
+    Delivery,
+    FilterType,
+    Kind,
+    PopReply,
+    PopRequest,
+    decode_ack,
+    decode_change,
+    decode_pop,
+    encode_ack_reply,
+    encode_pop_reply,
+)
+from popmq.common.receipt import ReceiptHandle
+from popmq.common.topics import MessageType
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.convert import sent_messages
+from popmq.proxy.transport.seam import GrpcStatus
+from popmq.proxy.wire_scan import chunk
+
+SQL = pb.FilterExpression(type=pb.FilterType.SQL, expression="a = 1")
+TEN_SECONDS = Duration(seconds=10)
+
+
+def handle(broker: str = "broker-a", offset: int = 0) -> str:
+    return ReceiptHandle(broker, 64, 9, 1, offset, 1, 1, 1, 0).encode(b"key").decode()
+
+
+def receive(bench: Any, *, broker: str = "", call: Any = None, **more: Any) -> Any:
+    fields: dict[str, Any] = {"invisible_duration": TEN_SECONDS, **more}
+    request = service.ReceiveMessageRequest(
+        group=pb.Resource(name=fields.pop("group", "workers")),
+        message_queue=pb.MessageQueue(
+            topic=pb.Resource(name=fields.pop("topic", "orders")),
+            id=3,
+            broker=pb.Broker(name=broker),
+        ),
+        **fields,
+    )
+    return bench.start("ReceiveMessage", request, **(call or {}))
+
+
+def parts(call: Any) -> list[Any]:
+    return [service.ReceiveMessageResponse.FromString(one) for one in call.sent]
+
+
+def pops(broker: Any) -> list[PopRequest]:
+    return [decode_pop(body) for body in broker.bodies(Kind.POP)]
+
+
+def deliveries(count: int) -> bytes:
+    properties = pb.SystemProperties(message_id="m", tag="a")
+    wire = pb.Message(body=b"x", system_properties=properties).SerializeToString()
+    (sent,) = sent_messages(chunk(1, wire))
+    head, content = sent.slices(MessageType.NORMAL, peer="", now_ms=1)
+    return encode_pop_reply(
+        PopReply([Delivery(2, at, 1, 5_000, b"h%d" % at, head, content) for at in range(count)])
+    )
+
+
+def test_messages_come_between_the_status_and_the_delivery_time(bench: Any) -> None:
+    call = receive(bench)
+    bench.broker.answer(deliveries(2))
+    got = parts(call)
+    kinds = [one.WhichOneof("content") for one in got]
+    assert kinds == ["status", "message", "message", "delivery_timestamp"]
+    assert got[0].status.code == Code.OK
+    assert [one.message.system_properties.receipt_handle for one in got[1:3]] == ["h0", "h1"]
+    assert got[1].message.system_properties.tag == "a"
+    assert call.status is GrpcStatus.OK
+    assert (bench.proxy.metrics.receives, bench.proxy.metrics.received) == (1, 2)
+
+
+def test_an_empty_receive_says_so_and_when(bench: Any) -> None:
+    call = receive(bench)
+    bench.broker.answer(encode_pop_reply(PopReply()))
+    status, when = parts(call)
+    assert status.status.code == Code.MESSAGE_NOT_FOUND
+    assert when.delivery_timestamp.seconds == 1_700_000_000
+
+
+def test_a_refused_receive_is_parts_of_a_stream_that_ends_well(bench: Any) -> None:
+    call = receive(bench)
+    bench.broker.answer(TooManyRequests("polling full"))
+    status, when = parts(call)
+    assert (status.status.code, status.status.message) == (Code.TOO_MANY_REQUESTS, "polling full")
+    assert when.WhichOneof("content") == "delivery_timestamp"
+    assert call.status is GrpcStatus.OK
+
+
+def test_the_broker_is_asked_for_every_queue_whatever_the_client_said(bench: Any) -> None:
+    receive(bench, batch_size=99, attempt_id="try", auto_renew=True)
+    (pop,) = pops(bench.broker)
+    assert (pop.queue_id, pop.limit, pop.attempt_id, pop.auto_renew) == (-1, 32, "try", True)
+    assert (pop.topic, pop.group, pop.client_id) == ("orders", "workers", "me@1")
+    assert (pop.invisible_ms, pop.poll_ms, pop.filter_type) == (10_000, 20_000, FilterType.NONE)
+
+
+def test_a_poll_and_its_frame_end_in_this_order(bench: Any) -> None:
+    receive(bench, call={"remaining": 8_000}, long_polling_timeout=Duration(seconds=20))
+    (pop,) = pops(bench.broker)
+    assert pop.poll_ms == 7_600
+    assert bench.broker.asked[-1][2] == 12_600
+
+
+def test_a_push_consumer_gets_the_brokers_invisible_time(bench: Any) -> None:
+    receive(bench, invisible_duration=None, auto_renew=True)
+    (pop,) = pops(bench.broker)
+    assert pop.invisible_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"invisible_duration": None}, Code.ILLEGAL_INVISIBLE_TIME),
+        ({"batch_size": -1}, Code.BAD_REQUEST),
+        ({"topic": "rmq_sys_meta"}, Code.ILLEGAL_TOPIC),
+        ({"group": ""}, Code.ILLEGAL_CONSUMER_GROUP),
+        ({"filter_expression": SQL}, Code.NOT_IMPLEMENTED),
+        ({"call": {"metadata": {}}}, Code.CLIENT_ID_REQUIRED),
+    ],
+)
+def test_a_receive_that_cannot_be_asked_for_is_refused(
+    bench: Any, change: dict[str, Any], code: int
+) -> None:
+    call = receive(bench, **change)
+    status, _ = parts(call)
+    assert status.status.code == code
+    assert bench.broker.asked == []
+    assert bench.proxy.metrics.refused[code] == 1
+    assert bench.proxy.metrics.waiting_receives == 0
+
+
+def test_a_named_broker_is_asked_and_others_take_turns(two_brokers: Any) -> None:
+    for _ in range(3):
+        receive(two_brokers, broker="broker-b")
+    first, second = two_brokers.brokers.values()
+    assert (len(pops(first)), len(pops(second))) == (0, 3)
+    for _ in range(4):
+        receive(two_brokers, broker="unheard of")
+    assert (len(pops(first)), len(pops(second))) == (2, 5)
+    assert two_brokers.proxy.metrics.waiting_receives == 7
+
+
+def test_a_receive_without_a_broker_finds_one_that_is_there(two_brokers: Any) -> None:
+    two_brokers.brokers["broker-a"].away = True
+    for _ in range(3):
+        receive(two_brokers)
+    assert len(pops(two_brokers.brokers["broker-b"])) == 3
+
+
+def test_a_receive_that_finds_no_broker_is_refused(two_brokers: Any) -> None:
+    for broker in two_brokers.brokers.values():
+        broker.away = True
+    status, _ = parts(receive(two_brokers))
+    assert status.status.code == Code.HA_NOT_AVAILABLE
+
+
+def test_a_client_that_left_gives_its_poll_up(bench: Any) -> None:
+    call = receive(bench)
+    assert bench.proxy.metrics.waiting_receives == 1
+    call.leave()
+    assert len(bench.broker.cancelled) == 1
+    assert bench.proxy.metrics.waiting_receives == 0
+
+
+def test_a_proxy_that_stops_answers_its_polls_and_lets_nobody_wait(bench: Any) -> None:
+    call = receive(bench)
+    bench.proxy.drain()
+    status, _ = parts(call)
+    assert status.status.code == Code.MESSAGE_NOT_FOUND
+    assert len(bench.broker.cancelled) == 1
+    receive(bench)
+    assert pops(bench.broker)[-1].poll_ms == 0
+
+
+def ack(bench: Any, *handles: str, **call: Any) -> Any:
+    request = service.AckMessageRequest(
+        group=pb.Resource(name="workers"),
+        topic=pb.Resource(name="orders"),
+        entries=[
+            service.AckMessageEntry(message_id=f"m-{n}", receipt_handle=one)
+            for n, one in enumerate(handles)
+        ],
+    )
+    return bench.unary("AckMessage", request, service.AckMessageResponse, **call)
+
+
+def test_an_ack_is_answered_by_entry_and_goes_to_the_broker_of_its_handle(
+    two_brokers: Any,
+) -> None:
+    handles = [handle("broker-b", 0), handle("broker-a", 1), handle("broker-b", 2)]
+    reply = ack(two_brokers, *handles)
+    assert reply.status.code == Code.OK
+    assert [one.receipt_handle for one in reply.entries] == handles
+    assert [one.message_id for one in reply.entries] == ["m-0", "m-1", "m-2"]
+    (asked,) = two_brokers.brokers["broker-b"].bodies(Kind.ACK)
+    request = decode_ack(asked)
+    assert (request.topic, request.group) == ("orders", "workers")
+    assert list(request.handles) == [handles[0].encode(), handles[2].encode()]
+    assert two_brokers.proxy.metrics.acks == 3
+
+
+def test_one_bad_handle_hides_no_good_one(bench: Any) -> None:
+    reply = ack(bench, handle(), "nonsense", handle("broker-z"), "härte")
+    codes = [one.status.code for one in reply.entries]
+    assert codes == [Code.OK, *[Code.INVALID_RECEIPT_HANDLE] * 3]
+    assert reply.status.code == Code.MULTIPLE_RESULTS
+
+
+@pytest.mark.parametrize("bad", ["", "nonsense", handle("broker-z"), handle()[:-4]])
+def test_a_single_bad_handle_is_told_in_both_places(bench: Any, bad: str) -> None:
+    reply = ack(bench, bad)
+    assert reply.status.code == Code.INVALID_RECEIPT_HANDLE
+    assert reply.entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
+    assert reply.entries[0].receipt_handle == bad
+
+
+def test_what_the_broker_says_of_a_handle_is_told_in_both_places(bench: Any) -> None:
+    told = [AckResult(Code.INVALID_RECEIPT_HANDLE, "it was revived as attempt 2")]
+    bench.broker.tells[Kind.ACK] = lambda _: encode_ack_reply(told)
+    reply = ack(bench, handle())
+    assert reply.status.code == reply.entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
+    assert reply.status.message == "it was revived as attempt 2"
+
+
+def test_an_ack_without_entries_is_a_bad_request(bench: Any) -> None:
+    assert ack(bench).status.code == Code.BAD_REQUEST
+
+
+def test_a_broker_that_is_away_is_told_for_its_entries_only(two_brokers: Any) -> None:
+    two_brokers.brokers["broker-a"].away = True
+    reply = ack(two_brokers, handle("broker-a"), handle("broker-b"))
+    assert [one.status.code for one in reply.entries] == [Code.HA_NOT_AVAILABLE, Code.OK]
+
+
+def test_an_ack_without_a_client_id_is_refused_with_its_entries(bench: Any) -> None:
+    reply = ack(bench, handle(), metadata={"x-mq-client-id": " "})
+    assert reply.status.code == Code.CLIENT_ID_REQUIRED
+    assert reply.entries[0].status.code == Code.CLIENT_ID_REQUIRED
+
+
+def change(bench: Any, receipt: str, seconds: int, **call: Any) -> Any:
+    request = service.ChangeInvisibleDurationRequest(
+        group=pb.Resource(name="workers"),
+        topic=pb.Resource(name="orders"),
+        receipt_handle=receipt,
+        invisible_duration=Duration(seconds=seconds),
+    )
+    reply = service.ChangeInvisibleDurationResponse
+    return bench.unary("ChangeInvisibleDuration", request, reply, **call)
+
+
+def test_a_change_is_answered_with_the_new_handle(bench: Any) -> None:
+    bench.broker.tells[Kind.CHANGE] = lambda _: b"new-handle"
+    reply = change(bench, handle(), 30)
+    assert (reply.status.code, reply.receipt_handle) == (Code.OK, "new-handle")
+    (asked,) = bench.broker.bodies(Kind.CHANGE)
+    assert decode_change(asked).invisible_ms == 30_000
+
+
+def test_a_refused_change_leaves_the_client_its_handle(bench: Any) -> None:
+    bench.broker.tells[Kind.CHANGE] = lambda _: InvalidReceiptHandle("it is acked")
+    mine = handle()
+    reply = change(bench, mine, 30)
+    assert (reply.status.code, reply.receipt_handle) == (Code.INVALID_RECEIPT_HANDLE, mine)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "call", "code"),
+    [
+        (-1, {}, Code.ILLEGAL_INVISIBLE_TIME),
+        (43_201, {}, Code.ILLEGAL_INVISIBLE_TIME),
+        (1, {"metadata": {}}, Code.CLIENT_ID_REQUIRED),
+        (1, {"remaining": 50}, Code.PROXY_TIMEOUT),
+    ],
+)
+def test_a_change_refused_by_the_proxy_leaves_the_client_its_handle(
+    bench: Any, seconds: int, call: dict[str, Any], code: Code
+) -> None:
+    mine = handle()
+    reply = change(bench, mine, seconds, **call)
+    assert (reply.status.code, reply.receipt_handle) == (code, mine)
+    assert bench.broker.asked == []

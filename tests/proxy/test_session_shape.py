@@ -1,0 +1,376 @@
+"""Telemetry, routes, assignments, heartbeats and the admin service, as clients need them."""
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from popmq.common.config import ProxySettings, Settings, TopicSettings
+from popmq.common.errors import Code, Refused
+from popmq.common.hop import Kind
+from popmq.common.wire import admin_pb2
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.transport.grpcio_server import GrpcioTransport
+from popmq.proxy.transport.seam import GrpcStatus
+
+SCHEMES = pb.AddressScheme
+NODE = pb.UA(language=pb.Language.NODE_JS)
+PYTHON = pb.UA(language=pb.Language.PYTHON)
+
+
+def open_stream(bench: Any, make_call: Any, **call: Any) -> tuple[Any, Any]:
+    recorded = make_call(**call)
+    inbound = bench.methods["Telemetry"].open(recorded)
+    return recorded, inbound
+
+
+def told(settings: pb.Settings) -> bytes:
+    return service.TelemetryCommand(settings=settings).SerializeToString()
+
+
+def producer(agent: pb.UA = PYTHON) -> pb.Settings:
+    return pb.Settings(
+        client_type=pb.ClientType.PRODUCER,
+        access_point=pb.Endpoints(scheme=SCHEMES.IPv4),
+        user_agent=agent,
+        publishing=pb.Publishing(topics=[pb.Resource(name="orders")]),
+    )
+
+
+def consumer(group: str = "workers", agent: pb.UA = PYTHON) -> pb.Settings:
+    return pb.Settings(
+        client_type=pb.ClientType.SIMPLE_CONSUMER,
+        user_agent=agent,
+        subscription=pb.Subscription(
+            group=pb.Resource(name=group),
+            fifo=True,
+            subscriptions=[pb.SubscriptionEntry(topic=pb.Resource(name="orders"))],
+        ),
+    )
+
+
+def answer(call: Any) -> Any:
+    """The one command that was sent, whose status is OK."""
+    (sent,) = call.sent
+    command: Any = service.TelemetryCommand.FromString(sent)
+    assert command.status.code == Code.OK
+    return command.settings
+
+
+def test_a_producer_gets_its_settings_at_once_with_what_it_sent(bench: Any, make_call: Any) -> None:
+    call, inbound = open_stream(bench, make_call)
+    inbound.message(told(producer()))
+    settings = answer(call)
+    backoff = settings.backoff_policy
+    assert backoff.max_attempts == 3
+    assert backoff.exponential_backoff.initial.ToMilliseconds() == 10
+    assert backoff.exponential_backoff.max.ToMilliseconds() == 1_000
+    assert backoff.exponential_backoff.multiplier == 2
+    assert settings.publishing.max_body_size == 4 << 20
+    assert settings.publishing.validate_message_type
+    assert settings.publishing.topics[0].name == "orders"
+    assert settings.access_point.scheme == SCHEMES.IPv4
+    assert settings.HasField("metric")
+    assert not settings.metric.on
+
+
+def test_a_consumer_gets_the_groups_type_and_back_off(bench: Any, make_call: Any) -> None:
+    bench.group("workers", "fifo", attempts=4)
+    call, inbound = open_stream(bench, make_call)
+    inbound.message(told(consumer()))
+    settings = answer(call)
+    assert settings.backoff_policy.max_attempts == 4
+    steps = [one.seconds for one in settings.backoff_policy.customized_backoff.next]
+    assert steps[:5] == [1, 5, 10, 30, 60]
+    assert steps[-1] == 7200
+    subscription = settings.subscription
+    assert subscription.fifo
+    assert subscription.receive_batch_size == 32
+    assert subscription.long_polling_timeout.seconds == 20
+    assert (subscription.lite_subscription_quota, subscription.max_lite_topic_size) == (2000, 64)
+    assert subscription.subscriptions[0].topic.name == "orders"
+
+
+@pytest.mark.parametrize("group", ["nobody", "", "bad.name"])
+def test_a_consumer_of_an_unknown_group_gets_the_defaults(
+    bench: Any, make_call: Any, group: str
+) -> None:
+    call, inbound = open_stream(bench, make_call)
+    inbound.message(told(consumer(group)))
+    settings = answer(call)
+    assert settings.backoff_policy.max_attempts == 17
+    assert not settings.subscription.fifo
+
+
+def test_settings_without_a_purpose_end_the_stream_like_rocketmq(
+    bench: Any, make_call: Any
+) -> None:
+    call, inbound = open_stream(bench, make_call)
+    inbound.message(told(pb.Settings(client_type=pb.ClientType.PRODUCER)))
+    assert call.status is GrpcStatus.INVALID_ARGUMENT
+    assert call.detail == "there is no publishing or subscription data in settings"
+    assert bench.proxy.metrics.open_streams == 0
+
+
+def test_other_commands_are_taken_and_passed_over(bench: Any, make_call: Any) -> None:
+    call, inbound = open_stream(bench, make_call)
+    trace = service.ThreadStackTrace(nonce="1")
+    inbound.message(service.TelemetryCommand(thread_stack_trace=trace).SerializeToString())
+    inbound.message(b"")
+    assert call.sent == []
+    assert call.status is None
+
+
+def test_a_stream_is_known_by_its_client_from_open_to_end(bench: Any, make_call: Any) -> None:
+    first, one = open_stream(bench, make_call)
+    second, two = open_stream(bench, make_call)
+    assert bench.proxy.telemetry.streams_of("me@1") == (one, two)
+    assert bench.proxy.metrics.open_streams == 2
+    one.half_closed()
+    assert first.status is GrpcStatus.OK
+    second.leave()
+    assert bench.proxy.telemetry.streams_of("me@1") == ()
+    assert bench.proxy.metrics.open_streams == 0
+
+
+def test_a_stream_without_a_client_id_is_told_so_and_ends_well(bench: Any, make_call: Any) -> None:
+    call, inbound = open_stream(bench, make_call, metadata={})
+    (sent,) = call.sent
+    command: Any = service.TelemetryCommand.FromString(sent)
+    assert command.status.code == Code.CLIENT_ID_REQUIRED
+    assert call.status is GrpcStatus.OK
+    inbound.message(told(producer()))
+    inbound.half_closed()
+
+
+def test_a_proxy_that_stops_ends_its_streams_with_ok(bench: Any, make_call: Any) -> None:
+    call, _ = open_stream(bench, make_call)
+    bench.proxy.drain()
+    assert call.status is GrpcStatus.OK
+
+
+def test_the_node_client_hears_its_settings_twice_and_exponentially(make_bench: Any) -> None:
+    async def test() -> None:
+        bench = make_bench()
+        bench.group("workers")
+        transport = GrpcioTransport(bench.proxy.methods(), "127.0.0.1", 0)
+        port = await transport.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stream: Any = channel.stream_stream("/apache.rocketmq.v2.MessagingService/Telemetry")
+            call = stream(metadata=(("x-mq-client-id", "node@1"),))
+            await call.write(told(consumer(agent=NODE)))
+            first = await call.read()
+            second = await call.read()
+            assert first == second
+            command = service.TelemetryCommand.FromString(first)
+            policy = command.settings.backoff_policy.exponential_backoff
+            assert (policy.initial.seconds, policy.max.seconds, policy.multiplier) == (1, 7200, 2)
+            await call.write(told(producer(NODE)))
+            await call.read()
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.OK
+        assert bench.proxy.metrics.open_streams == 0
+        await transport.stop(0)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4, 5, 6])
+def test_a_heartbeat_needs_no_settings(bench: Any, kind: int) -> None:
+    request = service.HeartbeatRequest(client_type=pb.ClientType.ValueType(kind))
+    reply = bench.unary("Heartbeat", request, service.HeartbeatResponse)
+    assert reply.status.code == Code.OK
+
+
+@pytest.mark.parametrize("kind", [0, 99])
+def test_a_heartbeat_of_nobody_is_refused(bench: Any, kind: int) -> None:
+    request = service.HeartbeatRequest(client_type=pb.ClientType.ValueType(kind))
+    reply = bench.unary("Heartbeat", request, service.HeartbeatResponse)
+    assert reply.status.code == Code.UNRECOGNIZED_CLIENT_TYPE
+
+
+def test_a_client_may_say_good_bye(bench: Any) -> None:
+    request = service.NotifyClientTerminationRequest()
+    reply = bench.unary("NotifyClientTermination", request, service.NotifyClientTerminationResponse)
+    assert reply.status.code == Code.OK
+
+
+def endpoints(host: str, port: int = 8081, scheme: Any = SCHEMES.IPv4) -> pb.Endpoints:
+    return pb.Endpoints(scheme=scheme, addresses=[pb.Address(host=host, port=port)])
+
+
+def route(bench: Any, topic: str, asked: pb.Endpoints | None = None, **call: Any) -> Any:
+    request = service.QueryRouteRequest(topic=pb.Resource(name=topic), endpoints=asked)
+    return bench.unary("QueryRoute", request, service.QueryRouteResponse, **call)
+
+
+def test_a_route_lists_every_queue_of_every_broker_from_zero(two_brokers: Any) -> None:
+    two_brokers.topic("orders", "mixed")
+    reply = route(two_brokers, "orders", endpoints("10.1.1.1"))
+    assert reply.status.code == Code.OK
+    places = [(one.broker.name, one.id, one.broker.id) for one in reply.message_queues]
+    names = ("broker-a", "broker-b")
+    assert places == [(name, queue, 0) for name in names for queue in range(4)]
+    queue = reply.message_queues[0]
+    assert queue.permission == pb.Permission.READ_WRITE
+    assert list(queue.accept_message_types) == [1, 2, 3, 4]
+    assert queue.topic.name == "orders"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (endpoints("10.1.1.1"), endpoints("10.1.1.1")),
+        (endpoints("localhost"), endpoints("localhost", scheme=SCHEMES.DOMAIN_NAME)),
+        (endpoints("::1", scheme=SCHEMES.DOMAIN_NAME), endpoints("::1", scheme=SCHEMES.IPv6)),
+        (
+            pb.Endpoints(
+                scheme=SCHEMES.DOMAIN_NAME,
+                addresses=[pb.Address(host="a", port=1), pb.Address(host="b", port=2)],
+            ),
+            endpoints("a", 1, SCHEMES.DOMAIN_NAME),
+        ),
+        (None, endpoints("127.0.0.1", 4321)),
+    ],
+)
+def test_a_route_names_endpoints_that_every_client_can_dial(
+    bench: Any, asked: pb.Endpoints | None, expected: pb.Endpoints
+) -> None:
+    bench.proxy.listening_on("0.0.0.0", 4321)
+    reply = route(bench, "orders", asked)
+    assert reply.message_queues[0].broker.endpoints == expected
+
+
+def test_an_advertised_address_wins_over_what_the_client_dialled(make_bench: Any) -> None:
+    settings = Settings(proxy=ProxySettings(advertise="mq.example.org:443"))
+    reply = route(make_bench(settings=settings), "orders", endpoints("10.1.1.1"))
+    expected = endpoints("mq.example.org", 443, SCHEMES.DOMAIN_NAME)
+    assert reply.message_queues[0].broker.endpoints == expected
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"), [("nowhere", Code.TOPIC_NOT_FOUND), ("a b", Code.ILLEGAL_TOPIC)]
+)
+def test_a_route_to_nowhere_is_refused(bench: Any, topic: str, code: Code) -> None:
+    assert route(bench, topic).status.code == code
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_broker_may_make_a_topic_where_the_setting_says_so(
+    make_bench: Any, allowed: bool
+) -> None:
+    bench = make_bench(settings=Settings(topic=TopicSettings(auto_create=allowed)))
+    route(bench, "orders")
+    (asked,) = bench.broker.bodies(Kind.DESCRIBE_TOPIC)
+    assert admin_pb2.DescribeTopicRequest.FromString(asked).auto_create is allowed
+
+
+def test_the_next_broker_is_asked_when_the_first_is_away(two_brokers: Any) -> None:
+    two_brokers.brokers["broker-a"].away = True
+    assert route(two_brokers, "orders").status.code == Code.OK
+
+
+def assignment(bench: Any, group: str, topic: str = "orders") -> Any:
+    request = service.QueryAssignmentRequest(
+        topic=pb.Resource(name=topic),
+        group=pb.Resource(name=group),
+        endpoints=endpoints("10.1.1.1"),
+    )
+    return bench.unary("QueryAssignment", request, service.QueryAssignmentResponse)
+
+
+def test_a_normal_or_unknown_group_is_assigned_one_entry_a_broker(two_brokers: Any) -> None:
+    two_brokers.group("workers")
+    for group in ("workers", "nobody"):
+        reply = assignment(two_brokers, group)
+        queues = [one.message_queue for one in reply.assignments]
+        assert [(one.broker.name, one.id) for one in queues] == [
+            ("broker-a", -1),
+            ("broker-b", -1),
+        ]
+        assert list(queues[0].accept_message_types) == []
+
+
+def test_a_fifo_group_is_assigned_every_queue(bench: Any) -> None:
+    bench.group("workers", "fifo")
+    reply = assignment(bench, "workers")
+    assert [one.message_queue.id for one in reply.assignments] == [0, 1, 2, 3]
+
+
+def test_a_topic_that_cannot_be_read_is_not_assigned(bench: Any) -> None:
+    bench.topic("hole", permission="w")
+    assert assignment(bench, "workers", "hole").status.code == Code.FORBIDDEN
+
+
+def test_all_seventeen_methods_answer_and_none_is_left_open(bench: Any) -> None:
+    names = set(service.DESCRIPTOR.services_by_name["MessagingService"].methods_by_name)
+    assert len(names) == 17
+    assert names <= set(bench.methods)
+    for name in sorted(names - {"Telemetry"}):
+        call = bench.start(name, service.HeartbeatRequest(), metadata={})
+        first: Any = service.HeartbeatResponse.FromString(call.sent[0])
+        assert (name, first.status.code) == (name, Code.CLIENT_ID_REQUIRED)
+        assert call.status is GrpcStatus.OK
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ForwardMessageToDeadLetterQueue",
+        "PullMessage",
+        "UpdateOffset",
+        "GetOffset",
+        "QueryOffset",
+        "EndTransaction",
+        "RecallMessage",
+        "SyncLiteSubscription",
+    ],
+)
+def test_what_is_not_served_yet_says_so_in_a_status(bench: Any, name: str) -> None:
+    call = bench.start(name, service.HeartbeatRequest())
+    first: Any = service.HeartbeatResponse.FromString(call.sent[0])
+    assert first.status.code == Code.NOT_IMPLEMENTED
+    assert "not served yet" in first.status.message
+
+
+def test_an_admin_needs_no_client_id_and_is_answered_with_ok(bench: Any) -> None:
+    request = admin_pb2.DescribeTopicRequest(name="orders")
+    reply = bench.unary("DescribeTopic", request, admin_pb2.TopicReply, metadata={})
+    assert (reply.status.code, reply.topic.queues) == (Code.OK, 4)
+
+
+def test_an_admin_is_refused_inside_the_reply(bench: Any) -> None:
+    request = admin_pb2.DescribeTopicRequest(name="nowhere")
+    reply = bench.unary("DescribeTopic", request, admin_pb2.TopicReply)
+    assert (reply.status.code, reply.status.message) == (
+        Code.TOPIC_NOT_FOUND,
+        "topic nowhere does not exist",
+    )
+
+
+def test_a_topic_is_made_at_every_broker(two_brokers: Any) -> None:
+    request = admin_pb2.CreateTopicRequest(topic=admin_pb2.Topic(name="new"))
+    made = admin_pb2.TopicReply(topic=admin_pb2.Topic(name="new", queues=8))
+    for broker in two_brokers.brokers.values():
+        broker.tells[Kind.CREATE_TOPIC] = lambda _: made.SerializeToString()
+    reply = two_brokers.unary("CreateTopic", request, admin_pb2.TopicReply)
+    assert (reply.status.code, reply.topic.queues) == (Code.OK, 8)
+    for broker in two_brokers.brokers.values():
+        assert broker.bodies(Kind.CREATE_TOPIC) == [request.SerializeToString()]
+
+
+def test_the_first_refusal_of_a_change_is_its_answer(two_brokers: Any) -> None:
+    first, second = two_brokers.brokers.values()
+    first.tells[Kind.DELETE_GROUP] = lambda _: Refused(Code.CONSUMER_GROUP_NOT_FOUND, "none")
+    request = admin_pb2.DeleteGroupRequest(name="g")
+    reply = two_brokers.unary("DeleteGroup", request, admin_pb2.GroupReply)
+    assert reply.status.code == Code.CONSUMER_GROUP_NOT_FOUND
+    assert second.asked == []
+
+
+def test_every_admin_method_of_the_definition_is_served(bench: Any) -> None:
+    for name in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name:
+        assert bench.methods[name].path == f"/popmq.admin.v1.Admin/{name}"

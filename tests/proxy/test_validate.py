@@ -1,0 +1,324 @@
+"""Each check of a request with RocketMQ's code, and a sentence that says what to change."""
+
+from dataclasses import replace
+
+import pytest
+
+from popmq.common.config import MessageSettings, PopSettings
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import FilterType
+from popmq.common.topics import MessageType, Permission, TopicConfig
+from popmq.proxy.validate import (
+    MessageFacts,
+    batch_limit,
+    change_invisible_ms,
+    check_attempt_id,
+    check_message,
+    check_readable,
+    check_stored_size,
+    check_type,
+    check_writable,
+    filter_of,
+    overall_code,
+    poll_ms,
+    receive_invisible_ms,
+    type_of,
+)
+
+LIMITS = MessageSettings()
+POP = PopSettings()
+NOW_MS = 1_700_000_000_000
+GOOD = MessageFacts()
+TRANSACTION = replace(GOOD, claimed_type=MessageType.TRANSACTION)
+LITE, PRIORITY = 5, 6
+
+
+def topic(kind: MessageType, permission: Permission = Permission.READ_WRITE) -> TopicConfig:
+    return TopicConfig(64, "orders", 8, kind, permission)
+
+
+GOOD_MESSAGES = {
+    "plain": GOOD,
+    "largest body": replace(GOOD, body_bytes=4 << 20),
+    "short id": replace(GOOD, message_id="abc"),
+    "empty tag": replace(GOOD, tag=""),
+    "tag with spaces around": replace(GOOD, tag=" a "),
+    "long tag": replace(GOOD, tag="t" * 4000),
+    "key with a space": replace(GOOD, keys=["a b"]),
+    "empty key": replace(GOOD, keys=[""]),
+    "empty value": replace(GOOD, user_properties={"k": ""}),
+    "as many properties as allowed": replace(
+        GOOD, user_properties={f"k{n}": "" for n in range(128)}
+    ),
+    "properties as large as allowed": replace(GOOD, user_properties={"k": "v" * 16383}),
+    "group of 63 bytes": replace(GOOD, message_group="g" * 63),
+    "empty group": replace(GOOD, message_group=""),
+    "priority 0": replace(GOOD, priority=0),
+    "recovery of an hour": replace(GOOD, recovery_ms=3_600_000),
+}
+
+
+@pytest.mark.parametrize("facts", GOOD_MESSAGES.values(), ids=GOOD_MESSAGES.keys())
+def test_a_message_that_rocketmq_takes_passes(facts: MessageFacts) -> None:
+    check_message(facts, LIMITS)
+
+
+BAD_MESSAGES: list[tuple[str, MessageFacts, Code, str]] = [
+    ("empty body", replace(GOOD, body_bytes=0), Code.MESSAGE_BODY_EMPTY, "empty"),
+    (
+        "large body",
+        replace(GOOD, body_bytes=(4 << 20) + 1),
+        Code.MESSAGE_BODY_TOO_LARGE,
+        "4194305 bytes is over the limit of 4194304 bytes (message.max_body_bytes)",
+    ),
+    (
+        "many properties",
+        replace(GOOD, user_properties={str(n): "" for n in range(129)}),
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "129 user properties are over the limit of 128 (message.max_properties)",
+    ),
+    (
+        "large properties",
+        replace(GOOD, user_properties={"k": "v" * 16384}),
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "16385 bytes are over the limit of 16384 bytes (message.max_properties_bytes)",
+    ),
+    (
+        "large tag and keys",
+        replace(GOOD, tag="ä" * 8000, keys=["k" * 500]),
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "16500 bytes",
+    ),
+    (
+        "reserved name",
+        replace(GOOD, user_properties={"TAGS": "x"}),
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "'TAGS'",
+    ),
+    (
+        "control character in a name",
+        replace(GOOD, user_properties={"a\tb": "x"}),
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "in its name",
+    ),
+    (
+        "control character in a value",
+        replace(GOOD, user_properties={"a": "x\x7f"}),
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "in its value",
+    ),
+    ("blank tag", replace(GOOD, tag="  "), Code.ILLEGAL_MESSAGE_TAG, "white space"),
+    ("tag with a bar", replace(GOOD, tag="a|b"), Code.ILLEGAL_MESSAGE_TAG, "'a|b'"),
+    ("tag with a control", replace(GOOD, tag="a\n"), Code.ILLEGAL_MESSAGE_TAG, "control"),
+    ("blank key", replace(GOOD, keys=["ok", " "]), Code.ILLEGAL_MESSAGE_KEY, "white space"),
+    ("key with a control", replace(GOOD, keys=["a\x85"]), Code.ILLEGAL_MESSAGE_KEY, "control"),
+    ("no id", replace(GOOD, message_id=""), Code.ILLEGAL_MESSAGE_ID, "empty"),
+    ("long id", replace(GOOD, message_id="i" * 256), Code.ILLEGAL_MESSAGE_ID, "256 bytes"),
+    (
+        "blank group",
+        replace(GOOD, message_group=" "),
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "white space",
+    ),
+    (
+        "group of 64 bytes",
+        replace(GOOD, message_group="ä" * 32),
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "64 bytes is over the limit of 63 bytes",
+    ),
+    (
+        "group with a control",
+        replace(GOOD, message_group="g\x00"),
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "control",
+    ),
+    (
+        "long recovery",
+        replace(TRANSACTION, recovery_ms=3_600_001),
+        Code.BAD_REQUEST,
+        "3600001 ms is over the limit of 3600000 ms",
+    ),
+    ("lite type", replace(GOOD, claimed_type=LITE), Code.NOT_IMPLEMENTED, "LITE"),
+    ("lite topic", replace(GOOD, lite_topic="l"), Code.NOT_IMPLEMENTED, "LITE"),
+    ("priority type", replace(GOOD, claimed_type=PRIORITY), Code.NOT_IMPLEMENTED, "priorities"),
+    ("priority", replace(GOOD, priority=3), Code.NOT_IMPLEMENTED, "priority 3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "words"),
+    [one[1:] for one in BAD_MESSAGES],
+    ids=[one[0] for one in BAD_MESSAGES],
+)
+def test_a_message_that_rocketmq_refuses_is_refused_with_its_code(
+    facts: MessageFacts, code: Code, words: str
+) -> None:
+    with pytest.raises(PopmqError) as caught:
+        check_message(facts, LIMITS)
+    assert caught.value.code is code
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        (GOOD, MessageType.NORMAL),
+        (replace(GOOD, claimed_type=0), MessageType.NORMAL),
+        (replace(GOOD, claimed_type=MessageType.FIFO), MessageType.NORMAL),
+        (replace(GOOD, claimed_type=MessageType.DELAY), MessageType.NORMAL),
+        (replace(GOOD, message_group="g"), MessageType.FIFO),
+        (replace(GOOD, message_group="g", deliver_at_ms=1), MessageType.DELAY),
+        (replace(GOOD, deliver_at_ms=0), MessageType.DELAY),
+        (replace(TRANSACTION, deliver_at_ms=1), MessageType.TRANSACTION),
+    ],
+)
+def test_the_properties_make_the_type_and_not_what_is_claimed(
+    facts: MessageFacts, kind: MessageType
+) -> None:
+    assert type_of(facts) is kind
+
+
+@pytest.mark.parametrize("kind", [MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION])
+def test_a_topic_refuses_the_types_that_it_does_not_take(kind: MessageType) -> None:
+    with pytest.raises(PopmqError, match="and this one is NORMAL") as caught:
+        check_type(GOOD, topic(kind), now_ms=NOW_MS)
+    assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+
+def test_a_mixed_topic_takes_normal_and_fifo() -> None:
+    mixed = topic(MessageType.MIXED)
+    assert check_type(GOOD, mixed, now_ms=NOW_MS) is MessageType.NORMAL
+    fifo = replace(GOOD, message_group="g")
+    assert check_type(fifo, mixed, now_ms=NOW_MS) is MessageType.FIFO
+
+
+@pytest.mark.parametrize("deliver_at_ms", [-5, 0, NOW_MS - 1, NOW_MS])
+def test_a_delay_that_is_over_is_taken_by_a_topic_of_delays_only(deliver_at_ms: int) -> None:
+    late = replace(GOOD, deliver_at_ms=deliver_at_ms)
+    assert check_type(late, topic(MessageType.DELAY), now_ms=NOW_MS) is MessageType.DELAY
+    with pytest.raises(PopmqError) as caught:
+        check_type(late, topic(MessageType.NORMAL), now_ms=NOW_MS)
+    assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+
+@pytest.mark.parametrize("facts", [replace(GOOD, deliver_at_ms=NOW_MS + 1), TRANSACTION])
+def test_delays_and_transactions_are_not_served_yet(facts: MessageFacts) -> None:
+    with pytest.raises(PopmqError, match="does not serve") as caught:
+        check_type(facts, topic(MessageType.MIXED), now_ms=NOW_MS)
+    assert caught.value.code is Code.NOT_IMPLEMENTED
+
+
+def test_permissions_are_asked_before_anything_is_sent_or_read() -> None:
+    check_writable(topic(MessageType.NORMAL, Permission.WRITE))
+    check_readable(topic(MessageType.NORMAL, Permission.READ))
+    with pytest.raises(PopmqError, match="no writable queue") as caught:
+        check_writable(topic(MessageType.NORMAL, Permission.READ))
+    assert caught.value.code is Code.FORBIDDEN
+    with pytest.raises(PopmqError, match="no readable queue"):
+        check_readable(topic(MessageType.NORMAL, Permission.WRITE))
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(0, 32), (1, 1), (32, 32), (33, 32), (2000, 32)])
+def test_a_batch_is_cut_to_the_limit(asked: int, limit: int) -> None:
+    assert batch_limit(asked, POP) == limit
+
+
+def test_a_negative_batch_is_a_bad_request() -> None:
+    with pytest.raises(PopmqError, match="-1") as caught:
+        batch_limit(-1, POP)
+    assert caught.value.code is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("given", "auto_renew", "result"),
+    [(None, True, 0), (1, False, 1), (43_200_000, False, 43_200_000), (5_000, True, 5_000)],
+)
+def test_an_invisible_time_within_the_limits_passes(
+    given: int | None, auto_renew: bool, result: int
+) -> None:
+    assert receive_invisible_ms(given, auto_renew=auto_renew, limits=POP) == result
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "missing"),
+        (0, "0 ms is under the limit of 1 ms (pop.invisible_min_ms)"),
+        (-1, "-1 ms"),
+        (43_200_001, "over the limit of 43200000 ms (pop.invisible_max_ms)"),
+    ],
+)
+def test_an_invisible_time_outside_the_limits_is_refused(given: int | None, words: str) -> None:
+    with pytest.raises(PopmqError) as caught:
+        receive_invisible_ms(given, auto_renew=False, limits=POP)
+    assert caught.value.code is Code.ILLEGAL_INVISIBLE_TIME
+    assert words in str(caught.value)
+
+
+def test_a_change_may_be_to_zero_and_not_below() -> None:
+    assert change_invisible_ms(0, POP) == 0
+    assert change_invisible_ms(43_200_000, POP) == 43_200_000
+    for given in (-1, 43_200_001):
+        with pytest.raises(PopmqError) as caught:
+            change_invisible_ms(given, POP)
+        assert caught.value.code is Code.ILLEGAL_INVISIBLE_TIME
+
+
+@pytest.mark.parametrize(
+    ("asked", "remaining", "result"),
+    [
+        (None, None, 20_000),
+        (5_000, None, 5_000),
+        (60_000, None, 30_000),
+        (0, 10_000, 0),
+        (20_000, 3_000, 2_600),
+        (20_000, 100, 0),
+        (-5, None, 0),
+    ],
+)
+def test_a_poll_ends_before_the_client_gives_up(
+    asked: int | None, remaining: int | None, result: int
+) -> None:
+    assert poll_ms(asked, remaining, 30_000) == result
+
+
+@pytest.mark.parametrize(
+    ("filter_type", "expression", "result"),
+    [
+        (0, "", (FilterType.NONE, "")),
+        (1, "*", (FilterType.NONE, "")),
+        (1, " ", (FilterType.NONE, "")),
+        (0, "a", (FilterType.TAG, "a")),
+        (1, "a || b", (FilterType.TAG, "a || b")),
+    ],
+)
+def test_tags_go_to_the_broker_as_text(
+    filter_type: int, expression: str, result: tuple[FilterType, str]
+) -> None:
+    assert filter_of(filter_type, expression) == result
+
+
+def test_sql_filters_are_not_served_yet() -> None:
+    with pytest.raises(PopmqError, match="SQL") as caught:
+        filter_of(2, "a = 1")
+    assert caught.value.code is Code.NOT_IMPLEMENTED
+
+
+def test_texts_that_would_not_fit_a_frame_are_refused() -> None:
+    with pytest.raises(PopmqError, match="filter expression of 16385 bytes"):
+        filter_of(1, "a" * 16_385)
+    with pytest.raises(PopmqError, match="attempt_id of 1025 bytes"):
+        check_attempt_id("a" * 1025)
+
+
+def test_headers_do_not_carry_what_the_body_may_not() -> None:
+    check_stored_size(LIMITS.largest_bytes, LIMITS)
+    with pytest.raises(PopmqError) as caught:
+        check_stored_size(LIMITS.largest_bytes + 1, LIMITS)
+    assert caught.value.code is Code.MESSAGE_PROPERTIES_TOO_LARGE
+
+
+def test_entries_that_agree_give_their_code_to_the_reply() -> None:
+    assert overall_code([Code.OK, Code.OK]) == Code.OK
+    assert overall_code([Code.INVALID_RECEIPT_HANDLE]) == Code.INVALID_RECEIPT_HANDLE
+    assert overall_code([Code.OK, Code.INVALID_RECEIPT_HANDLE]) == Code.MULTIPLE_RESULTS
