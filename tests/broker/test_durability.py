@@ -14,6 +14,7 @@ from popmq.testing.disk import LyingDisk, PowerCut
 
 CRASHES = 200
 OPERATIONS_BETWEEN_CRASHES = 120
+ACTIONS = ["send", "pop", "ack", "change", "time", "tick", "step"]
 
 
 @dataclass
@@ -65,7 +66,7 @@ class History:
 
 def act(core: CoreBroker, rng: random.Random, history: History, number: int) -> None:
     """One random request or a piece of time; half of the requests are left unsettled."""
-    match rng.choices(["send", "pop", "ack", "change", "time", "tick"], [5, 3, 3, 1, 1, 6])[0]:
+    match rng.choices(ACTIONS, [5, 3, 3, 1, 1, 6, 2])[0]:
         case "send":
             body = b"message %d" % number
             entry = hop.PutEntry(MessageType.NORMAL, body, bytes(rng.randrange(2000)))
@@ -84,6 +85,8 @@ def act(core: CoreBroker, rng: random.Random, history: History, number: int) -> 
             core.ask(Kind.CHANGE, hop.encode_change(change), settle=False)
         case "tick":
             core.tick()
+        case "step":
+            core.broker.step()
         case _:
             core.clock.advance(rng.randrange(2_000))
             core.run_steps()

@@ -117,7 +117,8 @@ def test_damage_below_the_checkpoint_is_refused_with_file_and_position(tmp_path:
     position = made.broker.store.end
     made.send("orders", b"precious")
     made.send("orders", b"behind")
-    made.stop()
+    made.advance(11_000)  # a checkpoint
+    kill(made)
     file = log_files(tmp_path)[0]
     data = bytearray(file.read_bytes())
     data[position + HEADER_SIZE] ^= 1

@@ -76,6 +76,7 @@ class Broker:
             topics.revive_topic(self.settings.cluster.name),
             unit_size=RECORD_SIZE,
         )
+        self.store.snapshots.tables = (self.registry, self.table, self.store.dispatch)
         self.store.recover(self._apply)
         self.store.start_epoch()
         if not self.registry.store_id:

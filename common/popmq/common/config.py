@@ -186,6 +186,7 @@ class StoreSettings(_Section):
     segment_bytes: int = _within(GIB, 4 * KIB, 2 * GIB)
     flush: str = _one_of("fsync", "fsync", quorum=_LATER, memory=_LATER)
     max_pending_bytes: int = _within(256 * MIB, 4 * KIB, 64 * GIB)
+    snapshot_bytes: int = _within(128 * MIB, 4 * KIB, 1024 * GIB)  # of log from one to the next
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Answer:
 
 # Small segments, so that a test crosses many of them.
 SMALL = Settings(
-    store=StoreSettings(segment_bytes=1 << 20),
+    store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=32 << 10),
     message=MessageSettings(max_body_bytes=256 << 10),
 )
 

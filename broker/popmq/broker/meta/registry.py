@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.snapshot import entry_hash
 from popmq.common import topics
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind
@@ -19,7 +20,7 @@ from popmq.common.topics import (
     SubscriptionGroup,
     TopicConfig,
 )
-from popmq.common.wire.meta_pb2 import GroupRecord, MetaRecord, TopicRecord
+from popmq.common.wire.meta_pb2 import GroupRecord, LastIds, MetaRecord, TopicRecord
 
 META_VERSION = 1
 QUEUE_LIMIT = 1024
@@ -28,9 +29,12 @@ BACK_OFF_STEPS_LIMIT = 64
 BACK_OFF_LIMIT_MS = 12 * 3_600_000
 TOPIC_LIMIT = 50_000
 GROUP_LIMIT = 50_000
+_PER_PIECE = 128
 
 
 class Registry:
+    table_number = 1
+
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._topics: dict[str, TopicConfig] = {}
@@ -201,6 +205,46 @@ class Registry:
                 self.receipt_key = record.receipt_key
             case "store_id":
                 self.store_id = record.store_id
+            case "last_ids":
+                self._last_topic_id = max(self._last_topic_id, record.last_ids.topic)
+                self._last_group_id = max(self._last_group_id, record.last_ids.group)
+
+    # -- snapshots (store/snapshot.py)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        version = META_VERSION
+        last_ids = LastIds(topic=self._last_topic_id, group=self._last_group_id)
+        records = [
+            MetaRecord(version=version, last_ids=last_ids),
+            MetaRecord(version=version, receipt_key=self.receipt_key),
+            MetaRecord(version=version, store_id=self.store_id),
+        ]
+        topics_now, groups_now = list(self.topics()), list(self.groups())
+        return self._pieces(records, topics_now, groups_now)
+
+    def restore(self, content: bytes) -> None:
+        at = 0
+        while at < len(content):
+            size = int.from_bytes(content[at : at + 4], "big")
+            self.apply(content[at + 4 : at + 4 + size])
+            at += 4 + size
+
+    def restored(self) -> None:
+        return
+
+    def _pieces(
+        self,
+        records: list[MetaRecord],
+        topics_now: list[TopicConfig],
+        groups_now: list[SubscriptionGroup],
+    ) -> Iterator[tuple[bytes, int]]:
+        yield _piece(records)
+        for at in range(0, len(topics_now), _PER_PIECE):
+            part = topics_now[at : at + _PER_PIECE]
+            yield _piece([MetaRecord(version=META_VERSION, topic=_topic_record(t)) for t in part])
+        for at in range(0, len(groups_now), _PER_PIECE):
+            some = groups_now[at : at + _PER_PIECE]
+            yield _piece([MetaRecord(version=META_VERSION, group=_group_record(g)) for g in some])
 
     def _write(self, record: MetaRecord) -> None:
         body = record.SerializeToString()
@@ -223,6 +267,12 @@ class Registry:
             del self._topics[gone.name]
             self._store.dispatch.drop_topic(topic_id)
             self.on_topic_gone(gone)
+
+
+def _piece(records: list[MetaRecord]) -> tuple[bytes, int]:
+    bodies = [record.SerializeToString(deterministic=True) for record in records]
+    content = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    return content, sum(map(entry_hash, bodies))
 
 
 def _check_topic(topic: TopicConfig) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 
+from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
 from popmq.common.message import RevivalToken
 
@@ -34,12 +35,14 @@ class Fate(Enum):
 class QueueProgress:
     """One group in one queue: where it reads on, and what it has open."""
 
-    __slots__ = ("committed", "cursor", "in_flight", "open")
+    __slots__ = ("committed", "cursor", "in_flight", "logged", "open", "snapshot")
 
     def __init__(self, start: int) -> None:
         self.committed = start
         self.cursor = start
+        self.logged = start  # the part of `cursor` that records say
         self.in_flight = 0
+        self.snapshot = 0
         self.open: deque[PopCheckPoint] = deque()
 
     def skip_to(self, offset: int) -> None:
@@ -50,6 +53,8 @@ class QueueProgress:
 
 
 class CheckPointTable:
+    table_number = 2
+
     def __init__(self) -> None:
         self._live: dict[Key, PopCheckPoint] = {}
         self._progress: dict[Place, QueueProgress] = {}
@@ -57,6 +62,9 @@ class CheckPointTable:
         self._bucket_order: list[int] = []
         self._outcomes: dict[Key, tuple[int, int, int]] = {}
         self._outcome_order: deque[tuple[int, Key]] = deque()
+        self._saving: TableSnapshot | None = None
+        self._snapshots = 0
+        self._restorer: TableRestorer | None = None
         self.in_flight = 0
         self.outcomes_dropped = 0
 
@@ -97,14 +105,17 @@ class CheckPointTable:
     def start(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> QueueProgress:
         """The group's first look at the queue."""
         made = self._progress[(group_id, topic_id, queue_id)] = QueueProgress(offset)
+        if self._saving is not None:
+            made.snapshot = self._saving.number
         return made
 
     def apply(self, record: ReviveRecord, log_ms: int) -> None:
         """One record of the revive topic; `log_ms` is when it was written."""
-        if record.kind is ReviveKind.ACK:
-            ck = self._live.get((record.epoch, record.sequence))
-            if ck is not None:
-                self._end(ck, record.members & ck.waiting, acked=True, log_ms=log_ms)
+        if record.kind in (ReviveKind.ACK, ReviveKind.LOST):
+            acked = record.kind is ReviveKind.ACK
+            ended = self._live.get((record.epoch, record.sequence))
+            if ended is not None:
+                self._end(ended, record.members & ended.waiting, acked=acked, log_ms=log_ms)
             return
         ck = PopCheckPoint(
             record.epoch,
@@ -182,13 +193,60 @@ class CheckPointTable:
                 self.outcomes_dropped += 1
             self._outcomes.pop(order.popleft()[1], None)
 
+    # -- snapshots (store/snapshot.py)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        self._snapshots += 1
+        self._saving = TableSnapshot(self, self._snapshots)
+        return self._pieces(self._saving)
+
+    def _pieces(self, saving: TableSnapshot) -> Iterator[tuple[bytes, int]]:
+        yield from saving.pieces()
+        self._saving = None
+
+    def restore(self, content: bytes) -> None:
+        if self._restorer is None:
+            self._restorer = TableRestorer(self)
+        self._restorer.take(content)
+
+    def restored(self) -> None:
+        if self._restorer is not None:
+            self._restorer.finish()
+            self._restorer = None
+
+    def outcome_order(self) -> list[tuple[int, Key]]:
+        return list(self._outcome_order)
+
+    def outcome(self, key: Key) -> tuple[int, int, int] | None:
+        return self._outcomes.get(key)
+
+    def live(self, key: Key) -> PopCheckPoint:
+        return self._live[key]
+
+    def restore_live(self, ck: PopCheckPoint) -> None:
+        self._live[ck.key] = ck
+
+    def sort_live(self) -> None:
+        """In the order in which they were made, as if the log had been replayed."""
+        self._live = dict(sorted(self._live.items()))
+        for ck in self._live.values():
+            self.return_due(ck, ck.revive_at_ms)
+
+    def restore_outcome(self, log_ms: int, key: Key, masks: tuple[int, int, int]) -> None:
+        self._outcomes[key] = masks
+        self._outcome_order.append((log_ms, key))
+
     # -- inside
 
     def _open(self, ck: PopCheckPoint) -> None:
-        key = (ck.group_id, ck.topic_id, ck.queue_id)
-        progress = self._progress.get(key) or self.start(*key, ck.start_offset)
+        place = (ck.group_id, ck.topic_id, ck.queue_id)
+        progress = self._progress.get(place) or self.start(*place, ck.start_offset)
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+            ck.snapshot = self._saving.number
         progress.open.append(ck)
         progress.cursor = max(progress.cursor, ck.next_offset)
+        progress.logged = max(progress.logged, ck.next_offset)
         count = ck.members.bit_count()
         progress.in_flight += count
         self.in_flight += count
@@ -199,6 +257,9 @@ class CheckPointTable:
         old = self._live.get(old_key)
         if old is None:
             return
+        if self._saving is not None:
+            self._saving.keep(old)
+            ck.snapshot = self._saving.number
         old.moved |= 1 << (ck.start_offset - old.start_offset)
         ck.root = old.root or old
         self._live[ck.key] = ck
@@ -210,6 +271,12 @@ class CheckPointTable:
         if not bits:
             return
         root = ck.root or ck
+        place = (ck.group_id, ck.topic_id, ck.queue_id)
+        progress = self._progress[place]
+        if self._saving is not None:
+            self._saving.keep(ck)
+            self._saving.keep(root)
+            self._saving.keep_progress(place, progress)
         for one in (ck, root) if root is not ck else (ck,):
             ended = bits << (ck.start_offset - one.start_offset)
             if acked:
@@ -218,7 +285,6 @@ class CheckPointTable:
                 one.revived |= ended
         count = bits.bit_count()
         self.in_flight -= count
-        progress = self._progress[(ck.group_id, ck.topic_id, ck.queue_id)]
         progress.in_flight -= count
         if ck is not root:
             self._forget(ck, log_ms)

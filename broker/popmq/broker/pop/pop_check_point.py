@@ -4,11 +4,11 @@ Everything about pop that must survive is one fixed-width record of the revive t
 bytes (big-endian) behind the record header, 128 in all.
 
     0  version u8 = 1
-    1  kind u8          1 check point, 2 ack, 3 change
+    1  kind u8          1 check point, 2 ack, 3 change, 4 lost (its body cannot be read)
     2  flags u16        1 auto renew
     4  epoch u32        of the check point
     8  sequence u64     of the check point
-    16 members u64      bit i = the message at start_offset + i: handed out / acked / changed
+    16 members u64      bit i = the message at start_offset + i: handed out / acked / changed / lost
     24 start_offset u64
     32 topic_id u32     the topic that was read, a retry topic included
     36 group_id u32
@@ -40,6 +40,7 @@ class ReviveKind(IntEnum):
     CHECK_POINT = 1
     ACK = 2
     CHANGE = 3
+    LOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class PopCheckPoint:
     revived: int = 0
     moved: int = 0
     root: "PopCheckPoint | None" = None
+    snapshot: int = 0  # number of the last snapshot that has it
 
     @property
     def key(self) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from popmq.broker.pop.pop_check_point import (
     ReviveRecord,
 )
 from popmq.broker.store.consume_queue import Unit
-from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.message_store import DamagedMessage, MessageStore
 from popmq.common import topics
 from popmq.common.config import PopSettings
 from popmq.common.errors import TooManyRequests
@@ -154,7 +154,7 @@ class PopService:
             taken, passed = batch.choose(units, offset, want.tags, room)
             end = offset + passed
             if taken:
-                self._deliver(want, topic, queue_id, taken, end, batch)
+                self._deliver(want, topic, queue_id, taken, end, batch, progress)
             else:
                 progress.skip_to(end)
         batch.rest += queue.count - min(progress.cursor, queue.count)
@@ -184,9 +184,18 @@ class PopService:
         taken: "list[tuple[int, Unit]]",
         end: int,
         batch: "_Batch",
+        progress: QueueProgress,
     ) -> None:
-        messages = self._store.read_messages([unit for _, unit in taken])
-        offsets = [offset for offset, _ in taken]
+        read = self._store.read_messages([unit for _, unit in taken])
+        found = [
+            (offset, message)
+            for (offset, _), message in zip(taken, read, strict=True)
+            if not isinstance(message, DamagedMessage)
+        ]
+        if not found:
+            progress.skip_to(end)
+            return
+        offsets = [offset for offset, _ in found]
         first = 0
         while first < len(offsets):
             start = offsets[first]
@@ -194,8 +203,7 @@ class PopService:
             while last + 1 < len(offsets) and offsets[last + 1] - start < MEMBER_LIMIT:
                 last += 1
             following = offsets[last + 1] if last + 1 < len(offsets) else end
-            group = list(zip(offsets[first : last + 1], messages[first : last + 1], strict=True))
-            self._hand_out(want, topic, queue_id, group, following, batch)
+            self._hand_out(want, topic, queue_id, found[first : last + 1], following, batch)
             first = last + 1
 
     def _hand_out(

@@ -7,8 +7,14 @@ revive log to fall behind.
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
-from popmq.broker.store.message_store import MessageStore
+from popmq.broker.pop.pop_check_point import (
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+    member_bits,
+)
+from popmq.broker.pop.pop_service import put_revive
+from popmq.broker.store.message_store import DamagedMessage, MessageStore
 from popmq.common import topics
 from popmq.common.message import RevivalToken, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
@@ -23,6 +29,7 @@ class ReviveService:
         self._table = table
         self.retried = 0
         self.dead_lettered = 0
+        self.lost = 0
 
     def step(self, limit: int = 256) -> int:
         """Revive about `limit` messages that are due; returns how many."""
@@ -49,9 +56,19 @@ class ReviveService:
                 self._table.return_due(ck, ck.revive_at_ms)
                 break
             (unit,) = queue.units(ck.offset_of(member), 1)
-            self._revive_one(ck, member, topic, group, self._store.read_message(unit))
+            (message,) = self._store.read_messages([unit])
+            if isinstance(message, DamagedMessage):
+                self._give_up(ck, member)
+            else:
+                self._revive_one(ck, member, topic, group, message)
             revived += 1
         return revived
+
+    def _give_up(self, ck: PopCheckPoint, member: int) -> None:
+        """The body cannot be read: say so in the log, so that the queue's offset moves on."""
+        self.lost += 1
+        lost = ReviveRecord(ReviveKind.LOST, ck.epoch, ck.sequence, 1 << member)
+        put_revive(self._store, self._table, lost)
 
     def _revive_one(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from popmq.broker.store.mapped_file import MappedFileQueue
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, Refused, StoreDamaged
+from popmq.common.errors import Code, Refused
 from popmq.common.message import (
     HEADER_SIZE,
     BadRecord,
@@ -113,23 +113,22 @@ class CommitLog:
         for file in touched.values():
             file.sync()
 
-    def read(self, position: int, size: int) -> bytes:
-        """`size` bytes that a finished batch wrote, all of one segment."""
-        file = self._files.at(position)
-        data = file.read(position, size) if file else b""
-        if len(data) != size:
-            raise StoreDamaged(f"commit log: wanted {size} bytes at {position}, found {len(data)}")
-        return data
+    def covers(self, position: int) -> bool:
+        """Whether the files reach from before `position` to it."""
+        last = self._files.last
+        return self.start <= position <= (last.end if last else 0)
 
-    def scan(self) -> Iterator[ScannedRecord]:
-        """Every intact record from the start, in order; leaves `end` behind the last one.
+    def scan(self, position: int) -> Iterator[ScannedRecord]:
+        """Every intact record from `position`, in order; leaves `end` behind the last one.
 
         The scan ends where no intact record stands: a torn tail, or damage.  Which of the
         two it is, the caller knows from the checkpoint.
         """
-        self.end = self.start
+        self.end = position
         for file in list(self._files):
-            self.end = file.start
+            if file.end <= position:
+                continue
+            self.end = max(position, file.start)
             while True:
                 record = self._scan_one(file.start, file.end)
                 if record is None:
@@ -160,7 +159,7 @@ class CommitLog:
         return torn
 
     def read_up_to(self, position: int, size: int) -> bytes:
-        """Like `read`, but fewer bytes where the file or the segment ends."""
+        """`size` bytes that a finished batch wrote; fewer where the file or segment ends."""
         file = self._files.at(position)
         return file.read(position, size) if file else b""
 

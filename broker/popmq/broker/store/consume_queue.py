@@ -140,3 +140,7 @@ class ConsumeQueue:
         size = int.from_bytes(data[size_at : size_at + 4], "big")
         position: int = _POSITION.unpack_from(data, self._position_at)[0]
         return size > 0 and position < trusted_position
+
+
+def index_unit(position: int, size: int, tag_hash: int) -> bytes:
+    return UNIT.pack(position, size, tag_hash)

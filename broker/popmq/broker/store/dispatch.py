@@ -5,13 +5,19 @@ durable.  At run time the entries come from memory, at recovery from the scan; b
 through `enter`, which ignores what a queue already holds.
 """
 
+import struct
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from popmq.broker.store.consume_queue import UNIT, ConsumeQueue
+from popmq.broker.store.consume_queue import ConsumeQueue
+from popmq.broker.store.snapshot import entry_hash
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
+
+_PER_PIECE = 512
+_NEXT = struct.Struct(">IIQ")  # topic, queue, next offset
 
 
 class Queued(NamedTuple):
@@ -33,6 +39,8 @@ class _Topic:
 
 class Dispatch:
     """Owns the queues: what is in them, and the next offset of each."""
+
+    table_number = 3
 
     def __init__(self, disk: Disk, *, trusted_position: int) -> None:
         self._disk = disk
@@ -60,7 +68,8 @@ class Dispatch:
                 self.queue(topic_id, int(name), topic)
         for key in [key for key in self._queues if key[0] == topic_id]:
             self._queues.pop(key).destroy()
-            self._next_offset.pop(key, None)
+        for key in [key for key in self._next_offset if key[0] == topic_id]:
+            del self._next_offset[key]
 
     def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
         """The queue, opened at first use. KeyError for a topic that is not there."""
@@ -75,9 +84,7 @@ class Dispatch:
 
     def next_offset(self, topic_id: int, queue_id: int) -> int:
         """Offset of the next record put into the queue; counts unconfirmed ones."""
-        key = (topic_id, queue_id)
-        known = self._next_offset.get(key)
-        return self.queue(topic_id, queue_id).count if known is None else known
+        return self._next_offset.get((topic_id, queue_id), 0)
 
     def expect(self, queued: Queued) -> None:
         """Remember a record that was just appended, until `advance` passes it."""
@@ -99,6 +106,8 @@ class Dispatch:
     def enter(self, queued: Queued) -> None:
         """Put one record's unit at its offset; a queue that already has it is left alone."""
         queue = self.queue(queued.topic_id, queued.queue_id)
+        key = (queued.topic_id, queued.queue_id)
+        self._next_offset[key] = max(self._next_offset.get(key, 0), queued.queue_offset + 1)
         if queued.queue_offset == queue.count:
             queue.append(queued.unit, queued.position)
         elif queued.queue_offset > queue.count:
@@ -107,6 +116,33 @@ class Dispatch:
                 f"but the record at {queued.position} is number {queued.queue_offset}: "
                 "delete the folders consumequeue and system, and start again to rebuild them"
             )
+
+    # -- snapshots (store/snapshot.py)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        return self._pieces(list(self._next_offset.items()))
+
+    def restore(self, content: bytes) -> None:
+        for topic_id, queue_id, following in _NEXT.iter_unpack(content):
+            self._next_offset[(topic_id, queue_id)] = following
+
+    def restored(self) -> None:
+        return
+
+    def holds_what_was_restored(self) -> bool:
+        """Whether every queue has all the units that the snapshot knows of."""
+        return all(
+            self.queue(*key).count >= following
+            for key, following in self._next_offset.items()
+            if key[0] in self._topics
+        )
+
+    def _pieces(self, entries: list[tuple[tuple[int, int], int]]) -> Iterator[tuple[bytes, int]]:
+        for at in range(0, len(entries), _PER_PIECE):
+            packed = [
+                _NEXT.pack(*key, following) for key, following in entries[at : at + _PER_PIECE]
+            ]
+            yield b"".join(packed), sum(map(entry_hash, packed))
 
     def flush(self) -> list[ConsumeQueue]:
         """Write all units to their files; returns the queues that have to be synced."""
@@ -118,7 +154,3 @@ class Dispatch:
     def close(self) -> None:
         for queue in self._queues.values():
             queue.close()
-
-
-def index_unit(position: int, size: int, tag_hash: int) -> bytes:
-    return UNIT.pack(position, size, tag_hash)

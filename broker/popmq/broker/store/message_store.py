@@ -4,36 +4,41 @@ The invariant: a position is confirmed only after the fdatasync that covers it r
 nobody outside hears of a record (reply, queue unit) before it is confirmed (D2).
 """
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from popmq.broker.store.commit_log import Batch, CommitLog, ScannedRecord
-from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, Unit
-from popmq.broker.store.dispatch import Dispatch, Queued, index_unit
+from popmq.broker.store.commit_log import Batch, CommitLog
+from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, Unit, index_unit
+from popmq.broker.store.dispatch import Dispatch, Queued
+from popmq.broker.store.recovery import Apply, Recovery
+from popmq.broker.store.snapshot import SnapshotHead
+from popmq.broker.store.snapshot_keeper import SnapshotKeeper
 from popmq.common.clock import Clock, LogClock
 from popmq.common.config import StoreSettings
 from popmq.common.disk import Disk
-from popmq.common.errors import StoreDamaged, TooManyRequests
+from popmq.common.errors import TooManyRequests
 from popmq.common.message import (
     HEADER_SIZE,
+    BadRecord,
     RecordKind,
     Stamp,
     StoredMessage,
+    check_record,
     decode_message,
     encode_message,
     encode_record,
     message_size,
-    peek_message,
 )
 from popmq.common.steps import Flusher
 
+logger = logging.getLogger(__name__)
+
 # How often the index files are synced, so that a start need not rebuild them.
 CHECKPOINT_MS = 10_000
-
-Apply = Callable[[ScannedRecord], None]
 
 
 @dataclass(slots=True)
@@ -45,6 +50,15 @@ class StoreMetrics:
     torn_bytes: int = 0
     recovered_records: int = 0
     checkpoints: int = 0
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedMessage:
+    """Stands for a record that cannot be read any more."""
+
+    position: int
+    reason: str
 
 
 class MessageStore:
@@ -64,8 +78,16 @@ class MessageStore:
         self._checkpoint_running = False
         self._checkpoint_due_ms = 0
         self._scheduled = False
+        self._checkpointed = 0
         self._log_clock: LogClock | None = None
         self._checkpoint: Checkpoint | None = None
+        self.snapshots = SnapshotKeeper(
+            disk,
+            folder,
+            flusher,
+            every_bytes=settings.snapshot_bytes,
+            on_failure=lambda error: self.on_failure(error),
+        )
         self.dispatch: Dispatch
         self.epoch = 0
         self.confirmed = 0
@@ -88,36 +110,28 @@ class MessageStore:
         self.dispatch = Dispatch(self._disk, trusted_position=trusted)
 
     def recover(self, apply: Apply) -> None:
-        """Replay the log: `apply` sees every record in order, before its unit is entered.
+        """Bring the tables to the log's end: from a snapshot, then `apply` for each record.
 
         Afterwards the torn tail is gone from the disk, all kept bytes are synced, and the
-        confirmed position is the log's end.  Raises StoreDamaged, with the log unchanged,
-        when a record is missing below the position that the checkpoint vouches for.
+        confirmed position is the log's end.  Raises StoreDamaged when durable records are
+        missing; the log is then unchanged.
         """
         trusted = self._checkpoint or Checkpoint()
         self.stopped_cleanly = not self._disk.exists(self._abort_path)
-        last: ScannedRecord | None = None
-        for record in self._log.scan():
-            last = record
-            apply(record)
-            self._enter_scanned(record)
-            self.metrics.recovered_records += 1
-        if self._log.end < trusted.position:
-            raise StoreDamaged(
-                f"{self._folder}/commitlog: no intact record at position "
-                f"{self._log.end}, but everything below {trusted.position} was durable: the "
-                "file was damaged. Restore the folder from a copy or a replica"
-            )
+        recovery = Recovery(
+            self._disk, self._folder, self._log, self.dispatch, self.snapshots.tables
+        )
+        replayed = recovery.replay(apply, trusted)
+        self.metrics.recovered_records = replayed.records
         self.metrics.torn_bytes = self._log.cut_tail()
         self._log.sync()  # what only the page cache kept does not count yet (RULES R8)
-        if last is not None:
-            self.epoch = last.header.epoch
+        self.epoch = replayed.epoch
+        self.snapshots.position = replayed.snapshot_position
         self._log_clock = LogClock(
-            self._clock,
-            last_log_ms=last.header.log_ms if last else 0,
-            last_wall_ms=last.header.wall_ms if last else 0,
+            self._clock, last_log_ms=replayed.log_ms, last_wall_ms=replayed.wall_ms
         )
         self.confirmed = self.dispatch.position = self._log.end
+        self._checkpointed = trusted.position
         self._mark_running()
 
     def start_epoch(self) -> None:
@@ -134,6 +148,8 @@ class MessageStore:
         for queue in self.dispatch.flush():
             queue.sync()
         write_checkpoint(self._disk, self._checkpoint_path, self._checkpoint_now())
+        if self.snapshots.position < self._log.end:
+            self.snapshots.make_now(self._snapshot_head())
         self._disk.remove(self._abort_path)
         self._disk.sync_folder(self._folder)
         self.release_files()
@@ -243,35 +259,59 @@ class MessageStore:
     def queue(self, topic_id: int, queue_id: int) -> ConsumeQueue:
         return self.dispatch.queue(topic_id, queue_id)
 
-    def read_message(self, unit: Unit) -> StoredMessage:
-        return decode_message(self._log.read(unit.position, unit.size))
+    def read_messages(self, units: list[Unit]) -> "list[StoredMessage | DamagedMessage]":
+        """The messages of the units, in order; neighbours in the log are read at one go.
 
-    def read_messages(self, units: list[Unit]) -> list[StoredMessage]:
-        """The messages of the units, in order; neighbours in the log are read at one go."""
-        messages = []
+        Each is checked.  One that is damaged harms itself only: it is counted and logged, and
+        stands in the result as `DamagedMessage`.
+        """
+        messages: list[StoredMessage | DamagedMessage] = []
         first = 0
         while first < len(units):
             last = first
             while last + 1 < len(units) and self._adjacent(units[first], units, last):
                 last += 1
             start = units[first].position
-            end = units[last].position + units[last].size
-            data = self._log.read(start, end - start)
-            for unit in units[first : last + 1]:
-                messages.append(decode_message(data, unit.position - start))
+            data = self._log.read_up_to(start, units[last].position + units[last].size - start)
+            messages += [self._checked(data, unit, start) for unit in units[first : last + 1]]
             first = last + 1
         return messages
+
+    def _checked(self, data: bytes, unit: Unit, start: int) -> "StoredMessage | DamagedMessage":
+        offset = unit.position - start
+        try:
+            check_record(data, offset, unit.position)
+            return decode_message(data, offset)
+        except BadRecord as error:
+            self.metrics.damaged += 1
+            logger.error(
+                "damaged message",
+                extra={
+                    "path": f"{self._folder}/commitlog",
+                    "position": unit.position,
+                    "reason": str(error),
+                    "what_to_do": f"popmq doctor --data {self._folder}",
+                },
+            )
+            return DamagedMessage(unit.position, str(error))
 
     # -- steps
 
     def step(self) -> int:
-        """Start a checkpoint when one is due. Returns 1 if it did."""
+        """A checkpoint when one is due, a piece of a snapshot. Returns how much was done."""
+        safe = min(self.confirmed, self._checkpointed)
+        return self._step_checkpoint() + self.snapshots.step(
+            self._snapshot_head, safe_position=safe
+        )
+
+    def _step_checkpoint(self) -> int:
         now_ms = self._clock.boot_ms()
-        if self._checkpoint_running or now_ms < self._checkpoint_due_ms:
+        wanted = self._checkpointed < self.snapshots.wanted_checkpoint <= self.confirmed
+        if self._checkpoint_running or (now_ms < self._checkpoint_due_ms and not wanted):
             return 0
         self._checkpoint_due_ms = now_ms + CHECKPOINT_MS
         dirty = self.dispatch.flush()
-        if not dirty:
+        if not dirty and not wanted:
             return 0
         self._checkpoint_running = True
         checkpoint = self._checkpoint_now()
@@ -281,7 +321,7 @@ class MessageStore:
                 queue.sync()
             write_checkpoint(self._disk, self._checkpoint_path, checkpoint)
 
-        self._flusher.submit(work, self._checkpointed)
+        self._flusher.submit(work, lambda error: self._checkpoint_done(checkpoint, error))
         return 1
 
     # -- inside
@@ -326,37 +366,19 @@ class MessageStore:
         if grown:
             self.on_grown(grown)
 
-    def _checkpointed(self, error: BaseException | None) -> None:
+    def _checkpoint_done(self, checkpoint: Checkpoint, error: BaseException | None) -> None:
         self._checkpoint_running = False
         if error is not None:
             self.on_failure(error)
         else:
+            self._checkpointed = checkpoint.position
             self.metrics.checkpoints += 1
 
     def _checkpoint_now(self) -> Checkpoint:
         return Checkpoint(self.dispatch.position, self.epoch, self._clock.wall_ms())
 
-    def _enter_scanned(self, record: ScannedRecord) -> None:
-        header = record.header
-        if not self.dispatch.has_topic(header.topic_id):
-            return
-        if header.kind == RecordKind.REVIVE:
-            unit = record.data
-        else:
-            tag_hash = 0
-            if header.kind == RecordKind.MESSAGE:
-                tag_hash = peek_message(record.data)[0]
-            unit = index_unit(header.position, header.size, tag_hash)
-        self.dispatch.enter(
-            Queued(
-                header.end,
-                header.position,
-                header.topic_id,
-                header.queue_id,
-                header.queue_offset,
-                unit,
-            )
-        )
+    def _snapshot_head(self) -> SnapshotHead:
+        return SnapshotHead(self._log.end, self.epoch, self.log_ms(), self._clock.wall_ms())
 
     def _mark_running(self) -> None:
         file = self._disk.open(self._abort_path, create=True)

@@ -85,6 +85,30 @@ class GroupRecord(_message.Message):
 Global___GroupRecord: _TypeAlias = GroupRecord  # noqa: Y015
 
 @_typing.final
+class LastIds(_message.Message):
+    """Only in snapshots: ids are never given twice, also after their owner was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    topic: _builtins.int
+    group: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.int = ...,
+        group: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LastIds: _TypeAlias = LastIds  # noqa: Y015
+
+@_typing.final
 class MetaRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -95,6 +119,7 @@ class MetaRecord(_message.Message):
     GROUP_DELETED_FIELD_NUMBER: _builtins.int
     RECEIPT_KEY_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
+    LAST_IDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     topic_deleted: _builtins.int
     group_deleted: _builtins.int
@@ -104,6 +129,8 @@ class MetaRecord(_message.Message):
     def topic(self) -> Global___TopicRecord: ...
     @_builtins.property
     def group(self) -> Global___GroupRecord: ...
+    @_builtins.property
+    def last_ids(self) -> Global___LastIds: ...
     def __init__(
         self,
         *,
@@ -114,12 +141,13 @@ class MetaRecord(_message.Message):
         group_deleted: _builtins.int = ...,
         receipt_key: _builtins.bytes = ...,
         store_id: _builtins.str = ...,
+        last_ids: Global___LastIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "group", b"group", "group_deleted", b"group_deleted", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "group", b"group", "group_deleted", b"group_deleted", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["topic", "topic_deleted", "group", "group_deleted", "receipt_key", "store_id"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["topic", "topic_deleted", "group", "group_deleted", "receipt_key", "store_id", "last_ids"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 

@@ -1,0 +1,201 @@
+"""The check-point table in snapshots: bounded pieces, pre-images, and back.
+
+A check point or a queue's progress that is about to change while a snapshot runs is encoded
+first, as it was; `number` on the object says for which snapshot that was done already.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from popmq.broker.pop.pop_check_point import PopCheckPoint
+from popmq.broker.store.snapshot import entry_hash
+
+if TYPE_CHECKING:
+    from popmq.broker.pop.check_point_table import CheckPointTable, Key, Place, QueueProgress
+
+_PER_PIECE = 256
+_CHECK_POINT, _PROGRESS, _OUTCOME = b"c", b"p", b"o"
+# epoch, root epoch, flags, topic, group, queue | sequence, root sequence, members, start, next,
+# popped, revive at, client, acked, revived, moved
+_LIVE = struct.Struct(">IIIIIIQQQQQQQQQQQ")
+# group, topic, queue, open | committed, cursor, logged
+_QUEUE = struct.Struct(">IIIIQQQ")
+_OPEN = struct.Struct(">IQQ?")  # epoch, sequence, next offset, finished
+_ENDED = struct.Struct(">QIQQQQ")  # log_ms, epoch, sequence, acked, revived, moved
+
+
+def encode_check_point(ck: PopCheckPoint) -> bytes:
+    root = ck.root
+    return _LIVE.pack(
+        ck.epoch,
+        root.epoch if root else 0,
+        ck.flags,
+        ck.topic_id,
+        ck.group_id,
+        ck.queue_id,
+        ck.sequence,
+        root.sequence if root else 0,
+        ck.members,
+        ck.start_offset,
+        ck.next_offset,
+        ck.popped_at_ms,
+        ck.revive_at_ms,
+        ck.client,
+        ck.acked,
+        ck.revived,
+        ck.moved,
+    )
+
+
+def encode_progress(place: "Place", progress: "QueueProgress") -> bytes:
+    head = _QUEUE.pack(
+        *place, len(progress.open), progress.committed, progress.cursor, progress.logged
+    )
+    return head + b"".join(
+        _OPEN.pack(ck.epoch, ck.sequence, ck.next_offset, ck.finished) for ck in progress.open
+    )
+
+
+class TableSnapshot:
+    """One snapshot of the table while it runs."""
+
+    def __init__(self, table: "CheckPointTable", number: int) -> None:
+        self.number = number
+        self._check_points = list(table)
+        self._progress = list(table.progress_items())
+        self._outcomes = table.outcome_order()
+        self._outcome = table.outcome
+        self._kept_check_points: list[bytes] = []
+        self._kept_progress: list[bytes] = []
+
+    def keep(self, ck: PopCheckPoint) -> None:
+        """Called before a check point changes."""
+        if ck.snapshot < self.number:
+            ck.snapshot = self.number
+            self._kept_check_points.append(encode_check_point(ck))
+
+    def keep_progress(self, place: "Place", progress: "QueueProgress") -> None:
+        """Called before a queue's progress changes, or one of its open check points ends."""
+        if progress.snapshot < self.number:
+            progress.snapshot = self.number
+            self._kept_progress.append(encode_progress(place, progress))
+
+    def pieces(self) -> Iterator[tuple[bytes, int]]:
+        for at in range(0, len(self._check_points), _PER_PIECE):
+            for ck in self._check_points[at : at + _PER_PIECE]:
+                self.keep(ck)
+            yield self._live_piece()
+        for at in range(0, len(self._progress), _PER_PIECE):
+            for place, progress in self._progress[at : at + _PER_PIECE]:
+                self.keep_progress(place, progress)
+            yield self._progress_piece()
+        if self._kept_check_points:
+            yield self._live_piece()
+        if self._kept_progress:
+            yield self._progress_piece()
+        outcomes = iter(self._outcomes)
+        while piece := self._outcome_piece(outcomes):
+            yield piece, 0  # they fade with time, so they are no part of the state hash
+
+    def _live_piece(self) -> tuple[bytes, int]:
+        entries, self._kept_check_points = self._kept_check_points, []
+        return _CHECK_POINT + b"".join(entries), sum(map(entry_hash, entries))
+
+    def _progress_piece(self) -> tuple[bytes, int]:
+        entries, self._kept_progress = self._kept_progress, []
+        return _PROGRESS + b"".join(entries), sum(map(_progress_hash, entries))
+
+    def _outcome_piece(self, outcomes: "Iterator[tuple[int, Key]]") -> bytes:
+        entries = []
+        for log_ms, key in outcomes:
+            masks = self._outcome(key)
+            if masks is not None:  # else it was too old meanwhile
+                entries.append(_ENDED.pack(log_ms, *key, *masks))
+            if len(entries) == 4 * _PER_PIECE:
+                break
+        return _OUTCOME + b"".join(entries) if entries else b""
+
+
+def _progress_hash(entry: bytes) -> int:
+    """Where a queue was read up to, without what was only passed over: that is no record."""
+    group_id, topic_id, queue_id, _, _, _, logged = _QUEUE.unpack_from(entry)
+    return entry_hash(_QUEUE.pack(group_id, topic_id, queue_id, 0, 0, 0, logged))
+
+
+class TableRestorer:
+    """Puts the pieces of a snapshot back into an empty table."""
+
+    def __init__(self, table: "CheckPointTable") -> None:
+        self._table = table
+        self._roots: dict[Key, Key] = {}
+        self._places: list[tuple[Place, int, int, int, list[tuple[int, int, int, bool]]]] = []
+
+    def take(self, content: bytes) -> None:
+        kind, data = content[:1], content[1:]
+        if kind == _CHECK_POINT:
+            for fields in _LIVE.iter_unpack(data):
+                self._live(fields)
+        elif kind == _PROGRESS:
+            self._progress(data)
+        else:
+            for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
+                acked, revived, moved = masks
+                self._table.restore_outcome(log_ms, (epoch, sequence), (acked, revived, moved))
+
+    def finish(self) -> None:
+        table = self._table
+        table.sort_live()
+        for key, root in self._roots.items():
+            table.live(key).root = table.live(root)
+        for place, committed, cursor, logged, opened in self._places:
+            progress = table.start(*place, committed)
+            progress.cursor, progress.logged = cursor, logged
+            for epoch, sequence, next_offset, finished in opened:
+                ck = _ended(next_offset) if finished else table.live((epoch, sequence))
+                progress.open.append(ck)
+                count = (ck.members & ~(ck.acked | ck.revived)).bit_count()
+                progress.in_flight += count
+                table.in_flight += count
+
+    def _live(self, fields: tuple[int, ...]) -> None:
+        epoch, root_epoch, flags, topic_id, group_id, queue_id, sequence, root_sequence = fields[:8]
+        members, start, following, popped, revive_at, client, acked, revived, moved = fields[8:]
+        ck = PopCheckPoint(
+            epoch,
+            sequence,
+            members,
+            start,
+            topic_id,
+            group_id,
+            queue_id,
+            following,
+            popped,
+            revive_at,
+            client,
+            flags,
+            acked,
+            revived,
+            moved,
+        )
+        self._table.restore_live(ck)
+        if root_epoch:
+            self._roots[ck.key] = (root_epoch, root_sequence)
+
+    def _progress(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            group_id, topic_id, queue_id, count, committed, cursor, logged = _QUEUE.unpack_from(
+                data, at
+            )
+            at += _QUEUE.size
+            end = at + count * _OPEN.size
+            opened = list(_OPEN.iter_unpack(data[at:end]))
+            at = end
+            place = (group_id, topic_id, queue_id)
+            self._places.append((place, committed, cursor, logged, opened))
+
+
+def _ended(next_offset: int) -> PopCheckPoint:
+    """Stands in a queue's line for a check point that ended; only where it led to counts."""
+    return PopCheckPoint(0, 0, 0, 0, 0, 0, 0, next_offset, 0, 0, 0, 0)

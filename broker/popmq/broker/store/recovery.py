@@ -1,0 +1,125 @@
+"""Recovery: the newest good snapshot, then the log behind it (docs/concepts/store.md).
+
+Index files are trusted up to the checkpoint only.  When a queue holds fewer units than the
+snapshot says, the index is rebuilt from the whole log; the tables still come from the snapshot.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from popmq.broker.store.checkpoint import Checkpoint
+from popmq.broker.store.commit_log import CommitLog, ScannedRecord
+from popmq.broker.store.consume_queue import index_unit
+from popmq.broker.store.dispatch import Dispatch, Queued
+from popmq.broker.store.snapshot import Snapshot, SnapshotTable, read_snapshot, snapshot_names
+from popmq.common.disk import Disk
+from popmq.common.errors import StoreDamaged
+from popmq.common.message import RecordKind, peek_message
+
+logger = logging.getLogger(__name__)
+
+Apply = Callable[[ScannedRecord], None]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What the log and the snapshot said."""
+
+    epoch: int = 0
+    log_ms: int = 0
+    wall_ms: int = 0
+    records: int = 0
+    snapshot_position: int = 0
+    rebuilt_index: bool = False
+
+
+class Recovery:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        log: CommitLog,
+        dispatch: Dispatch,
+        tables: Sequence[SnapshotTable],
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log = log
+        self._dispatch = dispatch
+        self._tables = tables
+
+    def replay(self, apply: Apply, trusted: Checkpoint) -> Replayed:
+        """Restore the tables and enter every record; `apply` sees those behind the snapshot.
+
+        Raises StoreDamaged, with the log unchanged, when records are missing below the
+        position that the checkpoint vouches for.
+        """
+        done = Replayed()
+        snapshot = self._load_snapshot()
+        if snapshot is not None:
+            head = snapshot.head
+            done.epoch, done.log_ms, done.wall_ms = head.epoch, head.log_ms, head.wall_ms
+            done.snapshot_position = head.position
+        start = done.snapshot_position
+        if start and not self._dispatch.holds_what_was_restored():
+            done.rebuilt_index = True
+            start = self._log.start
+        for record in self._log.scan(max(start, self._log.start)):
+            header = record.header
+            if header.position >= done.snapshot_position:
+                apply(record)
+                done.epoch, done.log_ms = header.epoch, header.log_ms
+                done.wall_ms = header.wall_ms
+            self._enter(record)
+            done.records += 1
+        vouched = max(trusted.position, done.snapshot_position)
+        if self._log.end < vouched:
+            raise StoreDamaged(
+                f"{self._folder}/commitlog: no intact record at position {self._log.end}, but "
+                f"everything below {vouched} was durable: the file was damaged. Look with "
+                f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
+            )
+        return done
+
+    def _load_snapshot(self) -> Snapshot | None:
+        folder = f"{self._folder}/snapshot"
+        for name in reversed(snapshot_names(self._disk, folder)):
+            snapshot = read_snapshot(self._disk, f"{folder}/{name}")
+            if snapshot is None or not self._log.covers(snapshot.head.position):
+                logger.warning("snapshot not used", extra={"path": f"{folder}/{name}"})
+                continue
+            by_number = {table.table_number: table for table in self._tables}
+            for number, content in snapshot.pieces:
+                if number in by_number:
+                    by_number[number].restore(content)
+            for table in self._tables:
+                table.restored()
+            return snapshot
+        if self._log.start > 0:
+            raise StoreDamaged(
+                f"{folder}: no snapshot can be read, and the log begins at {self._log.start}: "
+                "what was before is known to snapshots only. Restore the folder from a copy"
+            )
+        return None
+
+    def _enter(self, record: ScannedRecord) -> None:
+        header = record.header
+        if not self._dispatch.has_topic(header.topic_id):
+            return
+        if header.kind == RecordKind.REVIVE:
+            unit = record.data
+        else:
+            is_message = header.kind == RecordKind.MESSAGE
+            tag_hash = peek_message(record.data)[0] if is_message else 0
+            unit = index_unit(header.position, header.size, tag_hash)
+        self._dispatch.enter(
+            Queued(
+                header.end,
+                header.position,
+                header.topic_id,
+                header.queue_id,
+                header.queue_offset,
+                unit,
+            )
+        )

@@ -1,0 +1,229 @@
+"""Snapshots: all tables at one log position, so that a start need not read the whole log (D1).
+
+A file `snapshot/<20-digit position>` (big-endian):
+
+    magic "popmqsnp" | version u32 = 1 | epoch u32 | position u64 | log_ms u64 | wall_ms u64
+    pieces: crc32c u32 over what follows | table u8 | size u32 | content
+    last piece: table 255, content = 16 bytes state hash | pieces u64
+
+Pieces are made in bounded steps on the loop and written by the flusher.  A table that changes
+meanwhile keeps its pre-images (RULES 2), so every piece states the position at which the
+snapshot began.  The file gets its name only when that position is confirmed and the queue
+files are synced up to it; two are kept.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from crc32c import crc32c
+
+from popmq.common.disk import Disk, DiskFile
+from popmq.common.steps import Flusher
+
+KEPT = 2
+_MAGIC = b"popmqsnp"
+_HEAD = struct.Struct(">8sIIQQQ")
+_PIECE = struct.Struct(">IBI")
+_LAST = 255
+_WRITE_BYTES = 256 << 10
+_HASH_MASK = (1 << 128) - 1
+
+
+class SnapshotTable(Protocol):
+    """One part's state. `table_number` is its number in the file, 1 to 254, for ever."""
+
+    table_number: int
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        """Fix the state of this moment; the iterator yields pieces and their part of the hash.
+
+        Each piece is bounded work.  A piece's part of the state hash is the sum of `entry_hash`
+        over what counts in it, so the order of entries does not matter.
+        """
+        ...
+
+    def restore(self, content: bytes) -> None:
+        """Take one piece back, in the order in which they were made."""
+        ...
+
+    def restored(self) -> None:
+        """All pieces were given back."""
+        ...
+
+
+def entry_hash(entry: bytes) -> int:
+    return int.from_bytes(blake2b(entry, digest_size=16).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHead:
+    position: int
+    epoch: int
+    log_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A whole, intact snapshot file."""
+
+    head: SnapshotHead
+    state_hash: int
+    pieces: list[tuple[int, bytes]]
+
+
+class SnapshotWriter:
+    """One snapshot on its way to the disk; `step` until `finished`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        head: SnapshotHead,
+        tables: Sequence[SnapshotTable],
+        flusher: Flusher,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._flusher = flusher
+        self._on_failure = on_failure
+        self._sources = [(table.table_number, table.begin_snapshot()) for table in tables]
+        self._buffer = bytearray(
+            _HEAD.pack(_MAGIC, 1, head.epoch, head.position, head.log_ms, head.wall_ms)
+        )
+        self._file: DiskFile | None = None
+        self._written = 0
+        self._jobs = 0
+        self._pieces = 0
+        self._complete = False
+        self.head = head
+        self.state_hash = 0
+        self.finished = False
+
+    @property
+    def path(self) -> str:
+        return f"{self._folder}/{self.head.position:020d}"
+
+    def step(self, publishable: bool) -> int:
+        """Make one piece, or publish what is whole once `publishable`. Returns 1 for work done."""
+        if self.finished:
+            return 0
+        if not self._complete:
+            self._make_piece()
+            return 1
+        if publishable and not self._jobs:
+            self._publish()
+            return 1
+        return 0
+
+    def run_to_end(self) -> None:
+        """Everything at once on this thread: at a clean stop, with an idle flusher."""
+        while not self._complete:
+            self._make_piece(write=False)
+        self._disk.make_folder(self._folder)
+        self._write(bytes(self._buffer), 0)
+        self._rename()
+        self.finished = True
+
+    def _make_piece(self, *, write: bool = True) -> None:
+        if self._sources:
+            number, pieces = self._sources[0]
+            made = next(pieces, None)
+            if made is None:
+                self._sources.pop(0)
+                return
+            content, hash_part = made
+            self.state_hash = (self.state_hash + hash_part) & _HASH_MASK
+            self._append(number, content)
+        else:
+            tail = self.state_hash.to_bytes(16, "big") + self._pieces.to_bytes(8, "big")
+            self._append(_LAST, tail)
+            self._complete = True
+        if write and (self._complete or len(self._buffer) >= _WRITE_BYTES):
+            self._hand_over()
+
+    def _append(self, number: int, content: bytes) -> None:
+        front = _PIECE.pack(0, number, len(content))[4:]
+        self._buffer += crc32c(content, crc32c(front)).to_bytes(4, "big") + front + content
+        self._pieces += 1
+
+    def _hand_over(self) -> None:
+        data, offset = bytes(self._buffer), self._written
+        self._buffer.clear()
+        self._written += len(data)
+        self._jobs += 1
+        self._flusher.submit(lambda: self._write(data, offset), self._job_done)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if self._file is None:
+            self._disk.make_folder(self._folder)
+            self._file = self._disk.open(self.path + ".new", create=True)
+            self._file.truncate(0)
+        self._file.write(data, offset)
+
+    def _publish(self) -> None:
+        self._jobs += 1
+
+        def done(error: BaseException | None) -> None:
+            self._job_done(error)
+            self.finished = error is None
+
+        self._flusher.submit(self._rename, done)
+
+    def _rename(self) -> None:
+        assert self._file is not None
+        self._file.sync()
+        self._file.close()
+        self._disk.sync_folder(self._folder)
+        self._disk.replace(self.path + ".new", self.path)
+        kept = snapshot_names(self._disk, self._folder)[-KEPT:]
+        for name in self._disk.names(self._folder):
+            if name not in kept:
+                self._disk.remove(f"{self._folder}/{name}")
+        self._disk.sync_folder(self._folder)
+
+    def _job_done(self, error: BaseException | None) -> None:
+        self._jobs -= 1
+        if error is not None:
+            self._on_failure(error)
+
+
+def snapshot_names(disk: Disk, folder: str) -> list[str]:
+    """Finished snapshots, oldest first."""
+    return [name for name in disk.names(folder) if len(name) == 20 and name.isdigit()]
+
+
+def read_snapshot(disk: Disk, path: str) -> Snapshot | None:
+    """The snapshot at `path`; None when it is not whole and intact."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        data = file.read(file.size(), 0)
+    finally:
+        file.close()
+    if len(data) < _HEAD.size:
+        return None
+    magic, version, epoch, position, log_ms, wall_ms = _HEAD.unpack_from(data)
+    if magic != _MAGIC or version != 1:
+        return None
+    pieces: list[tuple[int, bytes]] = []
+    at = _HEAD.size
+    while at + _PIECE.size <= len(data):
+        crc, number, size = _PIECE.unpack_from(data, at)
+        end = at + _PIECE.size + size
+        if end > len(data) or crc32c(data[at + 4 : end]) != crc:
+            return None
+        content = data[at + _PIECE.size : end]
+        if number == _LAST:
+            whole = len(content) == 24 and int.from_bytes(content[16:], "big") == len(pieces)
+            head = SnapshotHead(position, epoch, log_ms, wall_ms)
+            return Snapshot(head, int.from_bytes(content[:16], "big"), pieces) if whole else None
+        pieces.append((number, content))
+        at = end
+    return None

@@ -1,0 +1,64 @@
+"""When snapshots are made: each `store.snapshot_bytes` of log, in steps, and at a clean stop."""
+
+from collections.abc import Callable, Sequence
+
+from popmq.broker.store.snapshot import SnapshotHead, SnapshotTable, SnapshotWriter
+from popmq.common.disk import Disk
+from popmq.common.steps import Flusher
+
+
+class SnapshotKeeper:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        flusher: Flusher,
+        *,
+        every_bytes: int,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._folder = f"{folder}/snapshot"
+        self._flusher = flusher
+        self._every_bytes = every_bytes
+        self._on_failure = on_failure
+        self._writer: SnapshotWriter | None = None
+        self.tables: Sequence[SnapshotTable] = ()
+        self.position = 0  # of the newest finished snapshot
+        self.made = 0
+        self.state_hash = 0
+
+    @property
+    def wanted_checkpoint(self) -> int:
+        """A snapshot waits for index files that are synced up to here; 0 when none waits."""
+        return self._writer.head.position if self._writer else 0
+
+    def step(self, head: Callable[[], SnapshotHead], *, safe_position: int) -> int:
+        """One piece of work, if there is any. `safe_position` is confirmed and checkpointed."""
+        if self._writer is None:
+            now = head()
+            if now.position - self.position < self._every_bytes:
+                return 0
+            self._writer = self._begin(now)
+            return 1
+        done = self._writer.step(safe_position >= self._writer.head.position)
+        if self._writer.finished:
+            self._finished(self._writer)
+        return done
+
+    def make_now(self, head: SnapshotHead) -> None:
+        """A whole snapshot on this thread, at a clean stop."""
+        writer = self._begin(head)
+        writer.run_to_end()
+        self._finished(writer)
+
+    def _begin(self, head: SnapshotHead) -> SnapshotWriter:
+        return SnapshotWriter(
+            self._disk, self._folder, head, self.tables, self._flusher, self._on_failure
+        )
+
+    def _finished(self, writer: SnapshotWriter) -> None:
+        self._writer = None
+        self.position = writer.head.position
+        self.state_hash = writer.state_hash
+        self.made += 1

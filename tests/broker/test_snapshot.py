@@ -1,0 +1,253 @@
+"""Snapshots: one position, whatever goes on meanwhile; and a start that reads only the tail."""
+
+import os
+import random
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popmq.broker.pop import check_point_snapshot
+from popmq.broker.store.snapshot import read_snapshot
+from popmq.common import hop
+from popmq.common.config import StoreSettings
+from popmq.common.disk import RealDisk
+from popmq.common.errors import Code, InvalidReceiptHandle
+from popmq.common.hop import Kind
+from popmq.testing.core import SMALL, CoreBroker, pop
+
+NEVER = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=1 << 40))
+
+
+def real_core(folder: Path, *, snapshots: bool = True) -> CoreBroker:
+    base = SMALL if snapshots else NEVER
+    return CoreBroker(
+        disk=RealDisk(), settings=replace(base, broker=replace(SMALL.broker, data=str(folder)))
+    )
+
+
+def kill(core: CoreBroker) -> None:
+    core.broker.store.release_files()
+
+
+def snapshot_files(folder: Path) -> list[Path]:
+    return sorted((folder / "snapshot").iterdir())
+
+
+def bodies(core: CoreBroker, group: str = "reader") -> list[bytes]:
+    found: list[bytes] = []
+    while batch := core.receive("orders", group):
+        found += (one.head for one in batch)
+    return sorted(found)
+
+
+def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]) -> None:
+    """One random thing that changes a table."""
+    match rng.choices(["send", "pop", "ack", "change", "time", "meta"], [6, 4, 4, 2, 1, 1])[0]:
+        case "send":
+            core.send("orders", b"%06d" % number)
+        case "pop":
+            reply = core.reply(
+                Kind.POP, pop("orders", "g", limit=rng.randrange(1, 9), invisible_ms=60_000)
+            )
+            handles += (one.handle for one in hop.decode_pop_reply(reply).deliveries)
+        case "ack" if handles:
+            core.ack("orders", "g", handles.pop(rng.randrange(len(handles))))
+        case "change" if handles:
+            old = handles.pop(rng.randrange(len(handles)))
+            with suppress(InvalidReceiptHandle):  # its time was over
+                handles.append(core.change("orders", "g", old, rng.randrange(9_000)))
+        case "time":
+            core.clock.advance(rng.randrange(3_000))
+            core.broker.revive.step()
+            core.settle()
+        case _:
+            core.topic(f"topic-{number}")
+
+
+def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hash equals that of a broker which replayed the log up to that position."""
+    monkeypatch.setattr(check_point_snapshot, "_PER_PIECE", 1)  # so that it takes many steps
+    seed = int(os.environ.get("POPMQ_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"seed {seed} (POPMQ_TEST_SEED={seed} repeats it)")
+    rng = random.Random(seed)
+    core = real_core(tmp_path / "a", snapshots=False)
+    core.topic("orders", queues=3)
+    core.group("g", max_attempts=10_000)
+    handles: list[bytes] = []
+    for number in range(1500):
+        live(core, rng, number, handles)
+    store = core.broker.store
+    writer = store.snapshots._begin(store._snapshot_head())
+    pieces = 0
+    for number in range(1500, 2500):
+        live(core, rng, number, handles)
+        pieces += writer.step(publishable=False)
+        core.settle()
+    while not writer.finished:
+        writer.step(publishable=True)
+        core.settle()
+    kill(core)
+    position = writer.head.position
+    assert pieces > 50
+    assert position < store.end - 10_000
+    shutil.copytree(tmp_path / "a" / "commitlog", tmp_path / "b" / "commitlog")
+    cut_log(tmp_path / "b", position)
+    replayed = real_core(tmp_path / "b", snapshots=False)
+    # Two records of its own start (epoch) stand behind; neither is in a table.
+    again = replayed.broker.store.snapshots._begin(replayed.broker.store._snapshot_head())
+    again.run_to_end()
+    assert again.state_hash == writer.state_hash
+
+
+def cut_log(folder: Path, position: int) -> None:
+    for file in sorted((folder / "commitlog").iterdir()):
+        start = int(file.name)
+        if start >= position:
+            file.unlink()
+        elif start + file.stat().st_size > position:
+            data = file.read_bytes()
+            file.write_bytes(data[: position - start] + bytes(len(data) - (position - start)))
+
+
+def test_a_start_reads_only_what_stands_behind_the_snapshot(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders", queues=2)
+    for number in range(300):
+        core.send("orders", b"%03d" % number)
+    taken = core.receive("orders", "g", limit=32)
+    core.ack("orders", "g", *(one.handle for one in taken[:16]))
+    core.stop()
+    again = real_core(tmp_path)
+    assert again.broker.store.metrics.recovered_records == 0
+    assert len(bodies(again)) == 300
+    for one in taken[16:]:
+        assert again.ack("orders", "g", one.handle)[0].code == Code.OK
+    assert len(bodies(again, group="g")) == 300 - 32
+    assert again.ack("orders", "g", taken[0].handle)[0].code == Code.OK
+
+
+def test_after_a_kill_only_the_tail_is_read(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders", queues=1)
+    for number in range(1000):
+        core.send("orders", b"%04d" % number)
+        core.run_steps()
+    kill(core)
+    again = real_core(tmp_path)
+    assert 0 < again.broker.store.metrics.recovered_records < 400
+    assert len(bodies(again)) == 1000
+
+
+def test_two_snapshots_are_kept(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders")
+    for number in range(2000):
+        core.send("orders", b"%04d" % number)
+        core.run_steps()
+    assert core.broker.store.snapshots.made >= 4
+    assert len(snapshot_files(tmp_path)) == 2
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_damaged_snapshot_is_passed_over_for_the_older_one_and_then_for_the_log(
+    tmp_path: Path, damaged: int
+) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders")
+    for number in range(1000):
+        core.send("orders", b"%04d" % number)
+        core.run_steps()
+    taken = core.receive("orders", "g", limit=20)
+    core.ack("orders", "g", *(one.handle for one in taken))
+    kill(core)
+    files = snapshot_files(tmp_path)
+    for file in files[-damaged:]:
+        flip(file)
+        assert read_snapshot(RealDisk(), str(file)) is None
+    again = real_core(tmp_path)
+    expected = int(files[0].name) if damaged == 1 else 0
+    assert again.broker.store.snapshots.position == expected
+    assert len(bodies(again)) == 1000
+    assert len(bodies(again, group="g")) == 980
+
+
+@pytest.mark.parametrize("size", [0, 10, 43, 44, 60])
+def test_a_snapshot_that_ends_early_is_no_snapshot(tmp_path: Path, size: int) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders")
+    core.stop()
+    (file,) = snapshot_files(tmp_path)
+    file.write_bytes(file.read_bytes()[:size])
+    assert read_snapshot(RealDisk(), str(file)) is None
+    assert bodies(real_core(tmp_path)) == []
+
+
+def test_a_missing_index_is_rebuilt_from_the_whole_log_beside_a_snapshot(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders", queues=2)
+    for number in range(500):
+        core.send("orders", b"%03d" % number)
+        core.run_steps()
+    core.stop()
+    for file in tmp_path.glob("consumequeue/orders@*/1/*"):
+        file.unlink()
+    again = real_core(tmp_path)
+    assert len(bodies(again)) == 500
+    assert again.send("orders", b"next", queue_id=1).queue_offset == 250
+
+
+def test_ids_are_not_given_again_after_a_snapshot(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.topic("first")
+    last = core.topic("last").id
+    core.broker.registry.delete_topic("last")
+    core.settle()
+    core.stop()
+    assert real_core(tmp_path).topic("last").id == last + 1
+
+
+def test_a_damaged_message_harms_only_itself(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders", queues=1)
+    core.send("orders", b"before")
+    core.send("orders", b"damaged")
+    core.send("orders", b"after")
+    core.stop()
+    file = next((tmp_path / "commitlog").iterdir())
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"damaged", b"damagEd"))
+    again = real_core(tmp_path)
+    assert bodies(again) == [b"after", b"before"]
+    assert again.broker.store.metrics.damaged == 1
+
+
+def test_a_body_that_cannot_be_read_any_more_does_not_hold_the_queue_back(tmp_path: Path) -> None:
+    core = real_core(tmp_path)
+    core.topic("orders", queues=1)
+    core.send("orders", b"damaged")
+    core.send("orders", b"good")
+    assert len(core.receive("orders", "g", invisible_ms=1_000)) == 2
+    file = next((tmp_path / "commitlog").iterdir())
+    with file.open("r+b") as log:
+        at = log.read().find(b"damaged")
+        log.seek(at)
+        log.write(b"DAMAGED")
+    core.advance(1_500)
+    (one,) = core.receive("orders", "g")
+    assert (one.head, one.attempt) == (b"good", 2)
+    assert core.broker.revive.lost == 1
+    topic, group = core.broker.registry.topic("orders"), core.broker.registry.group("g")
+    progress = core.broker.table.progress(group.id, topic.id, 0)
+    assert progress is not None
+    assert progress.committed == 2
