@@ -343,7 +343,7 @@ def test_a_topic_takes_messages_of_its_type(
     core: CoreBroker, topic_type: MessageType, message_type: MessageType, code: Code
 ) -> None:
     core.topic("typed", type=topic_type)
-    entry = hop.PutEntry(message_type, b"x", b"")
+    entry = hop.PutEntry(message_type, b"x", b"", due_ms=1 << 60)
     reply = core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("typed", [entry])))
     assert hop.decode_put_reply(reply)[0].code == code
 
@@ -355,3 +355,29 @@ def test_permissions_are_obeyed(core: CoreBroker) -> None:
         core.send("read-only", b"x")
     with pytest.raises(PopmqError, match="not readable"):
         core.receive("write-only", "g")
+
+
+def test_a_delayed_message_whose_time_is_over_is_delivered_at_once(core: CoreBroker) -> None:
+    core.topic("later", type=MessageType.DELAY)
+    entry = hop.PutEntry(MessageType.DELAY, b"x", b"")
+    core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("later", [entry])))
+    assert bodies(core.receive("later", "g")) == [b"x"]
+
+
+def test_dead_letters_can_be_deleted(core: CoreBroker) -> None:
+    core.group("one", max_attempts=1)
+    core.send("orders", b"poison")
+    core.receive("orders", "one", invisible_ms=1_000)
+    core.advance(1_100)
+    core.broker.registry.delete_topic("%DLQ%one")
+    with pytest.raises(PopmqError, match="does not exist"):
+        core.receive("%DLQ%one", "g")
+
+
+def test_acked_check_points_are_not_kept_until_their_time(core: CoreBroker) -> None:
+    for number in range(50):
+        core.send("orders", b"%d" % number)
+        (one,) = core.receive("orders", "g", invisible_ms=12 * 3_600_000)
+        core.ack("orders", "g", one.handle)
+    assert not core.broker.table._buckets
+    assert not list(core.broker.table)

@@ -229,7 +229,7 @@ def test_a_damaged_message_harms_only_itself(tmp_path: Path) -> None:
     file.write_bytes(data.replace(b"damaged", b"damagEd"))
     again = real_core(tmp_path)
     assert bodies(again) == [b"after", b"before"]
-    assert again.broker.store.metrics.damaged == 1
+    assert again.broker.store.reader.damaged == 1
 
 
 def test_a_body_that_cannot_be_read_any_more_does_not_hold_the_queue_back(tmp_path: Path) -> None:

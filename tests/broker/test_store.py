@@ -263,6 +263,20 @@ def test_settings_that_do_not_fit_the_files_are_refused(tmp_path: Path) -> None:
         CoreBroker(disk=RealDisk(), settings=other)
 
 
+def test_a_store_of_one_segment_is_not_cut_to_a_smaller_segment_size(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    made.send("orders", b"kept")
+    kill(made)
+    for file in log_files(tmp_path)[1:]:
+        file.unlink()  # reserved ones
+    whole = log_files(tmp_path)[0].read_bytes()
+    other = replace(small_on(tmp_path), store=StoreSettings(segment_bytes=1 << 19))
+    with pytest.raises(StoreDamaged, match=r"store\.segment_bytes was changed"):
+        CoreBroker(disk=RealDisk(), settings=other)
+    assert log_files(tmp_path)[0].read_bytes() == whole
+
+
 def test_a_missing_segment_in_the_middle_is_refused(tmp_path: Path) -> None:
     made = real_core(tmp_path)
     made.topic("orders", queues=1)

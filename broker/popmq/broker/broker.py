@@ -172,7 +172,7 @@ class Broker:
 
     def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
-            _check_type(topic, entry.type)
+            _check_type(topic, entry)
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
@@ -236,14 +236,15 @@ class Broker:
         self.polling.dismiss(group_id=group.id)
 
 
-def _check_type(topic: TopicConfig, number: int) -> None:
-    kind = MessageType(number)
+def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
+    kind = MessageType(entry.type)
     if not topic.type.accepts(kind):
         raise Refused(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
         )
-    if kind in (MessageType.DELAY, MessageType.TRANSACTION):
+    # A DELAY message without a due time is one whose time is over: it is delivered at once.
+    if kind is MessageType.TRANSACTION or (kind is MessageType.DELAY and entry.due_ms):
         raise NotYet(f"{kind.name} messages are not served yet: send NORMAL or FIFO ones")
 
 

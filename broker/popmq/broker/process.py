@@ -31,9 +31,14 @@ class DataLock:
     """One process per data directory: an flock on `<data>/lock`, which holds the pid."""
 
     def __init__(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
         path = f"{folder}/lock"
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise ConfigError(
+                f"data directory {folder} cannot be written: {error.strerror} (broker.data, --data)"
+            ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

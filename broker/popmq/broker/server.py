@@ -62,7 +62,7 @@ class BrokerServer:
                 raise Refused(Code.UNSUPPORTED, f"a broker does not serve requests of kind {kind}")
 
     def _reply(self, on_reply: OnReply, encode: Callable[[], bytes]) -> None:
-        """Release the reply once everything it rests on is confirmed (D2, RULES 8)."""
+        """Release the reply once everything it rests on is confirmed (D2)."""
         self._broker.when_confirmed(lambda: on_reply(encode()))
 
     def _ack(self, request: hop.AckRequest, on_reply: OnReply) -> None:

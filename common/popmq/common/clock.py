@@ -30,7 +30,7 @@ class SystemClock:
 
 
 class LogClock:
-    """Log time: the clock that invisible times and back-offs count in (RULES 16).
+    """Log time: the clock that invisible times and back-offs count in.
 
     It starts from the newest record of the log plus the wall time that passed since that
     record was written (never a negative amount), and from there counts elapsed time since

@@ -3,7 +3,7 @@
 A TOML file, then `POPMQ_<SECTION>_<KEY>`, then flags; the later wins.  Units are in the names:
 an `_ms` setting takes milliseconds or `90s`, a `_bytes` setting takes bytes or `4MiB`.  A wrong
 name or value stops the process before it opens anything.  Only this module reads the
-environment (docs/reference/settings.md).
+environment (docs/operating.md).
 """
 
 import difflib
@@ -187,6 +187,8 @@ class StoreSettings(_Section):
     flush: str = _one_of("fsync", "fsync", quorum=_LATER, memory=_LATER)
     max_pending_bytes: int = _within(256 * MIB, 4 * KIB, 64 * GIB)
     snapshot_bytes: int = _within(128 * MIB, 4 * KIB, 1024 * GIB)  # of log from one to the next
+    disk_stop_percent: int = _within(90, 1, 100)  # used; sends are refused from here on
+    reserved_segments: int = _within(2, 1, 64)  # allocated ahead, for acks on a full disk
 
 
 @dataclass(frozen=True, slots=True)

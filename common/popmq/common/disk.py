@@ -62,6 +62,10 @@ class Disk(Protocol):
         """Make the names in the folder durable."""
         ...
 
+    def space(self, folder: str) -> tuple[int, int]:
+        """Bytes free for us, and bytes in all, of the file system that holds the folder."""
+        ...
+
 
 class RealFile:
     def __init__(self, path: str, *, create: bool) -> None:
@@ -134,6 +138,11 @@ class RealDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def space(self, folder: str) -> tuple[int, int]:
+        found = os.statvfs(folder)
+        usable = found.f_blocks - found.f_bfree + found.f_bavail
+        return found.f_bavail * found.f_frsize, usable * found.f_frsize
 
 
 def write_atomically(disk: Disk, path: str, data: bytes) -> None:

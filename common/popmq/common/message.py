@@ -91,7 +91,7 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RevivalToken:
-    """Names the delivery that a retry or dead-letter record ends (RULES 6).
+    """Names the delivery that a retry or dead-letter record ends.
 
     The record *is* the revival: whoever applies it marks that member of that check point as
     done, so a revival is written once whatever crashes.

@@ -2,7 +2,7 @@
 
 Hot paths keep plain integers; a collector reads them when somebody asks.  The HTTP endpoint
 answers small GET requests, one per connection, and never holds up the loop it shares
-(docs/concepts/observing.md).
+(docs/operating.md).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Receipt handles: self-contained and signed, good through any proxy (D6, RULES 10).
+"""Receipt handles: self-contained and signed, good through any proxy (D6).
 
 Text form: url-safe base64 of
 

@@ -4,6 +4,7 @@ File contents count from `sync`, names from `sync_folder` (or `replace`, or `mak
 as POSIX promises no more.  After `cut_power` every file holds exactly what counted.
 """
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class LyingDisk:
         self._kept_names: dict[str, _Content] = {}
         self._left: int | None = None
         self.operations = 0
+        self.capacity = 1 << 50  # bytes; beyond them every growth ends in ENOSPC
 
     def cut_at(self, operations: int) -> None:
         self._left = operations
@@ -45,6 +47,15 @@ class LyingDisk:
             content.now[:] = content.kept
             content.dirty.clear()
             content.resized = False
+
+    def space(self, folder: str) -> tuple[int, int]:
+        used = sum(len(content.now) for content in self._files.values())
+        return max(0, self.capacity - used), self.capacity
+
+    def claim(self, size: int) -> None:
+        """Room for `size` more bytes, or ENOSPC."""
+        if size > 0 and size > self.space("")[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     def touch(self) -> None:
         self.operations += 1
@@ -107,6 +118,7 @@ class LyingFile:
         self._disk.touch()
         now = self._content.now
         end = offset + len(data)
+        self._disk.claim(end - len(now))
         if end > len(now):
             now.extend(bytes(end - len(now)))
         now[offset:end] = data
@@ -121,6 +133,7 @@ class LyingFile:
     def allocate(self, size: int) -> None:
         self._disk.touch()
         now = self._content.now
+        self._disk.claim(size - len(now))
         if size > len(now):
             now.extend(bytes(size - len(now)))
             self._content.resized = True

@@ -129,7 +129,7 @@ class Registry:
 
     def delete_topic(self, name: str) -> TopicConfig:
         """Delete the topic with its messages, and every group's retry topic of it."""
-        topics.check_topic_name(name)
+        topics.check_readable_topic_name(name)
         gone = self.topic(name)
         retries = [t for t in self._topics.values() if t.name.endswith(f"+{name}")]
         for topic in (gone, *(t for t in retries if topics.is_retry_topic(t.name))):

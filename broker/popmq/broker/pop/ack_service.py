@@ -59,7 +59,7 @@ class AckService:
     def change(self, *, topic: str, group: str, handle: bytes, invisible_ms: int) -> bytes:
         """Make the message visible `invisible_ms` from now; returns the handle that replaces
         this one.  A push consumer's duration is raised to the group's back-off for the
-        attempt, because the Node client sends 0 (facts: clients.md, errors and retries).
+        attempt, because the Node client sends 0 for every failure.
         """
         receipt = self._receipt(topic, group, handle)
         fate = self._table.fate(receipt.epoch, receipt.sequence, receipt.member)
@@ -101,6 +101,7 @@ class AckService:
         return new.encode(self._registry.receipt_key)
 
     def _receipt(self, topic: str, group: str, handle: bytes) -> ReceiptHandle:
+        self._store.guard.check_write()
         try:
             receipt = decode_receipt(handle, self._registry.receipt_key)
             if receipt.broker != self._broker:

@@ -13,7 +13,7 @@ from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
 from popmq.common.message import RevivalToken
 
-# How long a true answer to a late ack is kept, and for how many check points (RULES 11).
+# How long a true answer to a late ack is kept, and for how many check points.
 OUTCOME_MS = 600_000
 OUTCOME_LIMIT = 500_000
 _BUCKET_MS = 16
@@ -58,7 +58,7 @@ class CheckPointTable:
     def __init__(self) -> None:
         self._live: dict[Key, PopCheckPoint] = {}
         self._progress: dict[Place, QueueProgress] = {}
-        self._buckets: dict[int, list[PopCheckPoint]] = {}
+        self._buckets: dict[int, dict[Key, PopCheckPoint]] = {}
         self._bucket_order: list[int] = []
         self._outcomes: dict[Key, tuple[int, int, int]] = {}
         self._outcome_order: deque[tuple[int, Key]] = deque()
@@ -161,29 +161,34 @@ class CheckPointTable:
             bucket = self._bucket_order[0]
             if (bucket + 1) * _BUCKET_MS > now_ms:
                 break
-            waiting = self._buckets[bucket]
+            waiting = self._buckets.get(bucket)
             while waiting and len(found) < limit:
-                ck = waiting.pop()
-                if ck.waiting and self._live.get(ck.key) is ck:
+                ck = waiting.pop(next(iter(waiting)))
+                if ck.waiting:
                     found.append(ck)
             if not waiting:
                 heapq.heappop(self._bucket_order)
-                del self._buckets[bucket]
+                self._buckets.pop(bucket, None)
         return found
 
-    def return_due(self, ck: PopCheckPoint, at_ms: int) -> None:
-        """Look at this check point again at `at_ms`; its record is unchanged."""
-        bucket = at_ms // _BUCKET_MS
+    def return_due(self, ck: PopCheckPoint) -> None:
+        """Look at this check point (again) at its revive time."""
+        bucket = ck.revive_at_ms // _BUCKET_MS
         waiting = self._buckets.get(bucket)
         if waiting is None:
-            self._buckets[bucket] = [ck]
+            self._buckets[bucket] = {ck.key: ck}
             heapq.heappush(self._bucket_order, bucket)
         else:
-            waiting.append(ck)
+            waiting[ck.key] = ck
 
-    def next_due_ms(self) -> int | None:
-        """Log time at which `due` may find something next; None when nothing is in flight."""
-        return (self._bucket_order[0] + 1) * _BUCKET_MS if self._bucket_order else None
+    def _no_longer_due(self, ck: PopCheckPoint) -> None:
+        """Nothing is left to revive: it need not be kept until its time comes."""
+        bucket = ck.revive_at_ms // _BUCKET_MS
+        waiting = self._buckets.get(bucket)
+        if waiting is not None:
+            waiting.pop(ck.key, None)
+            if not waiting:
+                del self._buckets[bucket]
 
     def forget_outcomes(self, now_ms: int) -> None:
         """Drop answers to late acks that are too old or too many."""
@@ -230,7 +235,7 @@ class CheckPointTable:
         """In the order in which they were made, as if the log had been replayed."""
         self._live = dict(sorted(self._live.items()))
         for ck in self._live.values():
-            self.return_due(ck, ck.revive_at_ms)
+            self.return_due(ck)
 
     def restore_outcome(self, log_ms: int, key: Key, masks: tuple[int, int, int]) -> None:
         self._outcomes[key] = masks
@@ -251,7 +256,7 @@ class CheckPointTable:
         progress.in_flight += count
         self.in_flight += count
         self._live[ck.key] = ck
-        self.return_due(ck, ck.revive_at_ms)
+        self.return_due(ck)
 
     def _take_over(self, ck: PopCheckPoint, old_key: Key, log_ms: int) -> None:
         old = self._live.get(old_key)
@@ -261,9 +266,11 @@ class CheckPointTable:
             self._saving.keep(old)
             ck.snapshot = self._saving.number
         old.moved |= 1 << (ck.start_offset - old.start_offset)
+        if not old.waiting:
+            self._no_longer_due(old)
         ck.root = old.root or old
         self._live[ck.key] = ck
-        self.return_due(ck, ck.revive_at_ms)
+        self.return_due(ck)
         if old.root is not None:
             self._forget(old, log_ms)
 
@@ -283,6 +290,8 @@ class CheckPointTable:
                 one.acked |= ended
             else:
                 one.revived |= ended
+        if not ck.waiting:
+            self._no_longer_due(ck)
         count = bits.bit_count()
         self.in_flight -= count
         progress.in_flight -= count
@@ -311,5 +320,6 @@ class CheckPointTable:
     ) -> None:
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
             del self._live[ck.key]
+            self._no_longer_due(ck)
         for key in [key for key in self._progress if of_progress(key)]:
             self.in_flight -= self._progress.pop(key).in_flight

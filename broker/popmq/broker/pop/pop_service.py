@@ -20,7 +20,8 @@ from popmq.broker.pop.pop_check_point import (
     ReviveRecord,
 )
 from popmq.broker.store.consume_queue import Unit
-from popmq.broker.store.message_store import DamagedMessage, MessageStore
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.config import PopSettings
 from popmq.common.errors import TooManyRequests
@@ -87,6 +88,7 @@ class PopService:
         client when it is confirmed.  Raises TooManyRequests when messages are there but too
         many are in flight.
         """
+        self._store.guard.check_write()
         self.metrics.pops += 1
         batch = _Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
@@ -186,7 +188,7 @@ class PopService:
         batch: "_Batch",
         progress: QueueProgress,
     ) -> None:
-        read = self._store.read_messages([unit for _, unit in taken])
+        read = self._store.reader.read([unit for _, unit in taken])
         found = [
             (offset, message)
             for (offset, _), message in zip(taken, read, strict=True)
@@ -292,7 +294,7 @@ class _Batch:
 
 
 def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> None:
-    """Append the record to the revive topic and apply it (RULES 1: at append)."""
+    """Append the record to the revive topic and apply it (D1: at append)."""
     log_ms = store.log_ms()
     store.put_record(
         RecordKind.REVIVE,

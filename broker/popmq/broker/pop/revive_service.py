@@ -1,6 +1,6 @@
 """Revive: what was not acked in time comes back, or goes to the dead letters.
 
-The retry or dead-letter record *is* the revival (RULES 6): it carries the check point and
+The retry or dead-letter record *is* the revival: it carries the check point and
 the member that it ends, so it is written once whatever crashes, and there is no separate
 revive log to fall behind.
 """
@@ -14,7 +14,8 @@ from popmq.broker.pop.pop_check_point import (
     member_bits,
 )
 from popmq.broker.pop.pop_service import put_revive
-from popmq.broker.store.message_store import DamagedMessage, MessageStore
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.message import RevivalToken, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
@@ -35,7 +36,11 @@ class ReviveService:
         """Revive about `limit` messages that are due; returns how many."""
         now_ms = self._store.log_ms()
         revived = 0
-        while revived < limit and self._store.pending_bytes < _STEP_BYTES:
+        while (
+            revived < limit
+            and self._store.pending_bytes < _STEP_BYTES
+            and self._store.guard.copies_allowed
+        ):
             taken = self._table.due(now_ms, 1)
             if not taken:
                 break
@@ -53,10 +58,10 @@ class ReviveService:
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
-                self._table.return_due(ck, ck.revive_at_ms)
+                self._table.return_due(ck)
                 break
             (unit,) = queue.units(ck.offset_of(member), 1)
-            (message,) = self._store.read_messages([unit])
+            (message,) = self._store.reader.read([unit])
             if isinstance(message, DamagedMessage):
                 self._give_up(ck, member)
             else:

@@ -113,6 +113,21 @@ class CommitLog:
         for file in touched.values():
             file.sync()
 
+    def reserve(self, position: int, segments: int) -> None:
+        """Allocate the segments behind that of `position`; runs on the flusher."""
+        self._files.reserve(position, segments)
+
+    @property
+    def room(self) -> int:
+        """Bytes that can be appended without a new segment."""
+        left = self._segment_bytes - self.end % self._segment_bytes
+        return left + self.reserved * self._segment_bytes
+
+    @property
+    def reserved(self) -> int:
+        """Whole segments that are allocated behind the current one."""
+        return self._files.reserved_behind(self.end)
+
     def covers(self, position: int) -> bool:
         """Whether the files reach from before `position` to it."""
         last = self._files.last
@@ -143,7 +158,7 @@ class CommitLog:
         """Remove whatever stands behind `end`; returns how many non-zero bytes that were.
 
         The bytes go physically: a record that was cut can never be found again behind a
-        later tail (RULES, "Not caught").
+        later tail.
         """
         last = self._files.last
         if last is None:
@@ -154,7 +169,7 @@ class CommitLog:
             data = self.read_up_to(position, min(_SCAN_BYTES, last.end - position))
             torn += len(data) - data.count(0)
             position += max(len(data), 1) if data else last.end - position
-        if torn or self.end < last.start or last.bytes_present() < last.size:
+        if torn or last.bytes_present() < last.size:
             self._files.cut(self.end)
         return torn
 

@@ -20,7 +20,6 @@ UNIT_SIZE = UNIT.size
 _UNITS_PER_FILE = 300_000
 _POSITION = struct.Struct(">Q")
 _RECORD_POSITION_AT = 16  # of the position inside a record's header (message.py)
-_SPILL_BYTES = 64 << 10
 
 
 class Unit(NamedTuple):
@@ -69,8 +68,6 @@ class ConsumeQueue:
         self.count += 1
         self.max_position = position
         self._dirty = True
-        if len(self._tail) >= _SPILL_BYTES:
-            self.flush()
 
     def units(self, offset: int, limit: int) -> list[Unit]:
         """At most `limit` units from `offset` (at least `min_offset`)."""
@@ -90,16 +87,21 @@ class ConsumeQueue:
         return b"".join(parts)
 
     def flush(self) -> None:
-        """Write what is in memory to the files (page cache); `sync` makes it durable."""
-        at = 0
-        while at < len(self._tail):
+        """Write what is in memory to the files (page cache); `sync` makes it durable.
+
+        OSError when the disk is full; what was not written stays in memory.
+        """
+        while self._tail:
             position = self._written * self._unit_size
             file = self._files.at_or_new(position)
-            piece = bytes(self._tail[at : at + file.end - position])
+            piece = bytes(self._tail[: file.end - position])
             file.write(position, [piece])
-            at += len(piece)
+            del self._tail[: len(piece)]
             self._written += len(piece) // self._unit_size
-        self._tail.clear()
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return len(self._tail)
 
     def take_dirty(self) -> bool:
         """Whether units came since the last call; a checkpoint then syncs the files."""

@@ -17,6 +17,7 @@ from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 
 _PER_PIECE = 512
+_SPILL_BYTES = 64 << 10
 _NEXT = struct.Struct(">IIQ")  # topic, queue, next offset
 
 
@@ -49,6 +50,8 @@ class Dispatch:
         self._queues: dict[tuple[int, int], ConsumeQueue] = {}
         self._next_offset: dict[tuple[int, int], int] = {}
         self._waiting: deque[Queued] = deque()
+        self._long_tails: dict[ConsumeQueue, None] = {}
+        self._dirty: dict[ConsumeQueue, None] = {}
         self.position = 0
 
     def add_topic(self, topic_id: int, folder: str, unit_size: int) -> None:
@@ -67,7 +70,10 @@ class Dispatch:
             if name.isdigit():
                 self.queue(topic_id, int(name), topic)
         for key in [key for key in self._queues if key[0] == topic_id]:
-            self._queues.pop(key).destroy()
+            gone = self._queues.pop(key)
+            self._dirty.pop(gone, None)
+            self._long_tails.pop(gone, None)
+            gone.destroy()
         for key in [key for key in self._next_offset if key[0] == topic_id]:
             del self._next_offset[key]
 
@@ -110,6 +116,8 @@ class Dispatch:
         self._next_offset[key] = max(self._next_offset.get(key, 0), queued.queue_offset + 1)
         if queued.queue_offset == queue.count:
             queue.append(queued.unit, queued.position)
+            if queue.unwritten_bytes >= _SPILL_BYTES:
+                self._long_tails[queue] = None
         elif queued.queue_offset > queue.count:
             raise StoreDamaged(
                 f"queue {queued.queue_id} of topic {queued.topic_id} has {queue.count} units, "
@@ -144,11 +152,23 @@ class Dispatch:
             ]
             yield b"".join(packed), sum(map(entry_hash, packed))
 
-    def flush(self) -> list[ConsumeQueue]:
-        """Write all units to their files; returns the queues that have to be synced."""
-        dirty = [queue for queue in self._queues.values() if queue.take_dirty()]
-        for queue in dirty:
+    def spill(self) -> None:
+        """Write the units of queues that have many in memory. OSError when the disk is full."""
+        for queue in self._long_tails:
             queue.flush()
+        self._long_tails.clear()
+
+    def flush(self) -> list[ConsumeQueue]:
+        """Write all units to their files; returns the queues that have to be synced.
+
+        OSError when the disk is full: nothing is lost, and the next call tries again.
+        """
+        self._dirty.update((queue, None) for queue in self._queues.values() if queue.take_dirty())
+        for queue in self._dirty:
+            queue.flush()
+        self._long_tails.clear()
+        dirty = list(self._dirty)
+        self._dirty.clear()
         return dirty
 
     def close(self) -> None:

@@ -24,8 +24,11 @@ class MappedFile:
     def end(self) -> int:
         return self.start + self.size
 
+    def file_bytes(self) -> int:
+        return self._file.size()
+
     def bytes_present(self) -> int:
-        return min(self._file.size(), self.size)
+        return min(self.file_bytes(), self.size)
 
     def preallocate(self) -> None:
         self._file.allocate(self.size)
@@ -80,18 +83,25 @@ class MappedFileQueue:
                     f"{path} follows a segment that ends at {previous.end}: one is missing; "
                     "bring it back from a copy"
                 )
-            self._open(start, create=False)
+            made = self._open(start, create=False)
+            if made.file_bytes() > self._segment_bytes:
+                raise StoreDamaged(
+                    f"{path} has {made.file_bytes()} bytes, a segment has {self._segment_bytes}: "
+                    "store.segment_bytes was changed; set it back"
+                )
 
     @property
     def first(self) -> MappedFile | None:
-        return next(iter(self._files.values()), None)
+        files = list(self._files.values())  # in one go: the flusher adds some
+        return files[0] if files else None
 
     @property
     def last(self) -> MappedFile | None:
-        return self._files[next(reversed(self._files))] if self._files else None
+        files = list(self._files.values())
+        return files[-1] if files else None
 
     def __iter__(self) -> Iterator[MappedFile]:
-        return iter(self._files.values())
+        return iter(list(self._files.values()))
 
     def at(self, position: int) -> MappedFile | None:
         return self._files.get(position - position % self._segment_bytes)
@@ -101,15 +111,32 @@ class MappedFileQueue:
         found = self.at(position)
         if found is not None:
             return found
-        start = position - position % self._segment_bytes
         if not self._files:
             self._disk.make_folder(self._folder)
-        made = self._open(start, create=True)
-        if self._preallocate:
-            made.preallocate()
-            made.sync()
+        # Never with a gap: a crash in between must not look like a lost segment.
+        last = self.last
+        target = position - position % self._segment_bytes
+        for start in range(last.end if last else target, target + 1, self._segment_bytes):
+            made = self._open(start, create=True)
+            if self._preallocate:
+                try:
+                    made.preallocate()
+                except OSError:
+                    self._remove(start)
+                    raise
+                made.sync()
         self._disk.sync_folder(self._folder)
         return made
+
+    def reserve(self, position: int, segments: int) -> None:
+        """Allocate the `segments` segments behind the one of `position`; ENOSPC when full."""
+        self.at_or_new(position + segments * self._segment_bytes)
+
+    def reserved_behind(self, position: int) -> int:
+        """Segments that are allocated behind the one of `position`."""
+        last = self.last
+        start = position - position % self._segment_bytes
+        return max(0, (last.start - start) // self._segment_bytes) if last else 0
 
     def cut(self, position: int) -> None:
         """Drop every byte from `position`; whole segments beyond it are removed."""
@@ -121,7 +148,7 @@ class MappedFileQueue:
         self._disk.sync_folder(self._folder)
 
     def sync(self) -> None:
-        for file in self._files.values():
+        for file in self:
             file.sync()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ The invariant: a position is confirmed only after the fdatasync that covers it r
 nobody outside hears of a record (reply, queue unit) before it is confirmed (D2).
 """
 
+import errno
 import logging
 import os
 from collections import deque
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 
 from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from popmq.broker.store.commit_log import Batch, CommitLog
-from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, Unit, index_unit
+from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, index_unit
+from popmq.broker.store.disk_guard import DiskGuard
 from popmq.broker.store.dispatch import Dispatch, Queued
+from popmq.broker.store.message_reader import MessageReader
 from popmq.broker.store.recovery import Apply, Recovery
 from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
@@ -23,12 +26,8 @@ from popmq.common.disk import Disk
 from popmq.common.errors import TooManyRequests
 from popmq.common.message import (
     HEADER_SIZE,
-    BadRecord,
     RecordKind,
     Stamp,
-    StoredMessage,
-    check_record,
-    decode_message,
     encode_message,
     encode_record,
     message_size,
@@ -39,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # How often the index files are synced, so that a start need not rebuild them.
 CHECKPOINT_MS = 10_000
+CHECKPOINT_RETRY_MS = 1_000
+SLOW_FLUSH_MS = 1_000
 
 
 @dataclass(slots=True)
@@ -50,15 +51,8 @@ class StoreMetrics:
     torn_bytes: int = 0
     recovered_records: int = 0
     checkpoints: int = 0
-    damaged: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedMessage:
-    """Stands for a record that cannot be read any more."""
-
-    position: int
-    reason: str
+    flush_ms: int = 0
+    slow_flushes: int = 0
 
 
 class MessageStore:
@@ -71,12 +65,15 @@ class MessageStore:
         self._clock = clock
         self._flusher = flusher
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
+        self.reader = MessageReader(self._log, folder, settings.segment_bytes)
         self._checkpoint_path = f"{folder}/checkpoint"
         self._abort_path = f"{folder}/abort"
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._flushing = False
         self._checkpoint_running = False
         self._checkpoint_due_ms = 0
+        self._checkpoint_retry_ms = 0
+        self._flush_began_ms = 0
         self._scheduled = False
         self._checkpointed = 0
         self._log_clock: LogClock | None = None
@@ -86,7 +83,9 @@ class MessageStore:
             folder,
             flusher,
             every_bytes=settings.snapshot_bytes,
-            on_failure=lambda error: self.on_failure(error),
+        )
+        self.guard = DiskGuard(
+            disk, folder, self._log, settings, flusher, lambda error: self.on_failure(error)
         )
         self.dispatch: Dispatch
         self.epoch = 0
@@ -124,7 +123,7 @@ class MessageStore:
         replayed = recovery.replay(apply, trusted)
         self.metrics.recovered_records = replayed.records
         self.metrics.torn_bytes = self._log.cut_tail()
-        self._log.sync()  # what only the page cache kept does not count yet (RULES R8)
+        self._log.sync()  # what only the page cache kept does not count yet
         self.epoch = replayed.epoch
         self.snapshots.position = replayed.snapshot_position
         self._log_clock = LogClock(
@@ -175,7 +174,8 @@ class MessageStore:
         return self._log.pending_bytes
 
     def check_admission(self) -> None:
-        """Raise TooManyRequests while too much waits for the disk."""
+        """Raise TooManyRequests while the disk is full, or too much waits for it."""
+        self.guard.check_send()
         pending = self._log.pending_bytes
         if pending > self._settings.max_pending_bytes:
             raise TooManyRequests(
@@ -259,55 +259,28 @@ class MessageStore:
     def queue(self, topic_id: int, queue_id: int) -> ConsumeQueue:
         return self.dispatch.queue(topic_id, queue_id)
 
-    def read_messages(self, units: list[Unit]) -> "list[StoredMessage | DamagedMessage]":
-        """The messages of the units, in order; neighbours in the log are read at one go.
-
-        Each is checked.  One that is damaged harms itself only: it is counted and logged, and
-        stands in the result as `DamagedMessage`.
-        """
-        messages: list[StoredMessage | DamagedMessage] = []
-        first = 0
-        while first < len(units):
-            last = first
-            while last + 1 < len(units) and self._adjacent(units[first], units, last):
-                last += 1
-            start = units[first].position
-            data = self._log.read_up_to(start, units[last].position + units[last].size - start)
-            messages += [self._checked(data, unit, start) for unit in units[first : last + 1]]
-            first = last + 1
-        return messages
-
-    def _checked(self, data: bytes, unit: Unit, start: int) -> "StoredMessage | DamagedMessage":
-        offset = unit.position - start
-        try:
-            check_record(data, offset, unit.position)
-            return decode_message(data, offset)
-        except BadRecord as error:
-            self.metrics.damaged += 1
-            logger.error(
-                "damaged message",
-                extra={
-                    "path": f"{self._folder}/commitlog",
-                    "position": unit.position,
-                    "reason": str(error),
-                    "what_to_do": f"popmq doctor --data {self._folder}",
-                },
-            )
-            return DamagedMessage(unit.position, str(error))
-
     # -- steps
 
     def step(self) -> int:
         """A checkpoint when one is due, a piece of a snapshot. Returns how much was done."""
+        done = self.guard.step(self._clock.boot_ms())
+        try:
+            self.dispatch.spill()
+            done += self._step_checkpoint()
+            self.guard.index_blocked = False
+        except OSError as error:
+            # Index files are rebuilt from the log, so their trouble stops sends and no more.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.guard.index_blocked = True
         safe = min(self.confirmed, self._checkpointed)
-        return self._step_checkpoint() + self.snapshots.step(
-            self._snapshot_head, safe_position=safe
-        )
+        return done + self.snapshots.step(self._snapshot_head, safe_position=safe)
 
     def _step_checkpoint(self) -> int:
         now_ms = self._clock.boot_ms()
         wanted = self._checkpointed < self.snapshots.wanted_checkpoint <= self.confirmed
-        if self._checkpoint_running or (now_ms < self._checkpoint_due_ms and not wanted):
+        due_ms = self._checkpoint_retry_ms if wanted else self._checkpoint_due_ms
+        if self._checkpoint_running or now_ms < due_ms:
             return 0
         self._checkpoint_due_ms = now_ms + CHECKPOINT_MS
         dirty = self.dispatch.flush()
@@ -346,15 +319,23 @@ class MessageStore:
         if batch is None:
             return
         self._flushing = True
+        self._flush_began_ms = self._clock.boot_ms()
         self._flusher.submit(
             lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
         )
 
     def _flushed(self, batch: Batch, error: BaseException | None) -> None:
-        self._flushing = False
         if error is not None:
+            # Stays "flushing": after a failed fsync nothing is written any more, because nobody
+            # can say which pages the kernel dropped.  The process ends.
             self.on_failure(error)
             return
+        self._flushing = False
+        took_ms = self._clock.boot_ms() - self._flush_began_ms
+        self.metrics.flush_ms += took_ms
+        if took_ms >= SLOW_FLUSH_MS:
+            self.metrics.slow_flushes += 1
+            logger.warning("slow disk", extra={"flush_ms": took_ms, "bytes": batch.end})
         self.metrics.flushes += 1
         self.metrics.flushed_bytes += batch.end - self.confirmed
         self.confirmed = batch.end
@@ -368,7 +349,10 @@ class MessageStore:
 
     def _checkpoint_done(self, checkpoint: Checkpoint, error: BaseException | None) -> None:
         self._checkpoint_running = False
-        if error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            logger.warning("checkpoint not written", extra={"reason": str(error)})
+            self._checkpoint_retry_ms = self._clock.boot_ms() + CHECKPOINT_RETRY_MS
+        elif error is not None:
             self.on_failure(error)
         else:
             self._checkpointed = checkpoint.position
@@ -389,14 +373,6 @@ class MessageStore:
         finally:
             file.close()
         self._disk.sync_folder(self._folder)
-
-    def _adjacent(self, first: Unit, units: list[Unit], last: int) -> bool:
-        one, two = units[last], units[last + 1]
-        same_segment = (
-            first.position // self._settings.segment_bytes
-            == two.position // self._settings.segment_bytes
-        )
-        return one.position + one.size == two.position and same_segment
 
 
 def _raise(error: BaseException) -> None:

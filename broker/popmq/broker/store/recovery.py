@@ -72,6 +72,7 @@ class Recovery:
                 done.epoch, done.log_ms = header.epoch, header.log_ms
                 done.wall_ms = header.wall_ms
             self._enter(record)
+            self._dispatch.spill()
             done.records += 1
         vouched = max(trusted.position, done.snapshot_position)
         if self._log.end < vouched:

@@ -7,13 +7,13 @@ A file `snapshot/<20-digit position>` (big-endian):
     last piece: table 255, content = 16 bytes state hash | pieces u64
 
 Pieces are made in bounded steps on the loop and written by the flusher.  A table that changes
-meanwhile keeps its pre-images (RULES 2), so every piece states the position at which the
+meanwhile keeps its pre-images, so every piece states the position at which the
 snapshot began.  The file gets its name only when that position is confirmed and the queue
 files are synced up to it; two are kept.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -85,12 +85,10 @@ class SnapshotWriter:
         head: SnapshotHead,
         tables: Sequence[SnapshotTable],
         flusher: Flusher,
-        on_failure: Callable[[BaseException], None],
     ) -> None:
         self._disk = disk
         self._folder = folder
         self._flusher = flusher
-        self._on_failure = on_failure
         self._sources = [(table.table_number, table.begin_snapshot()) for table in tables]
         self._buffer = bytearray(
             _HEAD.pack(_MAGIC, 1, head.epoch, head.position, head.log_ms, head.wall_ms)
@@ -103,6 +101,7 @@ class SnapshotWriter:
         self.head = head
         self.state_hash = 0
         self.finished = False
+        self.error: BaseException | None = None  # it cannot be finished any more
 
     @property
     def path(self) -> str:
@@ -110,7 +109,7 @@ class SnapshotWriter:
 
     def step(self, publishable: bool) -> int:
         """Make one piece, or publish what is whole once `publishable`. Returns 1 for work done."""
-        if self.finished:
+        if self.finished or self.error is not None:
             return 0
         if not self._complete:
             self._make_piece()
@@ -170,7 +169,7 @@ class SnapshotWriter:
 
         def done(error: BaseException | None) -> None:
             self._job_done(error)
-            self.finished = error is None
+            self.finished = self.error is None
 
         self._flusher.submit(self._rename, done)
 
@@ -188,8 +187,7 @@ class SnapshotWriter:
 
     def _job_done(self, error: BaseException | None) -> None:
         self._jobs -= 1
-        if error is not None:
-            self._on_failure(error)
+        self.error = self.error or error
 
 
 def snapshot_names(disk: Disk, folder: str) -> list[str]:

@@ -1,10 +1,13 @@
 """When snapshots are made: each `store.snapshot_bytes` of log, in steps, and at a clean stop."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 from popmq.broker.store.snapshot import SnapshotHead, SnapshotTable, SnapshotWriter
 from popmq.common.disk import Disk
 from popmq.common.steps import Flusher
+
+logger = logging.getLogger(__name__)
 
 
 class SnapshotKeeper:
@@ -15,17 +18,17 @@ class SnapshotKeeper:
         flusher: Flusher,
         *,
         every_bytes: int,
-        on_failure: Callable[[BaseException], None],
     ) -> None:
         self._disk = disk
         self._folder = f"{folder}/snapshot"
         self._flusher = flusher
         self._every_bytes = every_bytes
-        self._on_failure = on_failure
         self._writer: SnapshotWriter | None = None
         self.tables: Sequence[SnapshotTable] = ()
         self.position = 0  # of the newest finished snapshot
+        self._skipped_to = 0
         self.made = 0
+        self.abandoned = 0
         self.state_hash = 0
 
     @property
@@ -37,12 +40,14 @@ class SnapshotKeeper:
         """One piece of work, if there is any. `safe_position` is confirmed and checkpointed."""
         if self._writer is None:
             now = head()
-            if now.position - self.position < self._every_bytes:
+            if now.position - max(self.position, self._skipped_to) < self._every_bytes:
                 return 0
             self._writer = self._begin(now)
             return 1
         done = self._writer.step(safe_position >= self._writer.head.position)
-        if self._writer.finished:
+        if self._writer.error is not None:
+            self._abandon(self._writer)
+        elif self._writer.finished:
             self._finished(self._writer)
         return done
 
@@ -53,9 +58,16 @@ class SnapshotKeeper:
         self._finished(writer)
 
     def _begin(self, head: SnapshotHead) -> SnapshotWriter:
-        return SnapshotWriter(
-            self._disk, self._folder, head, self.tables, self._flusher, self._on_failure
+        return SnapshotWriter(self._disk, self._folder, head, self.tables, self._flusher)
+
+    def _abandon(self, writer: SnapshotWriter) -> None:
+        """A snapshot is never needed: the log has everything. Try again a step of log later."""
+        logger.warning(
+            "snapshot not written", extra={"path": writer.path, "reason": str(writer.error)}
         )
+        self.abandoned += 1
+        self._skipped_to = writer.head.position
+        self._writer = None
 
     def _finished(self, writer: SnapshotWriter) -> None:
         self._writer = None

@@ -1,0 +1,65 @@
+"""Reads messages out of the log, and checks each: a damaged one harms only itself."""
+
+import logging
+from dataclasses import dataclass
+
+from popmq.broker.store.commit_log import CommitLog
+from popmq.broker.store.consume_queue import Unit
+from popmq.common.message import BadRecord, StoredMessage, check_record, decode_message
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedMessage:
+    """Stands for a record that cannot be read any more."""
+
+    position: int
+    reason: str
+
+
+class MessageReader:
+    def __init__(self, log: CommitLog, folder: str, segment_bytes: int) -> None:
+        self._log = log
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self.damaged = 0
+
+    def read(self, units: list[Unit]) -> list[StoredMessage | DamagedMessage]:
+        """The messages of confirmed units, in order; neighbours in the log in one read.
+
+        A damaged one is counted and logged, and stands in the result as `DamagedMessage`.
+        """
+        messages: list[StoredMessage | DamagedMessage] = []
+        first = 0
+        while first < len(units):
+            last = first
+            while last + 1 < len(units) and self._adjacent(units[last], units[last + 1]):
+                last += 1
+            start = units[first].position
+            data = self._log.read_up_to(start, units[last].position + units[last].size - start)
+            messages += [self._checked(data, unit, start) for unit in units[first : last + 1]]
+            first = last + 1
+        return messages
+
+    def _checked(self, data: bytes, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
+        offset = unit.position - start
+        try:
+            check_record(data, offset, unit.position)
+            return decode_message(data, offset)
+        except BadRecord as error:
+            self.damaged += 1
+            logger.error(
+                "damaged message",
+                extra={
+                    "path": f"{self._folder}/commitlog",
+                    "position": unit.position,
+                    "reason": str(error),
+                    "what_to_do": f"popmq doctor --data {self._folder}",
+                },
+            )
+            return DamagedMessage(unit.position, str(error))
+
+    def _adjacent(self, one: Unit, two: Unit) -> bool:
+        same_segment = one.position // self._segment_bytes == two.position // self._segment_bytes
+        return one.position + one.size == two.position and same_segment

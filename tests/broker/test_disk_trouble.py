@@ -1,0 +1,260 @@
+"""A disk that is full, slow, read-only or broken: each has its behaviour (D10)."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popmq.broker.process import BrokerProcess
+from popmq.common import hop
+from popmq.common.config import Settings, StoreSettings
+from popmq.common.disk import DiskFile, RealDisk
+from popmq.common.errors import Code, ConfigError, PopmqError
+from popmq.common.hop import Kind
+from popmq.common.topics import MessageType, SubscriptionGroup
+from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.disk import LyingDisk
+
+SEGMENT = 1 << 20
+SMALL_GROUP = SubscriptionGroup(0, "a-group")
+
+
+def fill(core: CoreBroker, *, body: int = 50_000) -> tuple[list[bytes], PopmqError]:
+    """Send until it is refused: what was answered OK, and the refusal."""
+    sent: list[bytes] = []
+    while True:
+        data = b"%08d" % len(sent) + bytes(body)
+        core.clock.advance(50)
+        core.run_steps()
+        try:
+            result = core.send("orders", data)
+        except PopmqError as refusal:
+            return sent, refusal
+        assert result.code == Code.OK
+        sent.append(data)
+
+
+def small_disk(capacity: int, **store: int) -> CoreBroker:
+    disk = LyingDisk()
+    disk.capacity = capacity
+    settings = replace(SMALL, store=replace(SMALL.store, **store))
+    core = CoreBroker(disk=disk, settings=settings)
+    core.topic("orders", queues=2)
+    core.group("g")
+    return core
+
+
+def drain(core: CoreBroker) -> list[bytes]:
+    found: list[bytes] = []
+    while batch := core.receive("orders", "g"):
+        for one in batch:
+            found.append(one.head)
+            assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    return sorted(found)
+
+
+def test_sends_stop_at_the_percentage_and_the_refusal_names_value_limit_and_setting() -> None:
+    core = small_disk(20 * SEGMENT, disk_stop_percent=60)
+    sent, refusal = fill(core)
+    assert refusal.code == Code.TOO_MANY_REQUESTS
+    assert "store.disk_stop_percent" in str(refusal)
+    assert "60 %" in str(refusal)
+    assert len(sent) > 100
+    assert core.broker.store.guard.sends_refused == 1
+    assert drain(core) == sent
+
+
+def test_a_disk_filled_to_the_last_segment_is_drained_and_nothing_acknowledged_is_lost() -> None:
+    core = small_disk(8 * SEGMENT + 700_000, disk_stop_percent=100)
+    sent, refusal = fill(core)
+    assert refusal.code == Code.TOO_MANY_REQUESTS
+    assert "store.segment_bytes" in str(refusal)
+    assert core.broker.store.guard.full
+    with pytest.raises(PopmqError, match="too few"):
+        core.send("orders", b"refused")
+    assert drain(core) == sent
+
+
+def test_sends_go_on_when_there_is_room_again() -> None:
+    core = small_disk(8 * SEGMENT, disk_stop_percent=100)
+    sent, _ = fill(core)
+    disk = core.disk
+    assert isinstance(disk, LyingDisk)
+    disk.capacity = 16 * SEGMENT
+    core.advance(3_000)
+    assert core.send("orders", b"more").code == Code.OK
+    assert drain(core) == sorted([*sent, b"more"])
+
+
+def test_a_broker_that_starts_on_a_full_disk_serves_what_it_has() -> None:
+    core = small_disk(8 * SEGMENT, disk_stop_percent=100)
+    sent, _ = fill(core)
+    for power_cut in (False, True):
+        disk = core.disk
+        assert isinstance(disk, LyingDisk)
+        if power_cut:
+            disk.restore_power()
+        core.start()
+        core.advance(2_000)
+        with pytest.raises(PopmqError):
+            core.send("orders", b"refused")
+    assert drain(core) == sent
+
+
+def test_when_even_the_reserve_is_used_up_writes_are_refused_and_nothing_breaks() -> None:
+    core = small_disk(5 * SEGMENT, disk_stop_percent=100, reserved_segments=1)
+    sent, _ = fill(core, body=200_000)
+    taken = core.receive("orders", "g", limit=8, invisible_ms=1_000)
+    guard = core.broker.store.guard
+    # Revivals copy bodies; they stop in time, and acks still count.
+    for _ in range(50):
+        core.advance(2_000)
+        answer = core.ask(Kind.POP, pop("orders", "g", limit=8, invisible_ms=1_000))
+        if answer.error is not None:
+            assert answer.error.code == Code.TOO_MANY_REQUESTS
+    assert guard.full
+    disk = core.disk
+    assert isinstance(disk, LyingDisk)
+    disk.capacity = 100 * SEGMENT
+    core.advance(5_000)
+    rest = {body for body in drain(core) if body}
+    assert rest == set(sent)
+    assert taken
+
+
+def test_index_files_that_do_not_fit_stop_sends_and_harm_nothing() -> None:
+    core = small_disk(1 << 40)
+    core.send("orders", b"before")
+    disk = core.disk
+    assert isinstance(disk, LyingDisk)
+    # Room for what the log has allocated, and for not one byte more.
+    disk.capacity = disk.capacity - disk.space("")[0]
+    sent = []
+    for number in range(200):
+        core.clock.advance(200)
+        core.run_steps()
+        entry = hop.PutEntry(MessageType.NORMAL, b"%03d" % number, b"")
+        answer = core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
+        if answer.error is not None:
+            break
+        sent.append(b"%03d" % number)
+    assert answer.error is not None, "sends went on although the index could not be written"
+    assert answer.error.code == Code.TOO_MANY_REQUESTS
+    assert sorted(drain(core)) == sorted([b"before", *sent])
+    disk.capacity = 1 << 40
+    core.advance(15_000)
+    assert core.send("orders", b"after").code == Code.OK
+    core.stop()
+    core.start()
+    assert drain(core) == [b"after"]
+
+
+class BrokenFile:
+    """A real file whose write or sync fails when its disk says so."""
+
+    def __init__(self, file: DiskFile, disk: "BrokenDisk", path: str) -> None:
+        self._file, self._disk, self._path = file, disk, path
+        self.read, self.size, self.close = file.read, file.size, file.close
+        self.allocate, self.truncate = file.allocate, file.truncate
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        self._disk.fail("write", self._path)
+        self._file.write(data, offset)
+
+    def write_all(self, parts: list[bytes], offset: int) -> None:
+        self._disk.fail("write", self._path)
+        self._file.write_all(parts, offset)
+
+    def sync(self) -> None:
+        self._disk.fail("sync", self._path)
+        self._file.sync()
+
+
+class BrokenDisk(RealDisk):
+    def __init__(self) -> None:
+        self.fails: Callable[[str, str], bool] = lambda operation, path: False
+        self.failures = 0
+
+    def fail(self, operation: str, path: str) -> None:
+        if self.fails(operation, path):
+            self.failures += 1
+            raise OSError(errno.EIO, "Input/output error")
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        return BrokenFile(super().open(path, create=create), self, path)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_an_io_error_of_the_log_stops_the_process_without_another_try(
+    tmp_path: Path, operation: str
+) -> None:
+    disk = BrokenDisk()
+
+    async def run() -> None:
+        process = BrokerProcess(settings_of(tmp_path), disk=disk)
+        await process.start()
+        disk.fails = lambda what, path: what == operation and "commitlog" in path
+        process.broker.registry.create_group(SMALL_GROUP)
+        with pytest.raises(OSError, match="Input/output"):
+            await asyncio.shield(process.failed)
+        process.broker.registry.create_group(replace(SMALL_GROUP, name="another"))
+        await asyncio.sleep(0)
+        assert disk.failures == 1
+        await process.stop()
+
+    asyncio.run(run())
+    disk.fails = lambda what, path: False
+    asyncio.run(start_and_stop(tmp_path, disk))
+
+
+async def start_and_stop(folder: Path, disk: RealDisk) -> None:
+    process = BrokerProcess(settings_of(folder), disk=disk)
+    await process.start()
+    await process.stop()
+
+
+def settings_of(folder: Path) -> Settings:
+    return replace(SMALL, broker=replace(SMALL.broker, data=str(folder)))
+
+
+def test_a_data_directory_that_cannot_be_written_is_refused_with_its_name(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(ConfigError, match=r"data directory .*file/data cannot be written"):
+        BrokerProcess(settings_of(blocked / "data"))
+
+
+def test_a_slow_fdatasync_is_counted_and_only_delays() -> None:
+    core = small_disk(1 << 40)
+    store = core.broker.store
+    before = store.metrics.slow_flushes
+    entry = hop.PutEntry(MessageType.NORMAL, b"slow", b"")
+    answer = core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), settle=False)
+    core.tick()  # handed to the flusher
+    core.clock.advance(5_000)
+    assert not answer.heard
+    core.settle()
+    assert answer.heard
+    assert store.metrics.slow_flushes == before + 1
+
+
+def test_what_waits_for_a_stuck_disk_is_bounded() -> None:
+    core = small_disk(1 << 40, max_pending_bytes=600 << 10)
+    entry = hop.PutEntry(MessageType.NORMAL, bytes(100_000), b"")
+    body = hop.encode_put(hop.PutRequest("orders", [entry]))
+    core.ask(Kind.PUT, body, settle=False)
+    core.tick()
+    answers = [core.ask(Kind.PUT, body, settle=False) for _ in range(20)]
+    refused = [answer for answer in answers if answer.error is not None]
+    assert refused
+    assert all("store.max_pending_bytes" in str(answer.error) for answer in refused)
+    core.settle()
+    assert all(answer.heard for answer in answers)
+
+
+def test_settings_of_the_disk_are_checked() -> None:
+    with pytest.raises(ConfigError, match="disk_stop_percent"):
+        StoreSettings(disk_stop_percent=101)

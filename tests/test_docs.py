@@ -1,0 +1,95 @@
+"""What the pages say can be checked against the tree: links, settings, files and names in them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from popmq.common.config import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],
+)
+ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
+OPERATING = ROOT / "docs" / "operating.md"
+DECISIONS = ROOT / "docs" / "decisions"
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_PY = re.compile(r"`([^`\s]+\.py)`")
+# `file.py` followed by the names of what is in it.
+_NAMED = re.compile(r"`([^`\s]+\.py)`\s+`([A-Za-z_][\w.]*)`")
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in headings}
+
+
+def dead_links(page: Path) -> Iterator[str]:
+    for target in _LINK.findall(prose(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        if not found.exists():
+            yield f"{target}: no such file"
+        elif anchor and anchor not in anchors(found):
+            yield f"{target}: no such heading"
+
+
+def file_of(name: str) -> Path | None:
+    """The file that a page means: from the root, or short, with room/ for room/popmq/room/."""
+    room, _, rest = name.partition("/")
+    for path in (ROOT / name, ROOT / room / "popmq" / room / rest):
+        if path.is_file():
+            return path
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    assert list(dead_links(page)) == []
+
+
+def test_every_setting_is_in_the_table_of_settings() -> None:
+    rows = set(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|", prose(OPERATING), re.MULTILINE))
+    assert rows == set(Settings().flat())
+
+
+def test_every_file_that_the_architecture_page_names_exists() -> None:
+    named = _PY.findall(prose(ARCHITECTURE))
+    assert named
+    assert [name for name in named if file_of(name) is None] == []
+
+
+def test_every_name_that_the_architecture_page_puts_in_a_file_is_there() -> None:
+    missing = []
+    for name, inside in _NAMED.findall(prose(ARCHITECTURE)):
+        file = file_of(name)
+        source = file.read_text(encoding="utf-8") if file else ""
+        for part in inside.split("."):
+            if not re.search(rf"\b(def|class) {re.escape(part)}\b", source):
+                missing.append(f"{name}: {inside}")
+    assert missing == []
+
+
+def test_every_decision_is_on_the_architecture_page() -> None:
+    text = prose(ARCHITECTURE)
+    missing = [page.name for page in sorted(DECISIONS.glob("*.md")) if page.name not in text]
+    assert missing == []
+
+
+def test_the_readme_fits_one_sitting() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
