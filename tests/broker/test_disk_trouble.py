@@ -37,10 +37,22 @@ def fill(core: CoreBroker, *, body: int = 50_000) -> tuple[list[bytes], PopmqErr
         sent.append(data)
 
 
-def small_disk(capacity: int, **store: int) -> CoreBroker:
+def small_disk(
+    capacity: int,
+    *,
+    disk_stop_percent: int = 90,
+    reserved_segments: int = 2,
+    max_pending_bytes: int = 256 << 20,
+) -> CoreBroker:
     disk = LyingDisk()
     disk.capacity = capacity
-    settings = replace(SMALL, store=replace(SMALL.store, **store))
+    store = replace(
+        SMALL.store,
+        disk_stop_percent=disk_stop_percent,
+        reserved_segments=reserved_segments,
+        max_pending_bytes=max_pending_bytes,
+    )
+    settings = replace(SMALL, store=store)
     core = CoreBroker(disk=disk, settings=settings)
     core.topic("orders", queues=2)
     core.group("g")

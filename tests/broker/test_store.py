@@ -304,3 +304,61 @@ def test_each_start_has_its_own_epoch(tmp_path: Path) -> None:
         epochs.append(core.broker.store.epoch)
         kill(core)
     assert epochs == [1, 2, 3]
+
+
+def test_damage_with_later_confirmed_records_behind_it_is_refused_even_without_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    position = made.broker.store.end
+    for body in (b"damaged", b"one", b"two"):
+        made.send("orders", body)
+    kill(made)
+    (tmp_path / "checkpoint").unlink(missing_ok=True)
+    file = log_files(tmp_path)[0]
+    data = bytearray(file.read_bytes())
+    data[position + HEADER_SIZE] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StoreDamaged, match=f"record at position {position} is damaged"):
+        real_core(tmp_path)
+    assert file.read_bytes() == bytes(data)
+
+
+def test_a_padding_of_the_wrong_size_is_not_believed(tmp_path: Path) -> None:
+    made = real_core(tmp_path)
+    made.topic("orders", queues=1)
+    for _ in range(6):
+        made.send("orders", bytes(200_000))
+    made.stop()
+    file = log_files(tmp_path)[0]
+    data = bytearray(file.read_bytes())
+    at = 0
+    while data[at + 9] != 2:
+        at += check_record(bytes(data), at, at).size
+    data[at + 3] ^= 1
+    file.write_bytes(data)
+    for path in (tmp_path / "snapshot").iterdir():
+        path.unlink()
+    with pytest.raises(StoreDamaged, match="no intact record"):
+        real_core(tmp_path)
+
+
+def test_a_snapshot_of_another_log_is_not_used(tmp_path: Path) -> None:
+    first = real_core(tmp_path / "first")
+    first.topic("orders", queues=1)
+    for number in range(50):
+        first.send("orders", b"first %d" % number)
+    first.stop()
+    second = real_core(tmp_path / "second")
+    second.topic("orders", queues=1)
+    for number in range(200):
+        second.send("orders", b"the second log %d" % number)
+    second.stop()
+    for path in (tmp_path / "second" / "snapshot").iterdir():
+        path.unlink()
+    (snapshot,) = (tmp_path / "first" / "snapshot").iterdir()
+    (tmp_path / "second" / "snapshot" / snapshot.name).write_bytes(snapshot.read_bytes())
+    again = real_core(tmp_path / "second")
+    assert again.broker.store.snapshots.position == 0
+    assert len(bodies(again)) == 200

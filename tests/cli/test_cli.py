@@ -19,7 +19,7 @@ from popmq.cli.client import (
     messages_of,
     new_client_id,
 )
-from popmq.cli.messages import as_json, as_line, built, one_per_broker
+from popmq.cli.messages import as_json, as_line, body_of, built, one_per_broker
 from popmq.cli.metadata import columns, format_duration, group_fields, group_of, topic_of
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
@@ -91,6 +91,51 @@ def test_every_command_takes_an_endpoint_and_json(command: list[str]) -> None:
 def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
     assert "usage: popmq" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["send", "t", "b", "--delay", "99999999999999999999d"],
+        ["send", "t", "b", "--delay", "9" * 5_000 + "d"],
+        ["send", "t", "b", "--count", "9" * 5_000],
+        ["recv", "t", "--group", "g", "--wait", "999999999999999d"],
+        ["recv", "t", "--group", "g", "--invisible", "36501d"],
+        ["topic", "create", "t", "--queues", "99999999999"],
+        ["topic", "alter", "t", "--queues", "2147483648"],
+        ["group", "create", "g", "--max-attempts", "99999999999"],
+        ["group", "create", "g", "--back-off", "1s,99999999999999999999d"],
+    ],
+)
+def test_a_number_that_is_too_large_is_refused_in_one_line(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "is over the limit of" in last
+    assert len(last) < 200
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["send", "t", "b", "--tag", "\udcff"],
+        ["send", "t", "b", "--key", "good", "--key", "\udcff"],
+        ["send", "t", "b", "--property", "a=\udcff"],
+        ["send", "\udcff", "b"],
+        ["recv", "t", "--group", "\udcff"],
+        ["group", "show", "\udcff"],
+    ],
+)
+def test_an_argument_that_is_no_text_is_refused(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert "is not UTF-8" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_body_that_is_no_text_is_sent_as_it_is() -> None:
+    assert body_of(parsed("send", "t", "caf\u00e9 \udcff")) == "caf\u00e9 ".encode() + b"\xff"
 
 
 def test_help_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:

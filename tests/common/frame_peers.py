@@ -47,9 +47,10 @@ class TurnedClock:
 
 
 class Handler:
-    """PUT is answered with its body at once; POP waits until it is cancelled."""
+    """PUT is answered with its body at once; what `waits` does until it is cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, *waits: Kind) -> None:
+        self.waits = {Kind.POP, *waits}
         self.asked: asyncio.Queue[tuple[Kind, bytes, int]] = asyncio.Queue()
         self.cancelled: asyncio.Queue[int] = asyncio.Queue()
         self.waiting: dict[int, OnReply] = {}
@@ -60,7 +61,7 @@ class Handler:
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         self.last_id += 1
         self.asked.put_nowait((kind, body, timeout_ms))
-        if kind == Kind.POP:
+        if kind in self.waits:
             self.waiting[self.last_id] = on_reply
             self.on_pop()
         else:
@@ -163,6 +164,18 @@ class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
+        self.reading = True
+        self.aborted = asyncio.Event()
+        self.unsent_sizes = iter(range(0))  # what the next looks at the buffer find
+
+    def get_write_buffer_size(self) -> int:
+        return next(self.unsent_sizes)
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.writes.append(bytes(data))
@@ -171,7 +184,7 @@ class RecordingTransport(asyncio.Transport):
         pass
 
     def abort(self) -> None:
-        pass
+        self.aborted.set()
 
 
 class PlainConnection(Connection):

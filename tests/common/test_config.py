@@ -18,6 +18,7 @@ from popmq.common.config import (
     parse_size,
 )
 from popmq.common.errors import ConfigError
+from popmq.common.message import RevivalToken, message_size
 
 
 def load(
@@ -180,12 +181,24 @@ def test_a_broker_is_not_dead_before_it_missed_a_heartbeat() -> None:
 
 
 def test_a_segment_must_hold_the_largest_message() -> None:
-    with pytest.raises(ConfigError, match=r"store\.segment_bytes = 1048576: at least 4214784"):
+    with pytest.raises(ConfigError, match=r"store\.segment_bytes = 1048576: at least 4218880"):
         Settings(store=StoreSettings(segment_bytes=1 << 20))
     Settings(
         store=StoreSettings(segment_bytes=1 << 20),
         message=MessageSettings(max_body_bytes=64 << 10),
     )
+
+
+def test_a_segment_holds_the_record_of_a_retry_of_the_largest_message() -> None:
+    message = MessageSettings(max_body_bytes=1_000, max_properties_bytes=1_000)
+    least = 2_000 + (8 << 10)
+    with pytest.raises(ConfigError, match=rf"store\.segment_bytes = {least - 1}: at least"):
+        Settings(message=message, store=StoreSettings(segment_bytes=least - 1))
+    with pytest.raises(ConfigError, match=rf"store\.max_pending_bytes = {least - 1}: at least"):
+        Settings(message=message, store=StoreSettings(max_pending_bytes=least - 1))
+    Settings(message=message, store=StoreSettings(segment_bytes=least, max_pending_bytes=least))
+    # What the proxy lets through (`check_stored_size`), stored with a token, is in there.
+    assert message_size(bytes(message.largest_bytes), b"", bytes(RevivalToken.SIZE)) <= least
 
 
 @pytest.mark.parametrize(

@@ -308,15 +308,35 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
 
 def test_requests_over_the_pending_limit_are_refused_by_the_port() -> None:
     async def test() -> None:
-        handler = Handler()
+        handler = Handler(Kind.ACK)
         settings = FrameSettings(max_pending=1)
         async with serving(handler) as bound, asking(bound, settings=settings) as port:
-            waiting = asyncio.create_task(call(port, Kind.POP, b"", LONG_MS))
+            waiting = asyncio.create_task(call(port, Kind.ACK, b"", LONG_MS))
             await handler.asked.get()
             with pytest.raises(TooManyRequests, match=r"1 requests .*frames\.max_pending"):
                 await call(port, Kind.PUT, b"", LONG_MS)
             handler.waiting[101](b"done")
             assert await waiting == b"done"
+
+    run(test())
+
+
+def test_waiting_pops_leave_room_for_other_requests_of_a_port() -> None:
+    async def test() -> None:
+        handler = Handler()
+        settings = FrameSettings(max_pending=1, max_waiting=2)
+        async with serving(handler) as bound, asking(bound, settings=settings) as port:
+            pops = [asyncio.create_task(call(port, Kind.POP, b"", LONG_MS)) for _ in range(2)]
+            await handler.asked.get()
+            await handler.asked.get()
+            assert await call(port, Kind.PUT, b"room", LONG_MS) == b"room"
+            with pytest.raises(TooManyRequests, match=r"2 receives .*frames\.max_waiting"):
+                await call(port, Kind.POP, b"", LONG_MS)
+            pops[0].cancel()
+            handler.waiting[102](b"done")
+            assert await pops[1] == b"done"
+            handler.on_pop = lambda: handler.waiting.pop(handler.last_id)(b"at once")
+            assert await call(port, Kind.POP, b"", LONG_MS) == b"at once"
 
     run(test())
 

@@ -1,7 +1,6 @@
 """The serving end: peers that break the protocol, bounds, and socket files."""
 
 import asyncio
-import logging
 import re
 import socket
 from dataclasses import replace
@@ -202,10 +201,10 @@ def test_a_peer_that_vanishes_cancels_what_it_waited_for() -> None:
 
 def test_requests_over_the_in_flight_limit_are_refused_naming_the_setting() -> None:
     async def test() -> None:
-        handler = Handler()
+        handler = Handler(Kind.ACK)
         settings = FrameSettings(max_in_flight=2)
         async with serving(handler, settings=settings) as bound, asking(bound) as port:
-            waiting = [asyncio.create_task(call(port, Kind.POP, b"", LONG_MS)) for _ in range(2)]
+            waiting = [asyncio.create_task(call(port, Kind.ACK, b"", LONG_MS)) for _ in range(2)]
             await handler.asked.get()
             await handler.asked.get()
             with pytest.raises(PopmqError, match=r"\b2 requests .*frames\.max_in_flight") as caught:
@@ -216,6 +215,28 @@ def test_requests_over_the_in_flight_limit_are_refused_naming_the_setting() -> N
             assert await call(port, Kind.PUT, b"room again", LONG_MS) == b"room again"
             handler.waiting[102](b"done")
             assert await waiting[1] == b"done"
+
+    run(test())
+
+
+def test_waiting_pops_have_a_bound_of_their_own_and_leave_room_for_the_rest() -> None:
+    async def test() -> None:
+        handler = Handler()
+        settings = FrameSettings(max_in_flight=1, max_waiting=2)
+        async with serving(handler, settings=settings) as bound, asking(bound) as port:
+            pops = [asyncio.create_task(call(port, Kind.POP, b"", LONG_MS)) for _ in range(2)]
+            await handler.asked.get()
+            await handler.asked.get()
+            assert await call(port, Kind.PUT, b"room", LONG_MS) == b"room"
+            with pytest.raises(PopmqError, match=r"\b2 receives .*frames\.max_waiting") as caught:
+                await call(port, Kind.POP, b"", LONG_MS)
+            assert caught.value.code == Code.TOO_MANY_REQUESTS
+            pops[0].cancel()
+            await handler.cancelled.get()
+            handler.waiting[102](b"done")
+            assert await pops[1] == b"done"
+            handler.on_pop = lambda: handler.waiting.pop(handler.last_id)(b"at once")
+            assert await call(port, Kind.POP, b"", LONG_MS) == b"at once"
 
     run(test())
 
@@ -238,29 +259,6 @@ def test_a_request_or_an_answer_over_the_frame_limit_is_refused_and_nothing_is_c
             assert len(await call(port, Kind.PUT, bytes(99_985), LONG_MS)) == 99_990
 
     run(test())
-
-
-@pytest.mark.parametrize("kind", [Kind.PUT, 250], ids=["answers", "refusals"])
-def test_a_peer_that_asks_and_does_not_read_is_closed(
-    kind: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test() -> None:
-        handler = Handler()
-        handler.on_put = lambda _: bytes(1 << 20)
-        settings = FrameSettings(max_buffered_bytes=1 << 16)
-        address = f"unix:{tmp_path}/frames.sock"
-        async with serving(handler, address, settings=settings) as bound, raw_peer(bound) as peer:
-            await peer.greet()
-            assert isinstance(peer.writer.transport, asyncio.Transport)
-            peer.writer.transport.pause_reading()
-            peer.writer.write(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
-            more = [frame(kind, number, b"", timeout_ms=LONG_MS) for number in range(2, 60_000)]
-            peer.writer.write(b"".join(more))
-            assert await handler.cancelled.get() == 101
-
-    with caplog.at_level(logging.WARNING):
-        run(test())
-    assert any("max_buffered_bytes" in one.__dict__.get("why", "") for one in caplog.records)
 
 
 def test_a_stale_socket_file_is_replaced_and_removed_at_the_end(tmp_path: Path) -> None:
@@ -317,20 +315,17 @@ def test_a_refused_peer_that_does_not_leave_is_thrown_out(monkeypatch: pytest.Mo
 
 
 def test_a_request_is_given_up_when_its_connection_ends_while_it_is_being_asked() -> None:
-    """The answer to the first pop, given while the second is taken, finds a slow reader."""
-
     async def test() -> None:
         handler = Handler()
         connection = FrameServer(handler, BROKER)._accept()
         connection.connection_made(RecordingTransport())
         connection.data_received(frame(Kind.HELLO, 0, encode_hello(PROXY)))
         connection.data_received(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
-        connection.pause_writing()
-        handler.on_pop = lambda: handler.waiting.pop(101)(b"message")
+        handler.on_pop = lambda: connection.abort("while the second pop is taken")
         connection.data_received(frame(Kind.POP, 2, b"", timeout_ms=LONG_MS))
         assert connection.closing
         assert handler.waiting == {}
-        assert await handler.cancelled.get() == 102
+        assert [handler.cancelled.get_nowait() for _ in range(2)] == [101, 102]
 
     run(test())
 

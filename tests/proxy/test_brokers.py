@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError, Unavailable
+from popmq.common.frames import Address
 from popmq.common.hop import Kind
 from popmq.common.receipt import ReceiptHandle
 from popmq.common.wire import controller_pb2
@@ -79,6 +80,7 @@ class Followed:
         self.brokers.start()
 
     def open(self, name: str, address: str) -> Way:
+        Address.parse(address)  # as FramePort does
         self.ways.append(Way(name, address))
         return self.ways[-1]
 
@@ -161,6 +163,24 @@ def test_routes_that_cannot_be_read_change_nothing() -> None:
         await followed.brokers.stop()
 
     run(test)
+
+
+def test_a_broker_with_an_impossible_address_hides_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        followed = Followed()
+        await followed.controller.answer(1, a="h:1")
+        await followed.controller.answer(2, **{"0": "nonsense", "a": "nonsense", "b": "h:2"})
+        assert followed.brokers.names() == ("a", "b")
+        assert followed.brokers.port("a") is followed.ways[0]
+        # It goes on with the routes that it got, and does not ask for them in a loop.
+        assert await followed.controller.answer(3, a="h:9", b="h:2") == 2
+        assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
+        await followed.brokers.stop()
+
+    run(test)
+    assert "address 'nonsense' is neither" in str([one.__dict__ for one in caplog.records])
 
 
 def handle(broker: str) -> bytes:

@@ -353,3 +353,14 @@ def test_a_transport_that_stops_cuts_what_is_left_after_its_grace() -> None:
             await gone.wait()
 
     run(test)
+
+
+def test_a_burst_of_new_calls_is_answered_in_full() -> None:
+    async def test() -> None:
+        async with served(unary("/s/echo", echo)) as channel:
+            ask = channel.unary_unary("/s/echo")
+            bodies = [b"%d" % number for number in range(3_000)]
+            answers = await asyncio.gather(*map(ask, bodies), return_exceptions=True)
+            assert answers == bodies
+
+    run(test)

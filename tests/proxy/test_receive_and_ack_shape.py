@@ -21,6 +21,7 @@ from popmq.common.hop import (
 )
 from popmq.common.receipt import ReceiptHandle
 from popmq.common.topics import MessageType
+from popmq.proxy.ack import HANDLE_LIMIT
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.convert import sent_messages
@@ -215,6 +216,17 @@ def test_one_bad_handle_hides_no_good_one(bench: Any) -> None:
     codes = [one.status.code for one in reply.entries]
     assert codes == [Code.OK, *[Code.INVALID_RECEIPT_HANDLE] * 3]
     assert reply.status.code == Code.MULTIPLE_RESULTS
+
+
+def test_a_handle_of_any_length_is_refused_by_itself(bench: Any) -> None:
+    reply = ack(bench, "A" * 70_000, handle(), "A" * 513)
+    codes = [one.status.code for one in reply.entries]
+    assert codes == [Code.INVALID_RECEIPT_HANDLE, Code.OK, Code.INVALID_RECEIPT_HANDLE]
+    assert "513 characters is over the limit of 512" in reply.entries[2].status.message
+
+
+def test_a_handle_that_names_the_longest_broker_is_no_longer_than_the_limit() -> None:
+    assert len(handle("b" * 255)) <= HANDLE_LIMIT
 
 
 @pytest.mark.parametrize("bad", ["", "nonsense", handle("broker-z"), handle()[:-4]])

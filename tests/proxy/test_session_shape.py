@@ -362,12 +362,13 @@ def test_a_topic_is_made_at_every_broker(two_brokers: Any) -> None:
         assert broker.bodies(Kind.CREATE_TOPIC) == [request.SerializeToString()]
 
 
-def test_the_first_refusal_of_a_change_is_its_answer(two_brokers: Any) -> None:
+def test_a_refusal_ends_a_change_and_names_its_broker(two_brokers: Any) -> None:
     first, second = two_brokers.brokers.values()
-    first.tells[Kind.DELETE_GROUP] = lambda _: Refused(Code.CONSUMER_GROUP_NOT_FOUND, "none")
-    request = admin_pb2.DeleteGroupRequest(name="g")
-    reply = two_brokers.unary("DeleteGroup", request, admin_pb2.GroupReply)
-    assert reply.status.code == Code.CONSUMER_GROUP_NOT_FOUND
+    first.tells[Kind.ALTER_GROUP] = lambda _: Refused(Code.BAD_REQUEST, "no")
+    request = admin_pb2.AlterGroupRequest(group=admin_pb2.Group(name="g"))
+    reply = two_brokers.unary("AlterGroup", request, admin_pb2.GroupReply)
+    told = (Code.BAD_REQUEST, "broker broker-a: no")
+    assert (reply.status.code, reply.status.message) == told
     assert second.asked == []
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from popmq.broker.broker import Broker
+from popmq.broker.lookup_admin import find_messages
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
 from popmq.common.topics import (
@@ -116,6 +117,7 @@ ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
     Kind.ALTER_GROUP: _alter_group,
     Kind.DELETE_GROUP: _delete_group,
     Kind.LIST_GROUPS: _list_groups,
+    Kind.FIND_MESSAGES: find_messages,
 }
 
 

@@ -13,12 +13,16 @@ from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.consume_queue import Unit
+from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.retention import Body
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
@@ -58,9 +62,12 @@ class Broker:
         self.acks = AckService(
             self.store, self.registry, self.table, self.pops, broker=settings.broker.name
         )
-        self.revive = ReviveService(self.store, self.registry, self.table)
+        self.bodies = InFlightBodies(self.store, self.table)
+        self.revive = ReviveService(self.store, self.registry, self.table, self.bodies)
         self.polling = LongPolling(settings.poll.waiters)
+        self.lookup = Lookup(self.store, self.store.index)
         self.store.on_grown = self._grown
+        self.store.on_moved = self.table.apply_moved
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
 
@@ -76,6 +83,7 @@ class Broker:
             topics.revive_topic(self.settings.cluster.name),
             unit_size=RECORD_SIZE,
         )
+        self.store.retention.live = (self.bodies,)
         self.store.snapshots.tables = (self.registry, self.table, self.store.dispatch)
         self.store.recover(self._apply)
         self.store.start_epoch()
@@ -205,6 +213,12 @@ class Broker:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
                 self.table.start(
                     offset.group_id, offset.topic_id, offset.queue_id, offset.queue_offset
+                )
+            case RecordKind.MOVED:
+                header = record.header
+                unit = Unit(header.position, header.size, peek_message(record.data)[0])
+                self.table.apply_moved(
+                    Body(header.topic_id, header.queue_id, header.queue_offset, unit)
                 )
             case RecordKind.MESSAGE:
                 token = peek_message(record.data)[1]

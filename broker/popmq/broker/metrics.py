@@ -25,7 +25,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("store_snapshots", "Snapshots written.", store.snapshots.made)
     yield _gauge("store_snapshot_bytes", "Position of the newest.", store.snapshots.position)
     yield Metric("pop_revive_lost_messages", "Given up: body unreadable.", broker.revive.lost)
-    yield Metric("store_checkpoints", "Checkpoints written.", store.metrics.checkpoints)
+    yield Metric("store_checkpoints", "Checkpoints written.", store.checkpoints.made)
     yield _gauge("store_end_bytes", "Position of the log's end.", store.end)
     yield _gauge("store_confirmed_bytes", "Confirmed position.", store.confirmed)
     yield _gauge("store_pending_bytes", "Bytes not yet given to the disk.", store.pending_bytes)
@@ -41,6 +41,12 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
         "Pops refused because too much was in flight.",
         broker.pops.metrics.refused_in_flight,
     )
+    yield Metric("cold_pops", "Pops that waited for the disk.", broker.pops.metrics.cold_pops)
+    yield Metric("expired_messages", "Unread, gone by retention.", broker.pops.metrics.expired)
+    yield Metric("store_moved_bodies", "Appended again.", store.retention.moved)
+    yield Metric("store_deleted_segments", "By retention.", store.retention.deleted_segments)
+    yield Metric("receives_woken", "Waiting receives that got messages.", broker.polling.woken)
+    yield Metric("receives_timed_out", "Waiting receives that did not.", broker.polling.timed_out)
     yield Metric("acks", "Messages acked.", broker.acks.acked)
     yield Metric("repeated_acks", "Acks of an acked message.", broker.acks.repeated)
     yield Metric("refused_handles", "Receipt handles refused.", broker.acks.refused)

@@ -63,6 +63,7 @@ class BrokerProcess:
         self._lock = DataLock(settings.broker.data)
         self._disk = disk or RealDisk()
         self._flusher: FlusherThread | None = None
+        self._reader: FlusherThread | None = None
         self._frames: FrameServer | None = None
         self._steps: asyncio.Task[None] | None = None
         self.failed: asyncio.Future[None]
@@ -83,6 +84,8 @@ class BrokerProcess:
         )
         store = self.broker.store
         store.soon = loop.call_soon
+        self._reader = FlusherThread(loop, "reader")
+        store.readers = self._reader
         store.on_failure = self._fail
         self.broker.start()
         self.port = BrokerServer(self.broker)
@@ -145,8 +148,9 @@ class BrokerProcess:
             if self._frames is not None:
                 await self._frames.stop()
             await self._settled()
-        if self._flusher is not None:
-            self._flusher.stop()
+        for thread in (self._flusher, self._reader):
+            if thread is not None:
+                thread.stop()
         if hasattr(self, "port") and not self.failed.done():
             self.broker.store.close()
         self._lock.release()

@@ -4,15 +4,23 @@ Implements `hop.Port`, so a proxy in the same process calls it directly and fram
 all others.  The only place where a broker's replies are released.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 from popmq.broker.admin import ADMIN_KINDS, answer_admin
 from popmq.broker.broker import Broker
-from popmq.broker.pop.long_polling import Waiter
+from popmq.broker.pop.long_polling import Attempt, Key, Waiter
 from popmq.broker.pop.pop_service import Want
 from popmq.common import hop
-from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.disk import ColdRead
+from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.hop import AckResult, Delivery, Kind, OnReply, PopReply
+from popmq.common.steps import Done
+
+logger = logging.getLogger(__name__)
+
+_LOOKS = 32  # times 800 units
+_COLD_LIMIT = 1_024
 
 
 class BrokerServer:
@@ -20,6 +28,8 @@ class BrokerServer:
         self._broker = broker
         self._number = 0
         self._waiting: dict[int, Waiter] = {}
+        self._cold = 0  # receives that wait for the disk
+        self._gone: set[int] = set()  # and those of them whose client left
         self.refused_by_code: dict[int, int] = {}
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
@@ -36,6 +46,8 @@ class BrokerServer:
         waiter = self._waiting.pop(request_id, None)
         if waiter is not None:
             self._broker.polling.remove(waiter)
+        elif self._cold:
+            self._gone.add(request_id)
 
     def _serve(self, kind: Kind, body: bytes, on_reply: OnReply, number: int) -> None:
         match kind:
@@ -77,26 +89,92 @@ class BrokerServer:
 
     def _pop(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
         want = self._broker.want(request)
-        deliveries, rest = self._broker.pops.pop(want)
-        if deliveries or request.poll_ms <= 0:
-            self._reply_pop(on_reply, deliveries, rest)
-            return
-        deadline_ms = self._broker.store.log_ms() + request.poll_ms
-        self._park(want, deadline_ms, on_reply, number)
+        try:
+            deliveries, rest = self._broker.pops.pop(want)
+            if deliveries:
+                self._reply_pop(on_reply, deliveries, rest)
+            elif request.poll_ms > 0:
+                self._park(request, want, on_reply, number, unfinished=rest > 0)
+            else:
+                self._look_through(want, on_reply, rest)
+        except ColdRead as cold:
+            if self._cold >= _COLD_LIMIT:
+                raise TooManyRequests(
+                    f"{_COLD_LIMIT} receives wait for old messages from the disk: try again"
+                ) from None
+            self._warm(cold, lambda error: self._pop_again(request, on_reply, number, error))
 
-    def _park(self, want: Want, deadline_ms: int, on_reply: OnReply, number: int) -> None:
-        def attempt() -> bool:
+    def _warm(self, cold: ColdRead, then: Done) -> None:
+        """Read from the disk on a thread that may wait; the loop goes on meanwhile (D3)."""
+        self._cold += 1
+
+        def done(error: BaseException | None) -> None:
+            self._cold -= 1
+            then(error)
+            if not self._cold:
+                self._gone.clear()
+
+        self._broker.store.readers.submit(lambda: _read(cold), done)
+
+    def _pop_again(
+        self,
+        request: hop.PopRequest,
+        on_reply: OnReply,
+        number: int,
+        error: BaseException | None,
+    ) -> None:
+        if number in self._gone:
+            return
+        if error is not None:
+            logger.error("cannot read from the disk", extra={"reason": str(error)})
+            on_reply(Refused(Code.INTERNAL_ERROR, f"old messages cannot be read: {error}"))
+            return
+        try:
+            self._pop(request, on_reply, number)
+        except PopmqError as refusal:
+            on_reply(refusal)
+
+    def _look_again(self, key: Key, error: BaseException | None) -> None:
+        if error is None:
+            self._broker.polling.look_again(key)
+        else:  # the waiting receive ends when its time is over
+            logger.error("cannot read from the disk", extra={"reason": str(error)})
+
+    def _look_through(self, want: Want, on_reply: OnReply, rest: int) -> None:
+        """A receive that does not wait, with a filter: look on, but not for ever."""
+        deliveries: Sequence[Delivery] = ()
+        for _ in range(_LOOKS if rest else 0):
+            deliveries, rest = self._broker.pops.pop(want)
+            if deliveries or not rest:
+                break
+        self._reply_pop(on_reply, deliveries, rest)
+
+    def _park(
+        self,
+        request: hop.PopRequest,
+        want: Want,
+        on_reply: OnReply,
+        number: int,
+        *,
+        unfinished: bool,
+    ) -> None:
+        def attempt() -> Attempt:
             try:
-                deliveries, rest = self._broker.pops.pop(want)
+                # Looked up again: the topic may have got more queues meanwhile.
+                deliveries, rest = self._broker.pops.pop(self._broker.want(request))
+            except ColdRead as cold:
+                key = (want.topic.id, want.group.id)
+                self._warm(cold, lambda error: self._look_again(key, error))
+                return Attempt.EMPTY
             except PopmqError as error:
                 self._waiting.pop(number, None)
                 on_reply(error)
-                return True
+                return Attempt.ANSWERED
             if not deliveries:
-                return False
+                return Attempt.MORE if rest else Attempt.EMPTY
             self._waiting.pop(number, None)
             self._reply_pop(on_reply, deliveries, rest)
-            return True
+            return Attempt.ANSWERED
 
         def give_up() -> None:
             self._waiting.pop(number, None)
@@ -105,12 +183,18 @@ class BrokerServer:
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
             filter_key=(want.tags, want.queue_id),
-            deadline_ms=deadline_ms,
+            deadline_ms=self._broker.store.log_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
         )
         self._broker.polling.park(waiter)
         self._waiting[number] = waiter
+        if unfinished:
+            self._broker.polling.look_again(waiter.key)
 
     def _reply_pop(self, on_reply: OnReply, deliveries: Sequence[Delivery], rest: int) -> None:
         self._reply(on_reply, lambda: hop.encode_pop_reply(PopReply(deliveries, rest)))
+
+
+def _read(cold: ColdRead) -> None:
+    cold.warm()

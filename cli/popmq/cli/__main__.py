@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from popmq.cli import messages, metadata, roles
+from popmq.cli import doctor, lookup, messages, metadata, roles
 from popmq.common.config import client_endpoint, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError, PopmqError
 
@@ -19,7 +19,9 @@ REFUSED, INTERRUPTED = 1, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        args = build_parser(environment()).parse_args(argv)
+        parser = build_parser(environment())
+        args = parser.parse_args(argv)
+        check_texts(parser, args)
     except SystemExit as stop:  # argparse has said what is wrong, or printed the help
         return stop.code if isinstance(stop.code, int) else 2
     try:
@@ -47,8 +49,24 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     roles.add_parsers(subparsers)
     messages.add_parsers(subparsers, common)
     metadata.add_parsers(subparsers, common)
+    lookup.add_parsers(subparsers, common)
+    doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser
+
+
+def check_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse bytes that are no text, where the protocol has texts: anywhere but in a body."""
+    for name, value in vars(args).items():
+        if name != "body" and not is_text(value):
+            flag = name.replace("_", "-")
+            parser.error(f"argument {flag}: {value!a} is not UTF-8")
+
+
+def is_text(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(is_text, value))
+    return not isinstance(value, str) or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _common_arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:

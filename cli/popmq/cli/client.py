@@ -1,7 +1,7 @@
 """The commands' own client: the calls that `popmq` makes, one at a time, on the public port.
 
 Every reply's status is checked here, so a caller gets an answer or an error whose text can be
-shown to a person as it is (docs/reference/cli.md).
+shown to a person as it is (docs/operating.md).
 """
 
 import os
@@ -211,6 +211,11 @@ class Client:
         reply = self._call(ADMIN + "ListGroups", admin.ListGroupsRequest(), admin.ListGroupsReply)
         check_status(reply.status)
         return list(reply.groups)
+
+    def find_messages(self, request: admin.FindMessagesRequest) -> admin.FindMessagesReply:
+        reply = self._call(ADMIN + "FindMessages", request, admin.FindMessagesReply)
+        check_status(reply.status)
+        return reply
 
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(

@@ -16,11 +16,15 @@ from typing import TypeAlias
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import MAX_REPLY_BYTES, RECEIVE_BATCH, Client, MessageIds
-from popmq.common.config import parse_duration_ms
+from popmq.common.config import DAY_MS, parse_duration_ms
 from popmq.common.errors import Code, ConfigError, Refused
 from popmq.proxy.api import definition_pb2 as api
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+# The numbers of the protocol end somewhere; so do the commands', where people can read it.
+MAX_DURATION_DAYS = 36_500
+MAX_COUNT = (1 << 31) - 1
 
 # With several brokers a receive waits at one of them, so each gets its turn this often.
 TURN_MS = 2000
@@ -36,9 +40,15 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
 def duration_argument(text: str) -> int:
     """For argparse, which shows only the text of its own kind of error."""
     try:
-        return parse_duration_ms(text)
+        # Python refuses to read numbers of thousands of digits.
+        milliseconds = parse_duration_ms(text) if len(text) < 100 else DAY_MS * DAY_MS
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    if milliseconds > MAX_DURATION_DAYS * DAY_MS:
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text)!r} is over the limit of {MAX_DURATION_DAYS}d"
+        )
+    return milliseconds
 
 
 def time_argument(text: str) -> int:
@@ -52,9 +62,16 @@ def time_argument(text: str) -> int:
 
 
 def count_argument(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count from 1")
-    return int(text)
+    digits = text.lstrip("0") if text.isascii() and text.isdecimal() else ""
+    if not digits:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a count from 1")
+    if len(digits) > 10 or int(digits) > MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is over the limit of {MAX_COUNT}")
+    return int(digits)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 40 else text[:40] + "..."
 
 
 def property_argument(text: str) -> tuple[str, str]:
@@ -112,7 +129,7 @@ def _add_recv(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
 
 
 def run_send(args: argparse.Namespace) -> int:
-    body = sys.stdin.buffer.read() if args.body == "-" else args.body.encode()
+    body = body_of(args)
     ids = MessageIds()
     with Client(args.endpoint) as client:
         for _ in range(args.count):
@@ -129,6 +146,14 @@ def run_send(args: argparse.Namespace) -> int:
             else:
                 print(f"{entry.message_id} queue_offset={entry.offset}", flush=True)
     return 0
+
+
+def body_of(args: argparse.Namespace) -> bytes:
+    """A body may be any bytes; Python hands those that are no text over as surrogates."""
+    if args.body == "-":
+        return sys.stdin.buffer.read()
+    given: str = args.body
+    return given.encode(errors="surrogateescape")
 
 
 def built(args: argparse.Namespace, body: bytes, message_id: str, now_ms: int) -> api.Message:

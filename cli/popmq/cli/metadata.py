@@ -8,9 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from popmq.cli.client import Client, GroupRequest, TopicRequest
-from popmq.cli.messages import Subparsers, count_argument
-from popmq.common.config import parse_duration_ms
-from popmq.common.errors import ConfigError
+from popmq.cli.messages import Subparsers, count_argument, duration_argument
 from popmq.common.wire import admin_pb2 as admin
 
 TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "mixed")
@@ -32,10 +30,7 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
 
 def back_off_argument(text: str) -> tuple[int, ...]:
     """`1s,5s,10s` in milliseconds: the wait after each failed delivery, the last one repeated."""
-    try:
-        return tuple(parse_duration_ms(part) for part in text.split(","))
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return tuple(map(duration_argument, text.split(",")))
 
 
 def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:

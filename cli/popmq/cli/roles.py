@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -259,6 +260,9 @@ def _run(role: str, settings: Settings, start: Start) -> int:
     setup_logging(role)
     # A shorter turn for the flusher's thread: it holds the lock for microseconds only.
     sys.setswitchinterval(0.0005)
+    # Every queue has a file: take as many as the system lets us.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return asyncio.run(_live(role, settings, start))
 
 

@@ -187,6 +187,8 @@ class StoreSettings(_Section):
     flush: str = _one_of("fsync", "fsync", quorum=_LATER, memory=_LATER)
     max_pending_bytes: int = _within(256 * MIB, 4 * KIB, 64 * GIB)
     snapshot_bytes: int = _within(128 * MIB, 4 * KIB, 1024 * GIB)  # of log from one to the next
+    retention_hours: int = _within(72, 1, 100 * 365 * 24)
+    retention_bytes: int = _within(0, 0, 1 << 60)  # of log; 0: no bound but the age
     disk_stop_percent: int = _within(90, 1, 100)  # used; sends are refused from here on
     reserved_segments: int = _within(2, 1, 64)  # allocated ahead, for acks on a full disk
 
@@ -265,7 +267,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """The largest message must fit wherever it passes, or it could never be stored or read."""
-        largest = self.message.largest_bytes
+        # 4 KiB for the record's header, a revival token, and what a frame adds.
+        largest = self.message.largest_bytes + 4 * KIB
         needs = f"which message.max_body_bytes = {self.message.max_body_bytes} needs"
         for section, key, low in (
             (self.store, "segment_bytes", largest),

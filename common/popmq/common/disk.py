@@ -4,8 +4,9 @@
 so that a disk which lies (drops what was not synced, tears a write) proves them.
 """
 
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -35,6 +36,14 @@ class DiskFile(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class ColdRead(Exception):
+    """The bytes are not in memory. `warm` reads them, on a thread that may wait."""
+
+    def __init__(self, warm: Callable[[], object]) -> None:
+        super().__init__("not in the page cache")
+        self.warm = warm
 
 
 class Disk(Protocol):
@@ -74,6 +83,33 @@ class RealFile:
 
     def read(self, size: int, offset: int) -> bytes:
         return os.pread(self._fd, size, offset)
+
+    def read_cached(self, size: int, offset: int) -> bytes | None:
+        """Like `read`, but None where the disk would have to be waited for."""
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        try:
+            while done < size:
+                count = os.preadv(self._fd, [view[done:]], offset + done, os.RWF_NOWAIT)
+                if count == 0:
+                    return bytes(view[:done])
+                done += count
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            return self.read(size, offset)  # a file system that cannot tell
+        return bytes(data)
+
+    def next_data(self, offset: int) -> int | None:
+        """The first byte from `offset` that was ever written; None when there is none."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            return offset  # a file system that cannot tell
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         view = memoryview(data)
@@ -143,6 +179,25 @@ class RealDisk:
         found = os.statvfs(folder)
         usable = found.f_blocks - found.f_bfree + found.f_bavail
         return found.f_bavail * found.f_frsize, usable * found.f_frsize
+
+
+def read_or_cold(file: DiskFile, size: int, offset: int) -> bytes:
+    """The bytes if they are in memory; else ColdRead. Disks other than the real one are warm."""
+    if not isinstance(file, RealFile):
+        return file.read(size, offset)
+    data = file.read_cached(size, offset)
+    if data is None:
+        raise ColdRead(lambda: file.read(size, offset))
+    return data
+
+
+def skip_unwritten(file: DiskFile, offset: int) -> int | None:
+    """Where to look on for bytes that are not zero, from `offset`; None when all are zero.
+
+    Allocated segments are long; those who look for a torn tail need not read what was never
+    written.
+    """
+    return file.next_data(offset) if isinstance(file, RealFile) else offset
 
 
 def write_atomically(disk: Disk, path: str, data: bytes) -> None:

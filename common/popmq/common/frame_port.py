@@ -36,6 +36,7 @@ from popmq.common.hop import Kind, OnReply, Port
 
 logger = logging.getLogger(__name__)
 
+_POP = Kind.POP  # an attribute of an enum class is a slow look-up
 SWEEP_MS = 20  # how late a deadline may be noticed
 FIRST_BACK_OFF_MS = 50
 MAX_BACK_OFF_MS = 1_000
@@ -78,6 +79,7 @@ class FramePort:
 
         self._last_id = 0
         self._pending: dict[int, OnReply] = {}
+        self._pops: set[int] = set()  # those of them that may wait for a message
         self._deadlines: list[tuple[int, int, Kind, int]] = []  # due, id, kind, timeout
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -103,13 +105,15 @@ class FramePort:
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         request_id = self._last_id = self._last_id + 1
-        refusal = self._refusal(body, timeout_ms)
+        refusal = self._refusal(kind, body, timeout_ms)
         if refusal is not None:
             on_reply(refusal)
             return request_id
         timeout_ms = min(timeout_ms, MAX_TIMEOUT_MS)
         due_ms = self._clock.boot_ms() + timeout_ms
         self._pending[request_id] = on_reply
+        if kind is _POP:
+            self._pops.add(request_id)
         heapq.heappush(self._deadlines, (due_ms, request_id, kind, timeout_ms))
         if self._sweeper is None:
             self._start_sweeper()
@@ -122,9 +126,10 @@ class FramePort:
 
     def cancel(self, request_id: int) -> None:
         if self._pending.pop(request_id, None) is not None:
+            self._pops.discard(request_id)
             self._tell_cancelled(request_id)
 
-    def _refusal(self, body: bytes, timeout_ms: int) -> PopmqError | None:
+    def _refusal(self, kind: Kind, body: bytes, timeout_ms: int) -> PopmqError | None:
         connection, settings = self._connection, self.settings
         if connection is not None:
             full = connection.paused
@@ -137,7 +142,12 @@ class FramePort:
                 f"{settings.max_buffered_bytes} bytes wait for {self._who()} to read them "
                 "(frames.max_buffered_bytes)"
             )
-        if len(self._pending) >= settings.max_pending:
+        pops = len(self._pops)
+        if kind is _POP and pops >= settings.max_waiting:
+            return TooManyRequests(
+                f"{pops} receives wait for messages of {self._who()} (frames.max_waiting)"
+            )
+        if kind is not _POP and len(self._pending) - pops >= settings.max_pending:
             return TooManyRequests(
                 f"{settings.max_pending} requests wait for an answer of {self._who()} "
                 "(frames.max_pending)"
@@ -161,6 +171,7 @@ class FramePort:
         on_reply = self._pending.pop(request_id, None)
         if on_reply is None:
             return
+        self._pops.discard(request_id)
         try:
             on_reply(answer)
         except Exception:

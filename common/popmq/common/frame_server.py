@@ -34,6 +34,7 @@ from popmq.common.hop import Kind, Port, encode_error
 logger = logging.getLogger(__name__)
 
 _REQUESTS = {int(kind): kind for kind in Kind if kind >= FIRST_REQUEST_KIND}
+_POP = int(Kind.POP)
 _NO_ID = -1  # the port was asked and has not returned its id yet
 
 
@@ -103,8 +104,11 @@ class _ServerConnection(Connection):
         self._clock = server.clock
         self._max_reply = server.settings.max_frame_bytes - FRAME_OVERHEAD
         self._in_flight: dict[int, int] = {}  # the asker's id -> the port's
+        self._pops: set[int] = set()  # those of them that may wait for a message
         self._arrived_ms = 0
         self._greeting: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None  # while paused
+        self._refused = 0  # while paused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -135,6 +139,8 @@ class _ServerConnection(Connection):
     def dropped(self, reason: str) -> None:
         if self._greeting is not None:
             self._greeting.cancel()
+        self._stop_watching()
+        self._pops.clear()
         in_flight, self._in_flight = self._in_flight, {}
         for port_id in in_flight.values():
             if port_id != _NO_ID:
@@ -144,11 +150,25 @@ class _ServerConnection(Connection):
         self._arrived_ms = self._clock.boot_ms()
         super().data_received(data)
 
+    def pause_writing(self) -> None:
+        """The peer is slow: answers to what is in flight wait in the transport."""
+        super().pause_writing()
+        if not self.closing:
+            self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_watching()
+        if self._refused and self._transport is not None and not self.closing:
+            self._refused = 0
+            self._transport.resume_reading()
+
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
         if kind in _REQUESTS:
-            refusal = self._refusal(request_id, timeout_ms)
+            refusal = self._refusal(kind, request_id)
             if refusal is not None:
                 self._say(request_id, refusal)
+                self._count_refused()
                 return
             # The frames before it in the same read may have taken a while.
             left_ms = timeout_ms - self._clock.boot_ms() + self._arrived_ms
@@ -158,25 +178,39 @@ class _ServerConnection(Connection):
                 text = f"the {timeout_ms} ms of this request had passed before it was handled"
                 self._say(request_id, DeadlineExceeded(text))
         elif kind == CANCEL:
+            self._pops.discard(request_id)
             port_id = self._in_flight.pop(request_id, None)
             if port_id is not None:
                 self._give_up(port_id)
         else:
             self.other_frame(kind, request_id, body)
+            self._count_refused()
 
-    def _refusal(self, request_id: int, timeout_ms: int) -> PopmqError | None:
+    def _refusal(self, kind: int, request_id: int) -> PopmqError | None:
         if request_id in self._in_flight:
             raise FrameError(Code.BAD_REQUEST, f"request id {request_id} is in flight already")
-        limit = self.settings.max_in_flight
-        if len(self._in_flight) >= limit:
+        settings, pops = self.settings, len(self._pops)
+        if self.paused:
             return TooManyRequests(
-                f"{limit} requests of this connection are in flight, "
+                f"{settings.max_buffered_bytes} bytes of answers wait for {self.who()}: the peer "
+                "has to read first (frames.max_buffered_bytes)"
+            )
+        if kind == _POP and pops >= settings.max_waiting:
+            return TooManyRequests(
+                f"{pops} receives of this connection wait for messages, no more are taken "
+                "(frames.max_waiting)"
+            )
+        if kind != _POP and len(self._in_flight) - pops >= settings.max_in_flight:
+            return TooManyRequests(
+                f"{settings.max_in_flight} requests of this connection are in flight, "
                 "no more are taken (frames.max_in_flight)"
             )
         return None
 
     def _ask(self, kind: Kind, request_id: int, left_ms: int, body: bytes) -> None:
         self._in_flight[request_id] = _NO_ID
+        if kind == _POP:
+            self._pops.add(request_id)
         on_reply = partial(self._reply, request_id)
         try:
             port_id = self._port.request(kind, body, left_ms, on_reply)
@@ -193,19 +227,49 @@ class _ServerConnection(Connection):
 
     def _reply(self, request_id: int, answer: bytes | PopmqError) -> None:
         if self._in_flight.pop(request_id, None) is not None:
+            self._pops.discard(request_id)
             self._say(request_id, answer)
 
     def _say(self, request_id: int, answer: bytes | PopmqError) -> None:
         if isinstance(answer, PopmqError):
-            self.answer(ERROR, request_id, encode_error(answer))
+            self.send(ERROR, request_id, encode_error(answer))
         elif len(answer) > self._max_reply:
             text = (
                 f"the answer of {len(answer)} bytes is over the limit of "
                 f"{self._max_reply} bytes (frames.max_frame_bytes)"
             )
-            self.answer(ERROR, request_id, encode_error(Refused(Code.PAYLOAD_TOO_LARGE, text)))
+            self.send(ERROR, request_id, encode_error(Refused(Code.PAYLOAD_TOO_LARGE, text)))
         else:
-            self.answer(REPLY, request_id, answer)
+            self.send(REPLY, request_id, answer)
+
+    def _watch(self) -> None:
+        stalled_s = self.settings.max_stalled_ms / 1000
+        self._stall = self._loop.call_later(stalled_s, self._look_at_peer, self.left_bytes())
+
+    def _look_at_peer(self, left_before: int) -> None:
+        """Abort if nothing left since the last look; a peer that reads may take its time."""
+        if self.left_bytes() > left_before:
+            self._watch()
+            return
+        settings = self.settings
+        why = (
+            f"the peer left more than {settings.max_buffered_bytes} bytes unread "
+            f"(frames.max_buffered_bytes) and read nothing for {settings.max_stalled_ms} ms"
+        )
+        logger.warning("closed a frame connection", extra={"peer": self.who(), "why": why})
+        self.abort(why)
+
+    def _stop_watching(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _count_refused(self) -> None:
+        """Refusals wait in the transport too: a peer that goes on asking is not heard."""
+        if self.paused and self._transport is not None and not self.closing:
+            self._refused += 1
+            if self._refused == self.settings.max_in_flight:
+                self._transport.pause_reading()
 
     def _give_up(self, port_id: int) -> None:
         try:

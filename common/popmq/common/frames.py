@@ -75,8 +75,10 @@ class FrameSettings:
 
     max_frame_bytes: int = 64 << 20
     max_buffered_bytes: int = 64 << 20  # written by us, not yet read by the peer
-    max_in_flight: int = 4_096  # requests of one connection, at the server
-    max_pending: int = 65_536  # requests of one port, at the asker
+    max_stalled_ms: int = 10_000  # without reading anything, with that much unread
+    max_in_flight: int = 4_096  # requests of one connection but pops, at the server
+    max_pending: int = 65_536  # requests of one port but pops, at the asker
+    max_waiting: int = 100_000  # pops of one connection, which wait for messages
     max_connections: int = 1_024
     connect_timeout_ms: int = 3_000  # connecting and HELLO together
 
@@ -229,6 +231,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._written = 0  # bytes handed to the transport so far
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def greeted(self, peer: Hello) -> None:
@@ -247,16 +250,6 @@ class Connection(asyncio.Protocol):
         """Leave `body` for the one write of this tick."""
         size = FRAME_OVERHEAD + len(body)
         self._append(FRAME_HEADER.pack(size, VERSION, kind, request_id), body)
-
-    def answer(self, kind: int, request_id: int, body: bytes) -> None:
-        """Send, but never pile up answers for a peer that asks and does not read."""
-        if not self.paused:
-            self.send(kind, request_id, body)
-            return
-        limit = self.settings.max_buffered_bytes
-        why = f"the peer left more than {limit} bytes unread (frames.max_buffered_bytes)"
-        logger.warning("closed a frame connection", extra={"peer": self.who(), "why": why})
-        self.abort(why)
 
     def send_request(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
         size = REQUEST_OVERHEAD + len(body)
@@ -279,6 +272,7 @@ class Connection(asyncio.Protocol):
             data = b"".join(self._parts)
             self._parts.clear()
             self.unsent = 0
+            self._written += len(data)
             self._transport.write(data)
 
     def refuse(self, error: FrameError) -> None:
@@ -306,6 +300,11 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._end(reason)
+
+    def left_bytes(self) -> int:
+        """How many of the bytes that were sent the transport has got rid of."""
+        assert self._transport is not None
+        return self._written - self._transport.get_write_buffer_size()
 
     def who(self) -> str:
         return f"{self.peer.role} {self.peer.name}" if self.peer else "a peer before its HELLO"
@@ -381,7 +380,7 @@ class Connection(asyncio.Protocol):
             self.close(f"refused by the peer: {read_error(body)}")
         elif kind not in (REPLY, ERROR, CANCEL):  # those are late answers, to be passed over
             unknown = Refused(Code.UNSUPPORTED, f"frame kind {kind} is not known here")
-            self.answer(ERROR, request_id, encode_error(unknown))
+            self.send(ERROR, request_id, encode_error(unknown))
 
 
 def _notice_dead_peer(transport: asyncio.Transport) -> None:

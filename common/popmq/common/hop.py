@@ -9,13 +9,14 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from functools import wraps
+from typing import NamedTuple, Protocol, TypeVar
 
 from popmq.common.errors import Code, PopmqError, Refused
 
 
 class Kind(IntEnum):
-    """Second byte of a frame's header (CONTRACTS.md)."""
+    """Second byte of a frame's header (docs/concepts/frames.md)."""
 
     HELLO = 1
     REPLY = 2
@@ -35,6 +36,7 @@ class Kind(IntEnum):
     ALTER_GROUP = 39
     DELETE_GROUP = 40
     LIST_GROUPS = 41
+    FIND_MESSAGES = 42
     REGISTER = 64
     ROUTES = 65
 
@@ -159,8 +161,37 @@ _CHANGE = struct.Struct(">qH")
 _ERROR = struct.Struct(">I")
 
 
+ERROR_TEXT_LIMIT = 1_000  # bytes; a refusal may quote what was sent, however long
+_CUT = " ..."
+_T = TypeVar("_T")
+
+
+def _fitting(encode: Callable[[_T], bytes]) -> Callable[[_T], bytes]:
+    """A text or number too large for its field is the caller's mistake: BAD_REQUEST."""
+
+    @wraps(encode)
+    def checked(request: _T) -> bytes:
+        try:
+            return encode(request)
+        except struct.error as error:
+            raise Refused(
+                Code.BAD_REQUEST, f"the request has a value that no frame can hold: {error}"
+            ) from error
+
+    return checked
+
+
+def _sentence(text: str) -> bytes:
+    """An error's text, cut to its limit between two characters."""
+    data = text.encode()
+    if len(data) <= ERROR_TEXT_LIMIT:
+        return data
+    kept = data[: ERROR_TEXT_LIMIT - len(_CUT)].decode(errors="ignore")
+    return (kept + _CUT).encode()
+
+
 def encode_error(error: PopmqError) -> bytes:
-    return _ERROR.pack(error.code) + str(error).encode()
+    return _ERROR.pack(error.code) + _sentence(str(error))
 
 
 def decode_error(body: bytes) -> PopmqError:
@@ -210,6 +241,7 @@ class _Reader:
             raise Refused(Code.BAD_REQUEST, "the frame's payload has bytes, not text") from error
 
 
+@_fitting
 def encode_put(request: PutRequest) -> bytes:
     parts = [_text(request.topic), _PUT.pack(request.auto_create, len(request.entries))]
     for entry in request.entries:
@@ -248,17 +280,8 @@ def decode_put(body: bytes) -> PutRequest:
             properties_at = head_at + head_size
             name = body[head_at - id_size : head_at].decode()
             at = properties_at + properties_size
-            entries.append(
-                PutEntry(
-                    kind,
-                    body[head_at:properties_at],
-                    body[properties_at:at],
-                    tag,
-                    queue,
-                    due,
-                    name,
-                )
-            )
+            head, properties = body[head_at:properties_at], body[properties_at:at]
+            entries.append(PutEntry(kind, head, properties, tag, queue, due, name))
     except (struct.error, UnicodeDecodeError) as error:
         raise Refused(Code.BAD_REQUEST, f"the frame's payload is no put: {error}") from error
     if at > len(body):
@@ -269,7 +292,7 @@ def decode_put(body: bytes) -> PutRequest:
 def encode_put_reply(results: Sequence[PutResult]) -> bytes:
     parts = [_U16.pack(len(results))]
     for result in results:
-        text = result.message.encode()
+        text = _sentence(result.message)
         parts.append(
             _PUT_RESULT.pack(result.code, result.queue_id, result.queue_offset, len(text)) + text
         )
@@ -286,6 +309,7 @@ def decode_put_reply(body: bytes) -> list[PutResult]:
     return results
 
 
+@_fitting
 def encode_pop(request: PopRequest) -> bytes:
     return b"".join(
         (
@@ -354,20 +378,12 @@ def decode_pop_reply(body: bytes) -> PopReply:
     deliveries = []
     for _ in range(count):
         queue, offset, attempt, stored, handle, head, properties = reader.fields(_DELIVERY)
-        deliveries.append(
-            Delivery(
-                queue,
-                offset,
-                attempt,
-                stored,
-                reader.take(handle),
-                reader.take(head),
-                reader.take(properties),
-            )
-        )
+        content = reader.take(handle), reader.take(head), reader.take(properties)
+        deliveries.append(Delivery(queue, offset, attempt, stored, *content))
     return PopReply(deliveries, rest)
 
 
+@_fitting
 def encode_ack(request: AckRequest) -> bytes:
     parts = [_text(request.topic), _text(request.group), _U16.pack(len(request.handles))]
     for handle in request.handles:
@@ -389,7 +405,7 @@ def decode_ack(body: bytes) -> AckRequest:
 def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
     parts = [_U16.pack(len(results))]
     for result in results:
-        text = result.message.encode()
+        text = _sentence(result.message)
         parts.append(_ACK_RESULT.pack(result.code, len(text)) + text)
     return b"".join(parts)
 
@@ -404,6 +420,7 @@ def decode_ack_reply(body: bytes) -> list[AckResult]:
     return results
 
 
+@_fitting
 def encode_change(request: ChangeRequest) -> bytes:
     return b"".join(
         (

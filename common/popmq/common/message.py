@@ -22,7 +22,7 @@ A MESSAGE goes on with 24 bytes and four parts:
     68 properties_size u32   the content of its system_properties
     72 token_size u16        0, or a revival token (`RevivalToken`)
     74 attempt u16           delivery attempt that this stored copy stands for, from 1
-    76 reserved u32
+    76 unconfirmed u32  bytes of log before this record that were not confirmed yet
     80 token | head | properties
 
 Every other kind has its own body after byte 56 (`pop_check_point.py`, `registry.py`).
@@ -58,6 +58,7 @@ class RecordKind(IntEnum):
     REVIVE = 4  # check point, ack, change ...: the revive topic's own record
     OFFSET = 5  # a group's offset set by hand or at first use: rmq_sys_offsets
     EPOCH_START = 6  # first record of each start as master
+    MOVED = 7  # a MESSAGE again, whose first place retention deletes; same identity, no new unit
 
 
 class BadRecord(Exception):
@@ -180,10 +181,12 @@ def encode_message(
     properties: bytes,
     token: bytes = b"",
     attempt: int = 1,
+    kind: int = RecordKind.MESSAGE,
+    unconfirmed: int = 0,
 ) -> bytes:
     rest = _REST_AND_MESSAGE.pack(
         RECORD_VERSION,
-        RecordKind.MESSAGE,
+        kind,
         0,
         stamp.epoch,
         position,
@@ -197,7 +200,7 @@ def encode_message(
         len(properties),
         len(token),
         attempt,
-        0,
+        min(unconfirmed, 0xFFFF_FFFF),
     )
     tail = b"".join((rest, token, head, properties))
     return _FRONT.pack(8 + len(tail), crc32c(tail)) + tail
@@ -246,7 +249,11 @@ def decode_message(data: bytes | memoryview, offset: int = 0) -> StoredMessage:
     head_at = token_at + token_size
     properties_at = head_at + head_size
     end = properties_at + properties_size
-    if header.kind != RecordKind.MESSAGE or end != offset + header.size or end > len(data):
+    if (
+        header.kind not in (RecordKind.MESSAGE, RecordKind.MOVED)
+        or end != offset + header.size
+        or end > len(data)
+    ):
         raise BadRecord(f"record at {header.position} is not a message")
     token = RevivalToken.decode(bytes(data[token_at:head_at])) if token_size else None
     return StoredMessage(
@@ -266,6 +273,12 @@ def peek_message(data: bytes | memoryview) -> tuple[int, RevivalToken | None]:
         return tag, None
     token_at = MESSAGE_HEADER_SIZE
     return tag, RevivalToken.decode(bytes(data[token_at : token_at + token_size]))
+
+
+def unconfirmed_bytes(data: bytes) -> int:
+    """How far the confirmed position was behind when this message was appended, or more."""
+    distance: int = _MESSAGE.unpack_from(data, HEADER_SIZE)[5]
+    return distance if distance < 0xFFFF_FFFF else 1 << 62
 
 
 def tag_hash(tag: str) -> int:

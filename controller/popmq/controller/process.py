@@ -1,5 +1,7 @@
 """The controller as a process: frames around `ControllerServer`."""
 
+import secrets
+
 from popmq.common.clock import SystemClock
 from popmq.common.config import Settings
 from popmq.common.frame_server import FrameServer
@@ -15,7 +17,11 @@ class ControllerProcess:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.port = ControllerServer(
-            Routes(settings.cluster.name),
+            Routes(
+                settings.cluster.name,
+                dead_after_ms=settings.controller.dead_after_ms,
+                first_version=1 + secrets.randbits(48),
+            ),
             SystemClock(),
             heartbeat_ms=settings.controller.heartbeat_ms,
             dead_after_ms=settings.controller.dead_after_ms,

@@ -4,11 +4,18 @@ A route outlives its broker's silence: the log is still there, and receipt handl
 broker group.  The version moves only when a route does, so that proxies can wait for it.
 """
 
+import re
 from dataclasses import dataclass
 
-from popmq.common.errors import Code, Refused
+from popmq.common.errors import Code, ConfigError, Refused
+from popmq.common.frames import Address
 
 BROKER_LIMIT = 1_024
+ADDRESS_LIMIT = 300  # characters; a host name has at most 253
+IN_PROCESS = "in-process"  # what `popmq up` registers instead of an address
+
+_BROKER_NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}")  # as the setting broker.name
+_STORE_ID = re.compile(r"[a-zA-Z0-9_-]{0,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +27,28 @@ class Route:
 
 
 class Routes:
-    def __init__(self, cluster: str) -> None:
+    """`first_version` differs from one run of the controller to the next, so that a proxy that
+    followed the last one notices."""
+
+    def __init__(self, cluster: str, *, dead_after_ms: int, first_version: int = 1) -> None:
         self._cluster = cluster
+        self._dead_after_ms = dead_after_ms
         self._routes: dict[str, Route] = {}
         self._heard_ms: dict[str, int] = {}
-        self.version = 1
+        self.version = first_version
 
     def register(self, cluster: str, route: Route, *, now_ms: int) -> bool:
         """Note that the broker is there; True when its route changed.
 
-        Refuses another cluster's broker, and a route of an older epoch than the known one:
-        that broker was replaced and does not know it yet.
+        Refuses another cluster's broker and what no proxy could use; a route of an older epoch
+        than the known one, as that broker was replaced and does not know it yet; and a second
+        broker of one name, unless the known one fell silent.
         """
+        _check_route(route)
         if cluster != self._cluster:
             raise Refused(
                 Code.BAD_REQUEST,
-                f"broker {route.broker} is of cluster {cluster}, this controller of "
+                f"broker {route.broker} is of cluster {cluster[:100]}, this controller of "
                 f"{self._cluster} (cluster.name)",
             )
         known = self._routes.get(route.broker)
@@ -44,12 +57,8 @@ class Routes:
                 Code.TOO_MANY_REQUESTS,
                 f"{BROKER_LIMIT} broker groups are registered, which is the limit",
             )
-        if known is not None and known.store_id == route.store_id and known.epoch > route.epoch:
-            raise Refused(
-                Code.PRECONDITION_FAILED,
-                f"broker {route.broker} registers with epoch {route.epoch}, but epoch "
-                f"{known.epoch} is known",
-            )
+        if known is not None and known != route:
+            self._check_successor(known, route, now_ms=now_ms)
         self._heard_ms[route.broker] = now_ms
         if known == route:
             return False
@@ -57,9 +66,51 @@ class Routes:
         self.version += 1
         return True
 
+    def _check_successor(self, known: Route, route: Route, *, now_ms: int) -> None:
+        if known.store_id == route.store_id:
+            if known.epoch > route.epoch:
+                raise Refused(
+                    Code.PRECONDITION_FAILED,
+                    f"broker {route.broker} registers with epoch {route.epoch}, but epoch "
+                    f"{known.epoch} is known",
+                )
+            return
+        silent_ms = self.silent_ms(known.broker, now_ms=now_ms)
+        if silent_ms <= self._dead_after_ms:
+            raise Refused(
+                Code.PRECONDITION_FAILED,
+                f"two brokers are called {route.broker}: store {known.store_id!r} at "
+                f"{known.address}, heard {silent_ms} ms ago, and store {route.store_id!r} at "
+                f"{route.address}, which is refused: give it another broker.name, or stop the "
+                f"first for {self._dead_after_ms} ms (controller.dead_after_ms)",
+            )
+
     def all(self) -> list[Route]:
         return [self._routes[name] for name in sorted(self._routes)]
 
     def silent_ms(self, broker: str, *, now_ms: int) -> int:
         """Milliseconds since the broker was last heard."""
         return now_ms - self._heard_ms[broker]
+
+
+def _check_route(route: Route) -> None:
+    """Raise BAD_REQUEST for what would break whoever follows it."""
+    if not _BROKER_NAME.fullmatch(route.broker):
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"broker name {route.broker[:100]!r} is not 1 to 100 letters, digits, _ or -",
+        )
+    if not _STORE_ID.fullmatch(route.store_id):
+        raise Refused(Code.BAD_REQUEST, f"broker {route.broker} registers an impossible store id")
+    if route.address == IN_PROCESS:
+        return
+    if len(route.address) > ADDRESS_LIMIT:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"broker {route.broker} registers an address of {len(route.address)} characters, "
+            f"the limit is {ADDRESS_LIMIT}",
+        )
+    try:
+        Address.parse(route.address)
+    except ConfigError as error:
+        raise Refused(Code.BAD_REQUEST, f"broker {route.broker}: {error}") from error

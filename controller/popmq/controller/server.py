@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from google.protobuf.message import DecodeError
+
 from popmq.common.clock import Clock
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Kind, OnReply
@@ -14,7 +16,7 @@ from popmq.common.wire.controller_pb2 import (
     RoutesReply,
     RoutesRequest,
 )
-from popmq.controller.routes import Route, Routes
+from popmq.controller.routes import BROKER_LIMIT, Route, Routes
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class ControllerServer:
         self._heartbeat_ms = heartbeat_ms
         self._dead_after_ms = dead_after_ms
         self._number = 0
+        self._refused: dict[str, int] = {}  # by broker name, what was refused last
         self._waiting: dict[int, tuple[OnReply, asyncio.TimerHandle]] = {}
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
@@ -47,6 +50,8 @@ class ControllerServer:
                     )
         except PopmqError as error:
             on_reply(error)
+        except DecodeError:
+            on_reply(Refused(Code.BAD_REQUEST, f"the request is no {kind.name}"))
         return self._number
 
     def cancel(self, request_id: int) -> None:
@@ -76,13 +81,29 @@ class ControllerServer:
     def _register(self, request: RegisterRequest) -> bytes:
         broker = request.broker
         route = Route(broker.broker, broker.address, broker.epoch, broker.store_id)
-        if self._routes.register(request.cluster, route, now_ms=self._clock.boot_ms()):
+        try:
+            changed = self._routes.register(request.cluster, route, now_ms=self._clock.boot_ms())
+        except PopmqError as error:
+            self._log_refused(route, error)
+            raise
+        if changed:
+            self._refused.pop(route.broker, None)
             logger.info(
                 "route changed",
                 extra={"broker": route.broker, "address": route.address, "epoch": route.epoch},
             )
             self.stop()
         return RegisterReply(heartbeat_ms=self._heartbeat_ms).SerializeToString()
+
+    def _log_refused(self, route: Route, error: PopmqError) -> None:
+        """Once for each route: a broker that is refused tries again with every heartbeat."""
+        name, seen = route.broker[:100], hash(route)
+        if self._refused.get(name) == seen:
+            return
+        if len(self._refused) >= BROKER_LIMIT:
+            self._refused.clear()
+        self._refused[name] = seen
+        logger.warning("registration refused", extra={"broker": name, "reason": str(error)})
 
     def _tell_routes(self, request: RoutesRequest, on_reply: OnReply) -> None:
         wait_ms = min(request.wait_ms, MAX_WAIT_MS)

@@ -37,6 +37,7 @@ from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import change_invisible_ms, overall_code
 
 MAX_HANDLES = 1_024  # in one request to a broker
+HANDLE_LIMIT = 512  # bytes; with the longest broker name a handle has 422
 
 
 class AckMessage:
@@ -163,6 +164,10 @@ def refuse_change(request: bytes, error: PopmqError) -> Sequence[bytes]:
 
 
 def handle_bytes(handle: str) -> bytes:
+    if len(handle) > HANDLE_LIMIT:
+        raise InvalidReceiptHandle(
+            f"the receipt handle of {len(handle)} characters is over the limit of {HANDLE_LIMIT}"
+        )
     try:
         return handle.encode("ascii")
     except UnicodeEncodeError as error:

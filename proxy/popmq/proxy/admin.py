@@ -1,34 +1,39 @@
-"""The admin service on the public port: topics and groups, passed on to the brokers.
+"""The admin service on the public port: topics, groups, stored messages; passed on to brokers.
 
 Requests go through as they came.  What describes or lists is asked of one broker group; what
-changes something is asked of every one, in turn, and the first refusal ends it: done again, the
-command goes on where it stopped.
+changes something is asked of every one (`admin_change.py`).  What looks for messages gathers the
+answers of all.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.wire import admin_pb2
+from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange
 from popmq.proxy.brokers import Brokers
+from popmq.proxy.convert import parse
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.route import ask_any
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.transport.seam import Call, Method, Shape
 
 SERVICE = "/popmq.admin.v1.Admin/"
-TIMEOUT_MS = 10_000
 
 Reply = (
     admin_pb2.TopicReply
     | admin_pb2.ListTopicsReply
     | admin_pb2.GroupReply
     | admin_pb2.ListGroupsReply
+    | admin_pb2.FindMessagesReply
 )
+
+R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,12 @@ class _Command:
     kind: Kind
     reply: type[Reply]
     everywhere: bool = False
+    gathers: bool = False
+
+    def check(self, data: bytes) -> None:
+        """Raise BAD_REQUEST unless a broker can read the request."""
+        request: type[Message] = getattr(admin_pb2, f"{self.name}Request")
+        parse(request, data)
 
 
 _COMMANDS = (
@@ -50,6 +61,7 @@ _COMMANDS = (
     _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
+    _Command("FindMessages", Kind.FIND_MESSAGES, admin_pb2.FindMessagesReply, gathers=True),
 )
 
 
@@ -69,37 +81,85 @@ class Admin:
         rpc.run(self._pass_on, command, rpc)
 
     def _pass_on(self, command: _Command, rpc: Rpc) -> None:
+        command.check(rpc.data)
         if command.everywhere:
-            self._change(command, rpc, tuple(self._brokers.names()))
+            then = partial(_reply, command.reply, rpc)
+            AdminChange(self._brokers, rpc, command.kind, then).start()
+            return
+        if command.gathers:
+            names = tuple(self._brokers.names())
+            self._gather(command, rpc, names, admin_pb2.FindMessagesReply(), [])
             return
         answered = partial(rpc.run, _reply, command.reply, rpc)
         ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=TIMEOUT_MS)
 
-    def _change(self, command: _Command, rpc: Rpc, names: Sequence[str]) -> None:
-        """Ask the first of `names`, then the others; the reply is the last one's."""
+    def _gather(
+        self,
+        command: _Command,
+        rpc: Rpc,
+        names: Sequence[str],
+        found: admin_pb2.FindMessagesReply,
+        refusals: Sequence[PopmqError],
+    ) -> None:
+        """Ask `names` in turn and add what they found to `found`.
+
+        A broker that refuses or is away makes the reply incomplete; the first refusal is the
+        reply when nobody answered.
+        """
         if not names:
-            raise Unavailable("no broker is known yet")
+            _finish_gather(command, rpc, found, refusals)
+            return
 
         def answered(answer: Answer) -> None:
-            if not isinstance(answer, PopmqError) and len(names) > 1:
-                self._change(command, rpc, names[1:])
+            refused = list(refusals)
+            if isinstance(answer, PopmqError):
+                refused.append(answer)
+                _note(found, f"broker {names[0]}: {answer}")
             else:
-                _reply(command.reply, rpc, answer)
+                part = _decoded(admin_pb2.FindMessagesReply, answer)
+                found.messages.extend(part.messages)
+                found.status.CopyFrom(part.status)
+                if part.incomplete:
+                    _note(found, f"broker {names[0]}: {part.incomplete}")
+            self._gather(command, rpc, names[1:], found, refused)
 
-        port = self._brokers.port(names[0])
+        try:
+            port = self._brokers.port(names[0])
+        except PopmqError as error:
+            answered(error)
+            return
         rpc.ask(port, command.kind, rpc.data, TIMEOUT_MS, answered)
+
+
+def _note(found: admin_pb2.FindMessagesReply, reason: str) -> None:
+    found.incomplete = "; ".join(filter(None, (found.incomplete, reason)))
+
+
+def _finish_gather(
+    command: _Command,
+    rpc: Rpc,
+    found: admin_pb2.FindMessagesReply,
+    refusals: Sequence[PopmqError],
+) -> None:
+    if not found.status.code:
+        raise refusals[0] if refusals else Unavailable("no broker is known yet")
+    _reply(command.reply, rpc, found.SerializeToString())
 
 
 def _reply(kind: type[Reply], rpc: Rpc, answer: Answer) -> None:
     if isinstance(answer, PopmqError):
         raise answer
-    try:
-        reply = kind.FromString(answer)
-    except DecodeError as error:
-        raise Refused(Code.INTERNAL_ERROR, f"a broker's reply is no {kind.__name__}") from error
+    reply = _decoded(kind, answer)
     if not reply.status.code:
         reply.status.CopyFrom(admin_pb2.Status(code=Code.OK, message="OK"))
     rpc.reply(reply.SerializeToString())
+
+
+def _decoded(kind: type[R], answer: bytes) -> R:
+    try:
+        return kind.FromString(answer)
+    except DecodeError as error:
+        raise Refused(Code.INTERNAL_ERROR, f"a broker's reply is no {kind.__name__}") from error
 
 
 def _refuse(kind: type[Reply], _request: bytes, error: PopmqError) -> Sequence[bytes]:

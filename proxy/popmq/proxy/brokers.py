@@ -170,7 +170,11 @@ class RoutedBrokers:
         way = self._ways.get(name)
         if way is not None and way.address == address:
             return
-        port = self._open_port(name, address)
+        try:
+            port = self._open_port(name, address)
+        except PopmqError as error:  # one impossible address; the other routes are good
+            logger.warning("broker cannot be used", extra={"broker": name, "reason": str(error)})
+            return
         logger.info("broker in the routes", extra={"broker": name, "address": address})
         if way is not None:
             self._close(name)

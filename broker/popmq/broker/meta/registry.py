@@ -258,14 +258,13 @@ class Registry:
         self._topics[topic.name] = self._topics_by_id[topic.id] = topic
         self._last_topic_id = max(self._last_topic_id, topic.id)
         if not known:
-            # The id in the folder's name keeps two incarnations of a name apart.
-            self._store.add_topic(topic.id, f"{topic.name}@{topic.id}")
+            self._store.add_topic(topic.id, topic.name)
 
     def _drop_topic(self, topic_id: int) -> None:
         gone = self._topics_by_id.pop(topic_id, None)
         if gone is not None:
             del self._topics[gone.name]
-            self._store.dispatch.drop_topic(topic_id)
+            self._store.drop_topic(topic_id)
             self.on_topic_gone(gone)
 
 

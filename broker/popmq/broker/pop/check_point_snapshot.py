@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from popmq.broker.pop.pop_check_point import PopCheckPoint
+from popmq.broker.store.consume_queue import Unit
+from popmq.broker.store.retention import Body
 from popmq.broker.store.snapshot import entry_hash
 
 if TYPE_CHECKING:
     from popmq.broker.pop.check_point_table import CheckPointTable, Key, Place, QueueProgress
 
 _PER_PIECE = 256
-_CHECK_POINT, _PROGRESS, _OUTCOME = b"c", b"p", b"o"
+_CHECK_POINT, _PROGRESS, _OUTCOME, _MOVED = b"c", b"p", b"o", b"m"
 # epoch, root epoch, flags, topic, group, queue | sequence, root sequence, members, start, next,
 # popped, revive at, client, acked, revived, moved
 _LIVE = struct.Struct(">IIIIIIQQQQQQQQQQQ")
 # group, topic, queue, open | committed, cursor, logged
 _QUEUE = struct.Struct(">IIIIQQQ")
 _OPEN = struct.Struct(">IQQ?")  # epoch, sequence, next offset, finished
+_BODY = struct.Struct(">IIQQIQ")  # topic, queue, offset, position, size, tag hash
 _ENDED = struct.Struct(">QIQQQQ")  # log_ms, epoch, sequence, acked, revived, moved
 
 
@@ -64,6 +67,7 @@ class TableSnapshot:
         self.number = number
         self._check_points = list(table)
         self._progress = list(table.progress_items())
+        self._moved = table.moved_items()
         self._outcomes = table.outcome_order()
         self._outcome = table.outcome
         self._kept_check_points: list[bytes] = []
@@ -94,6 +98,10 @@ class TableSnapshot:
             yield self._live_piece()
         if self._kept_progress:
             yield self._progress_piece()
+        for at in range(0, len(self._moved), _PER_PIECE):
+            some = self._moved[at : at + _PER_PIECE]
+            bodies = [_BODY.pack(*identity, *unit) for identity, unit in some]
+            yield _MOVED + b"".join(bodies), sum(map(entry_hash, bodies))
         outcomes = iter(self._outcomes)
         while piece := self._outcome_piece(outcomes):
             yield piece, 0  # they fade with time, so they are no part of the state hash
@@ -138,6 +146,9 @@ class TableRestorer:
                 self._live(fields)
         elif kind == _PROGRESS:
             self._progress(data)
+        elif kind == _MOVED:
+            for topic_id, queue_id, offset, *unit in _BODY.iter_unpack(data):
+                self._table.apply_moved(Body(topic_id, queue_id, offset, Unit(*unit)))
         else:
             for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
                 acked, revived, moved = masks

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
-from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.pop.pop_check_point import (
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+    member_bits,
+)
+from popmq.broker.store.consume_queue import Unit
+from popmq.broker.store.retention import Body
 from popmq.common.message import RevivalToken
 
 # How long a true answer to a late ack is kept, and for how many check points.
@@ -62,6 +69,8 @@ class CheckPointTable:
         self._bucket_order: list[int] = []
         self._outcomes: dict[Key, tuple[int, int, int]] = {}
         self._outcome_order: deque[tuple[int, Key]] = deque()
+        # Where retention moved the bodies of messages in flight to; few or none.
+        self._moved: dict[tuple[int, int, int], Unit] = {}
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
@@ -198,6 +207,17 @@ class CheckPointTable:
                 self.outcomes_dropped += 1
             self._outcomes.pop(order.popleft()[1], None)
 
+    # -- retention (store/retention.py)
+
+    def moved_body(self, ck: PopCheckPoint, member: int) -> Unit | None:
+        """Where the member's message is now, if retention moved it."""
+        return self._moved.get((ck.topic_id, ck.queue_id, ck.offset_of(member)))
+
+    def apply_moved(self, body: Body) -> None:
+        """A body was appended again. Void if its message is in flight no more; then nobody
+        asks for it, and the entry leaves with the next change of its queue."""
+        self._moved[(body.topic_id, body.queue_id, body.queue_offset)] = body.unit
+
     # -- snapshots (store/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
@@ -218,6 +238,9 @@ class CheckPointTable:
         if self._restorer is not None:
             self._restorer.finish()
             self._restorer = None
+
+    def moved_items(self) -> list[tuple[tuple[int, int, int], Unit]]:
+        return list(self._moved.items())
 
     def outcome_order(self) -> list[tuple[int, Key]]:
         return list(self._outcome_order)
@@ -290,6 +313,9 @@ class CheckPointTable:
                 one.acked |= ended
             else:
                 one.revived |= ended
+        if self._moved:
+            for member in member_bits(bits):
+                self._moved.pop((ck.topic_id, ck.queue_id, ck.offset_of(member)), None)
         if not ck.waiting:
             self._no_longer_due(ck)
         count = bits.bit_count()

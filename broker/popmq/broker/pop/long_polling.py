@@ -8,21 +8,27 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from popmq.common.errors import TooManyRequests
 
 Key = tuple[int, int]  # topic id, group id
 
 
+class Attempt(Enum):
+    ANSWERED = "answered"  # with messages, or with an error
+    EMPTY = "empty"
+    MORE = "more"  # nothing for this filter so far, but not all was looked at
+
+
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """`attempt` pops again: True when it answered its client (with messages or an error);
-    `give_up` answers with nothing."""
+    """`attempt` pops again and says what came of it; `give_up` answers with nothing."""
 
     key: Key
     filter_key: object
     deadline_ms: int
-    attempt: Callable[[], bool]
+    attempt: Callable[[], Attempt]
     give_up: Callable[[], None]
     done: bool = False
     number: int = 0
@@ -35,6 +41,7 @@ class LongPolling:
         self._groups_of_topic: dict[int, set[int]] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._number = 0
+        self._unfinished: dict[Key, None] = {}
         self.count = 0
         self.woken = 0
         self.timed_out = 0
@@ -68,7 +75,7 @@ class LongPolling:
 
     def step(self, now_ms: int, limit: int = 256) -> int:
         """Answer up to `limit` waiters whose time is over; returns how many."""
-        ended = 0
+        ended = self._go_on()
         while self._deadlines and ended < limit and self._deadlines[0][0] <= now_ms:
             _, _, waiter = heapq.heappop(self._deadlines)
             if waiter.done:
@@ -88,6 +95,18 @@ class LongPolling:
                     self.remove(waiter)
                     waiter.give_up()
 
+    def look_again(self, key: Key) -> None:
+        """A receive that parks has not looked through everything: the next step goes on."""
+        self._unfinished[key] = None
+
+    def _go_on(self) -> int:
+        """Let receives whose filter passes over much look a little further."""
+        keys = list(self._unfinished)
+        self._unfinished.clear()
+        for key in keys:
+            self._serve(key)
+        return len(keys)
+
     def _serve(self, key: Key) -> None:
         """Let waiters pop, oldest first, until the messages are gone.
 
@@ -98,12 +117,15 @@ class LongPolling:
         for waiter in list(self._waiters.get(key, {}).values()):
             if waiter.done or waiter.filter_key in missed:
                 continue
-            if waiter.attempt():
+            outcome = waiter.attempt()
+            if outcome is Attempt.ANSWERED:
                 waiter.done = True
                 self._unpark(waiter)
                 self.woken += 1
-            else:
-                missed.add(waiter.filter_key)
+                continue
+            missed.add(waiter.filter_key)
+            if outcome is Attempt.MORE:
+                self._unfinished[key] = None
 
     def _unpark(self, waiter: Waiter) -> None:
         key = waiter.key

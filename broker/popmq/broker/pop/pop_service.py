@@ -24,6 +24,7 @@ from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.config import PopSettings
+from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.hop import Delivery
 from popmq.common.message import RecordKind, StoredMessage
@@ -54,6 +55,8 @@ class PopMetrics:
     empty_pops: int = 0
     delivered: int = 0
     refused_in_flight: int = 0
+    cold_pops: int = 0  # had to wait for the disk
+    expired: int = 0  # went by retention before this group read them
 
 
 class PopService:
@@ -86,7 +89,8 @@ class PopService:
 
         Every delivery's check point is appended when this returns; it may be told to the
         client when it is confirmed.  Raises TooManyRequests when messages are there but too
-        many are in flight.
+        many are in flight, and ColdRead when all that is there has to be read from the disk
+        first: warm it elsewhere, and pop again.
         """
         self._store.guard.check_write()
         self.metrics.pops += 1
@@ -100,6 +104,9 @@ class PopService:
             for queue_id in queue_ids:
                 self._take(want, topic, queue_id, batch)
         if not batch.deliveries:
+            if batch.cold:
+                self.metrics.cold_pops += 1
+                raise batch.cold[0]
             self.metrics.empty_pops += 1
             if batch.refusal:
                 self.metrics.refused_in_flight += 1
@@ -131,35 +138,71 @@ class PopService:
         known = self._table.progress(group.id, topic.id, queue_id)
         if known is not None:
             return known
-        queue = self._store.queue(topic.id, queue_id)
-        start = queue.min_offset
         if group.start_at is StartAt.NEWEST and not topics.is_retry_topic(topic.name):
-            start = queue.count
-            record = OffsetRecord(group.id, topic.id, queue_id, start, Reason.START_AT_NEWEST)
+            self._start_at_newest(group, topic)
+            known = self._table.progress(group.id, topic.id, queue_id)
+        queue = self._store.queue(topic.id, queue_id)
+        return known or self._table.start(group.id, topic.id, queue_id, queue.min_offset)
+
+    def _start_at_newest(self, group: SubscriptionGroup, topic: TopicConfig) -> None:
+        """At the group's first look at the topic, for all queues; one added later is new to all."""
+        places = [(group.id, topic.id, queue_id) for queue_id in range(topic.queues)]
+        if any(self._table.progress(*place) for place in places):
+            return
+        for place in places:
+            start = self._store.queue(topic.id, place[2]).count
+            record = OffsetRecord(*place, start, Reason.START_AT_NEWEST)
             self._store.put_record(
                 RecordKind.OFFSET,
                 topic_id=topics.OFFSETS_TOPIC_ID,
                 queue_id=0,
                 body=record.encode(),
             )
-        return self._table.start(group.id, topic.id, queue_id, start)
+            self._table.start(*place, start)
 
     def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: "_Batch") -> None:
         """Fill the batch from one queue and write the check points of what was taken."""
         progress = self._progress(want.group, topic, queue_id)
         queue = self._store.queue(topic.id, queue_id)
         room = self._room(progress, batch)
-        offset = max(progress.cursor, queue.min_offset)
+        if progress.cursor < queue.min_offset:
+            self.metrics.expired += queue.min_offset - progress.cursor
+            progress.skip_to(queue.min_offset)
+        offset = progress.cursor
         if room > 0 and offset < queue.count:
             scan = _SCAN_UNITS if want.tags.hashes else room
-            units = queue.units(offset, scan)
-            taken, passed = batch.choose(units, offset, want.tags, room)
-            end = offset + passed
-            if taken:
-                self._deliver(want, topic, queue_id, taken, end, batch, progress)
-            else:
-                progress.skip_to(end)
+            try:
+                self._read_on(want, topic, queue_id, batch, progress, scan=scan, room=room)
+            except ColdRead as cold:
+                batch.cold.append(cold)
         batch.rest += queue.count - min(progress.cursor, queue.count)
+
+    def _read_on(
+        self,
+        want: Want,
+        topic: TopicConfig,
+        queue_id: int,
+        batch: "_Batch",
+        progress: QueueProgress,
+        *,
+        scan: int,
+        room: int,
+    ) -> None:
+        """Deliver from the queue's cursor; ColdRead, with nothing changed, when not in memory."""
+        queue = self._store.queue(topic.id, queue_id)
+        offset = progress.cursor
+        units = queue.units(offset, scan, wait=False)
+        left = batch.bytes_left
+        taken, passed = batch.choose(units, offset, want.tags, room)
+        end = offset + passed
+        if not taken:
+            progress.skip_to(end)
+            return
+        try:
+            self._deliver(want, topic, queue_id, taken, end, batch, progress)
+        except ColdRead:
+            batch.bytes_left = left
+            raise
 
     def _room(self, progress: QueueProgress, batch: "_Batch") -> int:
         per_queue = self._settings.max_in_flight_per_queue - progress.in_flight
@@ -188,7 +231,7 @@ class PopService:
         batch: "_Batch",
         progress: QueueProgress,
     ) -> None:
-        read = self._store.reader.read([unit for _, unit in taken])
+        read = self._store.reader.read([unit for _, unit in taken], wait=False)
         found = [
             (offset, message)
             for (offset, _), message in zip(taken, read, strict=True)
@@ -265,7 +308,7 @@ class PopService:
 class _Batch:
     """What one pop collects, within its count and its bytes."""
 
-    __slots__ = ("bytes_left", "deliveries", "limit", "refusal", "rest")
+    __slots__ = ("bytes_left", "cold", "deliveries", "limit", "refusal", "rest")
 
     def __init__(self, limit: int, reply_bytes: int) -> None:
         self.limit = limit
@@ -273,6 +316,7 @@ class _Batch:
         self.deliveries: list[Delivery] = []
         self.rest = 0
         self.refusal = ""
+        self.cold: list[ColdRead] = []
 
     def choose(
         self, units: list[Unit], offset: int, tags: TagFilter, room: int

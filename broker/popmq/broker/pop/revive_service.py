@@ -7,6 +7,7 @@ revive log to fall behind.
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
@@ -17,6 +18,7 @@ from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
+from popmq.common.disk import ColdRead
 from popmq.common.message import RevivalToken, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
@@ -24,13 +26,21 @@ _STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes 
 
 
 class ReviveService:
-    def __init__(self, store: MessageStore, registry: Registry, table: CheckPointTable) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        bodies: InFlightBodies,
+    ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
+        self._bodies = bodies
         self.retried = 0
         self.dead_lettered = 0
         self.lost = 0
+        self._warming = False
 
     def step(self, limit: int = 256) -> int:
         """Revive about `limit` messages that are due; returns how many."""
@@ -40,6 +50,7 @@ class ReviveService:
             revived < limit
             and self._store.pending_bytes < _STEP_BYTES
             and self._store.guard.copies_allowed
+            and not self._warming
         ):
             taken = self._table.due(now_ms, 1)
             if not taken:
@@ -54,20 +65,33 @@ class ReviveService:
         # Deleting a topic or a group drops its check points, so both are there.
         assert topic is not None, f"check point {ck.key} of no topic"
         assert group is not None, f"check point {ck.key} of no group"
-        queue = self._store.queue(ck.topic_id, ck.queue_id)
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
                 self._table.return_due(ck)
                 break
-            (unit,) = queue.units(ck.offset_of(member), 1)
-            (message,) = self._store.reader.read([unit])
+            try:
+                unit = self._bodies.unit_of(ck, member, wait=False)
+                (message,) = self._store.reader.read([unit], wait=False)
+            except ColdRead as cold:
+                self._table.return_due(ck)
+                self._warm(cold)
+                break
             if isinstance(message, DamagedMessage):
                 self._give_up(ck, member)
             else:
                 self._revive_one(ck, member, topic, group, message)
             revived += 1
         return revived
+
+    def _warm(self, cold: ColdRead) -> None:
+        """An old body comes from the disk; the next steps do something else meanwhile."""
+        self._warming = True
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False  # an error shows again, at the read that waits
+
+        self._store.readers.submit(lambda: _read(cold), done)
 
     def _give_up(self, ck: PopCheckPoint, member: int) -> None:
         """The body cannot be read: say so in the log, so that the queue's offset moves on."""
@@ -125,3 +149,7 @@ class ReviveService:
             return found
         wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
         return self._registry.create_topic(wanted, internal=True)
+
+
+def _read(cold: ColdRead) -> None:
+    cold.warm()

@@ -5,10 +5,11 @@ Nothing is read before it was written, so there is no cache to keep true.  A rec
 crosses a segment's end: a PADDING record, or fewer than 56 zero bytes, fills what is left.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from popmq.broker.store.mapped_file import MappedFileQueue
+from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, Refused
 from popmq.common.message import (
@@ -18,10 +19,13 @@ from popmq.common.message import (
     RecordKind,
     Stamp,
     check_record,
+    decode_header,
     encode_record,
+    unconfirmed_bytes,
 )
 
 _SCAN_BYTES = 4 << 20
+_RECORD_START = re.compile(rb"\x01[\x01-\x07]", re.DOTALL)  # version and kind, at byte 8
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class CommitLog:
         self._buffer_at = -1
         self.pending_bytes = 0
         self.end = 0
+        self.last_position = 0  # of the newest record
 
     def load(self) -> None:
         self._files.load()
@@ -91,6 +96,7 @@ class CommitLog:
     def append(self, record: bytes) -> None:
         """Take a record that was encoded for the position that `place` gave."""
         self._append(record)
+        self.last_position = self.end
         self.end += len(record)
 
     def take_batch(self) -> Batch | None:
@@ -128,10 +134,46 @@ class CommitLog:
         """Whole segments that are allocated behind the current one."""
         return self._files.reserved_behind(self.end)
 
-    def covers(self, position: int) -> bool:
-        """Whether the files reach from before `position` to it."""
-        last = self._files.last
-        return self.start <= position <= (last.end if last else 0)
+    def closed_segments(self) -> list[tuple[int, int]]:
+        """Start and end of each segment that the log's end has left, oldest first."""
+        return [(file.start, file.end) for file in self._files if file.end <= self.end]
+
+    def drop_before(self, position: int) -> list[MappedFile]:
+        """The log starts at `position` from now on; returns the files to delete."""
+        return self._files.take_before(position)
+
+    def record_at(self, position: int) -> Header | None:
+        """The header of the intact record at `position`, if there is one."""
+        front = self.read_up_to(position, HEADER_SIZE)
+        try:
+            size = decode_header(front).size
+            return check_record(self.read_up_to(position, size), 0, position)
+        except BadRecord:
+            return None
+
+    def durable_beyond(self, position: int) -> int | None:
+        """A record behind `position` that was written when `position` was confirmed already.
+
+        It proves that the bytes at `position` were durable once: damage, not a torn tail.
+        """
+        seam = b""
+        for start, piece in self._behind(position):
+            data, first = seam + piece, start - len(seam)
+            seam = data[-HEADER_SIZE:]
+            for found in _RECORD_START.finditer(data):
+                at = first + found.start() - 8
+                named = data[found.start() + 8 : found.start() + 16]
+                if at <= position or int.from_bytes(named, "big") != at:
+                    continue
+                header = self.record_at(at)
+                if header is not None and self._confirmed_at(header) > position:
+                    return at
+        return None
+
+    def _confirmed_at(self, header: Header) -> int:
+        if header.kind not in (RecordKind.MESSAGE, RecordKind.MOVED):
+            return 0
+        return header.position - unconfirmed_bytes(self.read_up_to(header.position, 80))
 
     def scan(self, position: int) -> Iterator[ScannedRecord]:
         """Every intact record from `position`, in order; leaves `end` behind the last one.
@@ -148,6 +190,7 @@ class CommitLog:
                 record = self._scan_one(file.start, file.end)
                 if record is None:
                     break
+                self.last_position = self.end
                 self.end += record.header.size
                 if record.header.kind != RecordKind.PADDING:
                     yield record
@@ -163,23 +206,38 @@ class CommitLog:
         last = self._files.last
         if last is None:
             return 0
-        torn = 0
-        position = self.end
-        while position < last.end:
-            data = self.read_up_to(position, min(_SCAN_BYTES, last.end - position))
-            torn += len(data) - data.count(0)
-            position += max(len(data), 1) if data else last.end - position
+        torn = sum(len(data) - data.count(0) for _, data in self._behind(self.end))
         if torn or last.bytes_present() < last.size:
             self._files.cut(self.end)
         return torn
+
+    def _behind(self, position: int) -> Iterator[tuple[int, bytes]]:
+        """Position and bytes of the pieces from `position` that may be more than zeros."""
+        for file in self._files:
+            at: int | None = max(position, file.start)
+            while at is not None and at < file.end and (at := file.written_from(at)) is not None:
+                data = file.read(at, min(_SCAN_BYTES, file.end - at))
+                if not data:
+                    break
+                yield at, data
+                at += len(data)
 
     def read_up_to(self, position: int, size: int) -> bytes:
         """`size` bytes that a finished batch wrote; fewer where the file or segment ends."""
         file = self._files.at(position)
         return file.read(position, size) if file else b""
 
+    def read_warm(self, position: int, size: int) -> bytes:
+        """Like `read_up_to`, but raises ColdRead instead of waiting for the disk (D3)."""
+        file = self._files.at(position)
+        return file.read_warm(position, size) if file else b""
+
     def sync(self) -> None:
         self._files.sync()
+
+    def write_again(self, position: int) -> None:
+        """Everything from `position` to the end will be written by the next `sync`."""
+        self._files.write_again(position, self.end)
 
     def close(self) -> None:
         self._files.close()
@@ -198,7 +256,10 @@ class CommitLog:
         size = int.from_bytes(front[:4], "big")
         if size < HEADER_SIZE or self.end + size > segment_end:
             return None
-        needed = HEADER_SIZE if front[9] == RecordKind.PADDING else size
+        padding = front[9] == RecordKind.PADDING
+        if padding and self.end + size != segment_end:
+            return None  # its size is not under the checksum, but there is only one right one
+        needed = HEADER_SIZE if padding else size
         data = self._window(needed)
         try:
             header = check_record(data, 0, self.end)

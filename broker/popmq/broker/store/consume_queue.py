@@ -12,7 +12,7 @@ below the checkpoint are trusted after a crash, and those were synced.
 import struct
 from typing import NamedTuple
 
-from popmq.broker.store.mapped_file import MappedFileQueue
+from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.common.disk import Disk
 
 UNIT = struct.Struct(">QIQ")
@@ -40,27 +40,76 @@ class ConsumeQueue:
         self._tail = bytearray()
         self._written = 0
         self._dirty = False
+        self._base = 0  # first unit that a file may hold
         self.count = 0
         self.min_offset = 0
         self.max_position = -1  # of the newest unit's record
 
-    def load(self, trusted_position: int) -> None:
+    def load(self, *, trusted_position: int, log_start: int) -> None:
         """Keep the units whose record starts below `trusted_position`; cut all others."""
         self._files.load()
-        last = self._files.last
-        present = (last.start + last.bytes_present()) // self._unit_size if last else 0
-        low, high = 0, present
+        first, last = self._files.first, self._files.last
+        low = first.start // self._unit_size if first else 0
+        high = (last.start + last.bytes_present()) // self._unit_size if last else 0
+        base = low
         while low < high:
             middle = (low + high) // 2
             if self._is_trusted(middle, trusted_position):
                 low = middle + 1
             else:
                 high = middle
+        # A unit may lie across two sectors of which one was written: half a position is no
+        # position, and shows in the order.
+        while low > base and not self._follows(low - 1, base, trusted_position):
+            low -= 1
         self.count = self._written = low
+        self._base = base
         if last:
             self._files.cut(low * self._unit_size)
-        if low:
+        if low > base:
             self.max_position = self._position_of(low - 1)
+        self.log_starts_at(log_start)
+
+    def log_starts_at(self, position: int) -> None:
+        """Records below `position` are gone: `min_offset` moves to the first that is not."""
+        low, high = max(self._base, self.min_offset), self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self._position_of(middle) < position:
+                low = middle + 1
+            else:
+                high = middle
+        self.min_offset = low
+
+    def raise_minimum(self, offset: int) -> None:
+        """Messages below `offset` are too old for this topic."""
+        self.min_offset = max(self.min_offset, min(offset, self.count))
+
+    def take_files_below_minimum(self) -> list[MappedFile]:
+        """Forget the files that hold expired units only; the caller deletes them."""
+        written = min(self.min_offset, self._written)
+        gone = self._files.take_before(written * self._unit_size)
+        if gone:
+            self._base = gone[-1].end // self._unit_size
+        return gone
+
+    def fill_to(self, offset: int) -> None:
+        """Number the next unit `offset`: those before were deleted with their records.
+
+        They are filled with blanks (RocketMQ does so too): position 0 and a size.
+        """
+        if offset <= self.count:
+            return
+        if self.count == self._base == 0 and not self._tail:
+            # Nothing is there: begin in the file that `offset` belongs to.
+            self._base = self.count = self._written = offset - offset % _UNITS_PER_FILE
+        blank = bytearray(self._unit_size)
+        size_at = 8 if self._position_at == 0 else 0
+        blank[size_at : size_at + 4] = b"\0\0\0\1"
+        self._tail += bytes(blank) * (offset - self.count)
+        self.count = offset
+        self.min_offset = max(self.min_offset, offset)
+        self._dirty = True
 
     def append(self, unit: bytes, position: int) -> None:
         """Take the unit of the record at `position`; the caller appends in log order."""
@@ -69,19 +118,22 @@ class ConsumeQueue:
         self.max_position = position
         self._dirty = True
 
-    def units(self, offset: int, limit: int) -> list[Unit]:
-        """At most `limit` units from `offset` (at least `min_offset`)."""
-        data = self.raw(offset, limit)
+    def units(self, offset: int, limit: int, *, wait: bool = True) -> list[Unit]:
+        """At most `limit` units from `offset` (at least `min_offset`).
+
+        With `wait` off ColdRead is raised instead of waiting for the disk.
+        """
+        data = self.raw(offset, limit, wait=wait)
         return [Unit(*fields) for fields in UNIT.iter_unpack(data)]
 
-    def raw(self, offset: int, limit: int) -> bytes:
+    def raw(self, offset: int, limit: int, *, wait: bool = True) -> bytes:
         end = min(offset + limit, self.count)
         if offset >= end:
             return b""
         if offset >= self._written:
             first = (offset - self._written) * self._unit_size
             return bytes(self._tail[first : (end - self._written) * self._unit_size])
-        parts = [self._from_files(offset, min(end, self._written))]
+        parts = [self._from_files(offset, min(end, self._written), wait=wait)]
         if end > self._written:
             parts.append(bytes(self._tail[: (end - self._written) * self._unit_size]))
         return b"".join(parts)
@@ -108,33 +160,47 @@ class ConsumeQueue:
         dirty, self._dirty = self._dirty, False
         return dirty
 
-    def sync(self) -> None:
-        """fdatasync of every file; runs on the flusher, after `flush` on the loop."""
-        self._files.sync()
+    def files(self) -> list[MappedFile]:
+        """To be synced on the flusher, after `flush` on the loop."""
+        return list(self._files)
 
     def close(self) -> None:
         self._files.close()
 
-    def destroy(self) -> None:
-        self._files.destroy()
+    def take_files(self) -> list[MappedFile]:
+        """The queue is no more; the flusher deletes its files."""
         self._tail.clear()
+        return self._files.take_all()
 
-    def _from_files(self, offset: int, end: int) -> bytes:
+    def _from_files(self, offset: int, end: int, *, wait: bool = True) -> bytes:
         parts = []
         while offset < end:
             position = offset * self._unit_size
             file = self._files.at(position)
             assert file is not None, f"unit {offset} of {self.count} is in no file"
-            data = file.read(position, (end - offset) * self._unit_size)
+            read = file.read if wait else file.read_warm
+            data = read(position, (end - offset) * self._unit_size)
             assert data, f"unit {offset} of {self.count} is behind the file's end"
             parts.append(data)
             offset += len(data) // self._unit_size
         return b"".join(parts)
 
     def _position_of(self, offset: int) -> int:
-        data = self._from_files(offset, offset + 1)
+        data = self.raw(offset, 1)
         position: int = _POSITION.unpack_from(data, self._position_at)[0]
         return position
+
+    def _follows(self, offset: int, base: int, trusted_position: int) -> bool:
+        if not self._is_trusted(offset, trusted_position):
+            return False
+        if offset == base:
+            return True
+        position = int.from_bytes(self._position_bytes(offset), "big")
+        before = int.from_bytes(self._position_bytes(offset - 1), "big")
+        return position > before or position == before == 0  # blanks
+
+    def _position_bytes(self, offset: int) -> bytes:
+        return self._from_files(offset, offset + 1)[self._position_at : self._position_at + 8]
 
     def _is_trusted(self, offset: int, trusted_position: int) -> bool:
         data = self._from_files(offset, offset + 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from popmq.broker.store.consume_queue import ConsumeQueue
+from popmq.broker.store.mapped_file import MappedFile
 from popmq.broker.store.snapshot import entry_hash
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
@@ -43,9 +44,11 @@ class Dispatch:
 
     table_number = 3
 
-    def __init__(self, disk: Disk, *, trusted_position: int) -> None:
+    def __init__(self, disk: Disk, *, trusted_position: int, log_start: int) -> None:
         self._disk = disk
         self._trusted_position = trusted_position
+        self._log_start = log_start
+        self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
         self._topics: dict[int, _Topic] = {}
         self._queues: dict[tuple[int, int], ConsumeQueue] = {}
         self._next_offset: dict[tuple[int, int], int] = {}
@@ -61,21 +64,23 @@ class Dispatch:
     def has_topic(self, topic_id: int) -> bool:
         return topic_id in self._topics
 
-    def drop_topic(self, topic_id: int) -> None:
-        """Forget the topic and delete its queues' files."""
+    def drop_topic(self, topic_id: int) -> list[MappedFile]:
+        """Forget the topic; returns its queues' files, which the flusher has to delete."""
         topic = self._topics.pop(topic_id, None)
         if topic is None:
-            return
+            return []
         for name in self._disk.names(topic.folder):
             if name.isdigit():
                 self.queue(topic_id, int(name), topic)
+        files: list[MappedFile] = []
         for key in [key for key in self._queues if key[0] == topic_id]:
             gone = self._queues.pop(key)
             self._dirty.pop(gone, None)
             self._long_tails.pop(gone, None)
-            gone.destroy()
+            files += gone.take_files()
         for key in [key for key in self._next_offset if key[0] == topic_id]:
             del self._next_offset[key]
+        return files
 
     def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
         """The queue, opened at first use. KeyError for a topic that is not there."""
@@ -84,7 +89,7 @@ class Dispatch:
             return found
         known = topic or self._topics[topic_id]
         made = ConsumeQueue(self._disk, f"{known.folder}/{queue_id}", unit_size=known.unit_size)
-        made.load(self._trusted_position)
+        made.load(trusted_position=self._trusted_position, log_start=self._log_start)
         self._queues[(topic_id, queue_id)] = made
         return made
 
@@ -112,6 +117,8 @@ class Dispatch:
     def enter(self, queued: Queued) -> None:
         """Put one record's unit at its offset; a queue that already has it is left alone."""
         queue = self.queue(queued.topic_id, queued.queue_id)
+        if self.rebuilding:
+            queue.fill_to(queued.queue_offset)
         key = (queued.topic_id, queued.queue_id)
         self._next_offset[key] = max(self._next_offset.get(key, 0), queued.queue_offset + 1)
         if queued.queue_offset == queue.count:
@@ -124,6 +131,25 @@ class Dispatch:
                 f"but the record at {queued.position} is number {queued.queue_offset}: "
                 "delete the folders consumequeue and system, and start again to rebuild them"
             )
+
+    def rebuilt(self) -> None:
+        """The scan is over: queues whose records are all gone keep their numbers."""
+        for (topic_id, queue_id), following in self._next_offset.items():
+            if topic_id in self._topics:
+                self.queue(topic_id, queue_id).fill_to(following)
+        self.rebuilding = False
+
+    # -- retention (store/retention.py)
+
+    def log_starts_at(self, position: int) -> None:
+        """Records below `position` are about to be deleted."""
+        self._log_start = position
+        for queue in self._queues.values():
+            queue.log_starts_at(position)
+
+    def queue_files_below_minimum(self) -> list[MappedFile]:
+        """Forget the files of queues that hold expired units only; the caller deletes them."""
+        return [f for queue in self._queues.values() for f in queue.take_files_below_minimum()]
 
     # -- snapshots (store/snapshot.py)
 
@@ -158,8 +184,8 @@ class Dispatch:
             queue.flush()
         self._long_tails.clear()
 
-    def flush(self) -> list[ConsumeQueue]:
-        """Write all units to their files; returns the queues that have to be synced.
+    def flush(self) -> list[MappedFile]:
+        """Write all units to their files; returns the files that have to be synced.
 
         OSError when the disk is full: nothing is lost, and the next call tries again.
         """
@@ -167,9 +193,9 @@ class Dispatch:
         for queue in self._dirty:
             queue.flush()
         self._long_tails.clear()
-        dirty = list(self._dirty)
+        files = [file for queue in self._dirty for file in queue.files()]
         self._dirty.clear()
-        return dirty
+        return files
 
     def close(self) -> None:
         for queue in self._queues.values():

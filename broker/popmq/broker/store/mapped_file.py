@@ -7,8 +7,10 @@ would stop the event loop in the middle of an instruction (D3).  A file is named
 
 from collections.abc import Iterator, Sequence
 
-from popmq.common.disk import Disk, DiskFile
+from popmq.common.disk import Disk, DiskFile, read_or_cold, skip_unwritten
 from popmq.common.errors import StoreDamaged
+
+_PIECE_BYTES = 4 << 20
 
 
 class MappedFile:
@@ -18,6 +20,7 @@ class MappedFile:
         self.path = path
         self.start = start
         self.size = size
+        self._disk = disk
         self._file: DiskFile = disk.open(path, create=create)
 
     @property
@@ -36,6 +39,15 @@ class MappedFile:
     def read(self, position: int, size: int) -> bytes:
         return self._file.read(min(size, self.end - position), position - self.start)
 
+    def read_warm(self, position: int, size: int) -> bytes:
+        """Like `read`, but raises ColdRead instead of waiting for the disk."""
+        return read_or_cold(self._file, min(size, self.end - position), position - self.start)
+
+    def written_from(self, position: int) -> int | None:
+        """The first position from `position` that may hold something but zeros."""
+        offset = skip_unwritten(self._file, position - self.start)
+        return None if offset is None or offset >= self.size else self.start + offset
+
     def write(self, position: int, parts: Sequence[bytes]) -> None:
         self._file.write_all(parts, position - self.start)
 
@@ -51,6 +63,10 @@ class MappedFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def delete(self) -> None:
+        self._file.close()
+        self._disk.remove(self.path)
 
 
 class MappedFileQueue:
@@ -125,7 +141,7 @@ class MappedFileQueue:
                     self._remove(start)
                     raise
                 made.sync()
-        self._disk.sync_folder(self._folder)
+            self._disk.sync_folder(self._folder)
         return made
 
     def reserve(self, position: int, segments: int) -> None:
@@ -138,28 +154,59 @@ class MappedFileQueue:
         start = position - position % self._segment_bytes
         return max(0, (last.start - start) // self._segment_bytes) if last else 0
 
+    def take_before(self, position: int) -> list[MappedFile]:
+        """Forget the segments that end at or below `position`; the caller deletes the files.
+
+        The oldest first, so that a crash in between leaves no gap.
+        """
+        gone = [file for file in self if file.end <= position]
+        for file in gone:
+            del self._files[file.start]
+        return gone
+
     def cut(self, position: int) -> None:
         """Drop every byte from `position`; whole segments beyond it are removed."""
-        for start in [start for start in self._files if start > position]:
+        # From the end, each made durable: a crash in between must not leave a gap.
+        for start in sorted((start for start in self._files if start > position), reverse=True):
             self._remove(start)
+            self._disk.sync_folder(self._folder)
         kept = self.at(position)
         if kept is not None:
             kept.cut(position, preallocate=self._preallocate)
         self._disk.sync_folder(self._folder)
 
     def sync(self) -> None:
+        """Contents and names: the name of a new segment may be in the page cache only."""
         for file in self:
             file.sync()
+        if self._files:
+            self._disk.sync_folder(self._folder)
+
+    def write_again(self, start: int, end: int) -> None:
+        """Make what is read between two positions dirty, so that `sync` writes it.
+
+        After an fsync that failed the kernel may hold pages that are clean and yet not on the
+        disk; a process that starts again would read them, and its fsync would do nothing.
+        """
+        for file in self:
+            position = max(start, file.start)
+            while position < min(end, file.end):
+                data = file.read(position, min(_PIECE_BYTES, min(end, file.end) - position))
+                if not data:
+                    break
+                file.write(position, [data])
+                position += len(data)
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def destroy(self) -> None:
-        """Close and delete every segment."""
-        for start in list(self._files):
-            self._remove(start)
+    def take_all(self) -> list[MappedFile]:
+        """Forget every segment; the caller deletes the files."""
+        gone = list(self)
+        self._files.clear()
+        return gone
 
     def _open(self, start: int, *, create: bool) -> MappedFile:
         path = f"{self._folder}/{start:020d}"
@@ -169,6 +216,4 @@ class MappedFileQueue:
         return made
 
     def _remove(self, start: int) -> None:
-        file = self._files.pop(start)
-        file.close()
-        self._disk.remove(file.path)
+        self._files.pop(start).delete()

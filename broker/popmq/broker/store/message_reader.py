@@ -25,11 +25,13 @@ class MessageReader:
         self._segment_bytes = segment_bytes
         self.damaged = 0
 
-    def read(self, units: list[Unit]) -> list[StoredMessage | DamagedMessage]:
+    def read(self, units: list[Unit], *, wait: bool = True) -> list[StoredMessage | DamagedMessage]:
         """The messages of confirmed units, in order; neighbours in the log in one read.
 
         A damaged one is counted and logged, and stands in the result as `DamagedMessage`.
+        With `wait` off ColdRead is raised instead of waiting for the disk.
         """
+        read = self._log.read_up_to if wait else self._log.read_warm
         messages: list[StoredMessage | DamagedMessage] = []
         first = 0
         while first < len(units):
@@ -37,7 +39,7 @@ class MessageReader:
             while last + 1 < len(units) and self._adjacent(units[last], units[last + 1]):
                 last += 1
             start = units[first].position
-            data = self._log.read_up_to(start, units[last].position + units[last].size - start)
+            data = read(start, units[last].position + units[last].size - start)
             messages += [self._checked(data, unit, start) for unit in units[first : last + 1]]
             first = last + 1
         return messages

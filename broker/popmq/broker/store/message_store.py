@@ -8,25 +8,29 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from popmq.broker.store.checkpoint import Checkpoint
+from popmq.broker.store.checkpoint_keeper import CheckpointKeeper, SyncedFile
 from popmq.broker.store.commit_log import Batch, CommitLog
-from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, index_unit
+from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, Unit, index_unit
 from popmq.broker.store.disk_guard import DiskGuard
 from popmq.broker.store.dispatch import Dispatch, Queued
-from popmq.broker.store.message_reader import MessageReader
+from popmq.broker.store.key_index import KeyIndex
+from popmq.broker.store.message_reader import DamagedMessage, MessageReader
 from popmq.broker.store.recovery import Apply, Recovery
+from popmq.broker.store.retention import Body, Retention
 from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
 from popmq.common.clock import Clock, LogClock
 from popmq.common.config import StoreSettings
 from popmq.common.disk import Disk
-from popmq.common.errors import TooManyRequests
+from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.message import (
     HEADER_SIZE,
     RecordKind,
+    RevivalToken,
     Stamp,
     encode_message,
     encode_record,
@@ -36,9 +40,6 @@ from popmq.common.steps import Flusher
 
 logger = logging.getLogger(__name__)
 
-# How often the index files are synced, so that a start need not rebuild them.
-CHECKPOINT_MS = 10_000
-CHECKPOINT_RETRY_MS = 1_000
 SLOW_FLUSH_MS = 1_000
 
 
@@ -50,7 +51,6 @@ class StoreMetrics:
     flushed_bytes: int = 0
     torn_bytes: int = 0
     recovered_records: int = 0
-    checkpoints: int = 0
     flush_ms: int = 0
     slow_flushes: int = 0
 
@@ -64,30 +64,31 @@ class MessageStore:
         self._settings = settings
         self._clock = clock
         self._flusher = flusher
+        self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.reader = MessageReader(self._log, folder, settings.segment_bytes)
-        self._checkpoint_path = f"{folder}/checkpoint"
         self._abort_path = f"{folder}/abort"
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._flushing = False
-        self._checkpoint_running = False
-        self._checkpoint_due_ms = 0
-        self._checkpoint_retry_ms = 0
         self._flush_began_ms = 0
         self._scheduled = False
-        self._checkpointed = 0
         self._log_clock: LogClock | None = None
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint = Checkpoint()
         self.snapshots = SnapshotKeeper(
             disk,
             folder,
             flusher,
             every_bytes=settings.snapshot_bytes,
         )
+        self.checkpoints = CheckpointKeeper(
+            disk, folder, flusher, lambda error: self.on_failure(error)
+        )
         self.guard = DiskGuard(
             disk, folder, self._log, settings, flusher, lambda error: self.on_failure(error)
         )
+        self.index = KeyIndex(disk, f"{folder}/index")
         self.dispatch: Dispatch
+        self.retention: Retention
         self.epoch = 0
         self.confirmed = 0
         self.metrics = StoreMetrics()
@@ -96,6 +97,7 @@ class MessageStore:
         # grown queues, and what to do when the disk failed (the process stops: D2).
         self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
         self.on_grown: Callable[[set[tuple[int, int]]], None] = lambda grown: None
+        self.on_moved: Callable[[Body], None] = lambda body: None
         self.on_failure: Callable[[BaseException], None] = _raise
 
     # -- start and stop
@@ -103,10 +105,15 @@ class MessageStore:
     def open(self) -> None:
         """Open the files. System topics are added next, then `recover` is called."""
         self._disk.make_folder(self._folder)
-        self._checkpoint = read_checkpoint(self._disk, self._checkpoint_path)
+        self._checkpoint = self.checkpoints.read()
         self._log.load()
-        trusted = self._checkpoint.position if self._checkpoint else 0
-        self.dispatch = Dispatch(self._disk, trusted_position=trusted)
+        self.index.load(self._log.start)
+        self.dispatch = Dispatch(
+            self._disk, trusted_position=self._checkpoint.position, log_start=self._log.start
+        )
+        self.retention = Retention(self._log, self.dispatch, self._settings, self._flusher)
+        self.retention.move = self._move
+        self.retention.on_cut = self.index.drop_below
 
     def recover(self, apply: Apply) -> None:
         """Bring the tables to the log's end: from a snapshot, then `apply` for each record.
@@ -115,22 +122,23 @@ class MessageStore:
         confirmed position is the log's end.  Raises StoreDamaged when durable records are
         missing; the log is then unchanged.
         """
-        trusted = self._checkpoint or Checkpoint()
         self.stopped_cleanly = not self._disk.exists(self._abort_path)
         recovery = Recovery(
-            self._disk, self._folder, self._log, self.dispatch, self.snapshots.tables
+            self._disk, self._folder, self._log, self.dispatch, self.index, self.snapshots.tables
         )
-        replayed = recovery.replay(apply, trusted)
+        replayed = recovery.replay(apply, self._checkpoint)
         self.metrics.recovered_records = replayed.records
         self.metrics.torn_bytes = self._log.cut_tail()
+        if not self.stopped_cleanly:
+            self._log.write_again(self._checkpoint.position)
         self._log.sync()  # what only the page cache kept does not count yet
-        self.epoch = replayed.epoch
+        self.epoch = max(replayed.epoch, self._checkpoint.epoch)
+        self.snapshots.load()
         self.snapshots.position = replayed.snapshot_position
         self._log_clock = LogClock(
             self._clock, last_log_ms=replayed.log_ms, last_wall_ms=replayed.wall_ms
         )
         self.confirmed = self.dispatch.position = self._log.end
-        self._checkpointed = trusted.position
         self._mark_running()
 
     def start_epoch(self) -> None:
@@ -144,9 +152,7 @@ class MessageStore:
         The flusher must be idle (the caller waited for `confirmed == end`).
         """
         assert self.confirmed == self._log.end, "closed with unconfirmed records"
-        for queue in self.dispatch.flush():
-            queue.sync()
-        write_checkpoint(self._disk, self._checkpoint_path, self._checkpoint_now())
+        self.checkpoints.write_now(self._flush_index, self._checkpoint_now())
         if self.snapshots.position < self._log.end:
             self.snapshots.make_now(self._snapshot_head())
         self._disk.remove(self._abort_path)
@@ -157,6 +163,7 @@ class MessageStore:
         """Close every file without a word; after a crash in tests, or a failed start."""
         self._log.close()
         self.dispatch.close()
+        self.index.close()
 
     # -- append
 
@@ -195,9 +202,15 @@ class MessageStore:
         attempt: int = 1,
     ) -> int:
         """Append a message; returns its queue offset. Wait for `end` before you tell anyone."""
+        size = message_size(head, properties, token)
+        if not token and size + RevivalToken.SIZE > self._settings.segment_bytes:
+            raise Refused(
+                Code.PAYLOAD_TOO_LARGE,
+                f"a message of {size} bytes and its retries do not fit a segment of "
+                f"{self._settings.segment_bytes} bytes (store.segment_bytes)",
+            )
         stamp = self._stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id)
-        size = message_size(head, properties, token)
         position = self._log.place(size, stamp)
         record = encode_message(
             stamp=stamp,
@@ -210,14 +223,45 @@ class MessageStore:
             properties=properties,
             token=token,
             attempt=attempt,
+            unconfirmed=position - self.confirmed,
         )
         self._log.append(record)
         unit = index_unit(position, size, tag_hash)
         self.dispatch.expect(
             Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
         )
+        self.index.expect(position, size, topic_id, stamp.wall_ms, properties)
         self._appended(size)
         return queue_offset
+
+    def _move(self, body: Body) -> None:
+        """Append a live body again at the tail, under its old identity (retention)."""
+        (message,) = self.reader.read([body.unit])
+        if isinstance(message, DamagedMessage):
+            return
+        token = message.token.encode() if message.token else b""
+        stamp = self._stamp()._replace(wall_ms=message.header.wall_ms)  # when it was stored
+        size = message_size(message.head, message.properties, token)
+        position = self._log.place(size, stamp)
+        self._log.append(
+            encode_message(
+                stamp=stamp,
+                position=position,
+                topic_id=body.topic_id,
+                queue_id=body.queue_id,
+                queue_offset=body.queue_offset,
+                tag_hash=message.tag_hash,
+                head=message.head,
+                properties=message.properties,
+                token=token,
+                attempt=message.attempt,
+                kind=RecordKind.MOVED,
+                unconfirmed=position - self.confirmed,
+            )
+        )
+        self.index.expect(position, size, body.topic_id, stamp.wall_ms, message.properties)
+        self._appended(size)
+        self.on_moved(body._replace(unit=Unit(position, size, message.tag_hash)))
 
     def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> None:
         """Append a system record; a topic id of 0 belongs to no queue."""
@@ -253,8 +297,20 @@ class MessageStore:
 
     def add_topic(self, topic_id: int, folder_name: str, *, unit_size: int = UNIT_SIZE) -> None:
         room = "consumequeue" if unit_size == UNIT_SIZE else "system"
-        folder = f"{self._folder}/{room}/{folder_name}"
+        # A retry topic's name may be longer than a file system takes; the id tells them apart.
+        folder = f"{self._folder}/{room}/{folder_name[:100]}@{topic_id}"
         self.dispatch.add_topic(topic_id, folder, unit_size)
+
+    def drop_topic(self, topic_id: int) -> None:
+        """Forget the topic's queues; the flusher deletes their files, behind what it syncs."""
+        gone = self.dispatch.drop_topic(topic_id)
+
+        def work() -> None:
+            for file in gone:
+                file.delete()
+
+        if gone:
+            self._flusher.submit(work, _warn_not_deleted)
 
     def queue(self, topic_id: int, queue_id: int) -> ConsumeQueue:
         return self.dispatch.queue(topic_id, queue_id)
@@ -266,36 +322,29 @@ class MessageStore:
         done = self.guard.step(self._clock.boot_ms())
         try:
             self.dispatch.spill()
-            done += self._step_checkpoint()
+            done += self.index.step()
+            done += self.checkpoints.step(
+                self._flush_index,
+                self._checkpoint_now,
+                now_ms=self._clock.boot_ms(),
+                wanted=self.checkpoints.position
+                < self.snapshots.wanted_checkpoint
+                <= self.confirmed,
+            )
             self.guard.index_blocked = False
         except OSError as error:
             # Index files are rebuilt from the log, so their trouble stops sends and no more.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             self.guard.index_blocked = True
-        safe = min(self.confirmed, self._checkpointed)
-        return done + self.snapshots.step(self._snapshot_head, safe_position=safe)
-
-    def _step_checkpoint(self) -> int:
-        now_ms = self._clock.boot_ms()
-        wanted = self._checkpointed < self.snapshots.wanted_checkpoint <= self.confirmed
-        due_ms = self._checkpoint_retry_ms if wanted else self._checkpoint_due_ms
-        if self._checkpoint_running or now_ms < due_ms:
-            return 0
-        self._checkpoint_due_ms = now_ms + CHECKPOINT_MS
-        dirty = self.dispatch.flush()
-        if not dirty and not wanted:
-            return 0
-        self._checkpoint_running = True
-        checkpoint = self._checkpoint_now()
-
-        def work() -> None:
-            for queue in dirty:
-                queue.sync()
-            write_checkpoint(self._disk, self._checkpoint_path, checkpoint)
-
-        self._flusher.submit(work, lambda error: self._checkpoint_done(checkpoint, error))
-        return 1
+        safe = min(self.confirmed, self.checkpoints.position)
+        done += self.snapshots.step(self._snapshot_head, safe_position=safe)
+        return done + self.retention.step(
+            now_ms=self._clock.boot_ms(),
+            log_ms=self.log_ms(),
+            confirmed=self.confirmed,
+            keep_from=min(safe, self.snapshots.older_position),
+        )
 
     # -- inside
 
@@ -340,29 +389,41 @@ class MessageStore:
         self.metrics.flushed_bytes += batch.end - self.confirmed
         self.confirmed = batch.end
         self._hand_over()
-        grown = self.dispatch.advance(batch.end)
-        waiters = self._waiters
-        while waiters and waiters[0][0] <= batch.end:
-            waiters.popleft()[1]()
-        if grown:
-            self.on_grown(grown)
+        try:
+            grown = self.dispatch.advance(batch.end)
+            self.index.advance(batch.end)
+            self._release(batch.end)
+            if grown:
+                self.on_grown(grown)
+        except Exception as broken:
+            # Queues that do not follow the log, or a pop that broke: start again from the log.
+            self.on_failure(broken)
 
-    def _checkpoint_done(self, checkpoint: Checkpoint, error: BaseException | None) -> None:
-        self._checkpoint_running = False
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            logger.warning("checkpoint not written", extra={"reason": str(error)})
-            self._checkpoint_retry_ms = self._clock.boot_ms() + CHECKPOINT_RETRY_MS
-        elif error is not None:
-            self.on_failure(error)
-        else:
-            self._checkpointed = checkpoint.position
-            self.metrics.checkpoints += 1
+    def _release(self, confirmed: int) -> None:
+        """Run the callbacks up to a position; one that fails spoils its own reply only."""
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= confirmed:
+            callback = waiters.popleft()[1]
+            try:
+                callback()
+            except Exception:
+                logger.exception("a reply could not be given")
+
+    def _flush_index(self) -> Sequence[SyncedFile]:
+        """Write all index files; returns those that have to be synced. OSError when full."""
+        return [*self.index.flush(self.dispatch.position), *self.dispatch.flush()]
 
     def _checkpoint_now(self) -> Checkpoint:
         return Checkpoint(self.dispatch.position, self.epoch, self._clock.wall_ms())
 
     def _snapshot_head(self) -> SnapshotHead:
-        return SnapshotHead(self._log.end, self.epoch, self.log_ms(), self._clock.wall_ms())
+        return SnapshotHead(
+            self._log.end,
+            self.epoch,
+            self.log_ms(),
+            self._clock.wall_ms(),
+            self._log.last_position,
+        )
 
     def _mark_running(self) -> None:
         file = self._disk.open(self._abort_path, create=True)
@@ -373,6 +434,11 @@ class MessageStore:
         finally:
             file.close()
         self._disk.sync_folder(self._folder)
+
+
+def _warn_not_deleted(error: BaseException | None) -> None:
+    if error is not None:
+        logger.warning("files not deleted", extra={"reason": str(error)})
 
 
 def _raise(error: BaseException) -> None:

@@ -12,6 +12,7 @@ from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.commit_log import CommitLog, ScannedRecord
 from popmq.broker.store.consume_queue import index_unit
 from popmq.broker.store.dispatch import Dispatch, Queued
+from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.snapshot import Snapshot, SnapshotTable, read_snapshot, snapshot_names
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
@@ -41,12 +42,14 @@ class Recovery:
         folder: str,
         log: CommitLog,
         dispatch: Dispatch,
+        index: KeyIndex,
         tables: Sequence[SnapshotTable],
     ) -> None:
         self._disk = disk
         self._folder = folder
         self._log = log
         self._dispatch = dispatch
+        self._index = index
         self._tables = tables
 
     def replay(self, apply: Apply, trusted: Checkpoint) -> Replayed:
@@ -63,8 +66,9 @@ class Recovery:
             done.snapshot_position = head.position
         start = done.snapshot_position
         if start and not self._dispatch.holds_what_was_restored():
-            done.rebuilt_index = True
+            done.rebuilt_index = self._dispatch.rebuilding = True
             start = self._log.start
+        start = min(start, self._index.covered)
         for record in self._log.scan(max(start, self._log.start)):
             header = record.header
             if header.position >= done.snapshot_position:
@@ -73,7 +77,11 @@ class Recovery:
                 done.wall_ms = header.wall_ms
             self._enter(record)
             self._dispatch.spill()
+            self._index.enter(record)
+            self._index.spill()
             done.records += 1
+        if done.rebuilt_index:
+            self._dispatch.rebuilt()
         vouched = max(trusted.position, done.snapshot_position)
         if self._log.end < vouched:
             raise StoreDamaged(
@@ -81,13 +89,28 @@ class Recovery:
                 f"everything below {vouched} was durable: the file was damaged. Look with "
                 f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
             )
+        self._refuse_damage()
+        if self._index.truncate(self._log.end):
+            for record in self._log.scan(self._index.covered):
+                self._index.enter(record)
+                self._index.spill()
         return done
+
+    def _refuse_damage(self) -> None:
+        """What stands behind a torn tail was never confirmed; behind damage it may have been."""
+        proof = self._log.durable_beyond(self._log.end)
+        if proof is not None:
+            raise StoreDamaged(
+                f"{self._folder}/commitlog: the record at position {self._log.end} is damaged, "
+                f"and the one at {proof} shows that it was durable. Look with "
+                f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
+            )
 
     def _load_snapshot(self) -> Snapshot | None:
         folder = f"{self._folder}/snapshot"
         for name in reversed(snapshot_names(self._disk, folder)):
             snapshot = read_snapshot(self._disk, f"{folder}/{name}")
-            if snapshot is None or not self._log.covers(snapshot.head.position):
+            if snapshot is None or not self._belongs_to_log(snapshot):
                 logger.warning("snapshot not used", extra={"path": f"{folder}/{name}"})
                 continue
             by_number = {table.table_number: table for table in self._tables}
@@ -104,9 +127,16 @@ class Recovery:
             )
         return None
 
+    def _belongs_to_log(self, snapshot: Snapshot) -> bool:
+        head = snapshot.head
+        if head.position == 0:
+            return True
+        last = self._log.record_at(head.last_position)
+        return last is not None and last.end == head.position and last.epoch == head.epoch
+
     def _enter(self, record: ScannedRecord) -> None:
         header = record.header
-        if not self._dispatch.has_topic(header.topic_id):
+        if header.kind == RecordKind.MOVED or not self._dispatch.has_topic(header.topic_id):
             return
         if header.kind == RecordKind.REVIVE:
             unit = record.data

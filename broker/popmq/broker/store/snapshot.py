@@ -2,7 +2,8 @@
 
 A file `snapshot/<20-digit position>` (big-endian):
 
-    magic "popmqsnp" | version u32 = 1 | epoch u32 | position u64 | log_ms u64 | wall_ms u64
+    magic "popmqsnp" | version u32 = 1 | epoch u32 | position u64 | log_ms u64 | wall_ms u64 |
+    last_position u64   of the record that ends at position: a log without it is another log
     pieces: crc32c u32 over what follows | table u8 | size u32 | content
     last piece: table 255, content = 16 bytes state hash | pieces u64
 
@@ -25,7 +26,7 @@ from popmq.common.steps import Flusher
 
 KEPT = 2
 _MAGIC = b"popmqsnp"
-_HEAD = struct.Struct(">8sIIQQQ")
+_HEAD = struct.Struct(">8sIIQQQQ")
 _PIECE = struct.Struct(">IBI")
 _LAST = 255
 _WRITE_BYTES = 256 << 10
@@ -64,6 +65,7 @@ class SnapshotHead:
     epoch: int
     log_ms: int
     wall_ms: int
+    last_position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,15 @@ class SnapshotWriter:
         self._flusher = flusher
         self._sources = [(table.table_number, table.begin_snapshot()) for table in tables]
         self._buffer = bytearray(
-            _HEAD.pack(_MAGIC, 1, head.epoch, head.position, head.log_ms, head.wall_ms)
+            _HEAD.pack(
+                _MAGIC,
+                1,
+                head.epoch,
+                head.position,
+                head.log_ms,
+                head.wall_ms,
+                head.last_position,
+            )
         )
         self._file: DiskFile | None = None
         self._written = 0
@@ -207,7 +217,7 @@ def read_snapshot(disk: Disk, path: str) -> Snapshot | None:
         file.close()
     if len(data) < _HEAD.size:
         return None
-    magic, version, epoch, position, log_ms, wall_ms = _HEAD.unpack_from(data)
+    magic, version, epoch, position, log_ms, wall_ms, last_position = _HEAD.unpack_from(data)
     if magic != _MAGIC or version != 1:
         return None
     pieces: list[tuple[int, bytes]] = []
@@ -220,7 +230,7 @@ def read_snapshot(disk: Disk, path: str) -> Snapshot | None:
         content = data[at + _PIECE.size : end]
         if number == _LAST:
             whole = len(content) == 24 and int.from_bytes(content[16:], "big") == len(pieces)
-            head = SnapshotHead(position, epoch, log_ms, wall_ms)
+            head = SnapshotHead(position, epoch, log_ms, wall_ms, last_position)
             return Snapshot(head, int.from_bytes(content[:16], "big"), pieces) if whole else None
         pieces.append((number, content))
         at = end

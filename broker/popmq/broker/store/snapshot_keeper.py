@@ -3,7 +3,13 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from popmq.broker.store.snapshot import SnapshotHead, SnapshotTable, SnapshotWriter
+from popmq.broker.store.snapshot import (
+    KEPT,
+    SnapshotHead,
+    SnapshotTable,
+    SnapshotWriter,
+    snapshot_names,
+)
 from popmq.common.disk import Disk
 from popmq.common.steps import Flusher
 
@@ -27,6 +33,7 @@ class SnapshotKeeper:
         self.tables: Sequence[SnapshotTable] = ()
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
+        self._kept: list[int] = []
         self.made = 0
         self.abandoned = 0
         self.state_hash = 0
@@ -51,6 +58,15 @@ class SnapshotKeeper:
             self._finished(self._writer)
         return done
 
+    def load(self) -> None:
+        """Note which snapshots are there."""
+        self._kept = [int(name) for name in snapshot_names(self._disk, self._folder)]
+
+    @property
+    def older_position(self) -> int:
+        """Of the older of the two kept snapshots; 0 while there are not two."""
+        return self._kept[-KEPT] if len(self._kept) >= KEPT else 0
+
     def make_now(self, head: SnapshotHead) -> None:
         """A whole snapshot on this thread, at a clean stop."""
         writer = self._begin(head)
@@ -72,5 +88,6 @@ class SnapshotKeeper:
     def _finished(self, writer: SnapshotWriter) -> None:
         self._writer = None
         self.position = writer.head.position
+        self._kept = [*self._kept[1 - KEPT :], self.position]
         self.state_hash = writer.state_hash
         self.made += 1

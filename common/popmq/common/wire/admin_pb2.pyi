@@ -404,3 +404,145 @@ class ListGroupsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListGroupsReply: _TypeAlias = ListGroupsReply  # noqa: Y015
+
+@_typing.final
+class FindMessagesRequest(_message.Message):
+    """By exactly one of message_id, key, queue_offset (with queue_id) and stored_ms (with queue_id:
+    the first message stored at or after). Times are wall milliseconds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    STORED_MS_FIELD_NUMBER: _builtins.int
+    BEGIN_MS_FIELD_NUMBER: _builtins.int
+    END_MS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    message_id: _builtins.str
+    key: _builtins.str
+    queue_id: _builtins.int
+    queue_offset: _builtins.int
+    stored_ms: _builtins.int
+    begin_ms: _builtins.int
+    """with key: stored at or after"""
+    end_ms: _builtins.int
+    """with key: stored at or before; 0 is no end"""
+    limit: _builtins.int
+    """0: 64 by id and key, 1 in a queue"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        message_id: _builtins.str | None = ...,
+        key: _builtins.str | None = ...,
+        queue_id: _builtins.int | None = ...,
+        queue_offset: _builtins.int | None = ...,
+        stored_ms: _builtins.int | None = ...,
+        begin_ms: _builtins.int = ...,
+        end_ms: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_message_id", b"_message_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_stored_ms", b"_stored_ms", "key", b"key", "message_id", b"message_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_message_id", b"_message_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_stored_ms", b"_stored_ms", "begin_ms", b"begin_ms", "end_ms", b"end_ms", "key", b"key", "limit", b"limit", "message_id", b"message_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    _WhichOneofReturnType__message_id: _TypeAlias = _typing.Literal["message_id"]  # noqa: Y015
+    _WhichOneofArgType__message_id: _TypeAlias = _typing.Literal["_message_id", b"_message_id"]  # noqa: Y015
+    _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
+    _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
+    _WhichOneofReturnType__queue_offset: _TypeAlias = _typing.Literal["queue_offset"]  # noqa: Y015
+    _WhichOneofArgType__queue_offset: _TypeAlias = _typing.Literal["_queue_offset", b"_queue_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stored_ms: _TypeAlias = _typing.Literal["stored_ms"]  # noqa: Y015
+    _WhichOneofArgType__stored_ms: _TypeAlias = _typing.Literal["_stored_ms", b"_stored_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__message_id) -> _WhichOneofReturnType__message_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_id) -> _WhichOneofReturnType__queue_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_offset) -> _WhichOneofReturnType__queue_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_ms) -> _WhichOneofReturnType__stored_ms | None: ...
+
+Global___FindMessagesRequest: _TypeAlias = FindMessagesRequest  # noqa: Y015
+
+@_typing.final
+class FoundMessage(_message.Message):
+    """`head` is the client's message without its system properties, `properties` their content."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    STORED_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    topic: _builtins.str
+    queue_id: _builtins.int
+    queue_offset: _builtins.int
+    position: _builtins.int
+    stored_ms: _builtins.int
+    attempt: _builtins.int
+    head: _builtins.bytes
+    properties: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        queue_offset: _builtins.int = ...,
+        position: _builtins.int = ...,
+        stored_ms: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        head: _builtins.bytes = ...,
+        properties: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "broker", b"broker", "head", b"head", "position", b"position", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundMessage: _TypeAlias = FoundMessage  # noqa: Y015
+
+@_typing.final
+class FindMessagesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    """why there may be more; empty: these are all"""
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundMessage]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        messages: _abc.Iterable[Global___FoundMessage] | None = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "messages", b"messages", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindMessagesReply: _TypeAlias = FindMessagesReply  # noqa: Y015

@@ -26,6 +26,8 @@ MAX_UNSENT = 1024  # messages of one call that wait for a client that does not r
 CANCEL_LAG_S = 0.01
 MAX_REMAINING_MS = 100 * 365 * 24 * 3_600_000
 
+# New calls that wait until Python takes them; grpcio's own 1,000 cancels bursts of our clients.
+MAX_NEW_CALLS = 20_000
 # Clients keep idle connections for half an hour and may ping without a call; neither is abuse.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
@@ -34,6 +36,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
 )
 _STATUS_CODES = {
     GrpcStatus(code.value[0]): code for code in grpc.StatusCode if code.value[0] in set(GrpcStatus)

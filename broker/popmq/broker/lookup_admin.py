@@ -1,0 +1,106 @@
+"""FIND_MESSAGES: what an administrator asks about stored messages, answered by `Lookup`."""
+
+from collections.abc import Iterable
+from typing import Literal, Protocol, TypeAlias, get_args
+
+from google.protobuf.message import DecodeError
+
+from popmq.broker.meta.registry import Registry
+from popmq.broker.store.index_file import NO_MS
+from popmq.broker.store.lookup import MESSAGES_LIMIT, Findings, Lookup
+from popmq.common.config import Settings
+from popmq.common.errors import Code, Refused
+from popmq.common.message import StoredMessage
+from popmq.common.topics import TopicConfig
+from popmq.common.wire import admin_pb2 as pb
+
+_Way: TypeAlias = Literal["message_id", "key", "queue_offset", "stored_ms"]
+_WAYS: tuple[_Way, ...] = get_args(_Way)
+
+
+class Found(Protocol):
+    """The parts of a Broker that a lookup needs."""
+
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def lookup(self) -> Lookup: ...
+    @property
+    def settings(self) -> Settings: ...
+
+
+def find_messages(broker: Found, body: bytes) -> bytes:
+    """The encoded FindMessagesReply. Finding nothing is an answer; refusals are raised."""
+    try:
+        request = pb.FindMessagesRequest.FromString(body)
+    except DecodeError as error:
+        raise Refused(Code.BAD_REQUEST, "the request is no FindMessagesRequest") from error
+    topic = broker.registry.topic(request.topic)
+    findings = _find(broker.lookup, topic, request)
+    return pb.FindMessagesReply(
+        status=pb.Status(code=Code.OK, message="OK"),
+        messages=_to_wire(topic, broker.settings.broker.name, findings.messages),
+        incomplete=findings.incomplete,
+    ).SerializeToString()
+
+
+def _find(lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest) -> Findings:
+    ways = [way for way in _WAYS if request.HasField(way)]
+    if len(ways) != 1:
+        raise Refused(
+            Code.BAD_REQUEST, f"a lookup is by exactly one of {', '.join(_WAYS)}, not {len(ways)}"
+        )
+    if request.limit < 0 or request.limit > MESSAGES_LIMIT:
+        raise Refused(
+            Code.BAD_REQUEST, f"limit {request.limit}: a lookup returns 1 to {MESSAGES_LIMIT}"
+        )
+    match ways[0]:
+        case "message_id":
+            return lookup.by_id(topic.id, request.message_id, limit=request.limit or MESSAGES_LIMIT)
+        case "key":
+            return lookup.by_key(
+                topic.id,
+                request.key,
+                limit=request.limit or MESSAGES_LIMIT,
+                begin_ms=request.begin_ms,
+                end_ms=request.end_ms or NO_MS,
+            )
+        case way:
+            return _find_in_queue(lookup, topic, request, by_time=way == "stored_ms")
+
+
+def _find_in_queue(
+    lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest, *, by_time: bool
+) -> Findings:
+    queue_id = request.queue_id
+    if not request.HasField("queue_id") or not 0 <= queue_id < topic.queues:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"queue {queue_id} of topic {topic.name}: name one from 0 to {topic.queues - 1}",
+        )
+    limit = request.limit or 1
+    if not by_time:
+        return lookup.at(topic.id, queue_id, request.queue_offset, limit=limit)
+    offset = lookup.by_time(topic.id, queue_id, request.stored_ms)
+    try:
+        return lookup.at(topic.id, queue_id, offset, limit=limit)
+    except Refused:  # nothing was stored since then
+        return Findings()
+
+
+def _to_wire(
+    topic: TopicConfig, broker: str, messages: Iterable[StoredMessage]
+) -> Iterable[pb.FoundMessage]:
+    for message in messages:
+        header = message.header
+        yield pb.FoundMessage(
+            broker=broker,
+            topic=topic.name,
+            queue_id=header.queue_id,
+            queue_offset=header.queue_offset,
+            position=header.position,
+            stored_ms=header.wall_ms,
+            attempt=message.attempt,
+            head=message.head,
+            properties=message.properties,
+        )

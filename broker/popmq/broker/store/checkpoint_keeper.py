@@ -1,0 +1,98 @@
+"""When checkpoints are made: each 10 s if a queue grew, and when a snapshot waits for one."""
+
+import errno
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from popmq.common.disk import Disk
+from popmq.common.steps import Flusher
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_MS = 10_000
+RETRY_MS = 1_000
+
+
+class SyncedFile(Protocol):
+    def sync(self) -> None: ...
+
+
+FlushIndex = Callable[[], Sequence[SyncedFile]]
+
+
+class CheckpointKeeper:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        flusher: Flusher,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._path = f"{folder}/checkpoint"
+        self._flusher = flusher
+        self._on_failure = on_failure
+        self._running = False
+        self._due_ms = 0
+        self._retry_ms = 0
+        self.position = 0  # index files are synced up to here
+        self.made = 0
+
+    def read(self) -> Checkpoint:
+        """What the last run left; position 0 when there is none."""
+        found = read_checkpoint(self._disk, self._path) or Checkpoint()
+        self.position = found.position
+        return found
+
+    def write_now(self, flush: FlushIndex, checkpoint: Checkpoint) -> None:
+        """On this thread, at a clean stop with an idle flusher."""
+        for file in flush():
+            file.sync()
+        write_checkpoint(self._disk, self._path, checkpoint)
+        self.position = checkpoint.position
+
+    def step(
+        self,
+        flush: FlushIndex,
+        checkpoint: Callable[[], Checkpoint],
+        *,
+        now_ms: int,
+        wanted: bool,
+    ) -> int:
+        """Start a checkpoint when one is due, or `wanted`. OSError when units do not fit."""
+        if self._running or now_ms < (self._retry_ms if wanted else self._due_ms):
+            return 0
+        self._due_ms = now_ms + CHECKPOINT_MS
+        self._retry_ms = now_ms + RETRY_MS  # unless it succeeds
+        dirty = flush()
+        if not dirty and not wanted:
+            return 0
+        self._running = True
+        made = checkpoint()
+
+        def work() -> None:
+            for file in dirty:
+                file.sync()
+            write_checkpoint(self._disk, self._path, made)
+
+        self._flusher.submit(work, lambda error: self._done(made, error))
+        return 1
+
+    def _done(self, made: Checkpoint, error: BaseException | None) -> None:
+        if error is not None and not _is_full(error):
+            # Still "running": after a failed fsync nothing may be vouched for any more.
+            self._on_failure(error)
+            return
+        self._running = False
+        if error is not None:
+            logger.warning("checkpoint not written", extra={"reason": str(error)})
+        else:
+            self._retry_ms = 0
+            self.position = made.position
+            self.made += 1
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,88 @@
+"""What the doctor says about the commoner findings."""
+
+from popmq.broker.store.doctor_finding import Finding, MendPadding, MoveFiles, Need
+from popmq.broker.store.doctor_log import Hole, Padding
+
+COPY = "bring the folder back from a copy or a replica"
+
+
+def hole_finding(path: str, hole: Hole) -> Finding:
+    return Finding(
+        "damage below a snapshot",
+        path,
+        hole.position,
+        f"{hole.reason}; intact again from {hole.end}",
+        f"the broker starts; what these {hole.end - hole.position} bytes held is lost, all other "
+        "messages are delivered",
+        f"{COPY} if they matter",
+        Need.HUMAN,
+    )
+
+
+def lost_tail_finding(path: str, position: int, kept_end: int, reason: str) -> Finding:
+    return Finding(
+        "damage below a snapshot",
+        path,
+        position,
+        f"{reason}; a snapshot states the log up to {kept_end}",
+        f"the broker starts; what these {kept_end - position} bytes held is lost",
+        f"{COPY} if they matter",
+        Need.HUMAN,
+    )
+
+
+def padding_finding(padding: Padding) -> Finding:
+    return Finding(
+        "damaged padding",
+        padding.path,
+        padding.at,
+        f"its size says {padding.wrong_size}, the segment leaves {padding.size}",
+        "a start ends the log here and cuts what is behind, or refuses",
+        "write the only possible size",
+        Need.REPAIR,
+        (MendPadding(padding.path, padding.at, padding.size),),
+    )
+
+
+def snapshot_ahead_finding(path: str, log_end: int) -> Finding:
+    return Finding(
+        "snapshot ahead of the log",
+        path,
+        int(path[-20:]),
+        f"the log ends at {log_end}",
+        "a start passes it over, until the log has grown beyond it; then its state is wrong",
+        "remove it",
+        Need.REPAIR,
+        (MoveFiles((path,)),),
+    )
+
+
+def short_finding(queues: int, missing: int) -> Finding:
+    return Finding(
+        "index behind the log",
+        "consumequeue, system",
+        0,
+        f"{missing} units of {queues} queues were not written yet",
+        "start enters them from the log",
+        "nothing to do",
+        Need.NOTHING,
+    )
+
+
+def stranger_finding(folder: str, paths: list[str]) -> Finding:
+    return Finding(
+        "queue of no topic",
+        folder,
+        0,
+        f"{len(paths)} files of a topic that does not exist",
+        "nobody reads them",
+        "move them away",
+        Need.NOTHING,
+        (MoveFiles(tuple(paths)),),
+    )
+
+
+def refusal_finding(refusal: str) -> Finding:
+    return Finding(
+        "start refused", ".", 0, refusal, "the broker refuses to start", COPY, Need.HUMAN
+    )

@@ -1,0 +1,151 @@
+"""Retention: moves what lives, then deletes the oldest segments (D1).
+
+A segment is due when its newest record is older than `store.retention_hours`, or while the log
+is larger than `store.retention_bytes`.  It goes only when nothing needs it: it lies below the
+older snapshot, and every live body in it (messages in flight today) was appended again at the
+tail.  Unread messages in it expire; a pop that starts below the minimum goes on at it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from popmq.broker.store.commit_log import CommitLog
+from popmq.broker.store.consume_queue import Unit
+from popmq.broker.store.dispatch import Dispatch
+from popmq.common.config import StoreSettings
+from popmq.common.message import HEADER_SIZE, BadRecord, decode_header
+from popmq.common.steps import Flusher
+
+logger = logging.getLogger(__name__)
+
+LOOK_MS = 10_000
+HOUR_MS = 3_600_000
+
+
+class Body(NamedTuple):
+    """A message that lives: its identity (where it was first queued) and where it is now."""
+
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    unit: Unit
+
+
+class LiveBodies(Protocol):
+    """What a part of the broker must find again, however old it is."""
+
+    def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
+        """All live bodies whose record starts below `position`, in bounded pieces."""
+        ...
+
+
+Move = Callable[[Body], None]
+
+
+class Retention:
+    def __init__(
+        self, log: CommitLog, dispatch: Dispatch, settings: StoreSettings, flusher: Flusher
+    ) -> None:
+        self._log = log
+        self._dispatch = dispatch
+        self._settings = settings
+        self._flusher = flusher
+        self._look_due_ms = 0
+        self._pieces: Iterator[Sequence[Body]] | None = None
+        self._cut = 0
+        self._wait_until = 0
+        self._deleting = False
+        self.live: Sequence[LiveBodies] = ()
+        self.move: Move = lambda body: None
+        self.on_cut: Callable[[int], object] = lambda position: None
+        self.moved = 0
+        self.deleted_segments = 0
+        self.error: BaseException | None = None
+
+    def step(self, *, now_ms: int, log_ms: int, confirmed: int, keep_from: int) -> int:
+        """One bounded piece of work. `keep_from` is the position of the older snapshot.
+
+        Look, move in pieces, wait until the moves are confirmed, delete.
+        """
+        if self._deleting:
+            return 0
+        if self._pieces is not None:
+            return self._move_some(self._pieces)
+        if self._wait_until:
+            if confirmed < self._wait_until:
+                return 0
+            self._delete()
+            return 1
+        if now_ms < self._look_due_ms:
+            return 0
+        self._look_due_ms = now_ms + LOOK_MS
+        cut = self._due(log_ms, keep_from)
+        if cut <= self._log.start:
+            return 0
+        self._cut = cut
+        # No pop reads below the cut from now on, so nothing there comes to life again.
+        self._dispatch.log_starts_at(cut)
+        self.on_cut(cut)
+        self._pieces = self._all_pieces(cut)
+        return 1
+
+    def _all_pieces(self, cut: int) -> Iterator[Sequence[Body]]:
+        for live in self.live:
+            yield from live.bodies_below(cut)
+
+    def _move_some(self, pieces: Iterator[Sequence[Body]]) -> int:
+        bodies = next(pieces, None)
+        if bodies is None:
+            self._pieces = None
+            self._wait_until = max(self._log.end, 1)
+            return 1
+        for body in bodies:
+            self.move(body)
+            self.moved += 1
+        return 1
+
+    def _due(self, log_ms: int, keep_from: int) -> int:
+        """Position up to which whole segments may go."""
+        cut = self._log.start
+        oldest_ms = log_ms - self._settings.retention_hours * HOUR_MS
+        size = self._log.end - cut
+        for start, end in self._log.closed_segments():
+            if end > keep_from:
+                break
+            too_large = 0 < self._settings.retention_bytes < size
+            if not too_large and self._newest_ms(end) >= oldest_ms:
+                break
+            cut = end
+            size -= end - start
+        return cut
+
+    def _newest_ms(self, position: int) -> int:
+        """Log time of the first record behind the segment: not older than any in it."""
+        try:
+            return decode_header(self._log.read_up_to(position, HEADER_SIZE)).log_ms
+        except BadRecord:
+            return 1 << 62
+
+    def _delete(self) -> None:
+        cut, self._wait_until = self._cut, 0
+        self._deleting = True
+        gone = self._log.drop_before(cut)
+        queues = self._dispatch.queue_files_below_minimum()
+
+        def work() -> None:
+            for file in (*gone, *queues):
+                file.delete()
+
+        self._flusher.submit(work, self._deleted)
+        self.deleted_segments += len(gone)
+        logger.info(
+            "segments deleted",
+            extra={"count": len(gone), "log_starts_at": cut, "moved_bodies": self.moved},
+        )
+
+    def _deleted(self, error: BaseException | None) -> None:
+        self._deleting = False
+        self.error = error  # the files stay; the next start sees them again
+        if error is not None:
+            logger.warning("segments not deleted", extra={"reason": str(error)})

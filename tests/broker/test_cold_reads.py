@@ -1,0 +1,147 @@
+"""Old messages come from the disk: on a thread that may wait, never on the event loop (D3)."""
+
+import asyncio
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popmq.broker.process import BrokerProcess
+from popmq.common import hop
+from popmq.common.disk import ColdRead, RealDisk, RealFile, read_or_cold
+from popmq.common.frame_port import call
+from popmq.common.hop import Kind
+from popmq.common.topics import MessageType, TopicConfig
+from popmq.testing.core import SMALL, pop
+
+
+class ColdFile(RealFile):
+    """A real file whose pages are not in memory until a thread other than the loop's read it."""
+
+    def __init__(self, path: str, *, create: bool, disk: "ColdDisk") -> None:
+        super().__init__(path, create=create)
+        self._disk = disk
+        self._path = path
+
+    def read_cached(self, size: int, offset: int) -> bytes | None:
+        if self._disk.cold and self._path not in self._disk.warmed:
+            return None
+        return super().read_cached(size, offset)
+
+    def read(self, size: int, offset: int) -> bytes:
+        if self._disk.cold:
+            assert threading.current_thread() is not self._disk.loop_thread, "the loop waited"
+            if self._disk.error is not None:
+                raise self._disk.error
+            self._disk.warmed.add(self._path)
+        return super().read(size, offset)
+
+
+class ColdDisk(RealDisk):
+    def __init__(self) -> None:
+        self.cold = False
+        self.warmed: set[str] = set()
+        self.loop_thread = threading.current_thread()
+        self.error: OSError | None = None
+
+    def open(self, path: str, *, create: bool = False) -> ColdFile:
+        return ColdFile(path, create=create, disk=self)
+
+
+async def broker_with_messages(folder: Path, disk: ColdDisk, count: int) -> BrokerProcess:
+    process = BrokerProcess(
+        replace(SMALL, broker=replace(SMALL.broker, data=str(folder))), disk=disk
+    )
+    await process.start()
+    process.broker.registry.create_topic(TopicConfig(0, "orders", 1))
+    for number in range(count):
+        entry = hop.PutEntry(MessageType.NORMAL, b"%04d" % number, b"")
+        await call(process.port, Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), 5_000)
+    process.broker.store.dispatch.flush()
+    return process
+
+
+@pytest.mark.parametrize("poll_ms", [0, 20_000])
+def test_a_pop_of_old_messages_waits_on_another_thread(tmp_path: Path, poll_ms: int) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 10)
+        disk.cold = True
+        reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=poll_ms), 5_000)
+        deliveries = hop.decode_pop_reply(reply).deliveries
+        assert [one.head for one in deliveries] == [b"%04d" % number for number in range(10)]
+        assert process.broker.pops.metrics.cold_pops >= 1
+        disk.cold = False
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def test_a_revival_of_an_old_message_waits_on_another_thread(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 1)
+        await call(process.port, Kind.POP, pop("orders", "g", invisible_ms=50), 5_000)
+        disk.cold = True
+        reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=4_000), 5_000)
+        assert [one.attempt for one in hop.decode_pop_reply(reply).deliveries] == [2]
+        disk.cold = False
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_cannot_be_read_is_an_answer_and_no_endless_loop(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 3)
+        disk.cold = True
+        disk.error = OSError(5, "Input/output error")
+        with pytest.raises(Exception, match="old messages cannot be read"):
+            await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+        disk.cold = False
+        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+        assert len(hop.decode_pop_reply(reply).deliveries) == 3
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def test_a_receive_whose_client_left_while_the_disk_was_read_takes_no_message(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 3)
+        disk.cold = True
+        answers: list[object] = []
+        number = process.port.request(Kind.POP, pop("orders", "g"), 5_000, answers.append)
+        process.port.cancel(number)
+        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+        assert len(hop.decode_pop_reply(reply).deliveries) == 3
+        assert not answers
+        disk.cold = False
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def test_pages_that_the_kernel_dropped_are_told_from_those_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 4096)
+    file = RealDisk().open(str(path))
+    file.sync()
+    assert read_or_cold(file, 100, 0) == bytes(range(100))
+    assert read_or_cold(file, 100, (1 << 20) - 10) == bytes(range(246, 256))
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    try:
+        data = read_or_cold(file, 100, 0)
+    except ColdRead as cold:
+        cold.warm()
+        data = read_or_cold(file, 100, 0)
+    assert data == bytes(range(100))
+    file.close()

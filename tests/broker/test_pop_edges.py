@@ -1,0 +1,115 @@
+"""Pop at its edges: long names, deletions in between, queues that grow, filters that miss."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popmq.common import hop
+from popmq.common.disk import RealDisk
+from popmq.common.errors import Code
+from popmq.common.hop import Delivery, Kind
+from popmq.common.message import tag_hash
+from popmq.common.topics import MessageType, StartAt
+from popmq.testing.core import SMALL, CoreBroker, pop
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    made = CoreBroker()
+    made.topic("orders")
+    made.group("g")
+    return made
+
+
+def bodies(deliveries: list[Delivery]) -> list[bytes]:
+    return sorted(one.head for one in deliveries)
+
+
+def test_names_of_the_longest_kind_make_no_path_that_a_file_system_refuses(tmp_path: Path) -> None:
+    settings = replace(SMALL, broker=replace(SMALL.broker, data=str(tmp_path)))
+    core = CoreBroker(disk=RealDisk(), settings=settings)
+    topic, group = "t" * 127, "g" * 120
+    core.topic(topic)
+    core.send(topic, b"one")
+    core.receive(topic, group, invisible_ms=100)
+    core.advance(500)
+    assert [one.attempt for one in core.receive(topic, group)] == [2]
+    core.stop()
+    core.start()
+
+
+def test_a_topic_can_be_deleted_while_its_files_are_being_synced(core: CoreBroker) -> None:
+    for number in range(40):
+        core.send("orders", b"%d" % number)
+    core.clock.advance(11_000)
+    core.broker.step()  # a checkpoint is handed to the flusher
+    core.broker.registry.delete_topic("orders")
+    core.settle()
+    core.advance(20_000)
+    assert core.topic("orders").name == "orders"
+
+
+def test_a_message_whose_retry_would_not_fit_a_segment_is_refused_at_once() -> None:
+    settings = replace(
+        SMALL,
+        store=replace(SMALL.store, segment_bytes=1 << 20),
+        message=replace(SMALL.message, max_body_bytes=1 << 19),
+    )
+    core = CoreBroker(settings=settings)
+    core.topic("orders")
+    entry = hop.PutEntry(MessageType.NORMAL, bytes((1 << 20) - 80 - 39), b"")
+    reply = core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
+    (result,) = hop.decode_put_reply(reply)
+    assert result.code == Code.PAYLOAD_TOO_LARGE
+    assert "store.segment_bytes" in result.message
+
+
+def test_queues_that_were_added_later_are_read_from_their_start(core: CoreBroker) -> None:
+    core.group("new", start_at=StartAt.NEWEST)
+    core.send("orders", b"old", queue_id=0)
+    assert core.receive("orders", "new") == []
+    topic = core.broker.registry.topic("orders")
+    core.broker.registry.alter_topic(replace(topic, queues=8))
+    core.settle()
+    for queue in range(8):
+        core.send("orders", b"%d" % queue, queue_id=queue)
+    assert len(core.receive("orders", "new")) == 8
+
+
+def test_a_waiting_receive_reads_queues_that_were_added_meanwhile(core: CoreBroker) -> None:
+    waiting = core.ask(Kind.POP, pop("orders", "g", poll_ms=20_000))
+    topic = core.broker.registry.topic("orders")
+    core.broker.registry.alter_topic(replace(topic, queues=8))
+    core.settle()
+    core.send("orders", b"one", queue_id=7)
+    assert waiting.body is not None
+    assert len(hop.decode_pop_reply(waiting.body).deliveries) == 1
+
+
+@pytest.mark.parametrize("poll_ms", [0, 20_000])
+def test_one_match_behind_thousands_of_others_is_found_in_one_receive(
+    core: CoreBroker, poll_ms: int
+) -> None:
+    entries = [
+        hop.PutEntry(MessageType.NORMAL, b"other", b"", tag_hash("B"), 0) for _ in range(4_000)
+    ]
+    match = hop.PutEntry(MessageType.NORMAL, b"match", b"", tag_hash("A"), 0)
+    core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [*entries, match])))
+    answer = core.ask(Kind.POP, pop("orders", "g", poll_ms=poll_ms, expression="A"))
+    core.run_steps()
+    assert answer.body is not None
+    assert bodies(list(hop.decode_pop_reply(answer.body).deliveries)) == [b"match"]
+
+
+def test_a_reply_that_cannot_be_given_spoils_no_other(core: CoreBroker) -> None:
+    def broken() -> None:
+        raise ValueError("this reply cannot be encoded")
+
+    entry = hop.PutEntry(MessageType.NORMAL, b"one", b"")
+    core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), settle=False)
+    core.broker.when_confirmed(broken)
+    waiting = core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000), settle=False)
+    core.settle()
+    assert waiting.body is not None
+    assert len(hop.decode_pop_reply(waiting.body).deliveries) == 1

@@ -1,0 +1,205 @@
+"""Retention: what lives is moved, the rest goes, and offsets below the minimum answer clearly."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popmq.common.config import Settings, StoreSettings
+from popmq.common.disk import RealDisk
+from popmq.common.errors import Code, StoreDamaged
+from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import LyingDisk
+
+HOUR_MS = 3_600_000
+SHORT = replace(
+    SMALL,
+    store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1),
+)
+BODY = bytes(50_000)
+
+
+def on(folder: Path, settings: Settings = SHORT) -> CoreBroker:
+    settings = replace(settings, broker=replace(SMALL.broker, data=str(folder)))
+    return CoreBroker(disk=RealDisk(), settings=settings)
+
+
+def log_files(folder: Path) -> list[int]:
+    return sorted(int(file.name) for file in (folder / "commitlog").iterdir())
+
+
+def fill(core: CoreBroker, count: int, *, every_ms: int = 60_000, topic: str = "orders") -> None:
+    """`count` messages of 50 KB, one each `every_ms`."""
+    for number in range(count):
+        core.send(topic, b"%05d" % number + BODY)
+        core.clock.advance(every_ms)
+        core.run_steps()
+
+
+def numbers(core: CoreBroker, group: str, topic: str = "orders") -> list[int]:
+    found: list[int] = []
+    while batch := core.receive(topic, group):
+        for one in batch:
+            found.append(int(one.head[:5]))
+            assert core.ack(topic, group, one.handle)[0].code == Code.OK
+    return sorted(found)
+
+
+def test_old_segments_go_and_the_disk_stays_bounded(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    core.topic("orders", queues=2)
+    sizes = []
+    for _ in range(10):
+        fill(core, 60)
+        sizes.append(len(log_files(tmp_path)))
+    assert max(sizes) <= 12, sizes
+    assert log_files(tmp_path)[0] > 0
+    assert core.broker.store.retention.deleted_segments > 10
+
+
+def test_unread_messages_expire_are_counted_and_the_rest_is_read_in_full(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    core.topic("orders", queues=1)
+    core.group("g")
+    first = core.receive("orders", "g")
+    assert first == []
+    fill(core, 300)
+    read = numbers(core, "g")
+    assert read == list(range(read[0], 300))
+    assert 100 < read[0] < 260
+    assert core.broker.pops.metrics.expired == read[0]
+
+
+def test_a_message_in_flight_for_longer_than_the_retention_is_moved_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    core = on(tmp_path)
+    core.topic("orders", queues=1)
+    core.send("orders", b"99999" + BODY)
+    (held,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    new = core.change("orders", "g", held.handle, 12 * HOUR_MS)
+    fill(core, 300)
+    assert log_files(tmp_path)[0] > 0
+    assert core.broker.store.retention.moved >= 1
+    for clean in (True, False):
+        if clean:
+            core.stop()
+        else:
+            core.broker.store.release_files()
+        core.start()
+        assert core.broker.table.in_flight == 1
+    core.clock.advance(13 * HOUR_MS)
+    core.run_steps()
+    back = [one for one in core.receive("orders", "g") if one.head[:5] == b"99999"]
+    assert [one.attempt for one in back] == [2]
+    assert back[0].head == b"99999" + BODY
+    assert core.ack("orders", "g", new)[0].code == Code.INVALID_RECEIPT_HANDLE
+
+
+def test_an_acked_message_is_not_moved(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    core.topic("orders", queues=1)
+    core.send("orders", b"00000" + BODY)
+    (one,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    core.ack("orders", "g", one.handle)
+    fill(core, 200)
+    assert core.broker.store.retention.deleted_segments > 0
+    assert core.broker.store.retention.moved == 0
+
+
+def test_offsets_go_on_after_everything_of_a_queue_expired(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    core.topic("quiet", queues=1)
+    for number in range(5):
+        assert core.send("quiet", b"%05d" % number).queue_offset == number
+    core.topic("orders", queues=1)
+    fill(core, 300)
+    for restart in (False, True, True):
+        if restart:
+            core.broker.store.release_files()
+            core.start()
+        assert numbers(core, f"fresh-{core.broker.store.epoch}", "quiet") == []
+    assert core.send("quiet", b"00005").queue_offset == 5
+    assert numbers(core, "late", "quiet") == [5]
+
+
+def test_a_missing_index_is_rebuilt_when_the_log_does_not_begin_at_0(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    core.topic("quiet", queues=1)
+    core.send("quiet", b"00000")
+    core.topic("orders", queues=2)
+    fill(core, 300)
+    expected = numbers(core, "before")
+    core.stop()
+    for file in tmp_path.glob("consumequeue/*/*/*"):
+        file.unlink()
+    again = on(tmp_path)
+    assert numbers(again, "after") == expected
+    assert again.send("quiet", b"00001").queue_offset == 1
+    assert numbers(again, "after", "quiet") == [1]
+    again.stop()
+    assert numbers(on(tmp_path), "at-last") == expected
+
+
+def test_without_any_snapshot_a_log_that_does_not_begin_at_0_is_refused(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    core.topic("orders", queues=1)
+    fill(core, 200)
+    core.stop()
+    for file in (tmp_path / "snapshot").iterdir():
+        file.unlink()
+    with pytest.raises(StoreDamaged, match="no snapshot can be read"):
+        on(tmp_path)
+
+
+def test_the_log_can_be_bounded_in_bytes(tmp_path: Path) -> None:
+    settings = replace(
+        SHORT, store=replace(SHORT.store, retention_hours=1000, retention_bytes=4 << 20)
+    )
+    core = on(tmp_path, settings)
+    core.topic("orders", queues=1)
+    fill(core, 300, every_ms=11_000)
+    size = core.broker.store.end - log_files(tmp_path)[0]
+    assert size < 7 << 20
+    read = numbers(core, "g")
+    assert read == list(range(read[0], 300))
+
+
+def test_a_day_of_retention_with_crashes_loses_no_live_message() -> None:
+    """24 h under virtual time; every hour a message is taken and held for 10 h."""
+    disk = LyingDisk()
+    core = CoreBroker(disk=disk, settings=SHORT)
+    core.topic("orders", queues=2)
+    core.group("holder", max_attempts=1000)
+    held: dict[int, bytes] = {}
+
+    def consume() -> None:
+        """Ack what is common, hold what is not; nothing stays unread."""
+        while batch := core.receive("orders", "holder", invisible_ms=10 * HOUR_MS):
+            for one in batch:
+                if int(one.head[:5]) >= 90_000:
+                    held[int(one.head[:5])] = one.handle
+                else:
+                    core.ack("orders", "holder", one.handle)
+
+    for hour in range(24):
+        core.send("orders", b"%05d" % (90_000 + hour) + BODY)
+        consume()
+        for _ in range(4):
+            fill(core, 10, every_ms=90_000)
+            consume()
+        if hour % 5 == 2:
+            disk.restore_power()
+            core.start()
+    names = disk.names(SHORT.broker.data + "/commitlog")
+    assert len(names) < 20
+    assert core.broker.store.retention.moved >= 10
+    done = set()
+    for _ in range(12):
+        for number, handle in held.items():
+            if core.ack("orders", "holder", handle)[0].code == Code.OK:
+                done.add(number)
+        core.clock.advance(HOUR_MS)
+        core.run_steps()
+        consume()
+    assert done == set(range(90_000, 90_024))

@@ -1,0 +1,92 @@
+"""`popmq message show`: what it asks for, and how it shows what was found."""
+
+import argparse
+import json
+
+import pytest
+
+from popmq.cli.__main__ import build_parser
+from popmq.cli.lookup import found_json, found_lines, request_of
+from popmq.common.errors import Refused
+from popmq.common.wire import admin_pb2 as admin
+from popmq.proxy.api import definition_pb2 as api
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    return build_parser({}).parse_args(["message", "show", "--topic", "orders", *argv])
+
+
+def found() -> admin.FoundMessage:
+    head = api.Message(topic=api.Resource(name="orders"), body=b"hello", user_properties={"p": "v"})
+    properties = api.SystemProperties(keys=["k"], message_id="01AB", tag="t")
+    return admin.FoundMessage(
+        broker="broker-a",
+        topic="orders",
+        queue_id=3,
+        queue_offset=7,
+        position=1234,
+        stored_ms=1_700_000_000_123,
+        attempt=2,
+        head=head.SerializeToString(),
+        properties=properties.SerializeToString(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "request_"),
+    [
+        (["01AB"], admin.FindMessagesRequest(message_id="01AB")),
+        (["--key", "k", "--limit", "5"], admin.FindMessagesRequest(key="k", limit=5)),
+        (
+            ["--queue", "0", "--offset", "0"],
+            admin.FindMessagesRequest(queue_id=0, queue_offset=0),
+        ),
+        (
+            ["--queue", "1", "--time", "1970-01-01T00:00:02+00:00"],
+            admin.FindMessagesRequest(queue_id=1, stored_ms=2000),
+        ),
+        (
+            ["--key", "k", "--begin", "1970-01-01T00:00:01Z", "--end", "1970-01-01T00:00:02Z"],
+            admin.FindMessagesRequest(key="k", begin_ms=1000, end_ms=2000),
+        ),
+    ],
+)
+def test_the_arguments_become_one_question(
+    argv: list[str], request_: admin.FindMessagesRequest
+) -> None:
+    request_.topic = "orders"
+    assert request_of(parsed(*argv)) == request_
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["01AB", "--key", "k"],
+        ["--offset", "1"],
+        ["--queue", "1"],
+        ["--queue", "1", "--key", "k"],
+        ["01AB", "--begin", "1970-01-01T00:00:01Z"],
+    ],
+)
+def test_arguments_that_are_no_one_question_are_refused(argv: list[str]) -> None:
+    with pytest.raises(Refused):
+        request_of(parsed(*argv))
+
+
+def test_a_message_is_shown_with_its_content_and_its_place() -> None:
+    assert found_lines(found()).splitlines() == [
+        "hello  id=01AB  tag=t  keys=k  attempt=2",
+        "    topic=orders broker=broker-a queue=3 offset=7 position=1234 "
+        "stored=2023-11-14T22:13:20.123+00:00",
+    ]
+
+
+def test_as_json_a_message_has_what_recv_shows_and_its_place() -> None:
+    value = json.loads(found_json(found()))
+    assert value["body"] == "hello"
+    assert value["properties"] == {"p": "v"}
+    assert (value["queue_id"], value["queue_offset"], value["attempt"]) == (3, 7, 2)
+    assert (value["topic"], value["broker"], value["position"]) == ("orders", "broker-a", 1234)
+    assert value["stored_ms"] == 1_700_000_000_123
+    assert "receipt_handle" not in value

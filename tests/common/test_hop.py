@@ -1,0 +1,71 @@
+"""What proxies and brokers tell each other, at the limits of its fields."""
+
+import pytest
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.hop import (
+    ERROR_TEXT_LIMIT,
+    AckRequest,
+    AckResult,
+    ChangeRequest,
+    PopRequest,
+    PutEntry,
+    PutRequest,
+    PutResult,
+    decode_ack_reply,
+    decode_error,
+    decode_put_reply,
+    encode_ack,
+    encode_ack_reply,
+    encode_change,
+    encode_error,
+    encode_pop,
+    encode_put,
+    encode_put_reply,
+)
+
+LONG = "x" * 65_536
+
+
+def pop(**fields: object) -> PopRequest:
+    known: dict[str, object] = {"topic": "t", "group": "g", "client_id": "c", "limit": 1}
+    return PopRequest(**(known | {"invisible_ms": 1, "poll_ms": 0} | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda: encode_ack(AckRequest(LONG, "g", [])),
+        lambda: encode_ack(AckRequest("t", "g", [LONG.encode()])),
+        lambda: encode_ack(AckRequest("t", "g", [b""] * 65_536)),
+        lambda: encode_change(ChangeRequest("t", LONG, b"", 0)),
+        lambda: encode_change(ChangeRequest("t", "g", LONG.encode(), 0)),
+        lambda: encode_change(ChangeRequest("t", "g", b"", 1 << 63)),
+        lambda: encode_put(PutRequest(LONG, [])),
+        lambda: encode_put(PutRequest("t", [PutEntry(1, b"", b"", message_id=LONG)])),
+        lambda: encode_pop(pop(client_id=LONG)),
+        lambda: encode_pop(pop(expression=LONG)),
+        lambda: encode_pop(pop(invisible_ms=-1)),
+    ],
+)
+def test_what_no_frame_can_hold_is_a_bad_request(encode: object) -> None:
+    assert callable(encode)
+    with pytest.raises(PopmqError, match="no frame can hold") as caught:
+        encode()
+    assert caught.value.code is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "🎉"])
+def test_a_long_error_text_is_cut_between_two_characters(letter: str) -> None:
+    text = "." + letter * 70_000
+    (ack,) = decode_ack_reply(encode_ack_reply([AckResult(Code.BAD_REQUEST, text)]))
+    (put,) = decode_put_reply(encode_put_reply([PutResult(Code.BAD_REQUEST, text)]))
+    error = decode_error(encode_error(Refused(Code.BAD_REQUEST, text)))
+    for told in (ack.message, put.message, str(error)):
+        assert ERROR_TEXT_LIMIT - 4 < len(told.encode()) <= ERROR_TEXT_LIMIT
+        assert told.endswith(f"{letter} ...")
+
+
+def test_an_error_text_of_the_limit_stays_whole() -> None:
+    text = "x" * ERROR_TEXT_LIMIT
+    assert str(decode_error(encode_error(Refused(Code.BAD_REQUEST, text)))) == text

@@ -1,0 +1,57 @@
+"""A lookup through the proxy asks every broker and says whose answer is missing."""
+
+from typing import Any
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.hop import Kind
+from popmq.common.wire import admin_pb2 as pb
+
+REQUEST = pb.FindMessagesRequest(topic="orders", key="k")
+
+
+def found(*heads: bytes, incomplete: str = "") -> bytes:
+    return pb.FindMessagesReply(
+        status=pb.Status(code=Code.OK, message="OK"),
+        messages=[pb.FoundMessage(head=head) for head in heads],
+        incomplete=incomplete,
+    ).SerializeToString()
+
+
+def ask(bench: Any, *answers: bytes | PopmqError) -> pb.FindMessagesReply:
+    for broker, answer in zip(bench.brokers.values(), answers, strict=True):
+        broker.tells[Kind.FIND_MESSAGES] = lambda body, answer=answer: answer
+    reply: pb.FindMessagesReply = bench.unary("FindMessages", REQUEST, pb.FindMessagesReply)
+    return reply
+
+
+def test_the_answers_of_all_brokers_are_one_answer(two_brokers: Any) -> None:
+    reply = ask(two_brokers, found(b"1", b"2"), found(b"3"))
+    assert [one.head for one in reply.messages] == [b"1", b"2", b"3"]
+    assert (reply.status.code, reply.incomplete) == (Code.OK, "")
+    for broker in two_brokers.brokers.values():
+        assert broker.bodies(Kind.FIND_MESSAGES) == [REQUEST.SerializeToString()]
+
+
+def test_what_a_broker_kept_back_is_said_with_its_name(two_brokers: Any) -> None:
+    reply = ask(two_brokers, found(b"1"), found(b"3", incomplete="the newest 1"))
+    assert reply.incomplete == "broker broker-b: the newest 1"
+
+
+def test_a_broker_that_is_away_makes_the_answer_incomplete(two_brokers: Any) -> None:
+    two_brokers.brokers["broker-a"].away = True
+    reply = ask(two_brokers, found(b"1"), found(b"3"))
+    assert reply.status.code == Code.OK
+    assert [one.head for one in reply.messages] == [b"3"]
+    assert reply.incomplete == "broker broker-a: the broker is away"
+
+
+def test_what_every_broker_refuses_is_refused(two_brokers: Any) -> None:
+    refusal = Refused(Code.TOPIC_NOT_FOUND, "topic orders does not exist")
+    reply = ask(two_brokers, refusal, refusal)
+    assert reply.status.code == Code.TOPIC_NOT_FOUND
+    assert not reply.messages
+
+
+def test_an_answer_that_is_none_is_an_error_and_no_silence(two_brokers: Any) -> None:
+    reply = ask(two_brokers, b"\xff\xff", found(b"3"))
+    assert reply.status.code == Code.INTERNAL_ERROR

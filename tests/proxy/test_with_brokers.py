@@ -1,0 +1,243 @@
+"""The proxy's handlers over real brokers in this process: what only both together can show."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from popmq.broker.process import BrokerProcess
+from popmq.common.clock import SystemClock
+from popmq.common.errors import Code, Unavailable
+from popmq.common.frame_port import call
+from popmq.common.hop import Kind, OnReply, Port
+from popmq.common.wire import admin_pb2
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.brokers import StaticBrokers
+from popmq.proxy.proxy import Proxy
+from popmq.proxy.transport.seam import GrpcStatus, Method
+from popmq.testing.core import SMALL
+
+ORDERS = admin_pb2.Topic(name="orders", queues=4, type="fifo", permission="rw")
+WORKERS = admin_pb2.Group(name="workers", max_attempts=3, back_off_ms=[1_000, 5_000])
+
+
+class AwaitedCall:
+    """A call whose end can be awaited."""
+
+    peer = "10.0.0.9:999"
+    metadata: Mapping[str, str] = {"x-mq-client-id": "me@1"}
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.status: GrpcStatus | None = None
+        self.ended = asyncio.Event()
+
+    def remaining_ms(self) -> int | None:
+        return None
+
+    def send(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
+        self.status = status
+        self.ended.set()
+
+    def on_gone(self, callback: Callable[[], None]) -> None: ...
+
+
+class Away:
+    """The way to a broker that cannot be reached."""
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        on_reply(Unavailable("it is not connected"))
+        return 1
+
+    def cancel(self, request_id: int) -> None: ...
+
+
+class House:
+    """A proxy and the ports of its brokers, by name."""
+
+    def __init__(self, ports: Mapping[str, Port]) -> None:
+        self.ports = ports
+        self.proxy = Proxy(SMALL, StaticBrokers(ports), SystemClock())
+        self.methods: dict[str, Method] = {
+            one.path.rpartition("/")[2]: one for one in self.proxy.methods()
+        }
+
+    async def raw(self, name: str, request: bytes) -> list[bytes]:
+        waited = AwaitedCall()
+        start = self.methods[name].start
+        assert start is not None
+        start(waited, request)
+        await waited.ended.wait()
+        assert waited.status is GrpcStatus.OK
+        return waited.sent
+
+    async def ask(self, name: str, request: Any, reply: type[Any]) -> Any:
+        (sent,) = await self.raw(name, request.SerializeToString())
+        return reply.FromString(sent)
+
+    async def change_topic(self, command: str, topic: admin_pb2.Topic) -> tuple[int, str]:
+        request: Any
+        match command:
+            case "DeleteTopic":
+                request = admin_pb2.DeleteTopicRequest(name=topic.name)
+            case "CreateTopic":
+                request = admin_pb2.CreateTopicRequest(topic=topic)
+            case _:
+                request = admin_pb2.AlterTopicRequest(topic=topic)
+        status = (await self.ask(command, request, admin_pb2.TopicReply)).status
+        return status.code, status.message
+
+    async def create_at(self, broker: str, topic: admin_pb2.Topic) -> None:
+        """At that broker only, as when another was away or joined later."""
+        body = admin_pb2.CreateTopicRequest(topic=topic).SerializeToString()
+        await call(self.ports[broker], Kind.CREATE_TOPIC, body, 5_000)
+
+    async def queues_at(self, broker: str) -> list[int]:
+        body = admin_pb2.ListTopicsRequest().SerializeToString()
+        reply = await call(self.ports[broker], Kind.LIST_TOPICS, body, 5_000)
+        return [one.queues for one in admin_pb2.ListTopicsReply.FromString(reply).topics]
+
+
+@asynccontextmanager
+async def house(folder: Path, *names: str, away: tuple[str, ...] = ()) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        ports: dict[str, Port] = {name: Away() for name in away}
+        for name in names:
+            settings = replace(
+                SMALL, broker=replace(SMALL.broker, name=name, data=f"{folder}/{name}")
+            )
+            broker = BrokerProcess(settings)
+            stack.push_async_callback(broker.stop)
+            await broker.start()
+            ports[name] = broker.port
+        yield House(ports)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_topic_that_some_brokers_have_already_is_made_at_the_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", "b", "c") as at:
+            await at.create_at("a", ORDERS)
+            await at.create_at("c", ORDERS)
+            assert await at.change_topic("CreateTopic", ORDERS) == (Code.OK, "OK")
+            assert [await at.queues_at(name) for name in "abc"] == [[4], [4], [4]]
+            exists = (Code.BAD_REQUEST, "topic orders exists already")
+            assert await at.change_topic("CreateTopic", ORDERS) == exists
+
+    run(test)
+
+
+def test_a_topic_that_is_another_at_one_broker_is_not_made_and_the_broker_is_named(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", "b", "c") as at:
+            await at.create_at("b", admin_pb2.Topic(name="orders", queues=9))
+            assert await at.change_topic("CreateTopic", ORDERS) == (
+                Code.BAD_REQUEST,
+                "broker b: topic orders exists already; done at a",
+            )
+            assert [await at.queues_at(name) for name in "abc"] == [[4], [9], []]
+
+    run(test)
+
+
+def test_a_group_that_some_brokers_have_already_is_made_at_the_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", "b") as at:
+            request = admin_pb2.CreateGroupRequest(group=WORKERS)
+            body = request.SerializeToString()
+            await call(at.ports["a"], Kind.CREATE_GROUP, body, 5_000)
+            reply = await at.ask("CreateGroup", request, admin_pb2.GroupReply)
+            assert (reply.status.code, reply.group.max_attempts) == (Code.OK, 3)
+            other = admin_pb2.CreateGroupRequest(group=admin_pb2.Group(name="workers"))
+            other.group.back_off_ms.append(7)
+            reply = await at.ask("CreateGroup", other, admin_pb2.GroupReply)
+            assert reply.status.code == Code.BAD_REQUEST
+
+    run(test)
+
+
+@pytest.mark.parametrize(("command", "left"), [("AlterTopic", [16]), ("DeleteTopic", [])])
+def test_a_change_passes_over_brokers_that_lack_the_topic(
+    tmp_path: Path, command: str, left: list[int]
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", "b", "c") as at:
+            wanted = admin_pb2.Topic(name="jobs", queues=16)
+            code, text = await at.change_topic(command, wanted)
+            assert (code, text[:27]) == (Code.TOPIC_NOT_FOUND, "topic jobs does not exist: ")
+            await at.create_at("b", admin_pb2.Topic(name="jobs", queues=2))
+            assert await at.change_topic(command, wanted) == (Code.OK, "OK")
+            assert [await at.queues_at(name) for name in "abc"] == [[], left, []]
+
+    run(test)
+
+
+def test_a_change_that_a_broker_missed_is_completed_when_it_is_done_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", away=("b",)) as at:
+            missed = (Code.HA_NOT_AVAILABLE, "broker b: it is not connected; done at a")
+            assert await at.change_topic("CreateTopic", ORDERS) == missed
+        async with house(tmp_path, "a", "b") as at:
+            assert await at.change_topic("CreateTopic", ORDERS) == (Code.OK, "OK")
+            assert [await at.queues_at(name) for name in "ab"] == [[4], [4]]
+
+    run(test)
+
+
+def test_an_admins_bytes_that_are_no_request_are_a_bad_request_in_the_reply(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            for name in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name:
+                (sent,) = await at.raw(name, b"\xff")
+                status = admin_pb2.TopicReply.FromString(sent).status
+                told = (Code.BAD_REQUEST, f"the request is no {name}Request")
+                assert (status.code, status.message) == told
+
+    run(test)
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("kind", ["delay", "mixed"])
+def test_a_delayed_message_whose_time_is_over_is_delivered_at_once(
+    tmp_path: Path, kind: str
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            topic = admin_pb2.Topic(name="later", queues=1, type=kind)
+            assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
+            sent = pb.Message(topic=pb.Resource(name="later"), body=b"x")
+            sent.system_properties.message_id = "m-1"
+            sent.system_properties.message_type = pb.MessageType.DELAY
+            sent.system_properties.delivery_timestamp.CopyFrom(Timestamp(seconds=1))
+            request = service.SendMessageRequest(messages=[sent])
+            reply = await at.ask("SendMessage", request, service.SendMessageResponse)
+            assert reply.entries[0].status.code == Code.OK
+            receive = service.ReceiveMessageRequest(
+                group=pb.Resource(name="workers"),
+                message_queue=pb.MessageQueue(topic=pb.Resource(name="later")),
+                invisible_duration=Duration(seconds=10),
+                long_polling_timeout=Duration(),
+            )
+            parts = await at.raw("ReceiveMessage", receive.SerializeToString())
+            found = [service.ReceiveMessageResponse.FromString(one).message for one in parts]
+            ids = [one.system_properties.message_id for one in found if one.body]
+            assert ids == ["m-1"]
+
+    run(test)
