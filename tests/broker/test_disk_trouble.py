@@ -232,6 +232,36 @@ def settings_of(folder: Path) -> Settings:
     return replace(SMALL, broker=replace(SMALL.broker, data=str(folder)))
 
 
+def test_nothing_is_confirmed_after_a_segment_could_not_be_synced_ahead(tmp_path: Path) -> None:
+    """The error comes from a reservation, not from a flush; it ends the confirming all the same."""
+    disk = BrokenDisk()
+
+    async def run() -> None:
+        process = BrokerProcess(settings_of(tmp_path), disk=disk)
+        await process.start()
+        reserved = asyncio.get_running_loop().create_future()
+        process.broker.store._flusher.submit(lambda: None, reserved.set_result)
+        await reserved
+        disk.fails = lambda what, path: what == "sync" and path.endswith("3145728")
+        log = process.broker.store._log
+        process.broker.store.guard._reserving = True
+        process.broker.store._flusher.submit(
+            lambda: log.reserve(0, 3), process.broker.store.guard._reserved
+        )
+        with pytest.raises(OSError, match="Input/output"):
+            await asyncio.shield(process.failed)
+        disk.fails = lambda what, path: False
+        process.broker.registry.create_group(SMALL_GROUP)
+        confirmed = process.broker.store.confirmed
+        flushed = asyncio.get_running_loop().create_future()
+        process.broker.store._flusher.submit(lambda: None, flushed.set_result)
+        await flushed
+        assert process.broker.store.confirmed == confirmed < process.broker.store.end
+        await process.stop()
+
+    asyncio.run(run())
+
+
 def test_a_data_directory_that_cannot_be_written_is_refused_with_its_name(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

@@ -189,6 +189,21 @@ def test_an_unknown_kind_of_request_is_refused_and_the_connection_goes_on(tmp_pa
     with_broker(tmp_path, disk, check)
 
 
+def test_requests_that_make_no_sense_are_bad_requests(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    odd = hop.encode_put(hop.PutRequest("orders", [hop.PutEntry(77, b"x", b"")]))
+
+    async def check(process: BrokerProcess, port: Port) -> None:
+        (result,) = hop.decode_put_reply(await call(port, Kind.PUT, odd, 5_000))
+        assert result.code == Code.BAD_REQUEST
+        assert "77" in result.message
+        with pytest.raises(PopmqError, match="no CREATE_TOPIC") as refused:
+            await call(port, Kind.CREATE_TOPIC, b"\xff\xff", 5_000)
+        assert refused.value.code == Code.BAD_REQUEST
+
+    with_broker(tmp_path, disk, check)
+
+
 @pytest.mark.parametrize("kind", [Kind.PUT, Kind.POP, Kind.ACK, Kind.CHANGE])
 def test_a_payload_that_ends_early_is_refused_at_every_byte(tmp_path: Path, kind: Kind) -> None:
     disk = HeldDisk()

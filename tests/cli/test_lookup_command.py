@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from popmq.cli.__main__ import build_parser
+from popmq.cli.__main__ import build_parser, main
 from popmq.cli.lookup import found_json, found_lines, request_of
 from popmq.common.errors import Refused
 from popmq.common.wire import admin_pb2 as admin
@@ -90,3 +90,15 @@ def test_as_json_a_message_has_what_recv_shows_and_its_place() -> None:
     assert (value["topic"], value["broker"], value["position"]) == ("orders", "broker-a", 1234)
     assert value["stored_ms"] == 1_700_000_000_123
     assert "receipt_handle" not in value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--queue", "99999999999", "--offset", "0"],
+        ["--queue", "0", "--offset", "99999999999999999999"],
+        ["--queue", "0", "--offset", "9" * 5_000],
+    ],
+)
+def test_numbers_that_fit_no_queue_are_wrong_usage(arguments: list[str]) -> None:
+    assert main(["message", "show", "--topic", "orders", *arguments]) == 2

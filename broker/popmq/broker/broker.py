@@ -251,7 +251,12 @@ class Broker:
 
 
 def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
-    kind = MessageType(entry.type)
+    try:
+        kind = MessageType(entry.type)
+    except ValueError:
+        kind = MessageType.MIXED
+    if kind is MessageType.MIXED:
+        raise Refused(Code.BAD_REQUEST, f"message type {entry.type} is not known")
     if not topic.type.accepts(kind):
         raise Refused(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,

@@ -13,7 +13,7 @@ from popmq.broker.server import BrokerServer
 from popmq.common.clock import SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
-from popmq.common.errors import ConfigError, PopmqError
+from popmq.common.errors import Code, ConfigError, PopmqError
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
@@ -156,7 +156,11 @@ class BrokerProcess:
         self._lock.release()
 
     def metrics(self) -> list[Metric]:
-        return list(broker_metrics(self.broker))
+        refused = [
+            Metric("broker_refused", "Refusals by code.", count, labels={"code": str(code)})
+            for code, count in self.port.refused_by_code.items()
+        ]
+        return [*broker_metrics(self.broker), *refused]
 
     def _hello(self) -> Hello:
         return Hello(
@@ -179,12 +183,17 @@ class BrokerProcess:
 
     async def _beat(self, port: Port, request: bytes) -> None:
         heartbeat_ms = self._settings.controller.heartbeat_ms
+        refused: Code | None = None  # said once, not at every beat
         while True:
             try:
                 reply = RegisterReply.FromString(await call(port, Kind.REGISTER, request, 2_000))
                 heartbeat_ms = reply.heartbeat_ms or heartbeat_ms
+                refused = None
             except PopmqError as error:
-                logger.debug("not registered", extra={"reason": str(error)})
+                away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
+                if not away and error.code is not refused:
+                    logger.warning("registration refused", extra={"reason": str(error)})
+                refused = None if away else error.code
             await asyncio.sleep(heartbeat_ms / 1000)
 
     async def _settled(self) -> None:

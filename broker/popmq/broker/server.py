@@ -7,6 +7,8 @@ all others.  The only place where a broker's replies are released.
 import logging
 from collections.abc import Callable, Sequence
 
+from google.protobuf.message import DecodeError
+
 from popmq.broker.admin import ADMIN_KINDS, answer_admin
 from popmq.broker.broker import Broker
 from popmq.broker.pop.long_polling import Attempt, Key, Waiter
@@ -37,10 +39,15 @@ class BrokerServer:
         self._number += 1
         try:
             self._serve(kind, body, on_reply, self._number)
+        except DecodeError:
+            self._refuse(Refused(Code.BAD_REQUEST, f"the request is no {kind.name}"), on_reply)
         except PopmqError as error:
-            self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1
-            on_reply(error)
+            self._refuse(error, on_reply)
         return self._number
+
+    def _refuse(self, error: PopmqError, on_reply: OnReply) -> None:
+        self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1
+        on_reply(error)
 
     def cancel(self, request_id: int) -> None:
         waiter = self._waiting.pop(request_id, None)

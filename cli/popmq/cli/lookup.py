@@ -9,10 +9,19 @@ import sys
 from datetime import UTC, datetime
 
 from popmq.cli.client import Client
-from popmq.cli.messages import Subparsers, as_json, as_line, count_argument, time_argument
+from popmq.cli.messages import (
+    MAX_COUNT,
+    Subparsers,
+    as_json,
+    as_line,
+    count_argument,
+    time_argument,
+)
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
+
+MAX_OFFSET = (1 << 63) - 1
 
 
 def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
@@ -24,7 +33,7 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
     show.add_argument("id", nargs="?", metavar="ID", help="the message's id")
     show.add_argument("--topic", required=True, metavar="T")
     show.add_argument("--key", metavar="K", help="messages with this key, newest first")
-    show.add_argument("--queue", type=offset_argument, metavar="Q", help="with --offset or --time")
+    show.add_argument("--queue", type=queue_argument, metavar="Q", help="with --offset or --time")
     show.add_argument("--offset", type=offset_argument, metavar="N", help="from this place on")
     show.add_argument(
         "--time", type=time_argument, metavar="TIME", help="from the first stored then or later"
@@ -42,6 +51,16 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
 def offset_argument(text: str) -> int:
     if not text.isascii() or not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return _at_most(MAX_OFFSET, text)
+
+
+def queue_argument(text: str) -> int:
+    return _at_most(MAX_COUNT, str(offset_argument(text)))
+
+
+def _at_most(limit: int, text: str) -> int:
+    if len(text) > 20 or int(text) > limit:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is more than {limit}")
     return int(text)
 
 

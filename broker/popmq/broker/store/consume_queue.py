@@ -195,6 +195,8 @@ class ConsumeQueue:
             return False
         if offset == base:
             return True
+        if not self._is_trusted(offset - 1, trusted_position):
+            return False  # a hole before it: this is the rest of a torn unit
         position = int.from_bytes(self._position_bytes(offset), "big")
         before = int.from_bytes(self._position_bytes(offset - 1), "big")
         return position > before or position == before == 0  # blanks

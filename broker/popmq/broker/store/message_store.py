@@ -9,7 +9,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper, SyncedFile
@@ -23,6 +22,7 @@ from popmq.broker.store.recovery import Apply, Recovery
 from popmq.broker.store.retention import Body, Retention
 from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
+from popmq.broker.store.store_metrics import StoreMetrics
 from popmq.common.clock import Clock, LogClock
 from popmq.common.config import StoreSettings
 from popmq.common.disk import Disk
@@ -43,18 +43,6 @@ logger = logging.getLogger(__name__)
 SLOW_FLUSH_MS = 1_000
 
 
-@dataclass(slots=True)
-class StoreMetrics:
-    records: int = 0
-    bytes: int = 0
-    flushes: int = 0
-    flushed_bytes: int = 0
-    torn_bytes: int = 0
-    recovered_records: int = 0
-    flush_ms: int = 0
-    slow_flushes: int = 0
-
-
 class MessageStore:
     def __init__(
         self, disk: Disk, folder: str, settings: StoreSettings, clock: Clock, flusher: Flusher
@@ -70,6 +58,7 @@ class MessageStore:
         self._abort_path = f"{folder}/abort"
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._flushing = False
+        self._failed = False
         self._flush_began_ms = 0
         self._scheduled = False
         self._log_clock: LogClock | None = None
@@ -80,12 +69,8 @@ class MessageStore:
             flusher,
             every_bytes=settings.snapshot_bytes,
         )
-        self.checkpoints = CheckpointKeeper(
-            disk, folder, flusher, lambda error: self.on_failure(error)
-        )
-        self.guard = DiskGuard(
-            disk, folder, self._log, settings, flusher, lambda error: self.on_failure(error)
-        )
+        self.checkpoints = CheckpointKeeper(disk, folder, flusher, self._fail)
+        self.guard = DiskGuard(disk, folder, self._log, settings, flusher, self._fail)
         self.index = KeyIndex(disk, f"{folder}/index")
         self.dispatch: Dispatch
         self.retention: Retention
@@ -362,7 +347,7 @@ class MessageStore:
     def _hand_over(self) -> None:
         """Give the flusher everything appended up to now: one fdatasync for all of it."""
         self._scheduled = False
-        if self._flushing:
+        if self._flushing or self._failed:
             return
         batch = self._log.take_batch()
         if batch is None:
@@ -375,9 +360,8 @@ class MessageStore:
 
     def _flushed(self, batch: Batch, error: BaseException | None) -> None:
         if error is not None:
-            # Stays "flushing": after a failed fsync nothing is written any more, because nobody
-            # can say which pages the kernel dropped.  The process ends.
-            self.on_failure(error)
+            self._fail(error)
+        if self._failed:
             return
         self._flushing = False
         took_ms = self._clock.boot_ms() - self._flush_began_ms
@@ -397,7 +381,13 @@ class MessageStore:
                 self.on_grown(grown)
         except Exception as broken:
             # Queues that do not follow the log, or a pop that broke: start again from the log.
-            self.on_failure(broken)
+            self._fail(broken)
+
+    def _fail(self, error: BaseException) -> None:
+        """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
+        dropped.  The process ends."""
+        self._failed = True
+        self.on_failure(error)
 
     def _release(self, confirmed: int) -> None:
         """Run the callbacks up to a position; one that fails spoils its own reply only."""

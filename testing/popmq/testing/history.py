@@ -1,0 +1,105 @@
+"""History: what one run of the simulator's clients asked and heard, as the oracle sees it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One incarnation of a topic or a group. `gone`: 1 a delete was asked, 2 it was answered."""
+
+    name: str
+    gone: int = 0
+    max_attempts: int = 0
+    from_newest: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    number: int
+    topic: Place
+    tag: str
+    head: bytes
+    properties: bytes
+    asked_at: int  # event number
+    ok_at: int = 0  # event number of the OK; 0: not told
+    ok_ms: int = 0
+    refused: bool = False
+    queue_id: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """One group reading one topic."""
+
+    group: Place
+    topic: Place
+    tags: tuple[str, ...] = ()
+    open_pops: int = 0
+    lost_pops: int = 0
+    lost_at: int = 0
+    lives: dict[int, "Life"] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        return not self.group.gone and not self.topic.gone
+
+    def accepts(self, sent: Sent) -> bool:
+        return not self.tags or sent.tag in self.tags
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """What one group did with one message."""
+
+    attempt: int = 0
+    lost_pops: int = 0
+    acked: int = 0  # 1 perhaps, 2 for sure
+    dead: int = 0
+    held: "Held | None" = None
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A delivery, or what a change made of it."""
+
+    reader: Reader
+    sent: Sent
+    attempt: int
+    handle: bytes
+    asked_log_ms: int
+    asked_ms: int
+    invisible_ms: int
+    superseded: int = 0  # 1 perhaps, 2 for sure
+    acked: int = 0
+    acks_open: int = 0  # asked, not answered
+    changes_open: int = 0
+
+    @property
+    def life(self) -> Life:
+        return self.reader.lives[self.sent.number]
+
+
+@dataclass(slots=True, eq=False)
+class Pop:
+    reader: Reader
+    tags: tuple[str, ...]
+    queue_id: int
+    invisible_ms: int
+    poll_ms: int
+    asked_at: int
+    asked_ms: int
+    asked_log_ms: int
+    dismissed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    invariant: str
+    what: str
+    events: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.invariant}: {self.what}", *(f"    {event}" for event in self.events)]
+        return "\n".join(lines)

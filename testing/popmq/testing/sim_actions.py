@@ -1,0 +1,131 @@
+"""Actions: what a run of the simulator does next, one small move at a time."""
+
+import random
+
+from popmq.testing.history import Held, Place, Reader
+from popmq.testing.oracle import Oracle
+from popmq.testing.sim_clients import INVISIBLE_MS, Clients
+from popmq.testing.sim_machine import Machine
+from popmq.testing.sometimes import Sometimes, Tally
+
+
+class Actions:
+    """The parts of one run, and the moves that the scheduler picks from."""
+
+    rng: random.Random
+    tally: Tally
+    oracle: Oracle
+    machine: Machine
+    clients: Clients
+    trace: list[str]
+
+    def note(self, line: str) -> None:
+        self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
+
+    def _read(self, group: str, topic: str, *tags: str) -> None:
+        reader_group, reader_topic = self.clients.groups[group], self.clients.topics[topic]
+        assert reader_group is not None
+        assert reader_topic is not None
+        self.oracle.readers.append(Reader(reader_group, reader_topic, tags))
+
+    def _reader(self) -> Reader | None:
+        usable = [r for r in self.oracle.readers if r.alive]
+        return self.rng.choice(usable) if usable else None
+
+    def _receive(self) -> None:
+        rng, reader = self.rng, self._reader()
+        if reader is not None:
+            self.clients.receive(
+                reader,
+                limit=rng.choice((1, 3, 8, 32)),
+                invisible_ms=rng.choice(INVISIBLE_MS),
+                poll_ms=rng.choice((0, 0, 400, 3_000)),
+                queue_id=rng.choice((-1, -1, -1, 0)),
+            )
+
+    def _some_held(self) -> Held | None:
+        held = self.clients.held
+        if len(held) > 60:
+            del held[:20]
+        if not held:
+            return None
+        # Mostly fresh ones, now and then any.
+        return held[-1 - min(int(self.rng.expovariate(0.3)), len(held) - 1)]
+
+    def _ack(self) -> None:
+        first = self._some_held()
+        if first is None:
+            return
+        if self.rng.random() < 0.06:
+            self.clients.ack_wrongly(first)
+            return
+        batch = [first]
+        for _ in range(self.rng.choice((0, 0, 0, 3))):
+            other = self._some_held()
+            if other is not None and other.reader is first.reader and other not in batch:
+                batch.append(other)
+        self.clients.ack(batch)
+        if self.rng.random() < 0.8:
+            self.clients.held = [held for held in self.clients.held if held not in batch]
+
+    def _change(self) -> None:
+        held = self._some_held()
+        if held is not None:
+            self.clients.change(held, self.rng.choice((1, 1, 500, 5_000)))
+
+    def _administer(self) -> None:
+        name, places, make, drop = self.rng.choice(
+            (
+                ("tmp", self.clients.topics, self._make_tmp_topic, self.clients.drop_topic),
+                ("tg", self.clients.groups, self._make_tmp_group, self.clients.drop_group),
+            )
+        )
+        if name in places:
+            drop(name)
+        else:
+            make()
+
+    def _make_tmp_topic(self) -> None:
+        self.clients.make_topic("tmp", 2)
+        self.machine.settle()
+        self._join("g", "tmp")
+        self._join("tg", "tmp")
+
+    def _make_tmp_group(self) -> None:
+        self.clients.make_group("tg", 3)
+        self.machine.settle()
+        self.tally.hit(Sometimes.GROUP_REMADE, int(self._join("tg", "t0")))
+        self._join("tg", "tmp")
+
+    def _join(self, group: str, topic: str) -> bool:
+        known = self.clients.groups.get(group), self.clients.topics.get(topic)
+        ready = all(isinstance(place, Place) for place in known)
+        if ready:
+            self._read(group, topic)
+        return ready
+
+    def _loop(self) -> None:
+        if self.machine.loop_ready:
+            before = self.clients.heard
+            self.machine.loop()
+            self.tally.hit(Sometimes.GROUP_COMMIT, int(self.clients.heard > before + 1))
+
+    def _flush(self) -> None:
+        if self.machine.flusher_ready:
+            self.machine.flush()
+
+    def _step(self) -> None:
+        self.machine.step()
+
+    def _settle(self) -> None:
+        self.machine.settle()
+
+    def _time(self) -> None:
+        ms = self.rng.choice((1, 20, 200, 1_000, 3_000, 11_000))
+        self.machine.advance(ms)
+        if self.machine.disk.budget is not None and self.rng.random() < 0.2:
+            self.machine.disk.budget = None
+            self.note("space was freed")
+            self.tally.hit(Sometimes.SPACE_FREED)
+        if self.rng.random() < 0.1:
+            self.machine.step_wall(self.rng.choice((-5_000, 60_000)))

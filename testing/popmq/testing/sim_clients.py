@@ -1,0 +1,274 @@
+"""Clients of the simulator: producers and consumers, all behind one pair of dice.
+
+They keep what they were told and tell the oracle; nothing in here looks into the broker.
+"""
+
+from collections.abc import Callable
+
+from popmq.common import hop
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Kind
+from popmq.common.message import tag_hash
+from popmq.common.topics import MessageType
+from popmq.testing.core import pop as encode_pop
+from popmq.testing.history import Held, Place, Pop, Reader, Sent
+from popmq.testing.sim_requests import Requests
+from popmq.testing.sometimes import Sometimes
+
+TAGS = ("", "A", "B")
+INVISIBLE_MS = (1, 150, 1_000, 3_000, 8_000)
+MAX_INVISIBLE_MS = max(INVISIBLE_MS)
+
+
+class Clients(Requests):
+    # -- producers
+
+    def send(self) -> None:
+        rng, oracle = self._rng, self._oracle
+        topic = rng.choice([place for place in self.topics.values() if place is not None])
+        batch: list[Sent] = []
+        entries = []
+        for _ in range(rng.choice((1, 1, 1, 2, 5))):
+            sent = self._message(topic)
+            batch.append(sent)
+            queue_id = rng.choice((-1, -1, 0))
+            entries.append(
+                hop.PutEntry(
+                    MessageType.NORMAL, sent.head, sent.properties, tag_hash(sent.tag), queue_id
+                )
+            )
+
+        def hear(answer: bytes | PopmqError) -> None:
+            if isinstance(answer, PopmqError):
+                for sent in batch:
+                    sent.refused = True
+                full = answer.code == Code.TOO_MANY_REQUESTS
+                self._tally.hit(Sometimes.SEND_REFUSED, int(full))
+                self._check_known(topic, answer)
+                return
+            for sent, result in zip(batch, hop.decode_put_reply(answer), strict=True):
+                if result.code == Code.OK:
+                    sent.ok_at, sent.ok_ms = oracle.at, oracle.now_ms
+                    sent.queue_id = result.queue_id
+                else:
+                    sent.refused = True
+            self._note(f"sent {[sent.number for sent in batch if sent.ok_at]}")
+
+        names = ",".join(f"{sent.number}{sent.tag}" for sent in batch)
+        body = hop.encode_put(hop.PutRequest(topic.name, entries))
+        self._ask(f"put {topic.name} {names}", Kind.PUT, body, hear)
+
+    def _message(self, topic: Place) -> Sent:
+        rng = self._rng
+        number = len(self._oracle.messages)
+        size = self.uniform or rng.choice((20, 60, 100, 300, 1_200, 2_000))
+        front = b"%06d|" % number
+        head = front + rng.randbytes(size - len(front))
+        properties = b"" if self.uniform else rng.randbytes(rng.choice((0, 0, 40)))
+        sent = Sent(number, topic, rng.choice(TAGS), head, properties, self._oracle.at)
+        self._oracle.messages.append(sent)
+        return sent
+
+    # -- consumers
+
+    def receive(
+        self,
+        reader: Reader,
+        *,
+        limit: int = 32,
+        invisible_ms: int = 60_000,
+        poll_ms: int = 0,
+        queue_id: int = -1,
+        then: Callable[[list[Held]], None] = lambda held: None,
+    ) -> None:
+        oracle, machine = self._oracle, self._machine
+        now_ms = machine.clock.boot_ms()
+        pop = Pop(
+            reader, reader.tags, queue_id, invisible_ms, poll_ms, oracle.at, now_ms, machine.log_ms
+        )
+        reader.open_pops += 1
+
+        def hear(answer: bytes | PopmqError) -> None:
+            reader.open_pops -= 1
+            if isinstance(answer, PopmqError):
+                limit_hit = answer.code == Code.TOO_MANY_REQUESTS
+                self._tally.hit(Sometimes.IN_FLIGHT_LIMIT, int(limit_hit))
+                if not limit_hit:
+                    self._check_known(reader.topic, answer, reader.group)
+                return
+            deliveries = hop.decode_pop_reply(answer).deliveries
+            got = [self._delivered(pop, one) for one in deliveries]
+            self._note(f"got {[(h.sent.number, h.attempt) for h in got if h]}")
+            if not deliveries:
+                self.quiet += 1
+                oracle.popped_empty(pop)
+                waited = now_ms + poll_ms <= oracle.now_ms and not pop.dismissed
+                self._tally.hit(Sometimes.POLL_TIMEOUT, int(poll_ms > 0 and waited))
+            self._tally.hit(Sometimes.WOKEN, int(bool(deliveries) and oracle.now_ms > now_ms))
+            self.held += [held for held in got if held is not None]
+            then([held for held in got if held is not None])
+
+        what = f"pop {reader.topic.name} {reader.group.name} {limit} {invisible_ms} {poll_ms}"
+        body = encode_pop(
+            reader.topic.name,
+            reader.group.name,
+            limit=limit,
+            invisible_ms=invisible_ms,
+            poll_ms=poll_ms,
+            expression="||".join(reader.tags),
+            queue_id=queue_id,
+        )
+        self._ask(what, Kind.POP, body, hear, lost=lambda: oracle.pop_lost(pop), pop=pop)
+
+    def _delivered(self, pop: Pop, one: hop.Delivery) -> Held | None:
+        digits = one.head[:6]
+        number = int(digits) if digits.isdigit() else -1
+        life = pop.reader.lives.get(number)
+        before = life.attempt if life else 0
+        self._tally.hit(Sometimes.REVIVED, int(before > 0))
+        self._tally.hit(Sometimes.LOST_REPLY, int(one.attempt > before + 1))
+        return self._oracle.delivered(
+            pop, number, one.head, one.properties, one.attempt, one.handle
+        )
+
+    def cancel(self) -> None:
+        """A client that waits goes away."""
+        waiting = [number for number, one in self._open.items() if one.pop and one.pop.poll_ms]
+        if waiting:
+            number = self._rng.choice(waiting)
+            request = self._open.pop(number)
+            self._machine.server.cancel(request.id)
+            self._note(f"cancel {number}")
+            self._tally.hit(Sometimes.CANCELLED)
+            request.lost()
+
+    # -- acks
+
+    def ack(self, some: list[Held], *, then: Callable[[], None] = lambda: None) -> None:
+        """Ack deliveries of one reader in one request."""
+        oracle = self._oracle
+        reader = some[0].reader
+        reasons = [oracle.must_refuse(held) for held in some]
+
+        def hear(answer: bytes | PopmqError) -> None:
+            if isinstance(answer, PopmqError):
+                lost()
+                return
+            results = hop.decode_ack_reply(answer)
+            for held, refuse, result in zip(some, reasons, results, strict=True):
+                if result.code in (Code.OK, Code.INVALID_RECEIPT_HANDLE):
+                    self._ack_heard(held, refuse, result.code == Code.OK)
+                else:
+                    held.acks_open -= 1  # no room for the record: nothing happened
+                    self._tally.hit(Sometimes.ACK_REFUSED)
+            then()
+
+        def lost() -> None:
+            self._tally.hit(Sometimes.ACK_LOST)
+            for held in some:
+                held.acks_open -= 1
+                held.life.acked = held.life.acked or 1
+
+        for held in some:
+            held.acks_open += 1
+        names = ",".join(f"{held.sent.number}/{held.attempt}" for held in some)
+        body = hop.encode_ack(
+            hop.AckRequest(reader.topic.name, reader.group.name, [held.handle for held in some])
+        )
+        self._ask(f"ack {reader.group.name} {names}", Kind.ACK, body, hear, lost=lost)
+
+    def _ack_heard(self, held: Held, refuse: str, ok: bool) -> None:
+        held.acks_open -= 1
+        tally, late = self._tally, self._oracle.log_ms - held.asked_log_ms > held.invisible_ms
+        tally.hit(Sometimes.REPEATED_ACK, int(ok and held.acked == 2))
+        tally.hit(Sometimes.LATE_ACK, int(ok and held.acked == 0 and late))
+        tally.hit(Sometimes.SUPERSEDED, int(not ok and refuse == "superseded"))
+        tally.hit(Sometimes.STALE, int(not ok and refuse == "revived"))
+        self._note(f"ack {held.sent.number}/{held.attempt} {'OK' if ok else 'refused'}")
+        self._oracle.acked(held, ok, refuse)
+
+    def ack_wrongly(self, held: Held) -> None:
+        """With the name of another group, or a handle with one character changed."""
+        forged = self._rng.random() < 0.5
+        handle = held.handle
+        others = [g for g in self.groups.values() if g and g is not held.reader.group]
+        group = held.reader.group.name if forged else self._rng.choice(others).name
+        if forged:
+            at = self._rng.randrange(len(handle) - 1)
+            other = b"A" if handle[at : at + 1] != b"A" else b"B"
+            handle = handle[:at] + other + handle[at + 1 :]
+
+        def hear(answer: bytes | PopmqError) -> None:
+            if isinstance(answer, PopmqError):
+                return
+            (result,) = hop.decode_ack_reply(answer)
+            self._tally.hit(Sometimes.FORGED if forged else Sometimes.FOREIGN)
+            if result.code == Code.OK:
+                kind = "forged" if forged else "foreign"
+                self._oracle.complain("I6 stale-handle", f"OK for a {kind} handle", held.life)
+
+        body = hop.encode_ack(hop.AckRequest(held.reader.topic.name, group, [handle]))
+        self._ask(f"ack wrongly {held.sent.number} as {group}", Kind.ACK, body, hear)
+
+    def change(self, held: Held, invisible_ms: int) -> None:
+        oracle, machine = self._oracle, self._machine
+        why = oracle.must_refuse(held) or ("acked" if held.acked == 2 else "")
+        asked = Pop(
+            held.reader,
+            (),
+            -1,
+            invisible_ms,
+            0,
+            oracle.at,
+            machine.clock.boot_ms(),
+            machine.log_ms,
+        )
+
+        held.changes_open += 1
+
+        def hear(answer: bytes | PopmqError) -> None:
+            held.changes_open -= 1
+            if isinstance(answer, PopmqError):
+                if answer.code == Code.INVALID_RECEIPT_HANDLE:
+                    oracle.change_refused(held)
+            else:
+                self._note(f"changed {held.sent.number}/{held.attempt}")
+                self.held.append(oracle.changed(held, answer, invisible_ms, asked, why))
+
+        def lost() -> None:
+            self._tally.hit(Sometimes.CHANGE_LOST)
+            held.changes_open -= 1
+            held.superseded = held.superseded or 1
+
+        reader = held.reader
+        body = hop.encode_change(
+            hop.ChangeRequest(reader.topic.name, reader.group.name, held.handle, invisible_ms)
+        )
+        what = f"change {reader.group.name} {held.sent.number}/{held.attempt} {invisible_ms}"
+        self._ask(what, Kind.CHANGE, body, hear, lost=lost)
+
+    # -- dead letters
+
+    def read_all(self, reader: Reader, settle: Callable[[], None]) -> list[bytes]:
+        """The heads of everything in a dead-letter topic; none when there is no such topic."""
+        heads: list[bytes] = []
+        more = True
+
+        topic, group = reader.topic.name, reader.group.name
+
+        def hear(answer: bytes | PopmqError) -> None:
+            nonlocal more
+            if isinstance(answer, PopmqError):
+                return
+            found = hop.decode_pop_reply(answer).deliveries
+            heads.extend(one.head for one in found)
+            more = bool(found)
+            if found:
+                acks = hop.AckRequest(topic, group, [one.handle for one in found])
+                self._ask(f"ack {topic}", Kind.ACK, hop.encode_ack(acks), lambda answer: None)
+
+        while more:
+            more = False
+            self._ask(f"pop {topic}", Kind.POP, encode_pop(topic, group), hear)
+            settle()
+        return heads

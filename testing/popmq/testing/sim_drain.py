@@ -1,0 +1,94 @@
+"""The end of a run: nothing fails any more, every lasting group reads and acks what is left."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from popmq.common import topics
+from popmq.testing.history import Held, Place, Reader
+from popmq.testing.oracle import LIMBO_MS, Oracle
+from popmq.testing.sim_clients import MAX_INVISIBLE_MS, Clients
+from popmq.testing.sim_machine import Machine
+from popmq.testing.sometimes import Sometimes
+from popmq.testing.store_checks import StoreChecks
+
+_ROUND_MS = 500
+
+
+def drain(
+    machine: Machine,
+    clients: Clients,
+    oracle: Oracle,
+    checks: StoreChecks,
+    note: Callable[[str], None],
+) -> None:
+    """Receive and ack until everything that was invisible had its time and two seconds more."""
+    audit = clients.groups["audit"]
+    assert audit is not None
+    lasting = [reader for reader in oracle.readers if reader.alive]
+    auditors = [Reader(audit, place) for place in clients.topics.values() if place is not None]
+    oracle.readers += auditors
+    rounds = (MAX_INVISIBLE_MS + LIMBO_MS) // _ROUND_MS + 2
+    for number in range(rounds):
+        before = clients.quiet
+        for reader in lasting if number else lasting + auditors:
+            _empty(machine, clients, reader)
+        if oracle.violations:
+            return
+        all_quiet = clients.quiet - before == len(lasting)
+        if number and all_quiet and machine.nothing_in_flight:
+            break
+        machine.advance(_ROUND_MS)
+        machine.run_steps()
+    for reader in lasting:
+        _empty(machine, clients, reader)
+    if not oracle.log_lost:
+        names = {name for name, place in (clients.topics | clients.groups).items() if place}
+        checks.at_end(names)
+    _read_dead_letters(machine, clients, oracle, audit)
+    if oracle.log_lost:
+        return
+    oracle.finish([r for r in lasting if not r.group.from_newest] + auditors)
+    for reader in auditors:
+        stored = checks.stored(reader.topic.name)
+        if stored != len(reader.lives):
+            oracle.complain(
+                "I16 counts-true",
+                f"{reader.topic.name} stores {stored} messages, {len(reader.lives)} were read",
+            )
+    passed = [s for r in lasting for s in oracle.messages if s.ok_at and not r.accepts(s)]
+    clients.count(Sometimes.FILTERED, len(passed))
+    note(f"drained {len(oracle.messages)} messages")
+
+
+def _empty(machine: Machine, clients: Clients, reader: Reader) -> None:
+    """Read all that is ready, ack it at once."""
+    more = True
+
+    def then(held: list[Held]) -> None:
+        nonlocal more
+        more = bool(held)
+        clients.held.clear()
+        if held:
+            clients.ack(held)
+
+    while more:
+        more = False
+        clients.receive(reader, then=then)
+        machine.settle()
+
+
+def _read_dead_letters(machine: Machine, clients: Clients, oracle: Oracle, audit: Place) -> None:
+    names = {reader.group.name for reader in oracle.readers}
+    for name in sorted(names):
+        letters = Reader(audit, Place(topics.dlq_topic(name), gone=1))
+        copies: Counter[int] = Counter()
+        for head in clients.read_all(letters, machine.settle):
+            number = int(head[:6]) if head[:6].isdigit() else -1
+            known = 0 <= number < len(oracle.messages) and oracle.messages[number].head == head
+            if not known:
+                oracle.complain("bytes", f"a dead letter of {name} was never sent: {head[:40]!r}")
+            copies[number] += 1
+        clients.count(Sometimes.DEAD_LETTER, sum(copies.values()))
+        if not oracle.log_lost:
+            for number, times in copies.items():
+                oracle.dead_letter(name, number, times)

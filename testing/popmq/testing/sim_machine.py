@@ -1,0 +1,223 @@
+"""Machine: one broker process on a simulated computer, taken apart into its smallest moves.
+
+The loop's callbacks, the flusher's work and the news of its end are separate events; the
+scheduler decides which comes next.  What the product keeps in order stays in order: callbacks
+are first come, first served, and so are the flusher's jobs.
+"""
+
+import errno
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from popmq.broker.broker import Broker
+from popmq.broker.server import BrokerServer
+from popmq.common.config import Settings
+from popmq.common.errors import StoreDamaged
+from popmq.common.steps import Done, Work
+from popmq.testing.clock import ManualClock
+from popmq.testing.disk import PowerCut
+from popmq.testing.sim_disk import Loss, SimDisk
+from popmq.testing.sometimes import Sometimes, Tally
+
+
+@dataclass(slots=True)
+class Ends:
+    """What the last process knew of its log: a start has to find the end between the two."""
+
+    confirmed: int = 0
+    appended: int = 0
+
+
+class Machine:
+    def __init__(self, settings: Settings, rng: random.Random, tally: Tally) -> None:
+        self.clock = ManualClock()
+        self.disk = SimDisk(rng)
+        self.settings = settings
+        self.failed: OSError | None = None
+        self._broken: BaseException | None = None
+        self.sync_ms: Callable[[], int] = lambda: 0
+        self.broker: Broker
+        self.server: BrokerServer
+        self.ends = Ends()
+        self.recovered = 0  # where the log ended for the last start
+        self.on_recovered: Callable[[], None] = lambda: None
+        self._rng = rng
+        self._tally = tally
+        self._soon: deque[Callable[[], None]] = deque()
+        self._jobs: deque[tuple[int, Work, Done]] = deque()
+        self._stepped_ms = 0
+        self._log_ms = 0
+        self._revivals: tuple[int, int] = (0, 0)  # number, and end of the log behind the last
+
+    @property
+    def log_ms(self) -> int:
+        """An upper bound of how far log time moved since the run began."""
+        return self._log_ms
+
+    # -- time
+
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self._log_ms += ms
+
+    def step_wall(self, ms: int) -> None:
+        self.clock.step_wall(ms)
+        self._stepped_ms += max(0, ms)
+
+    # -- life of the process
+
+    def start(self) -> None:
+        """Recover and confirm everything; PowerCut, OSError or StoreDamaged end the attempt."""
+        self._soon.clear()
+        self._jobs.clear()
+        self.failed = None
+        self.broker = Broker(
+            self.settings,
+            disk=self.disk,
+            clock=self.clock,
+            flusher=self,
+            rng=random.Random(self._rng.getrandbits(32)),
+        )
+        store = self.broker.store
+        store.soon = self._soon.append
+        store.on_failure = self._on_failure
+        self.server = BrokerServer(self.broker)
+        self.broker.start()
+        self.recovered = store.confirmed
+        self.on_recovered()
+        self.settle()
+        if self.failed is not None:
+            raise self.failed
+        self._log_ms += self._stepped_ms
+        self._stepped_ms = 0
+        self._revivals = (0, 0)
+
+    def stop(self) -> None:
+        """A clean stop. PowerCut or OSError may end it early."""
+        self.broker.stop()
+        self.settle()
+        if self.failed is not None:
+            raise self.failed
+        self.broker.store.close()
+        self.ends = Ends(self.broker.store.confirmed, self.broker.store.end)
+
+    def crash(self, loss: Loss) -> None:
+        store = self.broker.store
+        if store.confirmed:
+            self.ends = Ends(store.confirmed, store.end)
+        number, end = self._revivals
+        self._tally.hit(Sometimes.REVIVE_CUT, int(number > 0 and store.confirmed < end))
+        self._tally.hit(
+            Sometimes.PROCESS_CRASH if loss is Loss.NOTHING else Sometimes.POWER_CUT,
+            int(self.disk.unsynced),
+        )
+        self._soon.clear()
+        self._jobs.clear()
+        self.failed = None
+        self.disk.crash(loss)
+
+    def try_start(self) -> str:
+        """Start; what ended the attempt: "", "cut", "full", "error" or "damaged: ..."."""
+        try:
+            self.start()
+        except PowerCut:
+            return "cut"
+        except OSError as error:
+            return "full" if error.errno == errno.ENOSPC else "error"
+        except StoreDamaged as error:
+            return f"damaged: {error}"
+        return ""
+
+    # -- events
+
+    @property
+    def loop_ready(self) -> bool:
+        return bool(self._soon)
+
+    @property
+    def flusher_ready(self) -> bool:
+        return bool(self._jobs) and self._jobs[0][0] <= self.clock.boot_ms()
+
+    @property
+    def at_rest(self) -> bool:
+        return not self._soon and not self._jobs and self.failed is None
+
+    def loop(self) -> None:
+        """One callback of the event loop."""
+        work = self._soon.popleft()
+        try:
+            work()
+        except OSError as error:  # what reaches the loop ends the process
+            self.failed = self.failed or error
+        self._check()
+
+    def flush(self) -> None:
+        """One piece of the flusher's work."""
+        _, work, done = self._jobs.popleft()
+        error: OSError | None = None
+        try:
+            work()
+        except OSError as failure:
+            error = failure
+        self._soon.append(lambda: done(error))
+        self._check()
+
+    def step(self) -> int:
+        """`broker.step` as its loop calls it."""
+        revive = self.broker.revive
+        done = 0
+        try:
+            done = self.broker.step()
+        except OSError as error:
+            self.failed = self.failed or error
+        self._check()
+        number = revive.retried + revive.dead_lettered
+        if number != self._revivals[0]:
+            self._revivals = (number, self.broker.store.end)
+        return done
+
+    def settle(self) -> None:
+        """Let loop and flusher run until nothing is left to do."""
+        while self._soon or self._jobs:
+            if self._soon:
+                self.loop()
+            else:
+                wait = self._jobs[0][0] - self.clock.boot_ms()
+                if wait > 0:
+                    self.advance(wait)
+                self.flush()
+
+    def run_steps(self) -> None:
+        """Step until there is nothing to do; a step that always finds work is a mistake."""
+        for _ in range(1_000):
+            done = self.step()
+            self.settle()
+            if not done:
+                return
+        raise AssertionError("broker.step has been busy a thousand times in a row")
+
+    @property
+    def nothing_in_flight(self) -> bool:
+        return not len(self.broker.table)
+
+    def submit(self, work: Work, done: Done) -> None:
+        """The broker's flusher: the job may take its time."""
+        takes = self.sync_ms()
+        self._tally.hit(Sometimes.SLOW_SYNC, int(takes > 0))
+        self._jobs.append((self.clock.boot_ms() + takes, work, done))
+
+    def _on_failure(self, error: BaseException) -> None:
+        if isinstance(error, OSError):
+            self.failed = self.failed or error
+        elif not isinstance(error, PowerCut):
+            self._broken = self._broken or error
+
+    def _check(self) -> None:
+        """What the product caught on its way out ends the life all the same."""
+        if self.disk.off:
+            raise PowerCut
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken

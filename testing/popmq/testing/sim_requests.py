@@ -1,0 +1,160 @@
+"""Requests of the simulator's clients: asked, answered once, or lost with the connection.
+
+Also the administrator, who makes and deletes topics and groups.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Kind
+from popmq.common.wire import admin_pb2 as pb
+from popmq.testing.history import Held, Place, Pop
+from popmq.testing.oracle import Oracle
+from popmq.testing.sim_machine import Machine
+from popmq.testing.sometimes import Sometimes, Tally
+
+_ADMIN_OK = (Code.OK, Code.BAD_REQUEST, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    hear: Callable[[bytes | PopmqError], None]
+    lost: Callable[[], None]
+    pop: Pop | None = None
+    id: int = 0
+
+
+class Requests:
+    def __init__(
+        self,
+        machine: Machine,
+        oracle: Oracle,
+        rng: random.Random,
+        tally: Tally,
+        note: Callable[[str], None],
+    ) -> None:
+        self._machine = machine
+        self._oracle = oracle
+        self._rng = rng
+        self._tally = tally
+        self._note = note
+        self._open: dict[int, _Request] = {}
+        self._number = 0
+        self.uniform = 0  # size of every body; 0: sizes vary
+        self.topics: dict[str, Place | None] = {}  # None: a create or delete was not answered
+        self.groups: dict[str, Place | None] = {}
+        self.held: list[Held] = []
+        self.heard = 0
+        self.quiet = 0  # receives answered with nothing, errors not counted
+
+    # -- connections
+
+    def crashed(self) -> None:
+        """No open request will ever be answered."""
+        waiting, self._open = self._open, {}
+        for request in waiting.values():
+            request.lost()
+
+    def dismissed(self) -> None:
+        """The broker stops cleanly: whoever waits is sent home."""
+        for request in self._open.values():
+            if request.pop is not None:
+                request.pop.dismissed = True
+
+    def _ask(
+        self,
+        what: str,
+        kind: Kind,
+        body: bytes,
+        hear: Callable[[bytes | PopmqError], None],
+        *,
+        lost: Callable[[], None] = lambda: None,
+        pop: Pop | None = None,
+    ) -> None:
+        self._number += 1
+        number = self._number
+        request = self._open[number] = _Request(hear, lost, pop)
+        self._note(f"{number} {what}")
+
+        def on_reply(answer: bytes | PopmqError) -> None:
+            if self._open.pop(number, None) is None:
+                return
+            self._oracle.at += 1
+            self._oracle.now_ms = self._machine.clock.boot_ms()
+            self._oracle.log_ms = self._machine.log_ms
+            self.heard += 1
+            if isinstance(answer, PopmqError):
+                self._note(f"{number} -> {answer.code.name}")
+                if answer.code == Code.INTERNAL_ERROR and not self._oracle.log_lost:
+                    self._oracle.complain("I0 answers", f"{what}: {answer}")
+            try:
+                hear(answer)
+            except AssertionError as error:  # the broker would only log it
+                self._oracle.complain("I0 broken", f"a client: {error}")
+
+        self._oracle.at += 1
+        try:
+            request.id = self._machine.server.request(kind, body, 10_000, on_reply)
+        except OSError as error:
+            self._machine.failed = self._machine.failed or error
+
+    # -- administration
+
+    def make_topic(self, name: str, queues: int) -> None:
+        place = Place(name)
+        body = pb.CreateTopicRequest(topic=pb.Topic(name=name, queues=queues)).SerializeToString()
+        self._admin(Kind.CREATE_TOPIC, body, self.topics, name, place)
+
+    def make_group(self, name: str, max_attempts: int, *, newest: bool = False) -> None:
+        place = Place(name, max_attempts=max_attempts, from_newest=newest)
+        group = pb.Group(
+            name=name, max_attempts=max_attempts, start_at="newest" if newest else "oldest"
+        )
+        body = pb.CreateGroupRequest(group=group).SerializeToString()
+        self._admin(Kind.CREATE_GROUP, body, self.groups, name, place)
+
+    def drop_topic(self, name: str) -> None:
+        body = pb.DeleteTopicRequest(name=name).SerializeToString()
+        self._admin(Kind.DELETE_TOPIC, body, self.topics, name, None)
+
+    def drop_group(self, name: str) -> None:
+        body = pb.DeleteGroupRequest(name=name).SerializeToString()
+        self._admin(Kind.DELETE_GROUP, body, self.groups, name, None)
+
+    def _admin(
+        self, kind: Kind, body: bytes, places: dict[str, Place | None], name: str, new: Place | None
+    ) -> None:
+        """Create (`new`) or delete; while the answer is out, nobody uses the place."""
+        old = places.get(name)
+        if old is not None:
+            old.gone = 1
+        places[name] = None
+
+        def hear(answer: bytes | PopmqError) -> None:
+            if isinstance(answer, PopmqError):
+                if answer.code not in _ADMIN_OK:
+                    self._oracle.complain("I0 answers", f"{kind.name} {name}: {answer}")
+                if new is None:
+                    places.pop(name, None)
+            elif new is not None:
+                places[name] = new
+            else:
+                places.pop(name, None)
+                if old is not None:
+                    old.gone = 2
+
+        self._ask(f"{kind.name.lower()} {name}", kind, body, hear)
+
+    def _check_known(self, topic: Place, answer: PopmqError, group: Place | None = None) -> None:
+        """A topic or group that lasts is never answered as missing."""
+        missing_topic = answer.code == Code.TOPIC_NOT_FOUND and not topic.gone
+        missing_group = (
+            answer.code == Code.CONSUMER_GROUP_NOT_FOUND and group is not None and not group.gone
+        )
+        if (missing_topic or missing_group) and not self._oracle.log_lost:
+            self._oracle.complain("I1 no-loss", f"created, but: {answer}")
+
+    def count(self, what: Sometimes, times: int) -> None:
+        self._tally.hit(what, times)

@@ -1,0 +1,56 @@
+"""The simulator: one seed, one run of a broker with its clients, its disk and its clock.
+
+`python -m popmq.testing.simulator --seed N --trace` replays a run event by event; without
+`--seed` it runs many and prints which rare states they reached (docs/concepts/simulator.md).
+"""
+
+import argparse
+import logging
+import sys
+import time
+
+from popmq.testing.sim_run import Outcome, Simulator
+from popmq.testing.sometimes import Tally
+
+
+def run_seed(seed: int) -> Outcome:
+    return Simulator(seed).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m popmq.testing.simulator")
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    parser.add_argument("--seeds", type=int, default=200, help="how many seeds, from --first")
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--trace", action="store_true", help="print every event")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at a violation")
+    chosen = parser.parse_args(arguments)
+    logging.getLogger("popmq").setLevel(logging.CRITICAL)
+    if chosen.seed is not None:
+        outcome = run_seed(chosen.seed)
+        if chosen.trace:
+            print("\n".join(outcome.trace))
+        print(outcome.story())
+        return 1 if outcome.violations else 0
+    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.keep_going)
+
+
+def _run_many(seeds: range, keep_going: bool) -> int:
+    tally, run, failed, began = Tally(), 0, 0, time.perf_counter()
+    for seed in seeds:
+        run += 1
+        outcome = run_seed(seed)
+        tally.add(outcome.tally)
+        if outcome.violations:
+            failed += 1
+            print(outcome.story())
+            if not keep_going:
+                break
+    print(tally.table())
+    seconds = time.perf_counter() - began
+    print(f"{run} seeds, {run / seconds:.0f} a second, {failed} with violations")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

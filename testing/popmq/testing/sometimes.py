@@ -1,0 +1,70 @@
+"""Counters of rare states: a run that never reaches them proves nothing about them."""
+
+from collections import Counter
+from enum import Enum
+
+
+class Sometimes(Enum):
+    """Every state that the seeds have to reach."""
+
+    TORN_TAIL = "torn tail cut"
+    PADDED_ROLL = "segment rolled with padding"
+    CRASH_IN_START = "crash during recovery"
+    CRASH_TWICE = "crash again before anything was served"
+    PROCESS_CRASH = "crash of the process only"
+    POWER_CUT = "power cut with un-synced bytes"
+    CLEAN_STOP = "clean stop and start"
+    CRASH_IN_STOP = "crash during a clean stop"
+    CHECKPOINT = "checkpoint written"
+    SNAPSHOT = "snapshot published"
+    SNAPSHOT_START = "start from a snapshot"
+    WRITE_ERROR = "EIO on write stops the broker"
+    SYNC_ERROR = "EIO on fsync stops the broker"
+    NO_SPACE = "full disk stops the broker, or its start"
+    SEND_REFUSED = "send refused by a full disk"
+    ACK_REFUSED = "ack refused by a full disk"
+    SPACE_FREED = "space freed while running"
+    SLOW_SYNC = "slow fsync"
+    WALL_BACK = "wall clock stepped back over a restart"
+    REFUSED_DAMAGE = "refused to start on damage"
+    CHECKPOINT_DAMAGED = "started with a damaged checkpoint"
+    GROUP_COMMIT = "one flush answered several requests"
+    LOST_REPLY = "message again after its reply was lost"
+    REVIVED = "unacked message came back"
+    REVIVE_CUT = "revival cut by a crash"
+    DEAD_LETTER = "dead letter"
+    LATE_ACK = "ack after expiry, before the revival, was OK"
+    REPEATED_ACK = "repeated ack was OK"
+    SUPERSEDED = "superseded handle refused"
+    STALE = "handle of a revived delivery refused"
+    FOREIGN = "foreign handle refused"
+    FORGED = "forged handle refused"
+    ACK_LOST = "answer to an ack lost"
+    CHANGE_LOST = "answer to a change lost"
+    WOKEN = "long poll woken by a message"
+    POLL_TIMEOUT = "long poll timed out"
+    CANCELLED = "long poll cancelled"
+    IN_FLIGHT_LIMIT = "receive refused at the in-flight limit"
+    FILTERED = "message passed over by a filter"
+    TOPIC_REMADE = "topic deleted and made again"
+    GROUP_REMADE = "group deleted and made again"
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.counts: Counter[Sometimes] = Counter()
+
+    def hit(self, what: Sometimes, times: int = 1) -> None:
+        if times:
+            self.counts[what] += times
+
+    def add(self, other: "Tally") -> None:
+        self.counts.update(other.counts)
+
+    @property
+    def never(self) -> list[str]:
+        return [what.value for what in Sometimes if not self.counts[what]]
+
+    def table(self) -> str:
+        width = max(len(what.value) for what in Sometimes)
+        return "\n".join(f"{what.value:<{width}} {self.counts[what]:>8}" for what in Sometimes)

@@ -1,0 +1,40 @@
+"""Every planted mistake is found: a simulator that finds nothing may just be blind."""
+
+import pytest
+from sim.planted import PLANTED, Planted
+
+from popmq.testing.simulator import run_seed
+
+
+def found_at(planted: Planted) -> int:
+    """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
+    for seed in range(1, planted.seeds + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            planted.plant(patch)
+            broken = bool(run_seed(seed).violations)
+        if broken and not run_seed(seed).violations:
+            return seed
+    return 0
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(p, id=p.name, marks=[pytest.mark.heavy] if p.rare else []) for p in PLANTED],
+)
+def test_planted_mistake_is_found(planted: Planted) -> None:
+    assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_how_often_each_planted_mistake_is_found() -> None:
+    seeds = range(1, 101)
+    counts: dict[str, int] = {}
+    for planted in PLANTED:
+        if planted.rare:
+            continue
+        with pytest.MonkeyPatch.context() as patch:
+            planted.plant(patch)
+            counts[planted.name] = sum(bool(run_seed(seed).violations) for seed in seeds)
+        print(f"{planted.name:45} {counts[planted.name]:4} of {len(seeds)} seeds")
+    assert all(counts.values())

@@ -1,0 +1,78 @@
+"""Seeds of the simulator: every promise holds in each, and the rare states are reached.
+
+POPMQ_SIM_SECONDS is how long the everyday test goes on after its first seeds (8), and
+POPMQ_SIM_SEEDS the most that it runs (100,000).
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from popmq.testing.simulator import run_seed
+from popmq.testing.sometimes import Tally
+
+FEWEST = 400  # in which every rare state is reached
+
+
+def run(first: int, seeds: int, *, seconds: float = 1e9) -> Tally:
+    """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
+    tally, began, done = Tally(), time.monotonic(), 0
+    for seed in range(first, first + seeds):
+        if done >= FEWEST and time.monotonic() - began > seconds:
+            break
+        outcome = run_seed(seed)
+        assert not outcome.violations, outcome.story(40)
+        tally.add(outcome.tally)
+        done += 1
+    print(f"{done} seeds, {done / (time.monotonic() - began):.0f} a second\n{tally.table()}")
+    return tally
+
+
+def test_every_promise_holds_and_every_rare_state_is_reached() -> None:
+    seeds = int(os.environ.get("POPMQ_SIM_SEEDS", "100000"))
+    tally = run(1, seeds, seconds=float(os.environ.get("POPMQ_SIM_SECONDS", "8")))
+    assert seeds < FEWEST or not tally.never
+
+
+@pytest.mark.heavy
+def test_every_promise_holds_in_a_thousand_seeds() -> None:
+    run(10_000, 1_000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_promise_holds_in_five_thousand_seeds() -> None:
+    run(100_000, 5_000)
+
+
+def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
+    code = (
+        "import logging; logging.disable()\n"
+        "from popmq.testing.simulator import run_seed\n"
+        "print(*(run_seed(seed).digest for seed in range(1, 13)))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "77")
+    }
+    assert len(digests) == 1
+
+
+def test_a_failed_seed_names_the_command_that_replays_it() -> None:
+    outcome = run_seed(3)
+    command = outcome.story().rpartition("replay: ")[2].split()
+    assert command[0] == ".venv/bin/python"
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert "create_topic t0" in done.stdout
+    assert "seed 3: " in done.stdout
