@@ -7,7 +7,9 @@ import pytest
 
 from popmq.common.config import Settings, StoreSettings
 from popmq.common.disk import RealDisk
-from popmq.common.errors import Code, StoreDamaged
+from popmq.common.errors import Code, PopmqError, StoreDamaged
+from popmq.common.hop import Kind
+from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.core import SMALL, CoreBroker
 from popmq.testing.disk import LyingDisk
 
@@ -203,3 +205,46 @@ def test_a_day_of_retention_with_crashes_loses_no_live_message() -> None:
         core.run_steps()
         consume()
     assert done == set(range(90_000, 90_024))
+
+
+def short_lived(core: CoreBroker) -> None:
+    body = admin.CreateTopicRequest(
+        topic=admin.Topic(name="events", queues=1, retention_ms=10 * 60_000)
+    )
+    core.reply(Kind.CREATE_TOPIC, body.SerializeToString())
+
+
+def test_a_topic_may_keep_its_messages_for_less_than_the_store(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    short_lived(core)
+    core.topic("orders", queues=1)
+    core.group("g")
+    assert core.receive("events", "g") == []
+    for number in range(30):
+        for topic in ("events", "orders"):
+            core.send(topic, b"%05d" % number)
+        core.clock.advance(60_000)
+        core.run_steps()
+    assert numbers(core, "g", "events") == list(range(20, 30))
+    assert core.broker.pops.metrics.expired == 20
+    assert numbers(core, "g", "orders") == list(range(30))
+    core.stop()
+    core.clock.advance(5 * 60_000)
+    core.start()
+    assert numbers(core, "after-a-start", "events") == list(range(25, 30))
+
+
+def test_a_message_in_flight_outlives_the_retention_of_its_topic(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    short_lived(core)
+    core.send("events", b"00001")
+    core.receive("events", "g", invisible_ms=30 * 60_000)
+    core.advance(31 * 60_000)
+    assert [one.attempt for one in core.receive("events", "g")] == [2]
+
+
+def test_a_topic_cannot_ask_for_more_than_the_store_keeps(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    body = admin.CreateTopicRequest(topic=admin.Topic(name="events", retention_ms=HOUR_MS + 1))
+    with pytest.raises(PopmqError, match=r"store\.retention_hours"):
+        core.reply(Kind.CREATE_TOPIC, body.SerializeToString())

@@ -132,6 +132,7 @@ def _changed_topic(old: TopicConfig, wanted: pb.Topic) -> TopicConfig:
             if wanted.permission
             else old.permission
         ),
+        retention_ms=max(0, wanted.retention_ms) if wanted.retention_ms else old.retention_ms,
     )
 
 
@@ -163,6 +164,7 @@ def _topic_to_wire(topic: TopicConfig) -> pb.Topic:
         type=topic.type.name.lower(),
         permission=_PERMISSION_NAMES[topic.permission],
         id=topic.id,
+        retention_ms=topic.retention_ms,
     )
 
 

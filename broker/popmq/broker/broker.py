@@ -11,6 +11,7 @@ from collections.abc import Callable
 from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
 from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
+from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
@@ -46,6 +47,7 @@ class Broker:
     ) -> None:
         self.settings = settings
         self._rng = rng
+        self._clock = clock
         self._next_queue = 0
         self.stored_by_topic: dict[str, int] = {}
         self.store = MessageStore(disk, settings.broker.data, settings.store, clock, flusher)
@@ -66,6 +68,7 @@ class Broker:
         self.revive = ReviveService(self.store, self.registry, self.table, self.bodies)
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
+        self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.on_grown = self._grown
         self.store.on_moved = self.table.apply_moved
         self.registry.on_topic_gone = self._topic_gone
@@ -86,6 +89,7 @@ class Broker:
         self.store.retention.live = (self.bodies,)
         self.store.snapshots.tables = (self.registry, self.table, self.store.dispatch)
         self.store.recover(self._apply)
+        self.expiry.run_all(self._clock.wall_ms())
         self.store.start_epoch()
         if not self.registry.store_id:
             self.registry.set_store_id(self._rng.randbytes(16).hex())
@@ -100,6 +104,7 @@ class Broker:
         """One round of the background work; returns how much was done."""
         done = self.revive.step()
         done += self.polling.step(self.store.log_ms())
+        done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ GROUP_TYPES = ("normal", "fifo")
 PERMISSIONS = ("rw", "r", "w", "none")
 STARTS = ("oldest", "newest")
 
-TOPIC_COLUMNS = ("name", "type", "queues", "permission")
+TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention")
 GROUP_COLUMNS = ("name", "type", "max_attempts", "start", "back_off_ms")
 
 Fields = dict[str, str | int | list[int]]
@@ -33,6 +33,11 @@ def back_off_argument(text: str) -> tuple[int, ...]:
     return tuple(map(duration_argument, text.split(",")))
 
 
+def retention_argument(text: str) -> int:
+    """Milliseconds; -1 says: that of the store."""
+    return -1 if text == "store" else duration_argument(text)
+
+
 def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     create = _action(actions, common, "create", on_topic("CreateTopic", _create_topic))
@@ -43,6 +48,14 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     alter.add_argument("--type", choices=TOPIC_TYPES, default="")
     alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
     alter.add_argument("--permission", choices=PERMISSIONS, default="")
+    for one in (create, alter):
+        one.add_argument(
+            "--retention",
+            type=retention_argument,
+            default=0,
+            metavar="24h",
+            help="how long messages are kept; `store`: as long as the store keeps any",
+        )
     _action(actions, common, "delete", on_topic("DeleteTopic", _delete_topic))
     _action(actions, common, "show", on_topic("DescribeTopic", _describe_topic))
     every = actions.add_parser("list", parents=[common])
@@ -154,7 +167,11 @@ def _describe_group(args: argparse.Namespace) -> admin.DescribeGroupRequest:
 
 def topic_of(args: argparse.Namespace) -> admin.Topic:
     return admin.Topic(
-        name=args.name, type=args.type, queues=args.queues, permission=args.permission
+        name=args.name,
+        type=args.type,
+        queues=args.queues,
+        permission=args.permission,
+        retention_ms=args.retention,
     )
 
 
@@ -174,6 +191,7 @@ def topic_fields(topic: admin.Topic) -> Fields:
         "type": topic.type,
         "queues": topic.queues,
         "permission": topic.permission,
+        "retention": format_duration(topic.retention_ms) if topic.retention_ms else "store",
     }
 
 

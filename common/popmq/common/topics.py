@@ -90,6 +90,7 @@ class TopicConfig:
     queues: int = 8
     type: MessageType = MessageType.NORMAL
     permission: Permission = Permission.READ_WRITE
+    retention_ms: int = 0  # 0: that of the store
 
     @property
     def readable(self) -> bool:

@@ -104,7 +104,7 @@ class Registry:
                 f"there are {TOPIC_LIMIT} topics, which is the limit; delete some",
             )
         made = replace(wanted, id=self._last_topic_id + 1)
-        _check_topic(made)
+        self._check_topic(made)
         self._write(MetaRecord(version=META_VERSION, topic=_topic_record(made)))
         return made
 
@@ -112,7 +112,7 @@ class Registry:
         """Change queues or permission. The type and a smaller number of queues are refused."""
         old = self.topic(wanted.name)
         new = replace(wanted, id=old.id)
-        _check_topic(new)
+        self._check_topic(new)
         if new.type is not old.type:
             raise Refused(
                 Code.BAD_REQUEST,
@@ -176,6 +176,20 @@ class Registry:
 
     def set_store_id(self, store_id: str) -> None:
         self._write(MetaRecord(version=META_VERSION, store_id=store_id))
+
+    def _check_topic(self, topic: TopicConfig) -> None:
+        if not 1 <= topic.queues <= QUEUE_LIMIT:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"topic {topic.name} with {topic.queues} queues: it takes 1 to {QUEUE_LIMIT}",
+            )
+        longest_ms = self._store.retention_ms
+        if not 0 <= topic.retention_ms <= longest_ms:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"topic {topic.name} with a retention of {topic.retention_ms} ms: it takes up to "
+                f"{longest_ms} ms, that of the store (store.retention_hours)",
+            )
 
     # -- apply
 
@@ -274,14 +288,6 @@ def _piece(records: list[MetaRecord]) -> tuple[bytes, int]:
     return content, sum(map(entry_hash, bodies))
 
 
-def _check_topic(topic: TopicConfig) -> None:
-    if not 1 <= topic.queues <= QUEUE_LIMIT:
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"topic {topic.name} with {topic.queues} queues: it takes 1 to {QUEUE_LIMIT}",
-        )
-
-
 def _check_group(group: SubscriptionGroup) -> None:
     if not 1 <= group.max_attempts <= ATTEMPT_LIMIT:
         raise Refused(
@@ -309,6 +315,7 @@ def _topic_record(topic: TopicConfig) -> TopicRecord:
         queues=topic.queues,
         type=topic.type,
         permission=topic.permission,
+        retention_ms=topic.retention_ms,
     )
 
 
@@ -319,6 +326,7 @@ def _topic(record: TopicRecord) -> TopicConfig:
         record.queues,
         MessageType(record.type),
         Permission(record.permission),
+        record.retention_ms,
     )
 
 

@@ -65,8 +65,10 @@ class MappedFile:
         self._file.close()
 
     def delete(self) -> None:
+        """Gone for good when this returns, so that files which go one by one leave no gap."""
         self._file.close()
         self._disk.remove(self.path)
+        self._disk.sync_folder(self.path.rpartition("/")[0])
 
 
 class MappedFileQueue:
@@ -169,7 +171,6 @@ class MappedFileQueue:
         # From the end, each made durable: a crash in between must not leave a gap.
         for start in sorted((start for start in self._files if start > position), reverse=True):
             self._remove(start)
-            self._disk.sync_folder(self._folder)
         kept = self.at(position)
         if kept is not None:
             kept.cut(position, preallocate=self._preallocate)

@@ -161,6 +161,10 @@ class MessageStore:
         return self._log_clock.now_ms()
 
     @property
+    def retention_ms(self) -> int:
+        return self._settings.retention_hours * 3_600_000
+
+    @property
     def pending_bytes(self) -> int:
         """Appended but not yet on the way to the disk."""
         return self._log.pending_bytes

@@ -29,6 +29,7 @@ class Topic(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     queues: _builtins.int
     type: _builtins.str
@@ -36,6 +37,8 @@ class Topic(_message.Message):
     permission: _builtins.str
     """rw | r | w | none"""
     id: _builtins.int
+    retention_ms: _builtins.int
+    """0: that of the store (alter: as it is; -1: back to the store's)"""
     def __init__(
         self,
         *,
@@ -44,10 +47,11 @@ class Topic(_message.Message):
         type: _builtins.str = ...,
         permission: _builtins.str = ...,
         id: _builtins.int = ...,
+        retention_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,11 +27,13 @@ class TopicRecord(_message.Message):
     QUEUES_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     queues: _builtins.int
     type: _builtins.int
     permission: _builtins.int
+    retention_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -40,10 +42,11 @@ class TopicRecord(_message.Message):
         queues: _builtins.int = ...,
         type: _builtins.int = ...,
         permission: _builtins.int = ...,
+        retention_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
