@@ -379,5 +379,5 @@ def test_acked_check_points_are_not_kept_until_their_time(core: CoreBroker) -> N
         core.send("orders", b"%d" % number)
         (one,) = core.receive("orders", "g", invisible_ms=12 * 3_600_000)
         core.ack("orders", "g", one.handle)
-    assert not core.broker.table._buckets
+    assert len(core.broker.table.due_times) == 0
     assert not list(core.broker.table)

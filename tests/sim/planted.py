@@ -259,7 +259,7 @@ def revival_written_twice(patch: Patch) -> None:
             applied(self, token, log_ms)
         else:
             seen.add(key)
-            self.return_due(ck)
+            self.due_times.add(ck)
 
     patch.setattr(CheckPointTable, "apply_revival", wrong)
 

@@ -57,7 +57,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric(
         "outcomes_dropped",
         "Outcomes of deliveries forgotten before their 10 minutes.",
-        broker.table.outcomes_dropped,
+        broker.table.outcomes.dropped,
     )
     yield _gauge("waiting_receives", "Receives that wait for a message.", broker.polling.count)
     yield from _consumer_metrics(broker)

@@ -14,7 +14,8 @@ from popmq.broker.store.retention import Body
 from popmq.broker.store.snapshot import entry_hash
 
 if TYPE_CHECKING:
-    from popmq.broker.pop.check_point_table import CheckPointTable, Key, Place, QueueProgress
+    from popmq.broker.pop.check_point_table import CheckPointTable, Place, QueueProgress
+    from popmq.broker.pop.outcomes import Key
 
 _PER_PIECE = 256
 _CHECK_POINT, _PROGRESS, _OUTCOME, _MOVED = b"c", b"p", b"o", b"m"
@@ -68,8 +69,8 @@ class TableSnapshot:
         self._check_points = list(table)
         self._progress = list(table.progress_items())
         self._moved = table.moved_items()
-        self._outcomes = table.outcome_order()
-        self._outcome = table.outcome
+        self._outcomes = table.outcomes.order()
+        self._outcome = table.outcomes.get
         self._kept_check_points: list[bytes] = []
         self._kept_progress: list[bytes] = []
 
@@ -152,7 +153,7 @@ class TableRestorer:
         else:
             for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
                 acked, revived, moved = masks
-                self._table.restore_outcome(log_ms, (epoch, sequence), (acked, revived, moved))
+                self._table.outcomes.add(log_ms, (epoch, sequence), (acked, revived, moved))
 
     def finish(self) -> None:
         table = self._table

@@ -4,12 +4,13 @@ A function of the log: every change comes through one of the `apply` methods, in
 on the master at append and at recovery from the scan.  Nothing here reads a clock.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
+from popmq.broker.pop.due_times import DueTimes
+from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
@@ -20,12 +21,6 @@ from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.retention import Body
 from popmq.common.message import RevivalToken
 
-# How long a true answer to a late ack is kept, and for how many check points.
-OUTCOME_MS = 600_000
-OUTCOME_LIMIT = 500_000
-_BUCKET_MS = 16
-
-Key = tuple[int, int]  # epoch, sequence
 Place = tuple[int, int, int]  # group, topic, queue
 
 
@@ -65,17 +60,14 @@ class CheckPointTable:
     def __init__(self) -> None:
         self._live: dict[Key, PopCheckPoint] = {}
         self._progress: dict[Place, QueueProgress] = {}
-        self._buckets: dict[int, dict[Key, PopCheckPoint]] = {}
-        self._bucket_order: list[int] = []
-        self._outcomes: dict[Key, tuple[int, int, int]] = {}
-        self._outcome_order: deque[tuple[int, Key]] = deque()
+        self.due_times = DueTimes()
+        self.outcomes = Outcomes()
         # Where retention moved the bodies of messages in flight to; few or none.
         self._moved: dict[tuple[int, int, int], Unit] = {}
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
         self.in_flight = 0
-        self.outcomes_dropped = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -96,7 +88,7 @@ class CheckPointTable:
 
     def fate(self, epoch: int, sequence: int, member: int) -> Fate:
         ck = self._live.get((epoch, sequence))
-        masks = (ck.acked, ck.revived, ck.moved) if ck else self._outcomes.get((epoch, sequence))
+        masks = (ck.acked, ck.revived, ck.moved) if ck else self.outcomes.get((epoch, sequence))
         if masks is None:
             return Fate.UNKNOWN
         bit = 1 << member
@@ -158,55 +150,6 @@ class CheckPointTable:
     def drop_group(self, group_id: int) -> None:
         self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
 
-    # -- due
-
-    def due(self, now_ms: int, limit: int) -> list[PopCheckPoint]:
-        """Take up to `limit` check points whose time has come; the caller ends or returns them.
-
-        At most 16 ms late, never early.
-        """
-        found: list[PopCheckPoint] = []
-        while self._bucket_order and len(found) < limit:
-            bucket = self._bucket_order[0]
-            if (bucket + 1) * _BUCKET_MS > now_ms:
-                break
-            waiting = self._buckets.get(bucket)
-            while waiting and len(found) < limit:
-                ck = waiting.pop(next(iter(waiting)))
-                if ck.waiting:
-                    found.append(ck)
-            if not waiting:
-                heapq.heappop(self._bucket_order)
-                self._buckets.pop(bucket, None)
-        return found
-
-    def return_due(self, ck: PopCheckPoint) -> None:
-        """Look at this check point (again) at its revive time."""
-        bucket = ck.revive_at_ms // _BUCKET_MS
-        waiting = self._buckets.get(bucket)
-        if waiting is None:
-            self._buckets[bucket] = {ck.key: ck}
-            heapq.heappush(self._bucket_order, bucket)
-        else:
-            waiting[ck.key] = ck
-
-    def _no_longer_due(self, ck: PopCheckPoint) -> None:
-        """Nothing is left to revive: it need not be kept until its time comes."""
-        bucket = ck.revive_at_ms // _BUCKET_MS
-        waiting = self._buckets.get(bucket)
-        if waiting is not None:
-            waiting.pop(ck.key, None)
-            if not waiting:
-                del self._buckets[bucket]
-
-    def forget_outcomes(self, now_ms: int) -> None:
-        """Drop answers to late acks that are too old or too many."""
-        order = self._outcome_order
-        while order and (order[0][0] + OUTCOME_MS < now_ms or len(order) > OUTCOME_LIMIT):
-            if order[0][0] + OUTCOME_MS >= now_ms:
-                self.outcomes_dropped += 1
-            self._outcomes.pop(order.popleft()[1], None)
-
     # -- retention (store/retention.py)
 
     def moved_body(self, ck: PopCheckPoint, member: int) -> Unit | None:
@@ -242,12 +185,6 @@ class CheckPointTable:
     def moved_items(self) -> list[tuple[tuple[int, int, int], Unit]]:
         return list(self._moved.items())
 
-    def outcome_order(self) -> list[tuple[int, Key]]:
-        return list(self._outcome_order)
-
-    def outcome(self, key: Key) -> tuple[int, int, int] | None:
-        return self._outcomes.get(key)
-
     def live(self, key: Key) -> PopCheckPoint:
         return self._live[key]
 
@@ -258,11 +195,7 @@ class CheckPointTable:
         """In the order in which they were made, as if the log had been replayed."""
         self._live = dict(sorted(self._live.items()))
         for ck in self._live.values():
-            self.return_due(ck)
-
-    def restore_outcome(self, log_ms: int, key: Key, masks: tuple[int, int, int]) -> None:
-        self._outcomes[key] = masks
-        self._outcome_order.append((log_ms, key))
+            self.due_times.add(ck)
 
     # -- inside
 
@@ -279,7 +212,7 @@ class CheckPointTable:
         progress.in_flight += count
         self.in_flight += count
         self._live[ck.key] = ck
-        self.return_due(ck)
+        self.due_times.add(ck)
 
     def _take_over(self, ck: PopCheckPoint, old_key: Key, log_ms: int) -> None:
         old = self._live.get(old_key)
@@ -290,10 +223,10 @@ class CheckPointTable:
             ck.snapshot = self._saving.number
         old.moved |= 1 << (ck.start_offset - old.start_offset)
         if not old.waiting:
-            self._no_longer_due(old)
+            self.due_times.remove(old)
         ck.root = old.root or old
         self._live[ck.key] = ck
-        self.return_due(ck)
+        self.due_times.add(ck)
         if old.root is not None:
             self._forget(old, log_ms)
 
@@ -317,7 +250,7 @@ class CheckPointTable:
             for member in member_bits(bits):
                 self._moved.pop((ck.topic_id, ck.queue_id, ck.offset_of(member)), None)
         if not ck.waiting:
-            self._no_longer_due(ck)
+            self.due_times.remove(ck)
         count = bits.bit_count()
         self.in_flight -= count
         progress.in_flight -= count
@@ -336,8 +269,7 @@ class CheckPointTable:
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
         del self._live[ck.key]
-        self._outcomes[ck.key] = (ck.acked, ck.revived, ck.moved)
-        self._outcome_order.append((log_ms, ck.key))
+        self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
 
     def _drop(
         self,
@@ -346,6 +278,6 @@ class CheckPointTable:
     ) -> None:
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
             del self._live[ck.key]
-            self._no_longer_due(ck)
+            self.due_times.remove(ck)
         for key in [key for key in self._progress if of_progress(key)]:
             self.in_flight -= self._progress.pop(key).in_flight

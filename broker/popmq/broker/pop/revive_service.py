@@ -52,11 +52,11 @@ class ReviveService:
             and self._store.guard.copies_allowed
             and not self._warming
         ):
-            taken = self._table.due(now_ms, 1)
-            if not taken:
+            ck = self._table.due_times.take(now_ms)
+            if ck is None:
                 break
-            revived += self._revive(taken[0], limit - revived)
-        self._table.forget_outcomes(now_ms)
+            revived += self._revive(ck, limit - revived)
+        self._table.outcomes.forget(now_ms)
         return revived
 
     def _revive(self, ck: PopCheckPoint, limit: int) -> int:
@@ -68,13 +68,13 @@ class ReviveService:
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
-                self._table.return_due(ck)
+                self._table.due_times.add(ck)
                 break
             try:
                 unit = self._bodies.unit_of(ck, member, wait=False)
                 (message,) = self._store.reader.read([unit], wait=False)
             except ColdRead as cold:
-                self._table.return_due(ck)
+                self._table.due_times.add(ck)
                 self._warm(cold)
                 break
             if isinstance(message, DamagedMessage):
