@@ -148,3 +148,11 @@ def test_accept_loss_without_repair_is_refused(
 ) -> None:
     assert main(["doctor", "--data", str(data), "--accept-loss"]) == 1
     assert "--repair only" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_no_store_is_not_called_healthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("nothing of ours")
+    assert main(["doctor", "--data", str(tmp_path)]) == 1
+    assert "holds no store" in capsys.readouterr().err

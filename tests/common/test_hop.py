@@ -4,7 +4,6 @@ import pytest
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import (
-    ERROR_TEXT_LIMIT,
     AckRequest,
     AckResult,
     ChangeRequest,
@@ -23,6 +22,7 @@ from popmq.common.hop import (
     encode_put,
     encode_put_reply,
 )
+from popmq.common.payload import ERROR_TEXT_LIMIT
 
 LONG = "x" * 65_536
 

@@ -15,6 +15,7 @@ from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
+from popmq.broker.pop.liveness import Liveness, client_number
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
@@ -29,8 +30,8 @@ from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotYet, PopmqError, Refused
-from popmq.common.hop import FilterType, PopRequest, PutEntry, PutRequest, PutResult
-from popmq.common.message import HEADER_SIZE, RecordKind, peek_message, tag_hash
+from popmq.common.hop import ClientsReport, FilterType, PopRequest, PutEntry, PutRequest, PutResult
+from popmq.common.message import HEADER_SIZE, RecordKind, peek_message
 from popmq.common.steps import Flusher
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 
@@ -65,7 +66,10 @@ class Broker:
             self.store, self.registry, self.table, self.pops, broker=settings.broker.name
         )
         self.bodies = InFlightBodies(self.store, self.table)
-        self.revive = ReviveService(self.store, self.registry, self.table, self.bodies)
+        self.liveness = Liveness()
+        self.revive = ReviveService(
+            self.store, self.registry, self.table, self.bodies, self.liveness
+        )
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
@@ -90,6 +94,7 @@ class Broker:
         self.store.snapshots.tables = (self.registry, self.table, self.store.dispatch)
         self.store.recover(self._apply)
         self.expiry.run_all(self._clock.wall_ms())
+        self.liveness.started(self.store.log_ms())
         self.store.start_epoch()
         if not self.registry.store_id:
             self.registry.set_store_id(self._rng.randbytes(16).hex())
@@ -132,6 +137,8 @@ class Broker:
         """The request with its names looked up and its limits applied, or the refusal."""
         topic = self.topic(request.topic)
         group = self.group(request.group)
+        if request.auto_renew:
+            self.liveness.heard(client_number(request.client_id), self.store.log_ms())
         if not topic.readable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
         if group.type is GroupType.FIFO:
@@ -151,10 +158,18 @@ class Broker:
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
             tags=_tags(request),
-            client=tag_hash(request.client_id),
+            client=client_number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
         )
+
+    def hear(self, report: ClientsReport) -> None:
+        """A proxy heard these clients; those that left get nothing back any more."""
+        now_ms = self.store.log_ms()
+        for client_id in report.heard:
+            self.liveness.heard(client_number(client_id), now_ms)
+        for client_id in report.gone:
+            self.revive.hand_back(client_number(client_id))
 
     def topic(self, name: str, *, auto_create: bool = False) -> TopicConfig:
         """The topic; made when the caller and the setting topic.auto_create both allow it."""

@@ -52,6 +52,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("refused_handles", "Receipt handles refused.", broker.acks.refused)
     yield Metric("changed_invisible", "Invisible durations changed.", broker.acks.changed)
     yield Metric("pop_revive_retry_messages", "Messages revived.", broker.revive.retried)
+    yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
     yield _gauge("check_points", "Check points in memory.", len(broker.table))
     yield Metric(

@@ -74,6 +74,9 @@ class BrokerServer:
                     invisible_ms=change.invisible_ms,
                 )
                 self._reply(on_reply, lambda: handle)
+            case Kind.CLIENTS:
+                self._broker.hear(hop.decode_clients(body))
+                on_reply(b"")
             case _ if kind in ADMIN_KINDS:
                 reply = answer_admin(self._broker, kind, body)
                 self._reply(on_reply, lambda: reply)

@@ -5,6 +5,7 @@ Exit status: 0 healthy or mended by a normal start, 1 something needs a human or
 
 import argparse
 import json
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -63,6 +64,8 @@ def run_doctor(args: argparse.Namespace) -> int:
         raise ConfigError("--accept-loss means something with --repair only")
     read_lock = ReadLock(args.data)
     read_lock.release()
+    if not os.path.isdir(f"{args.data}/commitlog"):
+        raise ConfigError(f"{args.data} holds no store: it has no folder commitlog")
     lock = DataLock(args.data) if args.repair else ReadLock(args.data)
     try:
         return _run(args)

@@ -16,6 +16,13 @@ GROUP_TYPES = ("normal", "fifo")
 PERMISSIONS = ("rw", "r", "w", "none")
 STARTS = ("oldest", "newest")
 
+ACTIONS = {
+    "create": "make a new one",
+    "alter": "change what is given, leave the rest",
+    "delete": "delete it and what belongs to it",
+    "show": "its settings",
+}
+
 TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention")
 GROUP_COLUMNS = ("name", "type", "max_attempts", "start", "back_off_ms")
 
@@ -58,7 +65,7 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
         )
     _action(actions, common, "delete", on_topic("DeleteTopic", _delete_topic))
     _action(actions, common, "show", on_topic("DescribeTopic", _describe_topic))
-    every = actions.add_parser("list", parents=[common])
+    every = actions.add_parser("list", parents=[common], help="all there are")
     every.set_defaults(run=run_topic_list)
     every.add_argument("--system", action="store_true", help="popmq's own topics too")
 
@@ -83,7 +90,7 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
 def _action(
     actions: Subparsers, common: argparse.ArgumentParser, name: str, run: Run
 ) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, parents=[common])
+    parser = actions.add_parser(name, parents=[common], help=ACTIONS[name])
     parser.add_argument("name", metavar="NAME")
     parser.set_defaults(run=run)
     return parser

@@ -9,10 +9,10 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import wraps
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.payload import U16, PayloadReader, fitting, sentence, text
 
 
 class Kind(IntEnum):
@@ -26,6 +26,7 @@ class Kind(IntEnum):
     POP = 17
     ACK = 18
     CHANGE = 19
+    CLIENTS = 20
     DESCRIBE_TOPIC = 32
     CREATE_TOPIC = 33
     ALTER_TOPIC = 34
@@ -93,6 +94,13 @@ class PutResult(NamedTuple):
     queue_offset: int = 0
 
 
+class ClientsReport(NamedTuple):
+    """Ids of clients that a proxy heard lately, and of those that said good-bye."""
+
+    heard: Sequence[str] = ()
+    gone: Sequence[str] = ()
+
+
 AUTO_RENEW = 1
 
 
@@ -148,8 +156,6 @@ class ChangeRequest:
     invisible_ms: int
 
 
-_U8 = struct.Struct(">B")
-_U16 = struct.Struct(">H")
 _PUT = struct.Struct(">BH")
 _ENTRY = struct.Struct(">BiQqHII")
 _PUT_RESULT = struct.Struct(">IIQH")
@@ -161,37 +167,8 @@ _CHANGE = struct.Struct(">qH")
 _ERROR = struct.Struct(">I")
 
 
-ERROR_TEXT_LIMIT = 1_000  # bytes; a refusal may quote what was sent, however long
-_CUT = " ..."
-_T = TypeVar("_T")
-
-
-def _fitting(encode: Callable[[_T], bytes]) -> Callable[[_T], bytes]:
-    """A text or number too large for its field is the caller's mistake: BAD_REQUEST."""
-
-    @wraps(encode)
-    def checked(request: _T) -> bytes:
-        try:
-            return encode(request)
-        except struct.error as error:
-            raise Refused(
-                Code.BAD_REQUEST, f"the request has a value that no frame can hold: {error}"
-            ) from error
-
-    return checked
-
-
-def _sentence(text: str) -> bytes:
-    """An error's text, cut to its limit between two characters."""
-    data = text.encode()
-    if len(data) <= ERROR_TEXT_LIMIT:
-        return data
-    kept = data[: ERROR_TEXT_LIMIT - len(_CUT)].decode(errors="ignore")
-    return (kept + _CUT).encode()
-
-
 def encode_error(error: PopmqError) -> bytes:
-    return _ERROR.pack(error.code) + _sentence(str(error))
+    return _ERROR.pack(error.code) + sentence(str(error))
 
 
 def decode_error(body: bytes) -> PopmqError:
@@ -203,47 +180,9 @@ def decode_error(body: bytes) -> PopmqError:
     return Refused(known, body[_ERROR.size :].decode(errors="replace"))
 
 
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return _U16.pack(len(data)) + data
-
-
-class _Reader:
-    """Takes a payload apart; a payload that ends early is the sender's mistake."""
-
-    __slots__ = ("at", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
-
-    def fields(self, layout: struct.Struct) -> tuple[int, ...]:
-        try:
-            values = layout.unpack_from(self.data, self.at)
-        except struct.error as error:
-            raise Refused(Code.BAD_REQUEST, "the frame's payload ends early") from error
-        self.at += layout.size
-        return values
-
-    def take(self, size: int) -> bytes:
-        end = self.at + size
-        if end > len(self.data):
-            raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
-        value = self.data[self.at : end]
-        self.at = end
-        return value
-
-    def text(self) -> str:
-        (size,) = self.fields(_U16)
-        try:
-            return self.take(size).decode()
-        except UnicodeDecodeError as error:
-            raise Refused(Code.BAD_REQUEST, "the frame's payload has bytes, not text") from error
-
-
-@_fitting
+@fitting
 def encode_put(request: PutRequest) -> bytes:
-    parts = [_text(request.topic), _PUT.pack(request.auto_create, len(request.entries))]
+    parts = [text(request.topic), _PUT.pack(request.auto_create, len(request.entries))]
     for entry in request.entries:
         name = entry.message_id.encode()
         parts += (
@@ -267,7 +206,7 @@ def decode_put(body: bytes) -> PutRequest:
     """Written out by hand: this runs for every message that is sent."""
     entries = []
     try:
-        (size,) = _U16.unpack_from(body)
+        (size,) = U16.unpack_from(body)
         at = 2 + size
         topic = body[2:at].decode()
         auto_create, count = _PUT.unpack_from(body, at)
@@ -290,9 +229,9 @@ def decode_put(body: bytes) -> PutRequest:
 
 
 def encode_put_reply(results: Sequence[PutResult]) -> bytes:
-    parts = [_U16.pack(len(results))]
+    parts = [U16.pack(len(results))]
     for result in results:
-        text = _sentence(result.message)
+        text = sentence(result.message)
         parts.append(
             _PUT_RESULT.pack(result.code, result.queue_id, result.queue_offset, len(text)) + text
         )
@@ -300,8 +239,8 @@ def encode_put_reply(results: Sequence[PutResult]) -> bytes:
 
 
 def decode_put_reply(body: bytes) -> list[PutResult]:
-    reader = _Reader(body)
-    (count,) = reader.fields(_U16)
+    reader = PayloadReader(body)
+    (count,) = reader.fields(U16)
     results = []
     for _ in range(count):
         code, queue, offset, size = reader.fields(_PUT_RESULT)
@@ -309,7 +248,7 @@ def decode_put_reply(body: bytes) -> list[PutResult]:
     return results
 
 
-@_fitting
+@fitting
 def encode_pop(request: PopRequest) -> bytes:
     return b"".join(
         (
@@ -324,17 +263,17 @@ def encode_pop(request: PopRequest) -> bytes:
                 request.filter_type,
                 0,
             ),
-            _text(request.topic),
-            _text(request.group),
-            _text(request.client_id),
-            _text(request.expression),
-            _text(request.attempt_id),
+            text(request.topic),
+            text(request.group),
+            text(request.client_id),
+            text(request.expression),
+            text(request.attempt_id),
         )
     )
 
 
 def decode_pop(body: bytes) -> PopRequest:
-    reader = _Reader(body)
+    reader = PayloadReader(body)
     limit, poll, invisible, reply_bytes, _, queue, flags, filter_type, _ = reader.fields(_POP)
     return PopRequest(
         limit=limit,
@@ -373,7 +312,7 @@ def encode_pop_reply(reply: PopReply) -> bytes:
 
 
 def decode_pop_reply(body: bytes) -> PopReply:
-    reader = _Reader(body)
+    reader = PayloadReader(body)
     count, rest = reader.fields(_POP_REPLY)
     deliveries = []
     for _ in range(count):
@@ -383,36 +322,36 @@ def decode_pop_reply(body: bytes) -> PopReply:
     return PopReply(deliveries, rest)
 
 
-@_fitting
+@fitting
 def encode_ack(request: AckRequest) -> bytes:
-    parts = [_text(request.topic), _text(request.group), _U16.pack(len(request.handles))]
+    parts = [text(request.topic), text(request.group), U16.pack(len(request.handles))]
     for handle in request.handles:
-        parts += (_U16.pack(len(handle)), handle)
+        parts += (U16.pack(len(handle)), handle)
     return b"".join(parts)
 
 
 def decode_ack(body: bytes) -> AckRequest:
-    reader = _Reader(body)
+    reader = PayloadReader(body)
     topic, group = reader.text(), reader.text()
-    (count,) = reader.fields(_U16)
+    (count,) = reader.fields(U16)
     handles = []
     for _ in range(count):
-        (size,) = reader.fields(_U16)
+        (size,) = reader.fields(U16)
         handles.append(reader.take(size))
     return AckRequest(topic, group, handles)
 
 
 def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
-    parts = [_U16.pack(len(results))]
+    parts = [U16.pack(len(results))]
     for result in results:
-        text = _sentence(result.message)
+        text = sentence(result.message)
         parts.append(_ACK_RESULT.pack(result.code, len(text)) + text)
     return b"".join(parts)
 
 
 def decode_ack_reply(body: bytes) -> list[AckResult]:
-    reader = _Reader(body)
-    (count,) = reader.fields(_U16)
+    reader = PayloadReader(body)
+    (count,) = reader.fields(U16)
     results = []
     for _ in range(count):
         code, size = reader.fields(_ACK_RESULT)
@@ -420,12 +359,12 @@ def decode_ack_reply(body: bytes) -> list[AckResult]:
     return results
 
 
-@_fitting
+@fitting
 def encode_change(request: ChangeRequest) -> bytes:
     return b"".join(
         (
-            _text(request.topic),
-            _text(request.group),
+            text(request.topic),
+            text(request.group),
             _CHANGE.pack(request.invisible_ms, len(request.handle)),
             request.handle,
         )
@@ -433,7 +372,21 @@ def encode_change(request: ChangeRequest) -> bytes:
 
 
 def decode_change(body: bytes) -> ChangeRequest:
-    reader = _Reader(body)
+    reader = PayloadReader(body)
     topic, group = reader.text(), reader.text()
     invisible_ms, size = reader.fields(_CHANGE)
     return ChangeRequest(topic, group, reader.take(size), invisible_ms)
+
+
+def encode_clients(report: ClientsReport) -> bytes:
+    parts = [U16.pack(len(report.heard)), U16.pack(len(report.gone))]
+    return b"".join((*parts, *map(text, report.heard), *map(text, report.gone)))
+
+
+def decode_clients(body: bytes) -> ClientsReport:
+    reader = PayloadReader(body)
+    (heard,) = reader.fields(U16)
+    (gone,) = reader.fields(U16)
+    return ClientsReport(
+        [reader.text() for _ in range(heard)], [reader.text() for _ in range(gone)]
+    )

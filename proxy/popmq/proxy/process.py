@@ -65,6 +65,7 @@ class ProxyProcess:
             ) from error
         self._transport = transport
         self._proxy.listening_on(host, taken)
+        self._proxy.clients.start()
         return self._proxy.endpoint
 
     async def routed(self) -> None:

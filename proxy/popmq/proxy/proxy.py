@@ -5,17 +5,21 @@ transport = GrpcioTransport(proxy.methods(), host, port)
 proxy.listening_on(host, await transport.start())
 """
 
+from functools import partial
+
 from popmq.common.clock import Clock
 from popmq.common.config import Settings, format_address
 from popmq.common.errors import NotYet
 from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
 from popmq.proxy.admin import Admin
 from popmq.proxy.brokers import Brokers
+from popmq.proxy.clients import Clients
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.query import EndpointChooser, Query
 from popmq.proxy.receive import ReceiveMessage
 from popmq.proxy.route import Routes
-from popmq.proxy.rpc import SERVICE, Handler, Rpc, method
+from popmq.proxy.rpc import SERVICE, Handler, Rpc
+from popmq.proxy.rpc import method as any_method
 from popmq.proxy.send import SendMessage, refuse_send
 from popmq.proxy.telemetry import Telemetry, heartbeat, notify_client_termination
 from popmq.proxy.transport.seam import Method, Shape
@@ -39,6 +43,7 @@ class Proxy:
 
     def __init__(self, settings: Settings, brokers: Brokers, clock: Clock) -> None:
         self.metrics = ProxyMetrics()
+        self.clients = Clients(brokers)
         self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
         self.telemetry = Telemetry(self.routes, settings, self.metrics)
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
@@ -56,6 +61,7 @@ class Proxy:
     def drain(self) -> None:
         """Let go of what waits: the step before the transport's `stop`."""
         self._receive.drain()
+        self.clients.stop()
         self.telemetry.drain()
 
     @property
@@ -66,9 +72,14 @@ class Proxy:
         """Both services, for any transport."""
         return [*self._messaging(), *self._admin.methods()]
 
+    def _terminated(self, rpc: Rpc) -> None:
+        notify_client_termination(rpc)
+        self.clients.gone(rpc.client_id)
+
     def _messaging(self) -> list[Method]:
         count = self.metrics
         stream = Shape.SERVER_STREAM
+        method = partial(any_method, heard=self.clients.heard)
         return [
             method("QueryRoute", self._query.route, count),
             method("QueryAssignment", self._query.assignment, count),
@@ -83,7 +94,7 @@ class Proxy:
             method("AckMessage", self._ack.start, count, refusal=refuse_ack),
             method("ChangeInvisibleDuration", self._change.start, count, refusal=refuse_change),
             method("Heartbeat", heartbeat, count),
-            method("NotifyClientTermination", notify_client_termination, count),
+            method("NotifyClientTermination", self._terminated, count),
             Method(SERVICE + "Telemetry", Shape.BIDI_STREAM, open=self.telemetry.open),
             method("PullMessage", _not_yet(_PULL_NOT_YET), count, shape=stream),
             *(method(name, _not_yet(why), count) for name, why in _NOT_YET.items()),

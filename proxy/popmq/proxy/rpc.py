@@ -139,11 +139,13 @@ def method(
     *,
     refusal: Refusal = refuse_with_status,
     shape: Shape = Shape.UNARY,
+    heard: Callable[[str], None],
 ) -> Method:
-    """A method of the public service; every client of it must name itself."""
+    """A method of the public service; every client of it must name itself, and is `heard`."""
 
     def start(call: Call, data: bytes) -> None:
         rpc = Rpc(call, data, metrics, refusal)
+        heard(rpc.client_id)
         rpc.run(partial(_checked, handler), rpc)
 
     return Method(SERVICE + name, shape, start=start)

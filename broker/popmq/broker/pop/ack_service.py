@@ -6,7 +6,7 @@ which it can be no good any more has its own sentence.
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
-from popmq.broker.pop.pop_check_point import AUTO_RENEW, ReviveKind, ReviveRecord
+from popmq.broker.pop.pop_check_point import AUTO_RENEW, PUSH, ReviveKind, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -67,7 +67,7 @@ class AckService:
         if fate is not Fate.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)
-        if ck.flags & AUTO_RENEW:
+        if ck.flags & PUSH:
             config = self._registry.group(group)
             invisible_ms = max(invisible_ms, config.back_off_after_ms(receipt.attempt))
         record = ReviveRecord(
@@ -83,7 +83,7 @@ class AckService:
             link=receipt.sequence,
             revive_at_ms=self._store.log_ms() + invisible_ms,
             client=ck.client,
-            flags=ck.flags,
+            flags=ck.flags & ~AUTO_RENEW,
         )
         put_revive(self._store, self._table, record)
         self.changed += 1

@@ -19,9 +19,10 @@ class DueTimes:
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
 
-    def add(self, ck: PopCheckPoint) -> None:
-        """Look at this check point (again) at its revive time."""
-        bucket = ck.revive_at_ms // _BUCKET_MS
+    def add(self, ck: PopCheckPoint, due_ms: int | None = None) -> None:
+        """Look at this check point (again) at its revive time, or at `due_ms`."""
+        ck.due_ms = ck.revive_at_ms if due_ms is None else due_ms
+        bucket = ck.due_ms // _BUCKET_MS
         waiting = self._buckets.get(bucket)
         if waiting is None:
             self._buckets[bucket] = {ck.key: ck}
@@ -30,7 +31,7 @@ class DueTimes:
             waiting[ck.key] = ck
 
     def remove(self, ck: PopCheckPoint) -> None:
-        bucket = ck.revive_at_ms // _BUCKET_MS
+        bucket = ck.due_ms // _BUCKET_MS
         waiting = self._buckets.get(bucket)
         if waiting is not None:
             waiting.pop(ck.key, None)

@@ -5,7 +5,7 @@ bytes (big-endian) behind the record header, 128 in all.
 
     0  version u8 = 1
     1  kind u8          1 check point, 2 ack, 3 change, 4 lost (its body cannot be read)
-    2  flags u16        1 auto renew
+    2  flags u16        1 auto renew, 2 of a push consumer
     4  epoch u32        of the check point
     8  sequence u64     of the check point
     16 members u64      bit i = the message at start_offset + i: handed out / acked / changed / lost
@@ -30,7 +30,8 @@ from popmq.common.errors import StoreDamaged
 
 CHECK_POINT_VERSION = 1
 MEMBER_LIMIT = 64  # a wider span makes several check points
-AUTO_RENEW = 1
+AUTO_RENEW = 1  # invisible while its client lives; a change ends that
+PUSH = 2
 _LAYOUT = struct.Struct(">BBHIQQQIIIIQQQ")
 RECORD_SIZE = 128
 assert _LAYOUT.size == 72
@@ -143,6 +144,7 @@ class PopCheckPoint:
     moved: int = 0
     root: "PopCheckPoint | None" = None
     snapshot: int = 0  # number of the last snapshot that has it
+    due_ms: int = 0  # when to look at it; soft, `revive_at_ms` is the record's
 
     @property
     def key(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from popmq.broker.pop.check_point_table import CheckPointTable, QueueProgress
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
+    PUSH,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
@@ -277,7 +278,7 @@ class PopService:
             link=next_offset,
             revive_at_ms=self._store.log_ms() + want.invisible_ms,
             client=want.client,
-            flags=AUTO_RENEW if want.auto_renew else 0,
+            flags=AUTO_RENEW | PUSH if want.auto_renew else 0,
         )
         put_revive(self._store, self._table, record)
         for offset, message in group:

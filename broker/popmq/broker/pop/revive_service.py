@@ -8,7 +8,9 @@ revive log to fall behind.
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
+from popmq.broker.pop.liveness import Liveness
 from popmq.broker.pop.pop_check_point import (
+    AUTO_RENEW,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
@@ -22,6 +24,8 @@ from popmq.common.disk import ColdRead
 from popmq.common.message import RevivalToken, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
+RENEW_MS = 5_000  # how often a renewed delivery is looked at
+RENEW_LIMIT_MS = 3 * 3_600_000
 _STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes more
 
 
@@ -32,11 +36,14 @@ class ReviveService:
         registry: Registry,
         table: CheckPointTable,
         bodies: InFlightBodies,
+        liveness: Liveness,
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
         self._bodies = bodies
+        self._liveness = liveness
+        self.renewed = 0
         self.retried = 0
         self.dead_lettered = 0
         self.lost = 0
@@ -55,9 +62,32 @@ class ReviveService:
             ck = self._table.due_times.take(now_ms)
             if ck is None:
                 break
-            revived += self._revive(ck, limit - revived)
+            if self._renews(ck, now_ms):
+                self._table.due_times.add(ck, now_ms + RENEW_MS)
+                self.renewed += 1
+            else:
+                revived += self._revive(ck, limit - revived)
         self._table.outcomes.forget(now_ms)
+        self._liveness.forget(now_ms)
         return revived
+
+    def hand_back(self, client: int) -> int:
+        """The client said good-bye: what it holds by auto-renew comes back now."""
+        self._liveness.gone(client)
+        held = [ck for ck in self._table if ck.client == client and ck.flags & AUTO_RENEW]
+        for ck in held:
+            if ck.waiting:
+                self._table.due_times.remove(ck)
+                self._table.due_times.add(ck, 0)
+        return len(held)
+
+    def _renews(self, ck: PopCheckPoint, now_ms: int) -> bool:
+        """Whether the delivery goes on, because its push consumer lives: nothing is written."""
+        return bool(
+            ck.flags & AUTO_RENEW
+            and now_ms - ck.popped_at_ms < RENEW_LIMIT_MS
+            and self._liveness.alive(ck.client, now_ms)
+        )
 
     def _revive(self, ck: PopCheckPoint, limit: int) -> int:
         topic = self._registry.topic_by_id(ck.topic_id)

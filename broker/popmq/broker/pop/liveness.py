@@ -1,0 +1,50 @@
+"""Which clients were heard of lately: what auto-renew rests on (D6).
+
+Soft state, outside the log and its hash: proxies report each second whom they heard, and a
+broker that starts gives everybody 30 s, once.  Renewal itself writes nothing.
+"""
+
+from popmq.common.message import tag_hash
+
+SILENCE_MS = 30_000
+CLIENT_LIMIT = 200_000
+
+
+def client_number(client_id: str) -> int:
+    """64 bits that stand for a client in check points."""
+    return tag_hash(client_id)
+
+
+class Liveness:
+    def __init__(self) -> None:
+        self._heard_ms: dict[int, int] = {}
+        self._grace_until_ms = 0
+
+    def started(self, now_ms: int) -> None:
+        """Nobody could be heard while the broker was away: everyone counts as alive for 30 s."""
+        self._grace_until_ms = now_ms + SILENCE_MS
+
+    def heard(self, client: int, now_ms: int) -> None:
+        """Kept in the order of hearing; at the bound the one silent for longest is forgotten."""
+        self._heard_ms.pop(client, None)
+        self._heard_ms[client] = now_ms
+        if len(self._heard_ms) > CLIENT_LIMIT:
+            del self._heard_ms[next(iter(self._heard_ms))]
+
+    def gone(self, client: int) -> None:
+        """It said good-bye."""
+        self._heard_ms[client] = -SILENCE_MS
+
+    def alive(self, client: int, now_ms: int) -> bool:
+        heard_ms = self._heard_ms.get(client)
+        if heard_ms is None:
+            return now_ms < self._grace_until_ms
+        return now_ms - heard_ms <= SILENCE_MS
+
+    def forget(self, now_ms: int) -> None:
+        """Drop those who are silent for longer than matters."""
+        while self._heard_ms:
+            client = next(iter(self._heard_ms))
+            if now_ms - self._heard_ms[client] <= 2 * SILENCE_MS:
+                return
+            del self._heard_ms[client]
