@@ -149,6 +149,8 @@ def _why_nothing(diagnosis: Diagnosis) -> str:
         return "nothing to repair"
     if any(finding.need is Need.ACCEPT_LOSS for finding in diagnosis.findings):
         return "nothing repaired: this gives up intact records, which needs --accept-loss"
+    if diagnosis.summary.starts:
+        return "nothing repaired: a broker starts as it is; what is left needs a person"
     return "nothing repaired: no repair here would let a broker start"
 
 

@@ -3,7 +3,7 @@
 from popmq.broker.store.doctor_finding import Finding, MendPadding, MoveFiles, Need
 from popmq.broker.store.doctor_log import Hole, Padding
 
-COPY = "bring the folder back from a copy or a replica"
+COPY = "bring the folder back from a copy"
 
 
 def hole_finding(path: str, hole: Hole) -> Finding:
