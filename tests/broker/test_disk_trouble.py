@@ -208,6 +208,8 @@ def test_an_io_error_of_the_log_stops_the_process_without_another_try(
     async def run() -> None:
         process = BrokerProcess(settings_of(tmp_path), disk=disk)
         await process.start()
+        process.broker.step()
+        await all_handed_over_is_done(process)
         disk.fails = lambda what, path: what == operation and "commitlog" in path
         process.broker.registry.create_group(SMALL_GROUP)
         with pytest.raises(OSError, match="Input/output"):
@@ -220,6 +222,13 @@ def test_an_io_error_of_the_log_stops_the_process_without_another_try(
     asyncio.run(run())
     disk.fails = lambda what, path: False
     asyncio.run(start_and_stop(tmp_path, disk))
+
+
+async def all_handed_over_is_done(process: BrokerProcess) -> None:
+    """The flusher works in order: when it comes to this, it has done what was before."""
+    done = asyncio.get_running_loop().create_future()
+    process.broker.store._flusher.submit(lambda: None, done.set_result)
+    await done
 
 
 async def start_and_stop(folder: Path, disk: RealDisk) -> None:
@@ -239,9 +248,7 @@ def test_nothing_is_confirmed_after_a_segment_could_not_be_synced_ahead(tmp_path
     async def run() -> None:
         process = BrokerProcess(settings_of(tmp_path), disk=disk)
         await process.start()
-        reserved = asyncio.get_running_loop().create_future()
-        process.broker.store._flusher.submit(lambda: None, reserved.set_result)
-        await reserved
+        await all_handed_over_is_done(process)
         disk.fails = lambda what, path: what == "sync" and path.endswith("3145728")
         log = process.broker.store._log
         process.broker.store.guard._reserving = True
@@ -253,9 +260,7 @@ def test_nothing_is_confirmed_after_a_segment_could_not_be_synced_ahead(tmp_path
         disk.fails = lambda what, path: False
         process.broker.registry.create_group(SMALL_GROUP)
         confirmed = process.broker.store.confirmed
-        flushed = asyncio.get_running_loop().create_future()
-        process.broker.store._flusher.submit(lambda: None, flushed.set_result)
-        await flushed
+        await all_handed_over_is_done(process)
         assert process.broker.store.confirmed == confirmed < process.broker.store.end
         await process.stop()
 

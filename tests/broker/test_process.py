@@ -54,6 +54,15 @@ class HeldDisk(RealDisk):
         return HeldFile(super().open(path, create=create), self)
 
 
+class IndexHeldDisk(HeldDisk):
+    """The gate is before the syncs of queue files only."""
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        if "consumequeue" in path:
+            return super().open(path, create=create)
+        return RealDisk.open(self, path, create=create)
+
+
 def settings_of(folder: Path) -> Settings:
     return replace(SMALL, broker=replace(SMALL.broker, data=str(folder)))
 
@@ -140,6 +149,23 @@ def test_what_was_sent_during_an_fdatasync_waits_for_the_next_one(tmp_path: Path
         disk.gate.set()
         await asyncio.gather(first, *others)
         assert process.broker.store.metrics.flushes == before + 2
+
+    with_broker(tmp_path, disk, check)
+
+
+def test_a_checkpoint_delays_no_send(tmp_path: Path) -> None:
+    """Its many syncs run beside the group commits, not before them."""
+    disk = IndexHeldDisk()
+
+    async def check(process: BrokerProcess, port: Port) -> None:
+        await call(port, Kind.PUT, put(b"one"), 5_000)
+        disk.gate.clear()
+        process.broker.store.checkpoints._due_ms = 0
+        process.broker.step()
+        await asyncio.to_thread(disk.reached.wait)
+        for _ in range(3):
+            await call(port, Kind.PUT, put(b"beside"), 5_000)
+        disk.gate.set()
 
     with_broker(tmp_path, disk, check)
 

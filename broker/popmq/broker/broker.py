@@ -44,6 +44,7 @@ class Broker:
         disk: Disk,
         clock: Clock,
         flusher: Flusher,
+        housekeeper: Flusher | None = None,
         rng: random.Random,
     ) -> None:
         self.settings = settings
@@ -51,7 +52,9 @@ class Broker:
         self._clock = clock
         self._next_queue = 0
         self.stored_by_topic: dict[str, int] = {}
-        self.store = MessageStore(disk, settings.broker.data, settings.store, clock, flusher)
+        self.store = MessageStore(
+            disk, settings.broker.data, settings.store, clock, flusher, housekeeper
+        )
         self.registry = Registry(self.store)
         self.table = CheckPointTable()
         self.pops = PopService(

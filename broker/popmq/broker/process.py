@@ -63,6 +63,7 @@ class BrokerProcess:
         self._lock = DataLock(settings.broker.data)
         self._disk = disk or RealDisk()
         self._flusher: FlusherThread | None = None
+        self._housekeeper: FlusherThread | None = None
         self._reader: FlusherThread | None = None
         self._frames: FrameServer | None = None
         self._steps: asyncio.Task[None] | None = None
@@ -75,11 +76,13 @@ class BrokerProcess:
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._flusher = FlusherThread(loop)
+        self._housekeeper = FlusherThread(loop, "housekeeper")
         self.broker = Broker(
             self._settings,
             disk=self._disk,
             clock=SystemClock(),
             flusher=self._flusher,
+            housekeeper=self._housekeeper,
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
         )
         store = self.broker.store
@@ -148,7 +151,7 @@ class BrokerProcess:
             if self._frames is not None:
                 await self._frames.stop()
             await self._settled()
-        for thread in (self._flusher, self._reader):
+        for thread in (self._flusher, self._housekeeper, self._reader):
             if thread is not None:
                 thread.stop()
         if hasattr(self, "port") and not self.failed.done():

@@ -278,7 +278,7 @@ class Registry:
         gone = self._topics_by_id.pop(topic_id, None)
         if gone is not None:
             del self._topics[gone.name]
-            self._store.drop_topic(topic_id)
+            self._store.dispatch.drop_topic(topic_id)
             self.on_topic_gone(gone)
 
 

@@ -5,6 +5,7 @@ durable.  At run time the entries come from memory, at recovery from the scan; b
 through `enter`, which ignores what a queue already holds.
 """
 
+import logging
 import struct
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from popmq.broker.store.mapped_file import MappedFile
 from popmq.broker.store.snapshot import entry_hash
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
+from popmq.common.steps import Flusher
+
+logger = logging.getLogger(__name__)
 
 _PER_PIECE = 512
 _SPILL_BYTES = 64 << 10
@@ -44,8 +48,11 @@ class Dispatch:
 
     table_number = 3
 
-    def __init__(self, disk: Disk, *, trusted_position: int, log_start: int) -> None:
+    def __init__(
+        self, disk: Disk, housekeeper: Flusher, *, trusted_position: int, log_start: int
+    ) -> None:
         self._disk = disk
+        self._housekeeper = housekeeper
         self._trusted_position = trusted_position
         self._log_start = log_start
         self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
@@ -64,11 +71,11 @@ class Dispatch:
     def has_topic(self, topic_id: int) -> bool:
         return topic_id in self._topics
 
-    def drop_topic(self, topic_id: int) -> list[MappedFile]:
-        """Forget the topic; returns its queues' files, which the flusher has to delete."""
+    def drop_topic(self, topic_id: int) -> None:
+        """Forget the topic; its queues' files are deleted behind what is being synced."""
         topic = self._topics.pop(topic_id, None)
         if topic is None:
-            return []
+            return
         for name in self._disk.names(topic.folder):
             if name.isdigit():
                 self.queue(topic_id, int(name), topic)
@@ -80,7 +87,13 @@ class Dispatch:
             files += gone.take_files()
         for key in [key for key in self._next_offset if key[0] == topic_id]:
             del self._next_offset[key]
-        return files
+
+        def work() -> None:
+            for file in files:
+                file.delete()
+
+        if files:
+            self._housekeeper.submit(work, _warn_not_deleted)
 
     def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
         """The queue, opened at first use. KeyError for a topic that is not there."""
@@ -200,3 +213,8 @@ class Dispatch:
     def close(self) -> None:
         for queue in self._queues.values():
             queue.close()
+
+
+def _warn_not_deleted(error: BaseException | None) -> None:
+    if error is not None:
+        logger.warning("files not deleted", extra={"reason": str(error)})

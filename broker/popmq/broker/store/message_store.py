@@ -45,13 +45,21 @@ SLOW_FLUSH_MS = 1_000
 
 class MessageStore:
     def __init__(
-        self, disk: Disk, folder: str, settings: StoreSettings, clock: Clock, flusher: Flusher
+        self,
+        disk: Disk,
+        folder: str,
+        settings: StoreSettings,
+        clock: Clock,
+        flusher: Flusher,
+        housekeeper: Flusher | None = None,
     ) -> None:
         self._disk = disk
         self._folder = folder
         self._settings = settings
         self._clock = clock
         self._flusher = flusher
+        # Index files, snapshots and deletions: their many syncs must not delay a group commit.
+        self._housekeeper = housekeeper or flusher
         self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.reader = MessageReader(self._log, folder, settings.segment_bytes)
@@ -66,10 +74,10 @@ class MessageStore:
         self.snapshots = SnapshotKeeper(
             disk,
             folder,
-            flusher,
+            self._housekeeper,
             every_bytes=settings.snapshot_bytes,
         )
-        self.checkpoints = CheckpointKeeper(disk, folder, flusher, self._fail)
+        self.checkpoints = CheckpointKeeper(disk, folder, self._housekeeper, self._fail)
         self.guard = DiskGuard(disk, folder, self._log, settings, flusher, self._fail)
         self.index = KeyIndex(disk, f"{folder}/index")
         self.dispatch: Dispatch
@@ -94,9 +102,12 @@ class MessageStore:
         self._log.load()
         self.index.load(self._log.start)
         self.dispatch = Dispatch(
-            self._disk, trusted_position=self._checkpoint.position, log_start=self._log.start
+            self._disk,
+            self._housekeeper,
+            trusted_position=self._checkpoint.position,
+            log_start=self._log.start,
         )
-        self.retention = Retention(self._log, self.dispatch, self._settings, self._flusher)
+        self.retention = Retention(self._log, self.dispatch, self._settings, self._housekeeper)
         self.retention.move = self._move
         self.retention.on_cut = self.index.drop_below
 
@@ -290,17 +301,6 @@ class MessageStore:
         folder = f"{self._folder}/{room}/{folder_name[:100]}@{topic_id}"
         self.dispatch.add_topic(topic_id, folder, unit_size)
 
-    def drop_topic(self, topic_id: int) -> None:
-        """Forget the topic's queues; the flusher deletes their files, behind what it syncs."""
-        gone = self.dispatch.drop_topic(topic_id)
-
-        def work() -> None:
-            for file in gone:
-                file.delete()
-
-        if gone:
-            self._flusher.submit(work, _warn_not_deleted)
-
     def queue(self, topic_id: int, queue_id: int) -> ConsumeQueue:
         return self.dispatch.queue(topic_id, queue_id)
 
@@ -308,6 +308,8 @@ class MessageStore:
 
     def step(self) -> int:
         """A checkpoint when one is due, a piece of a snapshot. Returns how much was done."""
+        if self._failed:
+            return 0
         done = self.guard.step(self._clock.boot_ms())
         try:
             self.dispatch.spill()
@@ -428,11 +430,6 @@ class MessageStore:
         finally:
             file.close()
         self._disk.sync_folder(self._folder)
-
-
-def _warn_not_deleted(error: BaseException | None) -> None:
-    if error is not None:
-        logger.warning("files not deleted", extra={"reason": str(error)})
 
 
 def _raise(error: BaseException) -> None:
