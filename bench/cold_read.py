@@ -1,0 +1,374 @@
+"""What a consumer of old messages, which are on the disk only, does to the latency of new ones.
+
+    python -m bench.cold_read [--gib 4] [--seconds 20] [--cold-in-flight 4] [--json FILE]
+
+A `popmq broker` process, asked over frames by its unix socket.  Topic hot: 16 puts of 1 KB in
+flight, and one consumer that long-polls and acks; the latency is from the put to the delivery.
+First alone, then while a consumer in a process of its own starts at the oldest of `--gib` of
+messages of 1 KB whose pages were dropped from memory, then the same with their pages in memory
+(the difference is the disk's part), and alone again (how much the machine moves by itself).  The
+ratio is against the better of the two alone.  The data goes to the current folder and is removed.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from urllib.request import urlopen
+
+from popmq.common import hop
+from popmq.common.errors import Code
+from popmq.common.frame_port import FramePort, call
+from popmq.common.frames import Hello, Role
+from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest
+from popmq.common.topics import MessageType
+from popmq.common.wire import admin_pb2 as pb
+
+QUEUES = 8
+BODY = 1_024
+PROPERTIES = 120  # bytes; what the official Python client's system properties take
+IN_FLIGHT = 16
+HOT_POPS = 4
+BATCH = 500  # of the old messages
+CALL_MS = 60_000
+POLL_MS = 1_000
+WARM_UP_S = 3.0
+_NOW = struct.Struct(">d")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    title: str
+    hot_per_second: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    broker_cores: float
+    cold_pops: int
+    old_per_second: int
+    old_mb_per_second: float
+    disk_mb: int  # what the broker's reads fetched from the disk
+    flush_ms: float  # mean of the group commits, two of which are in each latency
+
+
+class Broker:
+    """A `popmq broker` in a process of its own, and what can be asked about it from outside."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self.address = f"unix:{self.data}/frames.sock"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
+        settings = {
+            "POPMQ_BROKER_DATA": str(self.data),
+            "POPMQ_BROKER_LISTEN": "127.0.0.1:0",
+            "POPMQ_HTTP_LISTEN": "127.0.0.1:0",
+        }
+        with (folder / "broker.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "popmq.cli", "broker"],
+                cwd=folder,
+                env={**inherited, **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline()
+        if not ready.startswith("ready: "):
+            self.stop()
+            raise RuntimeError((folder / "broker.log").read_text()[-2_000:])
+        self._metrics = next(word for word in ready.split() if word.startswith("http"))
+        self._metrics = self._metrics.rstrip(",")
+
+    def metric(self, name: str) -> float:
+        with urlopen(self._metrics, timeout=10) as reply:
+            lines: list[str] = reply.read().decode().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def flushes(self) -> tuple[float, float]:
+        """How many group commits there were, and the seconds they took."""
+        return (
+            self.metric("popmq_store_flushes_total"),
+            self.metric("popmq_store_flush_seconds_total"),
+        )
+
+    def disk_mb(self) -> int:
+        lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("read_bytes"))) >> 20
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextmanager
+def started_broker(folder: Path) -> Iterator[Broker]:
+    broker = Broker(folder)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[FramePort]:
+    port = FramePort(address, Hello(role=Role.TOOL, name="bench", cluster="popmq"))
+    port.start()
+    try:
+        yield port
+    finally:
+        await port.close()
+
+
+async def prepare(address: str, gib: float) -> None:
+    """Make topics and groups, and store the old messages."""
+    async with connected(address) as port:
+        for name in ("hot", "old"):
+            topic = pb.CreateTopicRequest(topic=pb.Topic(name=name, queues=QUEUES, type="normal"))
+            await call(port, Kind.CREATE_TOPIC, topic.SerializeToString(), CALL_MS)
+            await create_group(port, f"{name}-group")
+        await create_group(port, "warm-group")
+        entries = [
+            PutEntry(MessageType.NORMAL, bytes(BODY), bytes(PROPERTIES), 0, number % QUEUES)
+            for number in range(BATCH)
+        ]
+        request = hop.encode_put(PutRequest("old", entries))
+        batches = iter(range(int(gib * (1 << 30) / (BODY + PROPERTIES + 80) / BATCH)))
+
+        async def put() -> None:
+            for _ in batches:
+                reply = await call(port, Kind.PUT, request, CALL_MS)
+                if {one.code for one in hop.decode_put_reply(reply)} != {Code.OK}:
+                    raise AssertionError("an old message was not stored")
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(put())
+
+
+async def create_group(port: FramePort, name: str) -> None:
+    group = pb.CreateGroupRequest(group=pb.Group(name=name, type="normal", start_at="oldest"))
+    await call(port, Kind.CREATE_GROUP, group.SerializeToString(), CALL_MS)
+
+
+def old_files(data: Path) -> list[Path]:
+    """Where the bodies of old messages and the units that point to them are."""
+    folders = (data / "commitlog", data / "consumequeue")
+    return [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
+def drop_pages(files: list[Path]) -> None:
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def load_pages(files: list[Path]) -> None:
+    for file in files:
+        with file.open("rb", buffering=0) as content:
+            while content.read(8 << 20):
+                pass
+
+
+class Hot:
+    """Producer and consumer of new messages; the latencies that were seen."""
+
+    def __init__(self, port: FramePort) -> None:
+        self._port = port
+        self._sending = True
+        self._sent = 0
+        self._received = 0
+        self.latencies: list[float] = []
+
+    async def run(self, seconds: float) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(IN_FLIGHT):
+                tasks.create_task(self._put(number))
+            for _ in range(HOT_POPS):
+                tasks.create_task(self._consume())
+            await asyncio.sleep(seconds)
+            self._sending = False
+        if self._received != self._sent:
+            raise AssertionError(f"{self._sent} stored, {self._received} delivered")
+
+    async def _put(self, number: int) -> None:
+        for count in itertools.count(number):
+            if not self._sending:
+                return
+            body = _NOW.pack(time.perf_counter()) + bytes(BODY - _NOW.size)
+            entry = PutEntry(MessageType.NORMAL, body, bytes(PROPERTIES), 0, count % QUEUES)
+            request = hop.encode_put(PutRequest("hot", [entry]))
+            (result,) = hop.decode_put_reply(await call(self._port, Kind.PUT, request, CALL_MS))
+            if result.code != Code.OK:
+                raise AssertionError(result)
+            self._sent += 1
+
+    async def _consume(self) -> None:
+        while self._sending or self._received < self._sent:
+            request = PopRequest("hot", "hot-group", "hot", 32, 600_000, POLL_MS)
+            reply = await call(self._port, Kind.POP, hop.encode_pop(request), CALL_MS)
+            deliveries = hop.decode_pop_reply(reply).deliveries
+            now = time.perf_counter()
+            self.latencies += (now - _NOW.unpack_from(one.head)[0] for one in deliveries)
+            self._received += len(deliveries)
+            if deliveries:
+                acks = hop.AckRequest("hot", "hot-group", [one.handle for one in deliveries])
+                await call(self._port, Kind.ACK, hop.encode_ack(acks), CALL_MS)
+
+
+def consume_old(address: str, group: str, in_flight: int, pipe: Connection) -> None:
+    """The process of the other consumer: says when it is there, pops and acks between "go" and
+    "stop", and sends its count."""
+    pipe.send("there")
+    pipe.recv()
+
+    async def consume() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pipe.fileno(), stop.set)
+        count = 0
+
+        async def pop_and_ack(port: FramePort) -> None:
+            nonlocal count
+            while not stop.is_set():
+                request = PopRequest("old", group, "old", 32, 600_000, POLL_MS)
+                reply = await call(port, Kind.POP, hop.encode_pop(request), CALL_MS)
+                deliveries = hop.decode_pop_reply(reply).deliveries
+                if not deliveries:
+                    return  # all were read
+                acks = hop.AckRequest("old", group, [one.handle for one in deliveries])
+                await call(port, Kind.ACK, hop.encode_ack(acks), CALL_MS)
+                count += len(deliveries)
+
+        async with connected(address) as port, asyncio.TaskGroup() as tasks:
+            for _ in range(in_flight):
+                tasks.create_task(pop_and_ack(port))
+        loop.remove_reader(pipe.fileno())
+        pipe.send(count)
+
+    asyncio.run(consume())
+
+
+def told(pipe: Connection) -> str:
+    if not pipe.poll(CALL_MS / 1000):
+        raise AssertionError("the consumer of old messages does not answer")
+    return str(pipe.recv())
+
+
+def measure(broker: Broker, title: str, group: str, in_flight: int, seconds: float) -> Phase:
+    """The hot path for some seconds, beside a consumer of old messages if `group` names one."""
+
+    async def hot(seconds: float) -> Hot:
+        async with connected(broker.address) as port:
+            load = Hot(port)
+            await load.run(seconds)
+        return load
+
+    pipe, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("spawn").Process(
+        target=consume_old, args=(broker.address, group, in_flight, theirs), daemon=True
+    )
+    if group:
+        other.start()
+        told(pipe)
+    asyncio.run(hot(WARM_UP_S))
+    cold_pops, disk_mb = broker.metric("popmq_cold_pops_total"), broker.disk_mb()
+    flushes, flush_s = broker.flushes()
+    cpu, began = broker.cpu_s(), time.monotonic()
+    if group:
+        pipe.send("go")
+    try:
+        load = asyncio.run(hot(seconds))
+        took_s, cpu = time.monotonic() - began, broker.cpu_s() - cpu
+        count = 0
+        if group:
+            pipe.send("stop")
+            count = int(told(pipe))
+            other.join()
+    finally:
+        if group and other.is_alive():
+            other.kill()
+            other.join()
+    cold_pops = broker.metric("popmq_cold_pops_total") - cold_pops
+    flushes, flush_s = (
+        new - old for new, old in zip(broker.flushes(), (flushes, flush_s), strict=True)
+    )
+    ordered = sorted(load.latencies)
+    return Phase(
+        title,
+        round(len(ordered) / took_s),
+        round(statistics.median(ordered) * 1e3, 2),
+        round(ordered[len(ordered) * 99 // 100] * 1e3, 2),
+        round(ordered[-1] * 1e3, 1),
+        round(cpu / took_s, 2),
+        int(cold_pops),
+        round(count / took_s),
+        round(count * BODY / took_s / 1e6, 1),
+        broker.disk_mb() - disk_mb,
+        round(flush_s / max(1, flushes) * 1e3, 2),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--gib", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--cold-in-flight", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    in_flight, seconds = args.cold_in_flight, args.seconds
+    with (
+        tempfile.TemporaryDirectory(dir=".", prefix="bench-cold-") as name,
+        started_broker(Path(name).resolve()) as broker,
+    ):
+        asyncio.run(prepare(broker.address, args.gib))
+        files = old_files(broker.data)
+        phases = [measure(broker, "alone", "", in_flight, seconds)]
+        drop_pages(files)
+        phases.append(measure(broker, "old from the disk", "old-group", in_flight, seconds))
+        load_pages(files)
+        phases.append(measure(broker, "old from memory", "warm-group", in_flight, seconds))
+        phases.append(measure(broker, "alone again", "", in_flight, seconds))
+    print(f"{os.cpu_count()} cores, {args.gib:g} GiB of old messages, {in_flight} pops of them")
+    print(
+        "| beside | hot/s | p50 ms | p99 ms | max ms | broker cores | cold pops | old/s | "
+        "old MB/s | disk MB | flush ms |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    )
+    for one in phases:
+        print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
+    alone_ms = min(phases[0].p99_ms, phases[3].p99_ms)
+    for one in phases[1:3]:
+        ratio = one.p99_ms / alone_ms
+        print(f"p99 {alone_ms} ms alone, {one.p99_ms} ms beside {one.title}: x {ratio:.2f}")
+    if args.json:
+        args.json.write_text(json.dumps([asdict(one) for one in phases], indent=1))
+
+
+if __name__ == "__main__":
+    main()
