@@ -19,11 +19,14 @@ from popmq.broker.pop.pop_check_point import ReviveKind
 from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.server import BrokerServer
-from popmq.broker.store import commit_log, message_reader, message_store
+from popmq.broker.store import commit_log, message_reader, message_store, retention
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
+from popmq.broker.store.dispatch import Dispatch
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.retention import Retention
+from popmq.broker.store.snapshot_keeper import SnapshotKeeper
 from popmq.common import hop
 from popmq.common.clock import LogClock
 from popmq.common.hop import PopReply
@@ -38,6 +41,13 @@ class Planted:
     plant: Callable[[Patch], None]
     seeds: int = 40
     rare: bool = False
+    retains: bool = False  # only seeds with retention are counted
+
+    def numbers(self, seeds: int) -> list[int]:
+        """Those of the first seeds in which it can show; with retention a run takes long."""
+        if self.retains:
+            return list(range(3, 3 * seeds + 1, 3))
+        return [seed for seed in range(1, seeds + 1) if seed % 3]
 
 
 def reply_before_fsync(patch: Patch) -> None:
@@ -280,6 +290,51 @@ def offset_commits_over_a_hole(patch: Patch) -> None:
     patch.setattr(CheckPointTable, "_commit", wrong)
 
 
+def live_body_not_moved(patch: Patch) -> None:
+    patch.setattr(MessageStore, "_move", lambda self, body: None)
+
+
+def deleted_above_the_older_snapshot(patch: Patch) -> None:
+    patch.setattr(SnapshotKeeper, "older_position", property(lambda self: self.position))
+
+
+def minimum_not_raised_before_the_moves(patch: Patch) -> None:
+    patch.setattr(Dispatch, "log_starts_at", lambda self, position: None)
+
+
+def deleted_before_the_moves_are_confirmed(patch: Patch) -> None:
+    move_some = Retention._move_some
+
+    def wrong(self: Retention, pieces: Any) -> int:
+        done = move_some(self, pieces)
+        self._wait_until = min(self._wait_until, 1)
+        return done
+
+    patch.setattr(Retention, "_move_some", wrong)
+
+
+def moved_record_ignored_at_recovery(patch: Patch) -> None:
+    apply = Broker._apply
+
+    def wrong(self: Broker, record: Any) -> None:
+        if record.header.kind != RecordKind.MOVED:
+            apply(self, record)
+
+    patch.setattr(Broker, "_apply", wrong)
+
+
+def numbers_begin_at_0_in_a_rebuilt_index(patch: Patch) -> None:
+    def wrong(self: Dispatch) -> None:
+        self.rebuilding = False
+        self._next_offset = {key: self.queue(*key).count for key in self._next_offset}
+
+    patch.setattr(Dispatch, "rebuilt", wrong)
+
+
+def messages_expire_too_early(patch: Patch) -> None:
+    patch.setattr(retention, "HOUR_MS", 2_000_000)
+
+
 class _WithoutFolderSync:
     def __init__(self, disk: Any) -> None:
         self._disk = disk
@@ -305,7 +360,7 @@ PLANTED = [
     Planted("recovery does not sync", recovery_does_not_sync, seeds=300),
     Planted("recovery syncs no names", recovery_syncs_no_names, 4000, rare=True),
     Planted("clean pages trusted", clean_pages_trusted, seeds=120),
-    Planted("torn unit trusted", torn_unit_trusted, 4000, rare=True),
+    Planted("torn unit trusted", torn_unit_trusted, 1000, rare=True, retains=True),
     Planted("segments cut from the front", segments_cut_from_the_front, 4000, rare=True),
     Planted("retry token ignored at recovery", token_of_a_retry_ignored_at_recovery),
     Planted("ack not logged", ack_applied_but_not_logged),
@@ -320,4 +375,11 @@ PLANTED = [
     Planted("revival written twice", revival_written_twice),
     Planted("snapshot without pre-images", snapshot_keeps_no_pre_images),
     Planted("offset commits over a hole", offset_commits_over_a_hole, seeds=200),
+    Planted("live body not moved", live_body_not_moved, retains=True),
+    Planted("deleted above the older snapshot", deleted_above_the_older_snapshot, retains=True),
+    Planted("minimum not raised", minimum_not_raised_before_the_moves, retains=True),
+    Planted("deleted before moves", deleted_before_the_moves_are_confirmed, 80, retains=True),
+    Planted("moved record ignored", moved_record_ignored_at_recovery, 80, retains=True),
+    Planted("rebuilt from 0", numbers_begin_at_0_in_a_rebuilt_index, 80, retains=True),
+    Planted("too early", messages_expire_too_early, retains=True),
 ]

@@ -26,6 +26,8 @@ class Sent:
     ok_ms: int = 0
     refused: bool = False
     queue_id: int = -1
+    asked_log_ms: int = 0
+    expired: bool = False  # the first copy lies below a cut
 
 
 @dataclass(slots=True, eq=False)

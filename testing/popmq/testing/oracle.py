@@ -4,9 +4,10 @@ Knows nothing of the product.  Times are the simulator's: `log_ms` is an upper b
 log time can have moved, so "too early" is judged with it, and "too late" with elapsed time.
 """
 
-from popmq.testing.history import Held, Life, Pop, Reader, Sent, Violation
+from popmq.testing.history import Held, Life, Place, Pop, Reader, Sent, Violation
 
 LIMBO_MS = 2_000
+OUTCOME_MS = 600_000  # how long the answer to a repeated ack is known
 
 
 class Oracle:
@@ -14,6 +15,7 @@ class Oracle:
         self.messages: list[Sent] = []
         self.readers: list[Reader] = []
         self.violations: list[Violation] = []
+        self._numbered: dict[tuple[Place, int, int], Sent] = {}
         self.log_lost = False  # a damaged sector took durable records along: only bytes count
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.at = 0  # event number
@@ -23,6 +25,19 @@ class Oracle:
 
     def complain(self, invariant: str, what: str, life: Life | None = None) -> None:
         self.violations.append(Violation(invariant, what, tuple(life.events) if life else ()))
+
+    # -- send
+
+    def numbered(self, sent: Sent, offset: int) -> None:
+        """A send was OK, with this offset."""
+        place = (sent.topic, sent.queue_id, offset)
+        other = self._numbered.setdefault(place, sent)
+        if other is not sent and not self.log_lost:
+            self.complain(
+                "offset-reused",
+                f"messages {other.number} and {sent.number} are both number {offset} of queue "
+                f"{sent.queue_id} of {sent.topic.name}",
+            )
 
     # -- receive
 
@@ -105,6 +120,7 @@ class Oracle:
                 and (not pop.tags or sent.tag in pop.tags)
                 and pop.queue_id in (-1, sent.queue_id)
                 and reader.lost_at < sent.asked_at
+                and not sent.expired
             ):
                 self.complain(
                     "I13 no-false-empty",
@@ -123,7 +139,9 @@ class Oracle:
 
     def must_accept(self, held: Held) -> bool:
         """Whether an ack answered now has to be OK: its time cannot have passed."""
-        fresh = self.log_ms - held.asked_log_ms < held.invisible_ms
+        elapsed = self.log_ms - held.asked_log_ms
+        known = not held.life.acked or elapsed < OUTCOME_MS
+        fresh = known and elapsed < held.invisible_ms
         steady = held.reader.alive and not held.superseded and not held.changes_open
         return fresh and steady and not held.life.dead and not self.log_lost
 
@@ -146,15 +164,8 @@ class Oracle:
         if why and held.reader.alive and not self.log_lost:
             self.complain("I6 stale-handle", f"{self._who(held)}: change of a {why} handle", life)
         held.superseded = 2
-        new = Held(
-            held.reader,
-            held.sent,
-            held.attempt,
-            handle,
-            asked.asked_log_ms,
-            asked.asked_ms,
-            invisible_ms,
-        )
+        times = asked.asked_log_ms, asked.asked_ms, invisible_ms
+        new = Held(held.reader, held.sent, held.attempt, handle, *times)
         if life.held is held:
             life.held = new
         return new
@@ -165,42 +176,3 @@ class Oracle:
 
     def _who(self, held: Held) -> str:
         return f"message {held.sent.number}, attempt {held.attempt}, {held.reader.group.name}"
-
-    # -- the end
-
-    def dead_letter(self, group: str, number: int, copies: int) -> None:
-        """`copies` of a message were found among the dead letters of the group's name."""
-        topic = self.messages[number].topic
-        readers = [r for r in self.readers if r.group.name == group and r.topic is topic]
-        if not readers:
-            return  # the group was made without an answer
-        lives = [reader.lives.setdefault(number, Life()) for reader in readers]
-        if copies > max(1, len(readers)):
-            self.complain(
-                "I8 max-N", f"{copies} dead letters of message {number}, {group}", lives[-1]
-            )
-        for life in lives:
-            life.dead += copies
-        if len(readers) > 1:
-            return  # the group was made again: which of them it died in, nobody can say
-        life, reader = lives[0], readers[0]
-        if life.attempt < reader.group.max_attempts and reader.lost_pops == life.lost_pops:
-            self.complain("I8 max-N", f"message {number} died at {life.attempt}", life)
-        if life.acked == 2:
-            self.complain("I5 ack-final", f"message {number}: acked and dead", life)
-
-    def finish(self, readers: list[Reader]) -> None:
-        """After the drain: everything confirmed is acked or dead in every lasting group."""
-        for reader in readers:
-            for sent in self.messages:
-                if not sent.ok_at or sent.topic is not reader.topic or not reader.accepts(sent):
-                    continue
-                life = reader.lives.get(sent.number)
-                if life is None or not (life.acked or life.dead):
-                    known = life is not None and life.attempt > 0
-                    self.complain(
-                        "I2 no-limbo" if known else "I1 no-loss",
-                        f"message {sent.number} of {sent.topic.name}, confirmed at {sent.ok_at}, "
-                        f"never came {'back ' if known else ''}to group {reader.group.name}",
-                        life,
-                    )

@@ -4,7 +4,7 @@ import random
 
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import Oracle
-from popmq.testing.sim_clients import INVISIBLE_MS, Clients
+from popmq.testing.sim_clients import INVISIBLE_MS, QUIET, Clients
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sometimes import Sometimes, Tally
 
@@ -18,6 +18,8 @@ class Actions:
     machine: Machine
     clients: Clients
     trace: list[str]
+    _invisible_ms: tuple[int, ...] = INVISIBLE_MS
+    _long_ms: tuple[int, ...] = ()
 
     def note(self, line: str) -> None:
         self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
@@ -38,7 +40,7 @@ class Actions:
             self.clients.receive(
                 reader,
                 limit=rng.choice((1, 3, 8, 32)),
-                invisible_ms=rng.choice(INVISIBLE_MS),
+                invisible_ms=rng.choice(self._invisible_ms),
                 poll_ms=rng.choice((0, 0, 400, 3_000)),
                 queue_id=rng.choice((-1, -1, -1, 0)),
             )
@@ -71,7 +73,7 @@ class Actions:
     def _change(self) -> None:
         held = self._some_held()
         if held is not None:
-            self.clients.change(held, self.rng.choice((1, 1, 500, 5_000)))
+            self.clients.change(held, self.rng.choice((1, 1, 500, 5_000, *self._long_ms)))
 
     def _administer(self) -> None:
         name, places, make, drop = self.rng.choice(
@@ -129,3 +131,23 @@ class Actions:
             self.tally.hit(Sometimes.SPACE_FREED)
         if self.rng.random() < 0.1:
             self.machine.step_wall(self.rng.choice((-5_000, 60_000)))
+
+    # -- where messages expire
+
+    def _hours(self) -> None:
+        self.machine.advance(self.rng.choice((600_000, 1_800_000, 4_000_000)))
+
+    def _burst(self) -> None:
+        for _ in range(self.rng.choice((3, 8))):
+            self.clients.send()
+
+    def _quiet(self) -> None:
+        self.clients.send(self.clients.topics[QUIET])
+
+    def _work(self) -> None:
+        """Many steps, as an idle broker makes them; some before the last one's news came."""
+        often = self.rng.choice((0.8, 0.8, 0.2))
+        for _ in range(self.rng.choice((4, 12))):
+            self.machine.step()
+            if self.rng.random() < often:
+                self.machine.settle()

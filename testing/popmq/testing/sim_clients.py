@@ -18,14 +18,17 @@ from popmq.testing.sometimes import Sometimes
 TAGS = ("", "A", "B")
 INVISIBLE_MS = (1, 150, 1_000, 3_000, 8_000)
 MAX_INVISIBLE_MS = max(INVISIBLE_MS)
+QUIET = "quiet"  # a topic that hardly anything is sent to
+LONG_MS = (5_400_000, 10_800_000)  # longer than messages are kept, where they expire
 
 
 class Clients(Requests):
     # -- producers
 
-    def send(self) -> None:
+    def send(self, to: Place | None = None) -> None:
         rng, oracle = self._rng, self._oracle
-        topic = rng.choice([place for place in self.topics.values() if place is not None])
+        usual = [p for name, p in self.topics.items() if p is not None and name != QUIET]
+        topic = to or rng.choice(usual)
         batch: list[Sent] = []
         entries = []
         for _ in range(rng.choice((1, 1, 1, 2, 5))):
@@ -50,6 +53,7 @@ class Clients(Requests):
                 if result.code == Code.OK:
                     sent.ok_at, sent.ok_ms = oracle.at, oracle.now_ms
                     sent.queue_id = result.queue_id
+                    oracle.numbered(sent, result.queue_offset)
                 else:
                     sent.refused = True
             self._note(f"sent {[sent.number for sent in batch if sent.ok_at]}")
@@ -66,6 +70,7 @@ class Clients(Requests):
         head = front + rng.randbytes(size - len(front))
         properties = b"" if self.uniform else rng.randbytes(rng.choice((0, 0, 40)))
         sent = Sent(number, topic, rng.choice(TAGS), head, properties, self._oracle.at)
+        sent.asked_log_ms = self._machine.log_ms
         self._oracle.messages.append(sent)
         return sent
 

@@ -123,6 +123,12 @@ class SimDisk:
         content.now[at : at + 1] = content.kept[at : at + 1]
         return f"{path}:{at}"
 
+    def lose_folder(self, folder: str) -> None:
+        """Somebody removes a folder while the broker is down."""
+        for names in (self._names, self._kept_names):
+            for path in [path for path in names if _in(path, folder + "/")]:
+                del names[path]
+
     def durable(self, path: str) -> bytes:
         """What the platter holds of a file, wherever its name points."""
         return bytes(self._names[path].kept)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from popmq.common import topics
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import LIMBO_MS, Oracle
-from popmq.testing.sim_clients import MAX_INVISIBLE_MS, Clients
+from popmq.testing.sim_clients import LONG_MS, MAX_INVISIBLE_MS, QUIET, Clients
 from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_retention import RetentionChecks
+from popmq.testing.sim_verdict import dead_letter, finish
 from popmq.testing.sometimes import Sometimes
 from popmq.testing.store_checks import StoreChecks
 
@@ -19,6 +21,7 @@ def drain(
     clients: Clients,
     oracle: Oracle,
     checks: StoreChecks,
+    retention: RetentionChecks,
     note: Callable[[str], None],
 ) -> None:
     """Receive and ack until everything that was invisible had its time and two seconds more."""
@@ -32,6 +35,8 @@ def drain(
         before = clients.quiet
         for reader in lasting if number else lasting + auditors:
             _empty(machine, clients, reader)
+        if not number and not oracle.log_lost:
+            _check_stored(oracle, checks, auditors)
         if oracle.violations:
             return
         all_quiet = clients.quiet - before == len(lasting)
@@ -41,13 +46,22 @@ def drain(
         machine.run_steps()
     for reader in lasting:
         _empty(machine, clients, reader)
+    if retention.on:
+        _grow_old(machine, clients, oracle, lasting + auditors, retention)
     if not oracle.log_lost:
         names = {name for name, place in (clients.topics | clients.groups).items() if place}
         checks.at_end(names)
+        retention.at_end()
     _read_dead_letters(machine, clients, oracle, audit)
     if oracle.log_lost:
         return
-    oracle.finish([r for r in lasting if not r.group.from_newest] + auditors)
+    finish(oracle, [r for r in lasting if not r.group.from_newest] + auditors, retention.excused)
+    passed = [s for r in lasting for s in oracle.messages if s.ok_at and not r.accepts(s)]
+    clients.count(Sometimes.FILTERED, len(passed))
+    note(f"drained {len(oracle.messages)} messages")
+
+
+def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[Reader]) -> None:
     for reader in auditors:
         stored = checks.stored(reader.topic.name)
         if stored != len(reader.lives):
@@ -55,9 +69,39 @@ def drain(
                 "I16 counts-true",
                 f"{reader.topic.name} stores {stored} messages, {len(reader.lives)} were read",
             )
-    passed = [s for r in lasting for s in oracle.messages if s.ok_at and not r.accepts(s)]
-    clients.count(Sometimes.FILTERED, len(passed))
-    note(f"drained {len(oracle.messages)} messages")
+
+
+def _grow_old(
+    machine: Machine,
+    clients: Clients,
+    oracle: Oracle,
+    readers: list[Reader],
+    retention: RetentionChecks,
+) -> None:
+    """What was held for hours comes back; then hours of a little traffic bound the log."""
+    for held_ms in LONG_MS:
+        due_ms = oracle.healed_ms + held_ms
+        while (left_ms := due_ms - machine.clock.boot_ms()) > 0:
+            machine.advance(min(left_ms, 1_200_000))
+            machine.run_steps()
+        for _ in range(4):
+            machine.advance(_ROUND_MS)
+            machine.run_steps()
+            for reader in readers:
+                _empty(machine, clients, reader)
+    ends = []
+    for last in (*[False] * 6, True):
+        for _ in range(5):
+            clients.send()
+        if last:
+            clients.send(clients.topics[QUIET])
+        machine.settle()
+        for reader in readers:
+            _empty(machine, clients, reader)
+        ends.append(machine.broker.store.end)
+        machine.advance(1_800_000)
+        machine.run_steps()
+    retention.check_bound(ends[-1] - ends[-5])
 
 
 def _empty(machine: Machine, clients: Clients, reader: Reader) -> None:
@@ -91,4 +135,4 @@ def _read_dead_letters(machine: Machine, clients: Clients, oracle: Oracle, audit
         clients.count(Sometimes.DEAD_LETTER, sum(copies.values()))
         if not oracle.log_lost:
             for number, times in copies.items():
-                oracle.dead_letter(name, number, times)
+                dead_letter(oracle, name, number, times)

@@ -20,15 +20,17 @@ from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_actions import Actions
-from popmq.testing.sim_clients import Clients
+from popmq.testing.sim_clients import INVISIBLE_MS, LONG_MS, QUIET, Clients
 from popmq.testing.sim_disk import FailedPages, Loss
 from popmq.testing.sim_drain import drain
 from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_retention import RetentionChecks
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
 
 REPLAY = ".venv/bin/python -m popmq.testing.simulator --seed {seed} --trace"
 _POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.SCATTERED)
+_RETENTION = ((1, 0), (1000, 20_000), (1, 40_000))  # hours and bytes
 
 
 @dataclass(slots=True)
@@ -64,10 +66,12 @@ class Simulator(Actions):
         self.trace: list[str] = []
         self.tally = Tally()
         self.oracle = Oracle()
+        self.retains = seed % 3 == 0
         self.machine = Machine(self._settings(), self.rng, self.tally)
         self.clients = Clients(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
+        self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
         self.machine.on_recovered = self.checks.tail_is_clean
         self.machine.disk.failed_pages = self.rng.choice(list(FailedPages))
         self.clients.uniform = self.rng.choice((0, 0, 120))
@@ -88,6 +92,11 @@ class Simulator(Actions):
             (self._time, 6),
             (self._settle, 6),
         ]
+        if self.retains:
+            self._long_ms = LONG_MS
+            self._invisible_ms = (*INVISIBLE_MS, *LONG_MS)
+            self._actions += [(self._hours, 5), (self._burst, 5), (self._work, 10)]
+            self._actions += [(self._quiet, 1)]
 
     def run(self) -> Outcome:
         try:
@@ -99,7 +108,9 @@ class Simulator(Actions):
                 self._restart()
             if not self.oracle.violations:
                 self._heal()
-                drain(self.machine, self.clients, self.oracle, self.checks, self.note)
+                drain(
+                    self.machine, self.clients, self.oracle, self.checks, self.retention, self.note
+                )
         except Ended as end:
             self.note(f"over: {end}")
         except Exception as error:  # of the product, or of the simulator: say where
@@ -116,11 +127,17 @@ class Simulator(Actions):
     def _settings(self) -> Settings:
         rng = self.rng
         segment_bytes = rng.choice((11, 16, 64)) << 10
+        hours, size = 72, 0
+        if self.retains:
+            segment_bytes = rng.choice((11, 16, 32)) << 10
+            hours, size = rng.choice(_RETENTION)
         return Settings(
             store=StoreSettings(
                 segment_bytes=segment_bytes,
-                snapshot_bytes=rng.choice((6, 24, 4096)) << 10,
+                snapshot_bytes=rng.choice((6, 12) if self.retains else (6, 24, 4096)) << 10,
                 reserved_segments=rng.choice((1, 2)),
+                retention_hours=hours,
+                retention_bytes=size,
             ),
             message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
             pop=PopSettings(
@@ -133,6 +150,7 @@ class Simulator(Actions):
     def _set_up(self) -> None:
         trouble = self.machine.try_start()
         assert not trouble, f"the first start: {trouble}"
+        self.retention.on_start()
         clients = self.clients
         clients.make_topic("t0", self.rng.choice((1, 3)))
         clients.make_topic("t1", 1)
@@ -145,6 +163,11 @@ class Simulator(Actions):
         self._read("g", "t1")
         self._read("h", "t0", "A")
         self._read("n", "t0")
+        if self.retains:
+            clients.make_topic(QUIET, 1)
+            self.machine.settle()
+            self._read("g", QUIET)
+            self._quiet()
 
     def _live(self) -> None:
         """Act until a fault ends the process, or the life is over."""
@@ -178,7 +201,11 @@ class Simulator(Actions):
         rng, disk = self.rng, self.machine.disk
         self._soft = False
         slow = rng.random() < 0.3
+        cut = self.retains and rng.random() < 0.5
+        self.retention.cut_power_in = rng.randrange(14) if cut else None
         self.machine.sync_ms = (lambda: rng.choice((0, 0, 30, 400))) if slow else (lambda: 0)
+        if cut:
+            return
         match rng.choices(("cut", "roll", "write", "sync", "full", "none"), (7, 5, 2, 3, 2, 3))[0]:
             case "cut":
                 disk.cut_at(rng.randrange(rng.choice((5, 25, 80))))
@@ -221,6 +248,7 @@ class Simulator(Actions):
         """Crash as the life ended, and start until it holds."""
         rng, machine = self.rng, self.machine
         self._count_store()
+        self.retention.cut_power_in = None
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
             loss = rng.choice(_POWER) if power else Loss.NOTHING
@@ -228,6 +256,8 @@ class Simulator(Actions):
             machine.crash(loss)
             self.clients.crashed()
             self._while_down()
+            if self.retains and attempt == 0 and rng.random() < 0.3:
+                self._lose_index()
             damaged = self._damage() if attempt == 0 and self._last_kind != "error" else ""
             if attempt < 3 and rng.random() < 0.3:
                 machine.disk.cut_at(rng.randrange(rng.choice((4, 30))))
@@ -248,6 +278,8 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.TORN_TAIL, int(store.metrics.torn_bytes > 0))
         self.tally.hit(Sometimes.SNAPSHOT_START, int(store.snapshots.position > 0))
         self.tally.hit(Sometimes.CHECKPOINT_DAMAGED, int("/checkpoint" in damaged))
+        if self.retention.on_start():
+            self.checks.forget_offsets()
         self.checks.after_start()
         if not self.oracle.log_lost:
             self.checks.at_rest()
@@ -270,6 +302,14 @@ class Simulator(Actions):
             self.note(f"wall clock {step_ms:+}")
         self.tally.hit(Sometimes.WALL_BACK, int(step_ms < 0))
 
+    def _lose_index(self) -> None:
+        """The folders that the broker itself says may be removed."""
+        data, disk = self.machine.settings.broker.data, self.machine.disk
+        for folder in ("consumequeue", "system"):
+            disk.lose_folder(f"{data}/{folder}")
+        self.note("the index was removed")
+        self.retention.index_lost = True
+
     def _damage(self) -> str:
         """Flip a bit that was durable, in seeds that allow it; returns where."""
         if not self._damages or self.rng.random() < 0.5:
@@ -286,11 +326,13 @@ class Simulator(Actions):
         """No more faults: one last restart, then the clock runs and nobody disturbs."""
         self.machine.sync_ms = lambda: 0
         self._damages = False
+        self.retention.cut_power_in = None
         if self.rng.random() < 0.3:
             self.clients.dismissed()
             self.machine.stop()
             self.tally.hit(Sometimes.CLEAN_STOP)
         self._count_store()
+        self.retention.cut_power_in = None
         self.tally.hit(Sometimes.PADDED_ROLL, self.checks.padded_segments())
         self.machine.crash(self.rng.choice(_POWER))
         self.clients.crashed()
@@ -303,6 +345,7 @@ class Simulator(Actions):
 
     def _count_store(self) -> None:
         store = self.machine.broker.store
+        self.retention.before_crash()
         self.tally.hit(Sometimes.CHECKPOINT, store.checkpoints.made)
         self.tally.hit(Sometimes.SNAPSHOT, store.snapshots.made)
         for topic, place in self.clients.topics.items():

@@ -48,6 +48,13 @@ class Sometimes(Enum):
     FILTERED = "message passed over by a filter"
     TOPIC_REMADE = "topic deleted and made again"
     GROUP_REMADE = "group deleted and made again"
+    SEGMENT_DELETED = "segment deleted by retention"
+    BODY_MOVED = "body moved by retention"
+    MOVED_REVIVED = "moved body revived"
+    CRASH_IN_CUT = "crash between move and delete"
+    LATE_LOG = "start on a log that does not begin at 0"
+    INDEX_REBUILT = "index rebuilt on a log that does not begin at 0"
+    EXPIRED = "unread message expired"
 
 
 class Tally:

@@ -19,6 +19,10 @@ class StoreChecks:
         self._oracle = oracle
         self._committed: dict[_Place, int] = {}
 
+    def forget_offsets(self) -> None:
+        """What expired is passed over without a record, and redone after a start."""
+        self._committed.clear()
+
     def after_start(self) -> None:
         """The log ends where it may; what a filter passed over is no record and is redone."""
         filtering = {reader.group.name for reader in self._oracle.readers if reader.tags}
@@ -112,10 +116,11 @@ class StoreChecks:
             self._check_revive_queue(queue_id)
 
     def stored(self, name: str) -> int:
-        """Messages in a topic's queues."""
+        """Messages in a topic's queues that did not expire."""
         broker = self._machine.broker
         config = broker.registry.topic(name)
-        return sum(broker.store.queue(config.id, q).count for q in range(config.queues))
+        queues = [broker.store.queue(config.id, q) for q in range(config.queues)]
+        return sum(queue.count - queue.min_offset for queue in queues)
 
     def padded_segments(self) -> int:
         """Segments of the log that end in a PADDING record."""
@@ -133,8 +138,8 @@ class StoreChecks:
     def _check_index(self, topic_id: int, queue_id: int) -> None:
         store = self._machine.broker.store
         queue = store.queue(topic_id, queue_id)
-        found = store.reader.read(queue.units(0, queue.count))
-        for offset, message in enumerate(found):
+        found = store.reader.read(queue.units(queue.min_offset, queue.count))
+        for offset, message in enumerate(found, queue.min_offset):
             if isinstance(message, DamagedMessage):
                 said = message.reason
             else:
@@ -148,9 +153,9 @@ class StoreChecks:
 
     def _check_revive_queue(self, queue_id: int) -> None:
         queue = self._machine.broker.store.queue(topics.REVIVE_TOPIC_ID, queue_id)
-        data = queue.raw(0, queue.count)
+        data = queue.raw(queue.min_offset, queue.count)
         at = 0
-        for offset in range(queue.count):
+        for offset in range(queue.min_offset, queue.count):
             try:
                 position = int.from_bytes(data[at + 16 : at + 24], "big")
                 header = check_record(data, at, position)

@@ -102,7 +102,7 @@ class TableSnapshot:
         for at in range(0, len(self._moved), _PER_PIECE):
             some = self._moved[at : at + _PER_PIECE]
             bodies = [_BODY.pack(*identity, *unit) for identity, unit in some]
-            yield _MOVED + b"".join(bodies), sum(map(entry_hash, bodies))
+            yield _MOVED + b"".join(bodies), 0  # forgotten in rounds, so no part of the hash
         outcomes = iter(self._outcomes)
         while piece := self._outcome_piece(outcomes):
             yield piece, 0  # they fade with time, so they are no part of the state hash

@@ -15,13 +15,13 @@ from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
-    member_bits,
 )
 from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.retention import Body
 from popmq.common.message import RevivalToken
 
 Place = tuple[int, int, int]  # group, topic, queue
+Identity = tuple[int, int, int]  # topic, queue, offset of a message
 
 
 class Fate(Enum):
@@ -63,7 +63,7 @@ class CheckPointTable:
         self.due_times = DueTimes()
         self.outcomes = Outcomes()
         # Where retention moved the bodies of messages in flight to; few or none.
-        self._moved: dict[tuple[int, int, int], Unit] = {}
+        self._moved: dict[Identity, Unit] = {}
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
@@ -157,9 +157,14 @@ class CheckPointTable:
         return self._moved.get((ck.topic_id, ck.queue_id, ck.offset_of(member)))
 
     def apply_moved(self, body: Body) -> None:
-        """A body was appended again. Void if its message is in flight no more; then nobody
-        asks for it, and the entry leaves with the next change of its queue."""
+        """A body was appended again. Several groups may hold it, so the entry stays until a
+        round of retention finds that none does (`keep_moved`)."""
         self._moved[(body.topic_id, body.queue_id, body.queue_offset)] = body.unit
+
+    def keep_moved(self, held: set[Identity]) -> None:
+        """Forget where bodies went that no group holds any more."""
+        for identity in [identity for identity in self._moved if identity not in held]:
+            del self._moved[identity]
 
     # -- snapshots (store/snapshot.py)
 
@@ -182,7 +187,7 @@ class CheckPointTable:
             self._restorer.finish()
             self._restorer = None
 
-    def moved_items(self) -> list[tuple[tuple[int, int, int], Unit]]:
+    def moved_items(self) -> list[tuple[Identity, Unit]]:
         return list(self._moved.items())
 
     def live(self, key: Key) -> PopCheckPoint:
@@ -246,9 +251,6 @@ class CheckPointTable:
                 one.acked |= ended
             else:
                 one.revived |= ended
-        if self._moved:
-            for member in member_bits(bits):
-                self._moved.pop((ck.topic_id, ck.queue_id, ck.offset_of(member)), None)
         if not ck.waiting:
             self.due_times.remove(ck)
         count = bits.bit_count()

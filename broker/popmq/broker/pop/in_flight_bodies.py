@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.check_point_table import CheckPointTable, Identity
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.message_store import MessageStore
@@ -29,19 +29,27 @@ class InFlightBodies:
         return unit
 
     def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
-        # Check points made from now on read queues above the cut or ended before it.
-        check_points = list(self._table)
-        for at in range(0, len(check_points), _PER_PIECE):
-            yield [
-                body
-                for ck in check_points[at : at + _PER_PIECE]
-                for body in self._bodies_of(ck, position)
-            ]
+        """Each body once, whichever groups hold it.
 
-    def _bodies_of(self, ck: PopCheckPoint, position: int) -> Iterator[Body]:
+        Only first check points are looked at: a change gives a member a check point of its own
+        at any moment, but the first one lives until all its members have ended.  Check points
+        made from now on read above the cut.
+        """
+        held: set[Identity] = set()
+        roots = [ck for ck in self._table if ck.root is None]
+        for at in range(0, len(roots), _PER_PIECE):
+            piece = []
+            for ck in roots[at : at + _PER_PIECE]:
+                bodies = self._bodies_of(ck, held)
+                piece += [body for body in bodies if body.unit.position < position]
+            yield piece
+        self._table.keep_moved(held)
+
+    def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[Body]:
         if self._table.find(ck.epoch, ck.sequence) is not ck:
             return
-        for member in member_bits(ck.waiting):
-            unit = self.unit_of(ck, member)
-            if unit.position < position:
-                yield Body(ck.topic_id, ck.queue_id, ck.offset_of(member), unit)
+        for member in member_bits(ck.members & ~(ck.acked | ck.revived)):
+            identity = (ck.topic_id, ck.queue_id, ck.offset_of(member))
+            if identity not in held:
+                held.add(identity)
+                yield Body(*identity, self.unit_of(ck, member))

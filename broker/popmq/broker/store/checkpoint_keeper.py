@@ -37,6 +37,7 @@ class CheckpointKeeper:
         self._running = False
         self._due_ms = 0
         self._retry_ms = 0
+        self._epoch = 0
         self.position = 0  # index files are synced up to here
         self.made = 0
 
@@ -44,7 +45,13 @@ class CheckpointKeeper:
         """What the last run left; position 0 when there is none."""
         found = read_checkpoint(self._disk, self._path) or Checkpoint()
         self.position = found.position
+        self._epoch = found.epoch
         return found
+
+    def lower(self) -> None:
+        """Vouch for nothing any more, durably; the next checkpoint vouches again."""
+        write_checkpoint(self._disk, self._path, Checkpoint(epoch=self._epoch))
+        self.position = 0
 
     def write_now(self, flush: FlushIndex, checkpoint: Checkpoint) -> None:
         """On this thread, at a clean stop with an idle flusher."""

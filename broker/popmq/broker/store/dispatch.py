@@ -55,6 +55,7 @@ class Dispatch:
         self._housekeeper = housekeeper
         self._trusted_position = trusted_position
         self._log_start = log_start
+        self.rewrites_vouched = False  # units below the checkpoint were missing
         self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
         self._topics: dict[int, _Topic] = {}
         self._queues: dict[tuple[int, int], ConsumeQueue] = {}
@@ -136,6 +137,7 @@ class Dispatch:
         self._next_offset[key] = max(self._next_offset.get(key, 0), queued.queue_offset + 1)
         if queued.queue_offset == queue.count:
             queue.append(queued.unit, queued.position)
+            self.rewrites_vouched |= queued.position < self._trusted_position
             if queue.unwritten_bytes >= _SPILL_BYTES:
                 self._long_tails[queue] = None
         elif queued.queue_offset > queue.count:

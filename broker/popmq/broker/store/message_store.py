@@ -120,7 +120,13 @@ class MessageStore:
         """
         self.stopped_cleanly = not self._disk.exists(self._abort_path)
         recovery = Recovery(
-            self._disk, self._folder, self._log, self.dispatch, self.index, self.snapshots.tables
+            self._disk,
+            self._folder,
+            self._log,
+            self.dispatch,
+            self.index,
+            self.snapshots.tables,
+            self.checkpoints.lower,
         )
         replayed = recovery.replay(apply, self._checkpoint)
         self.metrics.recovered_records = replayed.records

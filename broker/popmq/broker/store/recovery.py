@@ -16,7 +16,7 @@ from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.snapshot import Snapshot, SnapshotTable, read_snapshot, snapshot_names
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
-from popmq.common.message import RecordKind, peek_message
+from popmq.common.message import Header, RecordKind, peek_message
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,15 @@ class Replayed:
     snapshot_position: int = 0
     rebuilt_index: bool = False
 
+    def passed(self, header: Header) -> None:
+        """A moved body keeps the wall time at which it was stored first; here it counts as
+        written when log time says so."""
+        if header.kind == RecordKind.MOVED:
+            self.wall_ms += header.log_ms - self.log_ms if self.wall_ms else 0
+        else:
+            self.wall_ms = header.wall_ms
+        self.epoch, self.log_ms = header.epoch, header.log_ms
+
 
 class Recovery:
     def __init__(
@@ -44,6 +53,7 @@ class Recovery:
         dispatch: Dispatch,
         index: KeyIndex,
         tables: Sequence[SnapshotTable],
+        lower_checkpoint: Callable[[], None],
     ) -> None:
         self._disk = disk
         self._folder = folder
@@ -51,6 +61,7 @@ class Recovery:
         self._dispatch = dispatch
         self._index = index
         self._tables = tables
+        self._lower_checkpoint = lower_checkpoint
 
     def replay(self, apply: Apply, trusted: Checkpoint) -> Replayed:
         """Restore the tables and enter every record; `apply` sees those behind the snapshot.
@@ -64,6 +75,7 @@ class Recovery:
             head = snapshot.head
             done.epoch, done.log_ms, done.wall_ms = head.epoch, head.log_ms, head.wall_ms
             done.snapshot_position = head.position
+        lowered = False
         start = done.snapshot_position
         if start and not self._dispatch.holds_what_was_restored():
             done.rebuilt_index = self._dispatch.rebuilding = True
@@ -73,9 +85,13 @@ class Recovery:
             header = record.header
             if header.position >= done.snapshot_position:
                 apply(record)
-                done.epoch, done.log_ms = header.epoch, header.log_ms
-                done.wall_ms = header.wall_ms
+                done.passed(header)
             self._enter(record)
+            if self._dispatch.rewrites_vouched and not lowered:
+                # Units that the checkpoint vouches for are written anew: until they are synced
+                # it must not, or holes of a crash in between would pass for units.
+                self._lower_checkpoint()
+                lowered = True
             self._dispatch.spill()
             self._index.enter(record)
             self._index.spill()

@@ -1,0 +1,227 @@
+"""Retention in a run: what may be missing, whether a cut was legal, whether the disk is bounded.
+
+Looks into the broker at the moment of each cut, when the old records can still be read.
+"""
+
+from dataclasses import dataclass
+
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.retention import HOUR_MS, Body
+from popmq.common import topics
+from popmq.common.topics import TopicConfig
+from popmq.testing.history import Life, Reader, Sent
+from popmq.testing.oracle import Oracle
+from popmq.testing.sim_machine import Machine
+from popmq.testing.sometimes import Sometimes, Tally
+
+_Copy = tuple[int, int, int]  # topic id, queue, offset
+_Place = tuple[int, int, int]  # group id, topic id, queue
+
+
+@dataclass(slots=True)
+class _Gone:
+    """A copy of a message below a cut, and the groups that had popped it before."""
+
+    number: int
+    attempt: int
+    popped: set[int]
+
+
+class RetentionChecks:
+    def __init__(self, machine: Machine, oracle: Oracle, tally: Tally) -> None:
+        self._machine = machine
+        self._oracle = oracle
+        self._tally = tally
+        store = machine.settings.store
+        self.on = store.retention_hours == 1 or store.retention_bytes > 0
+        self.cut_power_in: int | None = None  # operations of the disk behind the next cut
+        self.index_lost = False
+        self._folder = f"{machine.settings.broker.data}/commitlog"
+        self._gone: dict[_Copy, _Gone] = {}
+        self._skipped: dict[_Copy, set[int]] = {}
+        self._letters: set[tuple[str, int]] = set()  # group and number of expired dead letters
+        self._numbers: dict[_Copy, int] = {}
+        self._moved: dict[tuple[int, int], tuple[Life, int]] = {}
+        self._cut = 0  # of this process; 0: none
+        self._moves_end = 0  # of the log behind the newest moved body
+        self._moved_before = 0
+        self._owed: dict[_Place, int] = {}  # up to which minimum a gap was counted
+        self._gaps = 0
+
+    @property
+    def starts_at(self) -> int:
+        """Where the log on the disk begins."""
+        return int((self._machine.disk.names(self._folder) or ["0"])[0])
+
+    # -- lives
+
+    def on_start(self) -> bool:
+        """After a good start; returns whether what was passed over may come again."""
+        broker, old_cut = self._machine.broker, self._cut
+        store = broker.store
+        cut, store.retention.on_cut = store.retention.on_cut, self._on_cut
+        self._product_cut = cut
+        moved, store.on_moved = store.on_moved, self._on_moved
+        self._product_moved = moved
+        self._cut = self._moves_end = self._moved_before = self._gaps = 0
+        self._owed.clear()
+        for place, progress in broker.table.progress_items():
+            queue = store.queue(*place[1:])
+            self._gaps += max(0, queue.min_offset - progress.cursor)
+            self._owed[place] = queue.min_offset
+        for copy in [copy for copy in self._gone if broker.registry.topic_by_id(copy[0])]:
+            if copy[2] >= store.queue(*copy[:2]).min_offset:
+                gone = self._gone.pop(copy)  # it was not deleted, so it is in play again
+                passed = self._popped(copy) - gone.popped
+                self._skipped.setdefault(copy, set()).update(passed)
+        first = self.starts_at
+        self._tally.hit(Sometimes.LATE_LOG, int(first > 0))
+        self._tally.hit(Sometimes.INDEX_REBUILT, int(first > 0 and self.index_lost))
+        self.index_lost = False
+        return old_cut > 0 or first > 0
+
+    def before_crash(self) -> None:
+        """Count what this process did."""
+        retention = self._machine.broker.store.retention
+        metrics = self._machine.broker.pops.metrics
+        self._tally.hit(Sometimes.SEGMENT_DELETED, retention.deleted_segments)
+        self._tally.hit(Sometimes.BODY_MOVED, retention.moved)
+        self._tally.hit(Sometimes.EXPIRED, metrics.expired)
+        between = retention.moved > self._moved_before and self.starts_at < self._cut
+        self._tally.hit(Sometimes.CRASH_IN_CUT, int(between))
+        confirmed = self._machine.broker.store.confirmed
+        if self.starts_at >= self._cut and confirmed < self._moves_end:
+            self._oracle.complain(
+                "retention",
+                f"segments below {self._cut} were deleted when {confirmed} was confirmed, the "
+                f"bodies were moved to below {self._moves_end}",
+            )
+
+    def _on_moved(self, body: Body) -> None:
+        self._product_moved(body)
+        self._moves_end = self._machine.broker.store.end
+        number = self._numbers.get(body[:3], -1)
+        for reader in self._oracle.readers:
+            life = reader.lives.get(number)
+            if life is not None and not life.acked:
+                self._moved[(id(reader), number)] = (life, life.attempt)
+
+    # -- a cut
+
+    def _on_cut(self, position: int) -> None:
+        """No pop reads below `position` from now on; moves come next, then the delete."""
+        self._product_cut(position)
+        store = self._machine.broker.store
+        if not self._oracle.log_lost:
+            self._check_snapshots(position)
+            for config in list(self._machine.broker.registry.topics()):
+                for queue_id in range(config.queues):
+                    self._expire(config, queue_id, position)
+        for place, progress in self._machine.broker.table.progress_items():
+            low = store.queue(*place[1:]).min_offset
+            self._gaps += max(0, low - max(progress.cursor, self._owed.get(place, 0)))
+            self._owed[place] = low
+        self._cut, self._moved_before = position, store.retention.moved
+        if self.cut_power_in is not None:
+            self._machine.disk.cut_at(self.cut_power_in)
+            self.cut_power_in = None
+
+    def _check_snapshots(self, position: int) -> None:
+        folder = f"{self._machine.settings.broker.data}/snapshot"
+        names = [name for name in self._machine.disk.names(folder) if name.isdigit()]
+        older = int(names[-2]) if len(names) > 1 else 0
+        if position > older:
+            self._oracle.complain(
+                "retention", f"the log is cut at {position}, the older snapshot is at {older}"
+            )
+
+    def _expire(self, config: TopicConfig, queue_id: int, position: int) -> None:
+        store = self._machine.broker.store
+        queue = store.queue(config.id, queue_id)
+        first = self.starts_at
+        for offset, unit in enumerate(queue.units(0, queue.count)):
+            copy = (config.id, queue_id, offset)
+            if not first <= unit.position < position or copy in self._gone:
+                continue
+            (message,) = store.reader.read([unit])
+            if isinstance(message, DamagedMessage) or not message.head[:6].isdigit():
+                continue  # the index check tells
+            number = int(message.head[:6])
+            if number >= len(self._oracle.messages):
+                continue
+            sent = self._oracle.messages[number]
+            popped = self._popped(copy) - self._skipped.get(copy, set())
+            self._gone[copy] = _Gone(number, message.attempt, popped)
+            self._numbers[copy] = number
+            if config.name.startswith(topics.DLQ_PREFIX):
+                self._letters.add((config.name.removeprefix(topics.DLQ_PREFIX), number))
+            elif not topics.is_retry_topic(config.name):
+                sent.expired = True
+            self._check_due(sent, unit.position)
+
+    def _check_due(self, sent: Sent, position: int) -> None:
+        """Retention may take it: it is old, or the log was too large with its segment."""
+        settings, end = self._machine.settings.store, self._machine.broker.store.end
+        start = position - position % settings.segment_bytes
+        too_large = 0 < settings.retention_bytes < end - start
+        age = self._machine.log_ms - sent.asked_log_ms
+        if not too_large and age < settings.retention_hours * HOUR_MS:
+            self._oracle.complain(
+                "retention",
+                f"message {sent.number} at {position} goes at an age of {age} ms, {end - start} "
+                "bytes of log from its segment on",
+            )
+
+    def _popped(self, copy: _Copy) -> set[int]:
+        """Groups whose cursor is behind the copy."""
+        return {
+            place[0]
+            for place, progress in self._machine.broker.table.progress_items()
+            if place[1:] == copy[:2] and progress.cursor > copy[2]
+        }
+
+    # -- the end
+
+    def excused(self, reader: Reader, sent: Sent, life: Life | None) -> bool:
+        """Whether a message may be missing: the copy that was next for the group was unread
+        when its segment went."""
+        group = self._machine.broker.registry.group(reader.group.name)
+        attempt = life.attempt if life else 0
+        if (reader.group.name, sent.number) in self._letters:
+            return True
+        retry = topics.retry_topic(reader.group.name, reader.topic.name)
+        for copy, gone in self._gone.items():
+            if gone.number != sent.number or gone.attempt <= attempt or group.id in gone.popped:
+                continue
+            config = self._machine.broker.registry.topic_by_id(copy[0])
+            if config is not None and config.name in (reader.topic.name, retry):
+                return True
+        return False
+
+    def at_end(self) -> None:
+        """After the drain: the counter of expired messages says what groups passed over."""
+        if not self.on or self._oracle.log_lost:
+            return
+        broker = self._machine.broker
+        waiting = 0
+        for place, progress in broker.table.progress_items():
+            waiting += max(0, broker.store.queue(*place[1:]).min_offset - progress.cursor)
+        counted = broker.pops.metrics.expired
+        if counted != self._gaps - waiting:
+            self._oracle.complain(
+                "I16 counts-true",
+                f"{counted} messages counted as expired, {self._gaps - waiting} were passed over",
+            )
+        back = sum(life.attempt > before for life, before in self._moved.values())
+        self._tally.hit(Sometimes.MOVED_REVIVED, back)
+
+    def check_bound(self, young: int) -> None:
+        """`young` bytes of the log are newer than two hours."""
+        if not self.on or self._oracle.log_lost:
+            return
+        settings = self._machine.settings.store
+        kept = max(young, settings.retention_bytes) + 2 * settings.snapshot_bytes
+        bound = -(-kept // settings.segment_bytes) + settings.reserved_segments + 3
+        found = len(self._machine.disk.names(self._folder))
+        if found > bound:
+            self._oracle.complain("retention", f"{found} segments, the bound is {bound}")

@@ -1,0 +1,80 @@
+"""What the simulator found in retention, each in its smallest form."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+from popmq.common.config import StoreSettings
+from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import PowerCut
+from popmq.testing.sim_disk import Loss, SimDisk
+
+HOUR_MS = 3_600_000
+BODY = bytes(50_000)
+SHORT = replace(
+    SMALL,
+    store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1),
+)
+
+
+def until_moved(core: CoreBroker) -> None:
+    """Send what nobody reads until retention moved a body; that record is the log's last."""
+    core.topic("noise", queues=1)
+    for _ in range(400):
+        core.send("noise", BODY)
+        core.clock.advance(60_000)
+        core.run_steps()
+        if core.broker.store.retention.moved:
+            return
+    raise AssertionError("nothing was moved")
+
+
+def test_a_moved_body_stays_for_the_other_group_that_holds_it() -> None:
+    core = CoreBroker(settings=SHORT)
+    core.topic("orders", queues=1)
+    core.send("orders", b"one")
+    (mine,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    core.receive("orders", "h", invisible_ms=12 * HOUR_MS)
+    until_moved(core)
+    core.ack("orders", "g", mine.handle)
+    core.clock.advance(12 * HOUR_MS)
+    core.run_steps()
+    assert [one.head for one in core.receive("orders", "h")] == [b"one"]
+
+
+def test_a_start_right_behind_a_moved_body_moves_log_time_by_nothing() -> None:
+    core = CoreBroker(settings=SHORT)
+    core.topic("orders", queues=1)
+    core.send("orders", b"one")
+    core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    until_moved(core)
+    before = core.broker.store.log_ms()
+    core.broker.store.release_files()
+    core.start()
+    assert core.broker.store.log_ms() == before
+
+
+def test_a_crash_while_a_removed_index_is_rebuilt_hides_no_message() -> None:
+    for seed in range(200):
+        disk = SimDisk(random.Random(seed))
+        disk.sector_bytes = 64
+        core = CoreBroker(disk=disk, settings=replace(SMALL, store=SHORT.store))
+        core.topic("orders", queues=1)
+        for _ in range(60):
+            core.send("orders", b"body")
+        core.stop()
+        for folder in ("consumequeue", "system"):
+            disk.lose_folder(f"{SMALL.broker.data}/{folder}")
+        disk.crash(Loss.NOTHING)
+        core.start()
+        core.send("orders", b"body")
+        disk.cut_at(seed % 20)
+        with suppress(PowerCut):
+            core.clock.advance(11_000)
+            core.run_steps()
+        disk.crash(Loss.SCATTERED)
+        core.start()
+        found = 0
+        while batch := core.receive("orders", "g"):
+            found += len(batch)
+        assert found == 61
