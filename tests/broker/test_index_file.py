@@ -190,31 +190,22 @@ def test_after_a_clean_stop_nothing_is_entered_again() -> None:
     assert indexed.found("key-3") == before
 
 
-def test_after_a_power_cut_at_any_moment_everything_is_found() -> None:
+@pytest.mark.parametrize(
+    ("after", "every"),
+    [(LyingDisk.restore_power, 5), (LyingDisk.survive, 11)],
+    ids=["power cut", "kill"],
+)
+def test_after_a_stop_at_any_moment_everything_is_found(
+    after: Callable[[LyingDisk], None], every: int
+) -> None:
     whole = Indexed(entries_per_file=8)
     fill(whole)
-    for cut in range(0, whole.disk.operations, 5):
+    for cut in range(0, whole.disk.operations, every):
         indexed = Indexed(entries_per_file=8)
         indexed.disk.cut_at(cut)
         with suppress(PowerCut):
             fill(indexed)
-        indexed.disk.restore_power()
-        indexed.log = whole.log
-        indexed.start()
-        assert indexed.loaded_to >= indexed.vouched, cut
-        expected = [n * SIZE for n in range(len(whole.log)) if n % 5 == 2][::-1]
-        assert indexed.found("key-2") == expected, cut
-
-
-def test_after_a_kill_at_any_moment_everything_is_found() -> None:
-    whole = Indexed(entries_per_file=8)
-    fill(whole)
-    for cut in range(0, whole.disk.operations, 11):
-        indexed = Indexed(entries_per_file=8)
-        indexed.disk.cut_at(cut)
-        with suppress(PowerCut):
-            fill(indexed)
-        indexed.disk.survive()
+        after(indexed.disk)
         indexed.log = whole.log
         indexed.start()
         assert indexed.loaded_to >= indexed.vouched, cut

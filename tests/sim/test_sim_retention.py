@@ -42,6 +42,25 @@ def test_a_moved_body_stays_for_the_other_group_that_holds_it() -> None:
     assert [one.head for one in core.receive("orders", "h")] == [b"one"]
 
 
+def test_where_a_body_went_is_forgotten_by_the_next_round_when_no_group_holds_it() -> None:
+    core = CoreBroker(settings=SHORT)
+    core.topic("orders", queues=1)
+    core.send("orders", b"one")
+    (held,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    until_moved(core)
+    assert core.broker.table.moved_items()
+    core.ack("orders", "g", held.handle)
+    retention = core.broker.store.retention
+    rounds_later = retention.deleted_segments + 2
+    for _ in range(400):
+        if retention.deleted_segments >= rounds_later:
+            break
+        core.send("noise", BODY)
+        core.clock.advance(60_000)
+        core.run_steps()
+    assert not core.broker.table.moved_items()
+
+
 def test_a_start_right_behind_a_moved_body_moves_log_time_by_nothing() -> None:
     core = CoreBroker(settings=SHORT)
     core.topic("orders", queues=1)
