@@ -1,13 +1,15 @@
 """What a consumer of old messages, which are on the disk only, does to the latency of new ones.
 
-    python -m bench.cold_read [--gib 4] [--seconds 20] [--cold-in-flight 4] [--json FILE]
+    python -m bench.cold_read [--gib 4] [--seconds 8] [--rounds 5] [--hot-rate 2000]
+                              [--old-in-flight 4] [--json FILE]
 
-A `popmq broker` process, asked over frames by its unix socket.  Topic hot: 16 puts of 1 KB in
-flight, and one consumer that long-polls and acks; the latency is from the put to the delivery.
-First alone, then while a consumer in a process of its own starts at the oldest of `--gib` of
-messages of 1 KB whose pages were dropped from memory, then the same with their pages in memory
-(the difference is the disk's part), and alone again (how much the machine moves by itself).  The
-ratio is against the better of the two alone.  The data goes to the current folder and is removed.
+A `popmq broker` process, asked over frames by its unix socket.  Topic hot: `--hot-rate` messages
+of 1 KB a second (0: 16 in flight, as fast as they are answered), and one consumer that long-polls
+and acks; the latency is from the moment a message was due to be put to its delivery.  In each round
+first alone, then while a consumer in a process of its own reads on from the oldest of `--gib` of
+messages of 1 KB whose pages were dropped from memory, then the same with their pages in memory:
+the difference is the disk's part.  Rounds are interleaved, because the machine moves by itself;
+medians of the rounds are compared.  The data goes to the current folder and is removed.
 """
 
 import argparse
@@ -40,12 +42,13 @@ from popmq.common.wire import admin_pb2 as pb
 QUEUES = 8
 BODY = 1_024
 PROPERTIES = 120  # bytes; what the official Python client's system properties take
-IN_FLIGHT = 16
+IN_FLIGHT = 16  # when there is no rate
 HOT_POPS = 4
 BATCH = 500  # of the old messages
 CALL_MS = 60_000
 POLL_MS = 1_000
-WARM_UP_S = 3.0
+WARM_UP_S = 1.5
+ALONE, FROM_DISK, FROM_MEMORY = "alone", "old from the disk", "old from memory"
 _NOW = struct.Struct(">d")
 
 
@@ -199,8 +202,9 @@ def load_pages(files: list[Path]) -> None:
 class Hot:
     """Producer and consumer of new messages; the latencies that were seen."""
 
-    def __init__(self, port: FramePort) -> None:
+    def __init__(self, port: FramePort, rate: int) -> None:
         self._port = port
+        self._rate = rate
         self._sending = True
         self._sent = 0
         self._received = 0
@@ -208,26 +212,42 @@ class Hot:
 
     async def run(self, seconds: float) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for number in range(IN_FLIGHT):
-                tasks.create_task(self._put(number))
             for _ in range(HOT_POPS):
                 tasks.create_task(self._consume())
-            await asyncio.sleep(seconds)
+            if self._rate:
+                await self._put_at_rate(tasks, seconds)
+            else:
+                for number in range(IN_FLIGHT):
+                    tasks.create_task(self._put_on(number))
+                await asyncio.sleep(seconds)
             self._sending = False
         if self._received != self._sent:
             raise AssertionError(f"{self._sent} stored, {self._received} delivered")
 
-    async def _put(self, number: int) -> None:
+    async def _put_at_rate(self, tasks: asyncio.TaskGroup, seconds: float) -> None:
+        """A message that is put late, because the loop was busy, was due all the same."""
+        start = time.perf_counter()
+        for number in range(int(seconds * self._rate)):
+            due = start + number / self._rate
+            if (ahead := due - time.perf_counter()) > 0:
+                await asyncio.sleep(ahead)
+            self._sent += 1
+            tasks.create_task(self._put(number, due))
+
+    async def _put_on(self, number: int) -> None:
         for count in itertools.count(number):
             if not self._sending:
                 return
-            body = _NOW.pack(time.perf_counter()) + bytes(BODY - _NOW.size)
-            entry = PutEntry(MessageType.NORMAL, body, bytes(PROPERTIES), 0, count % QUEUES)
-            request = hop.encode_put(PutRequest("hot", [entry]))
-            (result,) = hop.decode_put_reply(await call(self._port, Kind.PUT, request, CALL_MS))
-            if result.code != Code.OK:
-                raise AssertionError(result)
+            await self._put(count, time.perf_counter())
             self._sent += 1
+
+    async def _put(self, number: int, due: float) -> None:
+        body = _NOW.pack(due) + bytes(BODY - _NOW.size)
+        entry = PutEntry(MessageType.NORMAL, body, bytes(PROPERTIES), 0, number % QUEUES)
+        request = hop.encode_put(PutRequest("hot", [entry]))
+        (result,) = hop.decode_put_reply(await call(self._port, Kind.PUT, request, CALL_MS))
+        if result.code != Code.OK:
+            raise AssertionError(result)
 
     async def _consume(self) -> None:
         while self._sending or self._received < self._sent:
@@ -281,18 +301,27 @@ def told(pipe: Connection) -> str:
     return str(pipe.recv())
 
 
-def measure(broker: Broker, title: str, group: str, in_flight: int, seconds: float) -> Phase:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What runs in each phase."""
+
+    seconds: float
+    hot_rate: int
+    old_in_flight: int
+
+
+def measure(broker: Broker, title: str, group: str, load: Load) -> Phase:
     """The hot path for some seconds, beside a consumer of old messages if `group` names one."""
 
     async def hot(seconds: float) -> Hot:
         async with connected(broker.address) as port:
-            load = Hot(port)
-            await load.run(seconds)
-        return load
+            running = Hot(port, load.hot_rate)
+            await running.run(seconds)
+        return running
 
     pipe, theirs = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(
-        target=consume_old, args=(broker.address, group, in_flight, theirs), daemon=True
+        target=consume_old, args=(broker.address, group, load.old_in_flight, theirs), daemon=True
     )
     if group:
         other.start()
@@ -304,7 +333,7 @@ def measure(broker: Broker, title: str, group: str, in_flight: int, seconds: flo
     if group:
         pipe.send("go")
     try:
-        load = asyncio.run(hot(seconds))
+        seen = asyncio.run(hot(load.seconds))
         took_s, cpu = time.monotonic() - began, broker.cpu_s() - cpu
         count = 0
         if group:
@@ -319,7 +348,7 @@ def measure(broker: Broker, title: str, group: str, in_flight: int, seconds: flo
     flushes, flush_s = (
         new - old for new, old in zip(broker.flushes(), (flushes, flush_s), strict=True)
     )
-    ordered = sorted(load.latencies)
+    ordered = sorted(seen.latencies)
     return Phase(
         title,
         round(len(ordered) / took_s),
@@ -335,37 +364,58 @@ def measure(broker: Broker, title: str, group: str, in_flight: int, seconds: flo
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--gib", type=float, default=4.0)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--cold-in-flight", type=int, default=4)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    in_flight, seconds = args.cold_in_flight, args.seconds
-    with (
-        tempfile.TemporaryDirectory(dir=".", prefix="bench-cold-") as name,
-        started_broker(Path(name).resolve()) as broker,
-    ):
-        asyncio.run(prepare(broker.address, args.gib))
-        files = old_files(broker.data)
-        phases = [measure(broker, "alone", "", in_flight, seconds)]
+def measure_rounds(broker: Broker, rounds: int, load: Load) -> list[Phase]:
+    files = old_files(broker.data)
+    phases = []
+    for _ in range(rounds):
+        phases.append(measure(broker, ALONE, "", load))
         drop_pages(files)
-        phases.append(measure(broker, "old from the disk", "old-group", in_flight, seconds))
+        phases.append(measure(broker, FROM_DISK, "old-group", load))
         load_pages(files)
-        phases.append(measure(broker, "old from memory", "warm-group", in_flight, seconds))
-        phases.append(measure(broker, "alone again", "", in_flight, seconds))
-    print(f"{os.cpu_count()} cores, {args.gib:g} GiB of old messages, {in_flight} pops of them")
+        phases.append(measure(broker, FROM_MEMORY, "warm-group", load))
+    return phases
+
+
+def report(phases: list[Phase]) -> None:
     print(
         "| beside | hot/s | p50 ms | p99 ms | max ms | broker cores | cold pops | old/s | "
         "old MB/s | disk MB | flush ms |\n|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for one in phases:
         print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
-    alone_ms = min(phases[0].p99_ms, phases[3].p99_ms)
-    for one in phases[1:3]:
-        ratio = one.p99_ms / alone_ms
-        print(f"p99 {alone_ms} ms alone, {one.p99_ms} ms beside {one.title}: x {ratio:.2f}")
+    p99s = {
+        title: sorted(one.p99_ms for one in phases if one.title == title)
+        for title in (ALONE, FROM_DISK, FROM_MEMORY)
+    }
+    alone_ms = statistics.median(p99s[ALONE])
+    print(f"p99 alone {alone_ms:.2f} ms ({p99s[ALONE][0]} to {p99s[ALONE][-1]})")
+    for title in (FROM_DISK, FROM_MEMORY):
+        found = p99s[title]
+        median_ms = statistics.median(found)
+        print(
+            f"p99 beside {title} {median_ms:.2f} ms ({found[0]} to {found[-1]}): "
+            f"x {median_ms / alone_ms:.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--gib", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--hot-rate", type=int, default=2_000)
+    parser.add_argument("--old-in-flight", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    load = Load(args.seconds, args.hot_rate, args.old_in_flight)
+    with (
+        tempfile.TemporaryDirectory(dir=".", prefix="bench-cold-") as name,
+        started_broker(Path(name).resolve()) as broker,
+    ):
+        asyncio.run(prepare(broker.address, args.gib))
+        phases = measure_rounds(broker, args.rounds, load)
+    print(f"{os.cpu_count()} cores, {args.gib:g} GiB of old messages, {args.old_in_flight} pops")
+    report(phases)
     if args.json:
         args.json.write_text(json.dumps([asdict(one) for one in phases], indent=1))
 

@@ -13,6 +13,7 @@ from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
+from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import Liveness, client_number
@@ -57,11 +58,17 @@ class Broker:
         )
         self.registry = Registry(self.store)
         self.table = CheckPointTable()
+        self.catch_up = CatchUp(
+            percent=settings.pop.catch_up_percent,
+            behind_bytes=settings.pop.catch_up_behind_bytes,
+            now_ms=clock.boot_ms,
+        )
         self.pops = PopService(
             self.store,
             self.registry,
             self.table,
             settings.pop,
+            catch_up=self.catch_up,
             broker=settings.broker.name,
             rng=rng,
         )
@@ -106,11 +113,12 @@ class Broker:
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
+        self.catch_up.let_all_in()
         self.polling.dismiss()
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.revive.step()
+        done = self.catch_up.step() + self.revive.step()
         done += self.polling.step(self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
@@ -265,6 +273,7 @@ class Broker:
 
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
+        self.catch_up.forget_topic(topic.name)
         self.polling.dismiss(topic_id=topic.id)
         self.stored_by_topic.pop(topic.name, None)
 

@@ -42,6 +42,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
         broker.pops.metrics.refused_in_flight,
     )
     yield Metric("cold_pops", "Pops that waited for the disk.", broker.pops.metrics.cold_pops)
+    yield Metric("pops_held_back", "Of groups far behind.", broker.catch_up.held_back)
     yield Metric("expired_messages", "Unread, gone by retention.", broker.pops.metrics.expired)
     yield Metric("store_moved_bodies", "Appended again.", store.retention.moved)
     yield Metric("store_deleted_segments", "By retention.", store.retention.deleted_segments)

@@ -53,6 +53,8 @@ class BrokerServer:
         waiter = self._waiting.pop(request_id, None)
         if waiter is not None:
             self._broker.polling.remove(waiter)
+        elif self._broker.catch_up.cancel(request_id):
+            return
         elif self._cold:
             self._gone.add(request_id)
 
@@ -60,11 +62,12 @@ class BrokerServer:
         match kind:
             case Kind.PUT:
                 results = self._broker.put(hop.decode_put(body))
+                self._broker.catch_up.others_worked()
                 self._reply(on_reply, lambda: hop.encode_put_reply(results))
             case Kind.POP:
-                self._pop(hop.decode_pop(body), on_reply, number)
+                self._receive(hop.decode_pop(body), on_reply, number)
             case Kind.ACK:
-                self._ack(hop.decode_ack(body), on_reply)
+                self._take_acks(hop.decode_ack(body), on_reply)
             case Kind.CHANGE:
                 change = hop.decode_change(body)
                 handle = self._broker.acks.change(
@@ -87,6 +90,13 @@ class BrokerServer:
         """Release the reply once everything it rests on is confirmed (D2)."""
         self._broker.when_confirmed(lambda: on_reply(encode()))
 
+    def _take_acks(self, request: hop.AckRequest, on_reply: OnReply) -> None:
+        catch_up = self._broker.catch_up
+        if catch_up.is_behind((request.topic, request.group)):
+            catch_up.charge(lambda: self._ack(request, on_reply))
+        else:
+            self._ack(request, on_reply)
+
     def _ack(self, request: hop.AckRequest, on_reply: OnReply) -> None:
         results = []
         for handle in request.handles:
@@ -97,12 +107,20 @@ class BrokerServer:
                 results.append(AckResult(error.code, str(error)))
         self._reply(on_reply, lambda: hop.encode_ack_reply(results))
 
+    def _receive(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
+        """Pop now; or, for a group that reads far behind beside others, when it is its turn."""
+        catch_up = self._broker.catch_up
+        if catch_up.is_behind((request.topic, request.group)):
+            catch_up.run(number, lambda: self._pop_later(request, on_reply, number))
+        else:
+            self._pop(request, on_reply, number)
+
     def _pop(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
         want = self._broker.want(request)
         try:
             deliveries, rest = self._broker.pops.pop(want)
             if deliveries:
-                self._reply_pop(on_reply, deliveries, rest)
+                self._reply_pop(on_reply, want, deliveries, rest)
             elif request.poll_ms > 0:
                 self._park(request, want, on_reply, number, unfinished=rest > 0)
             else:
@@ -139,6 +157,9 @@ class BrokerServer:
             logger.error("cannot read from the disk", extra={"reason": str(error)})
             on_reply(Refused(Code.INTERNAL_ERROR, f"old messages cannot be read: {error}"))
             return
+        self._pop_later(request, on_reply, number)
+
+    def _pop_later(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
         try:
             self._pop(request, on_reply, number)
         except PopmqError as refusal:
@@ -157,7 +178,7 @@ class BrokerServer:
             deliveries, rest = self._broker.pops.pop(want)
             if deliveries or not rest:
                 break
-        self._reply_pop(on_reply, deliveries, rest)
+        self._reply_pop(on_reply, want, deliveries, rest)
 
     def _park(
         self,
@@ -183,12 +204,12 @@ class BrokerServer:
             if not deliveries:
                 return Attempt.MORE if rest else Attempt.EMPTY
             self._waiting.pop(number, None)
-            self._reply_pop(on_reply, deliveries, rest)
+            self._reply_pop(on_reply, want, deliveries, rest)
             return Attempt.ANSWERED
 
         def give_up() -> None:
             self._waiting.pop(number, None)
-            self._reply_pop(on_reply, (), 0)
+            self._reply_pop(on_reply, want, (), 0)
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
@@ -202,8 +223,17 @@ class BrokerServer:
         if unfinished:
             self._broker.polling.look_again(waiter.key)
 
-    def _reply_pop(self, on_reply: OnReply, deliveries: Sequence[Delivery], rest: int) -> None:
-        self._reply(on_reply, lambda: hop.encode_pop_reply(PopReply(deliveries, rest)))
+    def _reply_pop(
+        self, on_reply: OnReply, want: Want, deliveries: Sequence[Delivery], rest: int
+    ) -> None:
+        reply = PopReply(deliveries, rest)
+        if self._broker.catch_up.is_behind((want.topic.name, want.group.name)):
+            charge = self._broker.catch_up.charge
+            self._broker.when_confirmed(
+                lambda: charge(lambda: on_reply(hop.encode_pop_reply(reply)))
+            )
+        else:
+            self._reply(on_reply, lambda: hop.encode_pop_reply(reply))
 
 
 def _read(cold: ColdRead) -> None:

@@ -215,6 +215,8 @@ class PopSettings(_Section):
     max_batch: int = _within(32, 1, 64)  # the members of a check point are bits of a u64
     reply_bytes: int = _within(8 * MIB, 64 * KIB, GIB)
     retry_first_percent: int = _within(20, 0, 100)
+    catch_up_percent: int = _within(20, 1, 100)
+    catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
 
     def relations(self) -> None:
         low, high = self.invisible_min_ms, self.invisible_max_ms

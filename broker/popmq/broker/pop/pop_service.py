@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from popmq.broker.filter.tag import TagFilter
 from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_table import CheckPointTable, QueueProgress
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
@@ -68,10 +69,12 @@ class PopService:
         table: CheckPointTable,
         settings: PopSettings,
         *,
+        catch_up: CatchUp,
         broker: str,
         rng: random.Random,
     ) -> None:
         self._store = store
+        self._catch_up = catch_up
         self._registry = registry
         self._table = table
         self._settings = settings
@@ -104,14 +107,17 @@ class PopService:
         for topic, queue_ids in sources:
             for queue_id in queue_ids:
                 self._take(want, topic, queue_id, batch)
+        place = (want.topic.name, want.group.name)
         if not batch.deliveries:
             if batch.cold:
                 self.metrics.cold_pops += 1
                 raise batch.cold[0]
+            self._catch_up.found_nothing(place)
             self.metrics.empty_pops += 1
             if batch.refusal:
                 self.metrics.refused_in_flight += 1
                 raise TooManyRequests(batch.refusal)
+        self._catch_up.delivered(place, batch.position, self._store.end)
         self.metrics.delivered += len(batch.deliveries)
         return batch.deliveries, batch.rest
 
@@ -241,6 +247,7 @@ class PopService:
         if not found:
             progress.skip_to(end)
             return
+        batch.position = found[-1][1].header.position
         offsets = [offset for offset, _ in found]
         first = 0
         while first < len(offsets):
@@ -309,12 +316,13 @@ class PopService:
 class _Batch:
     """What one pop collects, within its count and its bytes."""
 
-    __slots__ = ("bytes_left", "cold", "deliveries", "limit", "refusal", "rest")
+    __slots__ = ("bytes_left", "cold", "deliveries", "limit", "position", "refusal", "rest")
 
     def __init__(self, limit: int, reply_bytes: int) -> None:
         self.limit = limit
         self.bytes_left = reply_bytes
         self.deliveries: list[Delivery] = []
+        self.position = 0  # of the last one
         self.rest = 0
         self.refusal = ""
         self.cold: list[ColdRead] = []
