@@ -96,7 +96,7 @@ def pop_some(broker: Broker) -> None:
     want = broker.want(PopRequest("bench", "g", "bench", 32, 3_600_000, 0))
     for _ in range(IN_FLIGHT // 32):
         broker.pops.pop(want)
-    broker.store._hand_over()
+    broker.store._commit._hand_over()
 
 
 def measure(records: int, body: int) -> Growth:

@@ -227,7 +227,7 @@ def test_an_io_error_of_the_log_stops_the_process_without_another_try(
 async def all_handed_over_is_done(process: BrokerProcess) -> None:
     """The flusher works in order: when it comes to this, it has done what was before."""
     done = asyncio.get_running_loop().create_future()
-    process.broker.store._flusher.submit(lambda: None, done.set_result)
+    process.broker.store.guard._flusher.submit(lambda: None, done.set_result)
     await done
 
 
@@ -252,7 +252,7 @@ def test_nothing_is_confirmed_after_a_segment_could_not_be_synced_ahead(tmp_path
         disk.fails = lambda what, path: what == "sync" and path.endswith("3145728")
         log = process.broker.store._log
         process.broker.store.guard._reserving = True
-        process.broker.store._flusher.submit(
+        process.broker.store.guard._flusher.submit(
             lambda: log.reserve(0, 3), process.broker.store.guard._reserved
         )
         with pytest.raises(OSError, match="Input/output"):

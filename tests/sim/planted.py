@@ -23,6 +23,7 @@ from popmq.broker.store import commit_log, message_reader, message_store, retent
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.dispatch import Dispatch
+from popmq.broker.store.group_commit import GroupCommit
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Retention
@@ -56,12 +57,12 @@ def reply_before_fsync(patch: Patch) -> None:
 
 def batch_handed_over_by_the_flusher(patch: Patch) -> None:
     """What a swap of lists in the flusher comes to: more is confirmed than was synced."""
-    flushed = MessageStore._flushed
+    flushed = GroupCommit._flushed
 
-    def wrong(self: MessageStore, batch: Batch, error: BaseException | None) -> None:
-        flushed(self, replace(batch, end=self.end), error)
+    def wrong(self: GroupCommit, batch: Batch, error: BaseException | None) -> None:
+        flushed(self, replace(batch, end=self._log.end), error)
 
-    patch.setattr(MessageStore, "_flushed", wrong)
+    patch.setattr(GroupCommit, "_flushed", wrong)
 
 
 def dispatch_past_the_confirmed_position(patch: Patch) -> None:
@@ -90,8 +91,8 @@ def torn_tail_not_cut(patch: Patch) -> None:
 
 
 def fsync_error_ignored(patch: Patch) -> None:
-    flushed = MessageStore._flushed
-    patch.setattr(MessageStore, "_flushed", lambda self, batch, error: flushed(self, batch, None))
+    flushed = GroupCommit._flushed
+    patch.setattr(GroupCommit, "_flushed", lambda self, batch, error: flushed(self, batch, None))
 
 
 def fsync_retried(patch: Patch) -> None:

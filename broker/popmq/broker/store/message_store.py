@@ -1,21 +1,19 @@
-"""MessageStore: append, group commit, confirmed position, recovery (docs/concepts/store.md).
+"""MessageStore: append and read, recovery, and what runs beside them (docs/concepts/store.md).
 
-The invariant: a position is confirmed only after the fdatasync that covers it returned, and
-nobody outside hears of a record (reply, queue unit) before it is confirmed (D2).
+The invariant: nobody outside hears of a record (reply, queue unit) before it is confirmed (D2).
 """
 
 import errno
-import logging
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper, SyncedFile
-from popmq.broker.store.commit_log import Batch, CommitLog
+from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, Unit, index_unit
 from popmq.broker.store.disk_guard import DiskGuard
 from popmq.broker.store.dispatch import Dispatch, Queued
+from popmq.broker.store.group_commit import GroupCommit
 from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.message_reader import DamagedMessage, MessageReader
 from popmq.broker.store.recovery import Apply, Recovery
@@ -38,10 +36,6 @@ from popmq.common.message import (
 )
 from popmq.common.steps import Flusher
 
-logger = logging.getLogger(__name__)
-
-SLOW_FLUSH_MS = 1_000
-
 
 class MessageStore:
     def __init__(
@@ -57,18 +51,22 @@ class MessageStore:
         self._folder = folder
         self._settings = settings
         self._clock = clock
-        self._flusher = flusher
         # Index files, snapshots and deletions: their many syncs must not delay a group commit.
         self._housekeeper = housekeeper or flusher
         self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.reader = MessageReader(self._log, folder, settings.segment_bytes)
         self._abort_path = f"{folder}/abort"
-        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
-        self._flushing = False
-        self._failed = False
-        self._flush_began_ms = 0
-        self._scheduled = False
+        self.metrics = StoreMetrics()
+        self._commit = GroupCommit(
+            self._log,
+            flusher,
+            clock,
+            self.metrics,
+            soon=lambda work: self.soon(work),
+            on_confirmed=self._advance,
+            on_failure=lambda error: self.on_failure(error),
+        )
         self._log_clock: LogClock | None = None
         self._checkpoint = Checkpoint()
         self.snapshots = SnapshotKeeper(
@@ -77,14 +75,12 @@ class MessageStore:
             self._housekeeper,
             every_bytes=settings.snapshot_bytes,
         )
-        self.checkpoints = CheckpointKeeper(disk, folder, self._housekeeper, self._fail)
-        self.guard = DiskGuard(disk, folder, self._log, settings, flusher, self._fail)
+        self.checkpoints = CheckpointKeeper(disk, folder, self._housekeeper, self._commit.fail)
+        self.guard = DiskGuard(disk, folder, self._log, settings, flusher, self._commit.fail)
         self.index = KeyIndex(disk, f"{folder}/index")
         self.dispatch: Dispatch
         self.retention: Retention
         self.epoch = 0
-        self.confirmed = 0
-        self.metrics = StoreMetrics()
         self.stopped_cleanly = False
         # The shell sets these: how to run something at the end of this tick, who hears of
         # grown queues, and what to do when the disk failed (the process stops: D2).
@@ -140,7 +136,7 @@ class MessageStore:
         self._log_clock = LogClock(
             self._clock, last_log_ms=replayed.log_ms, last_wall_ms=replayed.wall_ms
         )
-        self.confirmed = self.dispatch.position = self._log.end
+        self._commit.confirmed = self.dispatch.position = self._log.end
         self._mark_running()
 
     def start_epoch(self) -> None:
@@ -172,6 +168,11 @@ class MessageStore:
     @property
     def end(self) -> int:
         return self._log.end
+
+    @property
+    def confirmed(self) -> int:
+        """Everything below this position is durable, and in the queues."""
+        return self._commit.confirmed
 
     def log_ms(self) -> int:
         assert self._log_clock is not None, "the store is not recovered yet"
@@ -229,7 +230,7 @@ class MessageStore:
             properties=properties,
             token=token,
             attempt=attempt,
-            unconfirmed=position - self.confirmed,
+            unconfirmed=position - self._commit.confirmed,
         )
         self._log.append(record)
         unit = index_unit(position, size, tag_hash)
@@ -262,7 +263,7 @@ class MessageStore:
                 token=token,
                 attempt=message.attempt,
                 kind=RecordKind.MOVED,
-                unconfirmed=position - self.confirmed,
+                unconfirmed=position - self._commit.confirmed,
             )
         )
         self.index.expect(position, size, body.topic_id, stamp.wall_ms, message.properties)
@@ -294,10 +295,7 @@ class MessageStore:
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         """Run `callback` once everything appended so far is confirmed; at once if it is."""
-        if self.confirmed >= self._log.end:
-            callback()
-        else:
-            self._waiters.append((self._log.end, callback))
+        self._commit.when_confirmed(callback)
 
     # -- read
 
@@ -314,7 +312,7 @@ class MessageStore:
 
     def step(self) -> int:
         """A checkpoint when one is due, a piece of a snapshot. Returns how much was done."""
-        if self._failed:
+        if self._commit.failed:
             return 0
         done = self.guard.step(self._clock.boot_ms())
         try:
@@ -352,64 +350,14 @@ class MessageStore:
     def _appended(self, size: int) -> None:
         self.metrics.records += 1
         self.metrics.bytes += size
-        if not self._flushing and not self._scheduled:
-            self._scheduled = True
-            self.soon(self._hand_over)
+        self._commit.want()
 
-    def _hand_over(self) -> None:
-        """Give the flusher everything appended up to now: one fdatasync for all of it."""
-        self._scheduled = False
-        if self._flushing or self._failed:
-            return
-        batch = self._log.take_batch()
-        if batch is None:
-            return
-        self._flushing = True
-        self._flush_began_ms = self._clock.boot_ms()
-        self._flusher.submit(
-            lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
-        )
-
-    def _flushed(self, batch: Batch, error: BaseException | None) -> None:
-        if error is not None:
-            self._fail(error)
-        if self._failed:
-            return
-        self._flushing = False
-        took_ms = self._clock.boot_ms() - self._flush_began_ms
-        self.metrics.flush_ms += took_ms
-        if took_ms >= SLOW_FLUSH_MS:
-            self.metrics.slow_flushes += 1
-            logger.warning("slow disk", extra={"flush_ms": took_ms, "bytes": batch.end})
-        self.metrics.flushes += 1
-        self.metrics.flushed_bytes += batch.end - self.confirmed
-        self.confirmed = batch.end
-        self._hand_over()
-        try:
-            grown = self.dispatch.advance(batch.end)
-            self.index.advance(batch.end)
-            self._release(batch.end)
-            if grown:
-                self.on_grown(grown)
-        except Exception as broken:
-            # Queues that do not follow the log, or a pop that broke: start again from the log.
-            self._fail(broken)
-
-    def _fail(self, error: BaseException) -> None:
-        """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
-        dropped.  The process ends."""
-        self._failed = True
-        self.on_failure(error)
-
-    def _release(self, confirmed: int) -> None:
-        """Run the callbacks up to a position; one that fails spoils its own reply only."""
-        waiters = self._waiters
-        while waiters and waiters[0][0] <= confirmed:
-            callback = waiters.popleft()[1]
-            try:
-                callback()
-            except Exception:
-                logger.exception("a reply could not be given")
+    def _advance(self, confirmed: int) -> None:
+        grown = self.dispatch.advance(confirmed)
+        self.index.advance(confirmed)
+        self._commit.release()
+        if grown:
+            self.on_grown(grown)
 
     def _flush_index(self) -> Sequence[SyncedFile]:
         """Write all index files; returns those that have to be synced. OSError when full."""

@@ -1,0 +1,118 @@
+"""GroupCommit: from appended to confirmed, one fdatasync for all that waits (D2).
+
+The invariant: a position is confirmed only after the fdatasync that covers it returned.  A batch
+is handed over whole on the loop's thread; what is appended meanwhile is the next batch.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from popmq.broker.store.commit_log import Batch, CommitLog
+from popmq.broker.store.store_metrics import StoreMetrics
+from popmq.common.clock import Clock
+from popmq.common.steps import Flusher
+
+logger = logging.getLogger(__name__)
+
+SLOW_FLUSH_MS = 1_000
+
+
+class GroupCommit:
+    """`confirmed` is the position below which everything is durable.
+
+    `on_confirmed` hears of each new position before the callbacks that waited for it run,
+    `on_failure` of the one error after which nothing is confirmed any more.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        flusher: Flusher,
+        clock: Clock,
+        metrics: StoreMetrics,
+        *,
+        soon: Callable[[Callable[[], None]], object],
+        on_confirmed: Callable[[int], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._log = log
+        self._flusher = flusher
+        self._clock = clock
+        self._metrics = metrics
+        self._soon = soon
+        self._on_confirmed = on_confirmed
+        self._on_failure = on_failure
+        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._flushing = False
+        self._scheduled = False
+        self._began_ms = 0
+        self.confirmed = 0
+        self.failed = False
+
+    def want(self) -> None:
+        """Something was appended: hand it over at the end of this turn of the loop."""
+        if not self._flushing and not self._scheduled:
+            self._scheduled = True
+            self._soon(self._hand_over)
+
+    def when_confirmed(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once everything appended so far is confirmed; at once if it is."""
+        if self.confirmed >= self._log.end:
+            callback()
+        else:
+            self._waiters.append((self._log.end, callback))
+
+    def fail(self, error: BaseException) -> None:
+        """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
+        dropped.  The process ends."""
+        self.failed = True
+        self._on_failure(error)
+
+    def _hand_over(self) -> None:
+        self._scheduled = False
+        if self._flushing or self.failed:
+            return
+        batch = self._log.take_batch()
+        if batch is None:
+            return
+        self._flushing = True
+        self._began_ms = self._clock.boot_ms()
+        self._flusher.submit(
+            lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
+        )
+
+    def _flushed(self, batch: Batch, error: BaseException | None) -> None:
+        if error is not None:
+            self.fail(error)
+        if self.failed:
+            return
+        self._flushing = False
+        self._count(batch)
+        self.confirmed = batch.end
+        self._hand_over()
+        try:
+            self._on_confirmed(batch.end)
+        except Exception as broken:
+            # Queues that do not follow the log, or a pop that broke: start again from the log.
+            self.fail(broken)
+
+    def release(self) -> None:
+        """Run the callbacks up to the confirmed position; one that fails spoils its own reply."""
+        waiters, confirmed = self._waiters, self.confirmed
+        while waiters and waiters[0][0] <= confirmed:
+            callback = waiters.popleft()[1]
+            try:
+                callback()
+            except Exception:
+                logger.exception("a reply could not be given")
+
+    def _count(self, batch: Batch) -> None:
+        metrics = self._metrics
+        took_ms = self._clock.boot_ms() - self._began_ms
+        metrics.flush_ms += took_ms
+        if took_ms >= SLOW_FLUSH_MS:
+            metrics.slow_flushes += 1
+            logger.warning("slow disk", extra={"flush_ms": took_ms, "bytes": batch.end})
+        metrics.flushes += 1
+        metrics.flushed_bytes += batch.end - self.confirmed
