@@ -1,12 +1,15 @@
 """Recovery of the store: torn tails, damage, and index files that say too little or too much."""
 
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
+from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint
 from popmq.common import hop
 from popmq.common.config import Settings, StoreSettings
 from popmq.common.disk import RealDisk
@@ -160,6 +163,37 @@ def zero_index_tail(folder: Path) -> None:
 
 def garble_checkpoint(folder: Path) -> None:
     (folder / "checkpoint").write_bytes(b"popmqckp" + b"\xff" * 32)
+
+
+def test_a_start_that_rebuilds_the_index_still_knows_what_was_durable(tmp_path: Path) -> None:
+    """It lowers the checkpoint; a loss after a crash right then is a loss all the same."""
+    made = real_core(tmp_path)
+    made.topic("orders")
+    for number in range(50):
+        made.send("orders", b"%03d" % number)
+    made.advance(11_000)  # a checkpoint
+    kill(made)
+    vouched = made.broker.store.checkpoints.position
+    remove_index(tmp_path)
+    kill(real_core(tmp_path))
+    lowered = read_checkpoint(RealDisk(), f"{tmp_path}/checkpoint")
+    assert lowered is not None
+    assert (lowered.position, lowered.vouched) == (0, vouched)
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(b"")
+    with pytest.raises(StoreDamaged, match=f"everything below {vouched} was durable"):
+        real_core(tmp_path)
+
+
+def test_a_checkpoint_of_version_1_is_read_as_vouching_for_records_and_index(
+    tmp_path: Path,
+) -> None:
+    body = struct.pack(">QIIQ", 4711, 3, 0, 1_700_000_000_000)
+    path = tmp_path / "checkpoint"
+    path.write_bytes(struct.pack(">8sII", b"popmqckp", 1, crc32c(body)) + body)
+    found = read_checkpoint(RealDisk(), str(path))
+    assert found == Checkpoint(4711, 3, 1_700_000_000_000, durable=4711)
+    path.write_bytes(path.read_bytes() + b"12345678")
+    assert read_checkpoint(RealDisk(), str(path)) is None
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])

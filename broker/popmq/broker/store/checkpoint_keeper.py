@@ -3,6 +3,7 @@
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -37,7 +38,7 @@ class CheckpointKeeper:
         self._running = False
         self._due_ms = 0
         self._retry_ms = 0
-        self._epoch = 0
+        self._found = Checkpoint()
         self.position = 0  # index files are synced up to here
         self.made = 0
 
@@ -45,12 +46,13 @@ class CheckpointKeeper:
         """What the last run left; position 0 when there is none."""
         found = read_checkpoint(self._disk, self._path) or Checkpoint()
         self.position = found.position
-        self._epoch = found.epoch
+        self._found = found
         return found
 
     def lower(self) -> None:
-        """Vouch for nothing any more, durably; the next checkpoint vouches again."""
-        write_checkpoint(self._disk, self._path, Checkpoint(epoch=self._epoch))
+        """Vouch for no index any more, durably; the next checkpoint vouches again."""
+        lowered = replace(self._found, position=0, durable=self._found.vouched)
+        write_checkpoint(self._disk, self._path, lowered)
         self.position = 0
 
     def write_now(self, flush: FlushIndex, checkpoint: Checkpoint) -> None:

@@ -215,12 +215,12 @@ class _Examination:
         if segment is not None:
             at = position - segment.start
             repairs.append(CutSegment(f"commitlog/{segment.start:020d}", at, segment.size))
-        if self._checkpoint is not None and self._checkpoint.position > position:
+        if self._checkpoint is not None and self._checkpoint.vouched > position:
             repairs.append(MoveFiles(("checkpoint",)))
         return tuple(repairs)
 
     def _loss_finding(self, position: int, *, refused: bool) -> Finding:
-        vouched = self._checkpoint.position if self._checkpoint else 0
+        vouched = self._checkpoint.vouched if self._checkpoint else 0
         vouched = max(vouched, newest_snapshot(self._disk, self._data))
         hole = next((one for one in self._walk.holes if one.position >= position), None)
         before = hole.counted if hole else self._walk.counted

@@ -128,7 +128,7 @@ class MessageStore:
         self.metrics.recovered_records = replayed.records
         self.metrics.torn_bytes = self._log.cut_tail()
         if not self.stopped_cleanly:
-            self._log.write_again(self._checkpoint.position)
+            self._log.write_again(self._checkpoint.vouched)
         self._log.sync()  # what only the page cache kept does not count yet
         self.epoch = max(replayed.epoch, self._checkpoint.epoch)
         self.snapshots.load()

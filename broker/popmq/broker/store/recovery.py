@@ -98,7 +98,7 @@ class Recovery:
             done.records += 1
         if done.rebuilt_index:
             self._dispatch.rebuilt()
-        vouched = max(trusted.position, done.snapshot_position)
+        vouched = max(trusted.vouched, done.snapshot_position)
         if self._log.end < vouched:
             raise StoreDamaged(
                 f"{self._folder}/commitlog: no intact record at position {self._log.end}, but "
