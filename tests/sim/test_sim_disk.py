@@ -5,12 +5,18 @@ import struct
 from contextlib import suppress
 
 from popmq.broker.store.commit_log import Batch, CommitLog
-from popmq.broker.store.consume_queue import UNIT, UNIT_SIZE, ConsumeQueue
+from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.mapped_file import MappedFileQueue
+from popmq.broker.store.unit_check import UNIT_SIZE, index_unit, queue_seed, with_check
 from popmq.testing.disk import PowerCut
 from popmq.testing.sim_disk import FailedPages, Loss, SimDisk
 
 SEGMENT = 4096
+FOLDER = "data/queue"
+
+
+def unit(offset: int, position: int) -> bytes:
+    return with_check(index_unit(position, 50, 0), queue_seed(FOLDER), offset)
 
 
 def segments(disk: SimDisk) -> MappedFileQueue:
@@ -64,11 +70,11 @@ def test_a_segment_that_recovery_kept_has_a_durable_name() -> None:
 def test_a_unit_torn_between_two_sectors_is_not_trusted() -> None:
     """Seed 407: the sector with the unit's position was lost, the one with its size was not."""
     disk = SimDisk(random.Random(1))
-    folder = disk.open(f"data/queue/{0:020d}", create=True)
-    whole = UNIT.pack(100, 50, 0) + UNIT.pack(150, 50, 0)
-    torn = struct.pack(">Q", 0) + UNIT.pack(200, 50, 0)[8:]
+    folder = disk.open(f"{FOLDER}/{0:020d}", create=True)
+    whole = unit(0, 100) + unit(1, 150)
+    torn = struct.pack(">Q", 0) + unit(2, 200)[8:]
     folder.write(whole + torn, 0)
-    queue = ConsumeQueue(disk, "data/queue", unit_size=UNIT_SIZE)
+    queue = ConsumeQueue(disk, FOLDER)
     queue.load(trusted_position=200, log_start=0)
     assert queue.count == 2
 
@@ -76,10 +82,10 @@ def test_a_unit_torn_between_two_sectors_is_not_trusted() -> None:
 def test_a_hole_before_a_torn_unit_is_not_taken_for_blanks() -> None:
     """Seed 10162: the sectors of units 1 to 3 were lost, and with them the position of unit 4."""
     disk = SimDisk(random.Random(1))
-    folder = disk.open(f"data/queue/{0:020d}", create=True)
-    torn = struct.pack(">Q", 0) + UNIT.pack(300, 50, 0)[8:]
-    folder.write(UNIT.pack(100, 50, 0) + bytes(3 * UNIT_SIZE) + torn, 0)
-    queue = ConsumeQueue(disk, "data/queue", unit_size=UNIT_SIZE)
+    folder = disk.open(f"{FOLDER}/{0:020d}", create=True)
+    torn = struct.pack(">Q", 0) + unit(4, 300)[8:]
+    folder.write(unit(0, 100) + bytes(3 * UNIT_SIZE) + torn, 0)
+    queue = ConsumeQueue(disk, FOLDER)
     # The search looks at unit 4 first when nine are there.
     folder.write(bytes(4 * UNIT_SIZE), 5 * UNIT_SIZE)
     queue.load(trusted_position=200, log_start=0)

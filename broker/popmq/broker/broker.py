@@ -22,10 +22,10 @@ from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.commit_log import ScannedRecord
-from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Body
+from popmq.broker.store.unit_check import Unit
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from popmq.broker.pop.pop_check_point import PopCheckPoint
-from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.retention import Body
 from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.unit_check import Unit
 
 if TYPE_CHECKING:
     from popmq.broker.pop.check_point_table import CheckPointTable, Place, QueueProgress

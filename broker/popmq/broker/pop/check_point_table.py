@@ -16,8 +16,8 @@ from popmq.broker.pop.pop_check_point import (
     ReviveKind,
     ReviveRecord,
 )
-from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.retention import Body
+from popmq.broker.store.unit_check import Unit
 from popmq.common.message import RevivalToken
 
 Place = tuple[int, int, int]  # group, topic, queue

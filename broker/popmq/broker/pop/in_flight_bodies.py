@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from popmq.broker.pop.check_point_table import CheckPointTable, Identity
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
-from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Body
+from popmq.broker.store.unit_check import Unit
 
 _PER_PIECE = 64
 

@@ -21,9 +21,9 @@ from popmq.broker.pop.pop_check_point import (
     ReviveKind,
     ReviveRecord,
 )
-from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.unit_check import Unit
 from popmq.common import topics
 from popmq.common.config import PopSettings
 from popmq.common.disk import ColdRead

@@ -5,8 +5,9 @@
     24 epoch u32      | 28 reserved u32 | 32 wall_ms u64
     40 durable u64    records below it are durable, whatever became of their units
 
-Version 1 ends at 40. `durable` is ahead of `position` while a start writes units anew: a loss
-below it is still a loss of what clients were told is safe.
+`durable` is ahead of `position` while a start writes units anew: a loss below it is still a loss
+of what clients were told is safe.  Version 1 ends at 40; its index has no checks, so it vouches
+for records only.
 
 Written by atomic replace.  It only says where to look; the log says what is true, so a
 missing or damaged checkpoint costs time and nothing else.
@@ -59,7 +60,7 @@ def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
         return None
     if (version, len(body)) == (1, _BODY_1.size):
         position, epoch, _, wall_ms = _BODY_1.unpack(body)
-        return Checkpoint(position, epoch, wall_ms, position)
+        return Checkpoint(0, epoch, wall_ms, durable=position)
     if (version, len(body)) != (2, _BODY.size):
         return None
     position, epoch, _, wall_ms, durable = _BODY.unpack(body)

@@ -119,6 +119,9 @@ class CommitLog:
         for file in touched.values():
             file.sync()
 
+    def segment_end(self, position: int) -> int:
+        return position + self._segment_bytes - position % self._segment_bytes
+
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the segments behind that of `position`; runs on the flusher."""
         self._files.reserve(position, segments)

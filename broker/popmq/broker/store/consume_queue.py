@@ -1,39 +1,55 @@
 """ConsumeQueue: one queue's index into the log (docs/concepts/store.md).
 
-A user topic's unit is 20 bytes (big-endian), RocketMQ's shape:
+A user topic's unit is 20 bytes (big-endian), RocketMQ's shape with a check in it:
 
-    0 position u64 | 8 size u32 | 12 tag_hash u64
+    0 check u16 | 2 position u48 | 8 size u32 | 12 tag_hash u64
 
 A queue of the revive topic holds the fixed-width record itself instead (D1), so that recovery
 and reports read it in sequence.  Both are rebuilt from the log: only units whose record lies
 below the checkpoint are trusted after a crash, and those were synced.
 """
 
+import logging
 import struct
-from typing import NamedTuple
+from contextlib import suppress
 
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
-from popmq.common.disk import Disk
+from popmq.broker.store.unit_check import (
+    UNIT,
+    UNIT_SIZE,
+    FindUnit,
+    Unit,
+    intact_unit,
+    queue_seed,
+    with_check,
+)
+from popmq.common.disk import ColdRead, Disk
 
-UNIT = struct.Struct(">QIQ")
-UNIT_SIZE = UNIT.size
+logger = logging.getLogger(__name__)
+
 _UNITS_PER_FILE = 300_000
 _POSITION = struct.Struct(">Q")
 _RECORD_POSITION_AT = 16  # of the position inside a record's header (message.py)
 
 
-class Unit(NamedTuple):
-    position: int
-    size: int
-    tag_hash: int
-
-
 class ConsumeQueue:
     """`count` units, numbered from 0; new ones stay in memory until `flush`."""
 
-    def __init__(self, disk: Disk, folder: str, *, unit_size: int = UNIT_SIZE) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        *,
+        unit_size: int = UNIT_SIZE,
+        find: FindUnit = lambda offset, first, last: None,
+    ) -> None:
+        self._folder = folder
         self._unit_size = unit_size
-        self._position_at = 0 if unit_size == UNIT_SIZE else _RECORD_POSITION_AT
+        self._checked = unit_size == UNIT_SIZE  # a revive record has its own checksum
+        self._position_at = 0 if self._checked else _RECORD_POSITION_AT
+        self._seed = queue_seed(folder)
+        self._find = find
+        self._found: dict[int, Unit | None] = {}
         self._files = MappedFileQueue(
             disk, folder, segment_bytes=unit_size * _UNITS_PER_FILE, preallocate=False
         )
@@ -58,9 +74,9 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
-        # A unit may lie across two sectors of which one was written: half a position is no
-        # position, and shows in the order.
-        while low > base and not self._follows(low - 1, base, trusted_position):
+        # A unit may lie across two sectors of which one was written, behind others of which none
+        # was: the search may have stepped over them.
+        while low > base and not self._is_trusted(low - 1, trusted_position):
             low -= 1
         self.count = self._written = low
         self._base = base
@@ -113,7 +129,7 @@ class ConsumeQueue:
 
     def append(self, unit: bytes, position: int) -> None:
         """Take the unit of the record at `position`; the caller appends in log order."""
-        self._tail += unit
+        self._tail += with_check(unit, self._seed, self.count) if self._checked else unit
         self.count += 1
         self.max_position = position
         self._dirty = True
@@ -124,7 +140,17 @@ class ConsumeQueue:
         With `wait` off ColdRead is raised instead of waiting for the disk.
         """
         data = self.raw(offset, limit, wait=wait)
-        return [Unit(*fields) for fields in UNIT.iter_unpack(data)]
+        found = []
+        for at in range(0, len(data), UNIT_SIZE):
+            unit = intact_unit(data, at, self._seed, offset)
+            found.append(unit or self._mend(offset, wait=wait))
+            offset += 1
+        return found
+
+    def plain_unit(self, offset: int) -> bytes:
+        """The unit as it was handed over; mended if it has to be."""
+        found = self.units(offset, 1) if self._checked else ()
+        return UNIT.pack(*found[0]) if found else self.raw(offset, 1)
 
     def raw(self, offset: int, limit: int, *, wait: bool = True) -> bytes:
         end = min(offset + limit, self.count)
@@ -172,6 +198,50 @@ class ConsumeQueue:
         self._tail.clear()
         return self._files.take_all()
 
+    def _mend(self, offset: int, *, wait: bool) -> Unit:
+        """The unit that should stand here, from the log; it is written in its place.
+
+        One whose record is gone too leads to no record, and reads as a damaged message.
+        """
+        if offset not in self._found:
+            first, last = self._neighbours(offset)
+            if not wait:
+                raise ColdRead(lambda: self._look_for(offset, first, last))
+            self._look_for(offset, first, last)
+        unit = self._found.pop(offset)
+        logger.error(
+            "damaged index unit",
+            extra={"path": self._folder, "offset": offset, "found_again": unit is not None},
+        )
+        unit = unit or Unit(self._neighbours(offset)[0], 1, 0)
+        right = with_check(UNIT.pack(*unit), self._seed, offset)
+        if offset < self._written:
+            position = offset * UNIT_SIZE
+            file = self._files.at(position)
+            assert file is not None, f"unit {offset} of {self.count} is in no file"
+            with suppress(OSError):  # then the next reader looks for it again
+                file.write(position, [right])
+                self._dirty = True
+        return unit
+
+    def _look_for(self, offset: int, first: int, last: int | None) -> None:
+        self._found[offset] = self._find(offset, first, last)
+
+    def _neighbours(self, offset: int) -> tuple[int, int | None]:
+        """The piece of the log between the records of the nearest intact units."""
+        first, last = 0, None
+        for before in range(offset - 1, max(self._base, self.min_offset) - 1, -1):
+            unit = intact_unit(self.raw(before, 1), 0, self._seed, before)
+            if unit is not None:
+                first = unit.position + unit.size if unit.position else 0
+                break
+        for behind in range(offset + 1, self.count):
+            unit = intact_unit(self.raw(behind, 1), 0, self._seed, behind)
+            if unit is not None:
+                last = unit.position
+                break
+        return first, last
+
     def _from_files(self, offset: int, end: int, *, wait: bool = True) -> bytes:
         parts = []
         while offset < end:
@@ -186,31 +256,18 @@ class ConsumeQueue:
         return b"".join(parts)
 
     def _position_of(self, offset: int) -> int:
-        data = self.raw(offset, 1)
-        position: int = _POSITION.unpack_from(data, self._position_at)[0]
+        if self._checked:
+            return self.units(offset, 1)[0].position
+        position: int = _POSITION.unpack_from(self.raw(offset, 1), self._position_at)[0]
         return position
-
-    def _follows(self, offset: int, base: int, trusted_position: int) -> bool:
-        if not self._is_trusted(offset, trusted_position):
-            return False
-        if offset == base:
-            return True
-        if not self._is_trusted(offset - 1, trusted_position):
-            return False  # a hole before it: this is the rest of a torn unit
-        position = int.from_bytes(self._position_bytes(offset), "big")
-        before = int.from_bytes(self._position_bytes(offset - 1), "big")
-        return position > before or position == before == 0  # blanks
-
-    def _position_bytes(self, offset: int) -> bytes:
-        return self._from_files(offset, offset + 1)[self._position_at : self._position_at + 8]
 
     def _is_trusted(self, offset: int, trusted_position: int) -> bool:
         data = self._from_files(offset, offset + 1)
-        size_at = 8 if self._position_at == 0 else 0
-        size = int.from_bytes(data[size_at : size_at + 4], "big")
+        if self._checked:
+            if len(data) < UNIT_SIZE:
+                return False
+            unit = intact_unit(data, 0, self._seed, offset)
+            return unit is not None and unit.position < trusted_position
+        size = int.from_bytes(data[:4], "big")
         position: int = _POSITION.unpack_from(data, self._position_at)[0]
         return size > 0 and position < trusted_position
-
-
-def index_unit(position: int, size: int, tag_hash: int) -> bytes:
-    return UNIT.pack(position, size, tag_hash)

@@ -8,18 +8,23 @@ through `enter`, which ignores what a queue already holds.
 import logging
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.mapped_file import MappedFile
 from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.unit_check import Unit
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 from popmq.common.steps import Flusher
 
 logger = logging.getLogger(__name__)
+
+# (topic and queue, queue offset, first and last position to look at) -> the unit, or None
+Find = Callable[[tuple[int, int], int, int, int | None], Unit | None]
 
 _PER_PIECE = 512
 _SPILL_BYTES = 64 << 10
@@ -49,12 +54,19 @@ class Dispatch:
     table_number = 3
 
     def __init__(
-        self, disk: Disk, housekeeper: Flusher, *, trusted_position: int, log_start: int
+        self,
+        disk: Disk,
+        housekeeper: Flusher,
+        *,
+        trusted_position: int,
+        log_start: int,
+        find: Find,
     ) -> None:
         self._disk = disk
         self._housekeeper = housekeeper
         self._trusted_position = trusted_position
         self._log_start = log_start
+        self._find = find
         self.rewrites_vouched = False  # units below the checkpoint were missing
         self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
         self._topics: dict[int, _Topic] = {}
@@ -102,7 +114,12 @@ class Dispatch:
         if found is not None:
             return found
         known = topic or self._topics[topic_id]
-        made = ConsumeQueue(self._disk, f"{known.folder}/{queue_id}", unit_size=known.unit_size)
+        made = ConsumeQueue(
+            self._disk,
+            f"{known.folder}/{queue_id}",
+            unit_size=known.unit_size,
+            find=partial(self._find, (topic_id, queue_id)),
+        )
         made.load(trusted_position=self._trusted_position, log_start=self._log_start)
         self._queues[(topic_id, queue_id)] = made
         return made

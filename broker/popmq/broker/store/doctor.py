@@ -28,6 +28,7 @@ from popmq.broker.store.doctor_log import LogWalk, segment_bytes_of
 from popmq.broker.store.doctor_rehearsal import Rehearse, Rehearsed
 from popmq.broker.store.doctor_texts import (
     COPY,
+    MENDED,
     hole_finding,
     lost_tail_finding,
     padding_finding,
@@ -323,8 +324,7 @@ class _Examination:
                 continue
             if header.position >= after.kept_end:
                 continue
-            unit = dispatch.queue(*key).raw(header.queue_offset, 1)
-            if unit != expected_unit(record):
+            if dispatch.queue(*key).plain_unit(header.queue_offset) != expected_unit(record):
                 wrong.add(key)
         for key in alive - wrong:
             queue, checked = dispatch.queue(*key), self._index.queues[key]
@@ -338,12 +338,12 @@ class _Examination:
         queue = self._index.queues[key]
         folder = queue.folder or f"consumequeue/*@{key[0]}/{key[1]}"
         if not unmended:
-            consequence, proposal, need = "start rebuilds them", "nothing to do", Need.NOTHING
+            consequence, proposal, need = MENDED, "nothing to do", Need.NOTHING
         elif refusal:
             consequence = f"messages are missed, and the log cannot rebuild it: {refusal}"
             proposal, need = COPY, Need.HUMAN
         else:
-            consequence = "start keeps them: messages are missed, or the broker stops"
+            consequence = "start keeps them: reports miss records, or the broker stops"
             proposal, need = "delete the queue's files: the next start rebuilds them", Need.REPAIR
         repairs = self._index_repairs([key]) if need is Need.REPAIR else ()
         first = max(queue.first_bad, 0) if queue.first_bad >= 0 else max(queue.following, 0)

@@ -8,8 +8,14 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from popmq.broker.store.consume_queue import UNIT_SIZE, index_unit
 from popmq.broker.store.doctor_log import Record
+from popmq.broker.store.unit_check import (
+    POSITION_LIMIT,
+    UNIT_SIZE,
+    index_unit,
+    queue_seed,
+    with_check,
+)
 from popmq.common import topics
 from popmq.common.disk import Disk, DiskFile
 from popmq.common.message import RecordKind, peek_message
@@ -83,6 +89,8 @@ class QueueUnits:
     def compare(self, offset: int, expected: bytes) -> None:
         found = self.unit(offset)
         self.following = max(self.following, offset + 1)
+        if self.unit_size == UNIT_SIZE and self.folder:
+            expected = with_check(expected, queue_seed(self.folder), offset)
         if found == expected:
             return
         if len(found) < self.unit_size:
@@ -179,8 +187,9 @@ class IndexCheck:
 
 def unit_position(unit: bytes, unit_size: int) -> int:
     """Where the unit says its record is."""
-    at = 0 if unit_size == UNIT_SIZE else _RECORD_POSITION_AT
-    return int.from_bytes(unit[at : at + 8], "big")
+    if unit_size == UNIT_SIZE:
+        return int.from_bytes(unit[:8], "big") % POSITION_LIMIT
+    return int.from_bytes(unit[_RECORD_POSITION_AT : _RECORD_POSITION_AT + 8], "big")
 
 
 def expected_unit(record: Record) -> bytes:

@@ -3,6 +3,7 @@
 from popmq.broker.store.doctor_finding import Finding, MendPadding, MoveFiles, Need
 from popmq.broker.store.doctor_log import Hole, Padding
 
+MENDED = "rebuilt from the log, at the start or when somebody reads them"
 COPY = "bring the folder back from a copy"
 
 

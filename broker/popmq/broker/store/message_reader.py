@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.consume_queue import Unit
+from popmq.broker.store.unit_check import Unit
 from popmq.common.message import BadRecord, StoredMessage, check_record, decode_message
 
 logger = logging.getLogger(__name__)

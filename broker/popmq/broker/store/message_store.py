@@ -6,11 +6,12 @@ The invariant: nobody outside hears of a record (reply, queue unit) before it is
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper, SyncedFile
 from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.consume_queue import UNIT_SIZE, ConsumeQueue, Unit, index_unit
+from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.disk_guard import DiskGuard
 from popmq.broker.store.dispatch import Dispatch, Queued
 from popmq.broker.store.group_commit import GroupCommit
@@ -21,6 +22,7 @@ from popmq.broker.store.retention import Body, Retention
 from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
 from popmq.broker.store.store_metrics import StoreMetrics
+from popmq.broker.store.unit_check import UNIT_SIZE, Unit, find_unit, index_unit
 from popmq.common.clock import Clock, LogClock
 from popmq.common.config import StoreSettings
 from popmq.common.disk import Disk
@@ -102,6 +104,7 @@ class MessageStore:
             self._housekeeper,
             trusted_position=self._checkpoint.position,
             log_start=self._log.start,
+            find=partial(find_unit, self._log),
         )
         self.retention = Retention(self._log, self.dispatch, self._settings, self._housekeeper)
         self.retention.move = self._move

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.commit_log import CommitLog, ScannedRecord
-from popmq.broker.store.consume_queue import index_unit
 from popmq.broker.store.dispatch import Dispatch, Queued
 from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.snapshot import Snapshot, SnapshotTable, read_snapshot, snapshot_names
+from popmq.broker.store.unit_check import index_unit
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 from popmq.common.message import Header, RecordKind, peek_message

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.consume_queue import Unit
 from popmq.broker.store.dispatch import Dispatch
+from popmq.broker.store.unit_check import Unit
 from popmq.common.config import StoreSettings
 from popmq.common.message import HEADER_SIZE, BadRecord, decode_header
 from popmq.common.steps import Flusher
