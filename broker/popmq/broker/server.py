@@ -227,6 +227,9 @@ class BrokerServer:
         self, on_reply: OnReply, want: Want, deliveries: Sequence[Delivery], rest: int
     ) -> None:
         reply = PopReply(deliveries, rest)
+        if want.group.buffered and not self._broker.pops.wrote:
+            on_reply(hop.encode_pop_reply(reply))  # nothing was written: it rests on nothing new
+            return
         if self._broker.catch_up.is_behind((want.topic.name, want.group.name)):
             charge = self._broker.catch_up.charge
             self._broker.when_confirmed(

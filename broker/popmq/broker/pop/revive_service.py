@@ -6,6 +6,7 @@ revive log to fall behind.
 """
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import Liveness
@@ -35,12 +36,14 @@ class ReviveService:
         store: MessageStore,
         registry: Registry,
         table: CheckPointTable,
+        buffer: CheckPointBuffer,
         bodies: InFlightBodies,
         liveness: Liveness,
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
+        self._buffer = buffer
         self._bodies = bodies
         self._liveness = liveness
         self.renewed = 0
@@ -95,6 +98,7 @@ class ReviveService:
         # Deleting a topic or a group drops its check points, so both are there.
         assert topic is not None, f"check point {ck.key} of no topic"
         assert group is not None, f"check point {ck.key} of no group"
+        self._buffer.write(ck)  # a revival names its check point
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
