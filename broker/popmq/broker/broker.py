@@ -58,7 +58,7 @@ class Broker:
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
-        self.table = CheckPointTable()
+        self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
             percent=settings.pop.catch_up_percent,

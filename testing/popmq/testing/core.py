@@ -6,7 +6,7 @@ sees as OK is what a client would have seen.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from popmq.broker.broker import Broker
@@ -231,3 +231,8 @@ def pop(
             reply_bytes=reply_bytes,
         )
     )
+
+
+def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
+    """What was delivered, sorted: queues are visited in no order that matters."""
+    return sorted(one.head for one in deliveries)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
-from popmq.broker.pop.due_times import DueTimes
+from popmq.broker.pop.due_times import STEP_MS, DueTimes
 from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
@@ -57,10 +57,10 @@ class QueueProgress:
 class CheckPointTable:
     table_number = 2
 
-    def __init__(self) -> None:
+    def __init__(self, revive_step_ms: int = STEP_MS) -> None:
         self._live: dict[Key, PopCheckPoint] = {}
         self._progress: dict[Place, QueueProgress] = {}
-        self.due_times = DueTimes()
+        self.due_times = DueTimes(revive_step_ms)
         self.outcomes = Outcomes()
         # Where retention moved the bodies of messages in flight to; few or none.
         self._moved: dict[Identity, Unit] = {}
