@@ -45,6 +45,7 @@ class Broker:
         *,
         disk: Disk,
         clock: Clock,
+        waits: Clock | None = None,
         flusher: Flusher,
         housekeeper: Flusher | None = None,
         rng: random.Random,
@@ -52,6 +53,7 @@ class Broker:
         self.settings = settings
         self._rng = rng
         self._clock = clock
+        self._waits = waits or clock
         self._next_queue = 0
         self.stored_by_topic: dict[str, int] = {}
         self.store = MessageStore(
@@ -63,7 +65,7 @@ class Broker:
         self.catch_up = CatchUp(
             percent=settings.pop.catch_up_percent,
             behind_bytes=settings.pop.catch_up_behind_bytes,
-            now_ms=clock.boot_ms,
+            now_ms=self._waits.boot_ms,
         )
         self.pops = PopService(
             self.store,
@@ -130,9 +132,13 @@ class Broker:
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
         done = self.catch_up.step() + self.buffer.step() + self.revive.step()
-        done += self.polling.step(self.store.log_ms())
+        done += self.polling.step(self.waits_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
+
+    def waits_ms(self) -> int:
+        """What long polls wait on; a clock that steps cannot move, like log time."""
+        return self._waits.boot_ms()
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         self.buffer.when_confirmed(callback)

@@ -214,7 +214,7 @@ class BrokerServer:
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
             filter_key=(want.tags, want.queue_id),
-            deadline_ms=self._broker.store.log_ms() + request.poll_ms,
+            deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
         )
