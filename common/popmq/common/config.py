@@ -315,6 +315,8 @@ def load_settings(
     sources = dict.fromkeys(known, "default")
 
     def take(key: str, value: object, source: str) -> None:
+        if key not in known:
+            raise _unknown(f"setting {key}", key, known)
         values[key] = _converted(key, value, known[key], source)
         sources[key] = source
 
