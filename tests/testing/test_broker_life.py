@@ -141,21 +141,32 @@ def test_a_hundred_brokers_leave_no_more_files_open_than_ten() -> None:
 
 
 def test_it_starts_in_less_than_a_second_imports_included() -> None:
+    """Of processor time, which another process's load does not lengthen; both are printed."""
     script = """
-import time; begun = time.monotonic()
+import time
+
+def clocks():
+    return time.monotonic(), time.process_time()
+
+begun = clocks()
 from popmq.testing import broker
-with broker() as b:
-    print(time.monotonic() - begun)
-    begun = time.monotonic()
-with broker() as b:
-    print(time.monotonic() - begun)
+for _ in range(2):
+    with broker():
+        print(*(now - then for now, then in zip(clocks(), begun)))
+    begun = clocks()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
-    first_s, second_s = map(float, done.stdout.split())
-    print(f"\nfirst broker of a process {first_s * 1000:.0f} ms, the next {second_s * 1000:.0f} ms")
-    assert first_s < 1.0
+    first, second = (
+        [round(float(seconds) * 1000) for seconds in line.split()]
+        for line in done.stdout.splitlines()
+    )
+    print(
+        f"\nfirst broker of a process: {first[0]} ms, {first[1]} of them processor;"
+        f" the next: {second[0]} ms, {second[1]} processor"
+    )
+    assert first[1] < 1_000
 
 
 def test_nothing_is_logged_that_would_trouble_a_reader(caplog: pytest.LogCaptureFixture) -> None:
