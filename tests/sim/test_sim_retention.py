@@ -97,3 +97,27 @@ def test_a_crash_while_a_removed_index_is_rebuilt_hides_no_message() -> None:
         while batch := core.receive("orders", "g"):
             found += len(batch)
         assert found == 61
+
+
+def test_a_body_that_is_due_while_retention_moves_it_comes_back() -> None:
+    """It was read at its new place before that was written, and given up as lost."""
+    core = CoreBroker(settings=SHORT)
+    core.topic("orders", queues=1)
+    core.topic("noise", queues=1)
+    core.send("orders", b"one")
+    core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    retention = core.broker.store.retention
+    for _ in range(400):
+        core.send("noise", BODY)
+        core.clock.advance(60_000)
+        while core.broker.step() and not retention.moved:
+            core.settle()
+        if retention.moved:
+            break
+        core.settle()
+    core.clock.advance(12 * HOUR_MS)
+    core.broker.step()  # due, and nothing was flushed since the move
+    core.run_steps()
+    core.clock.advance(1_000)
+    core.run_steps()
+    assert [one.head for one in core.receive("orders", "g")] == [b"one"]
