@@ -348,6 +348,48 @@ def messages_expire_too_early(patch: Patch) -> None:
     patch.setattr(retention, "HOUR_MS", 2_000_000)
 
 
+def flush_of_the_live_list(patch: Patch) -> None:
+    """The flusher takes what the loop goes on appending to, and empties it at its end.
+
+    Right as long as the loop appends nothing between two operations of the job.
+    """
+    write = CommitLog.write
+
+    def take_live(self: CommitLog) -> Batch | None:
+        return Batch(self.end, self._runs) if self._runs else None
+
+    def write_live(self: CommitLog, batch: Batch) -> None:
+        batch.end = self.end
+        write(self, replace(batch, runs=[(at, list(parts)) for at, parts in self._runs]))
+        self._runs, self._run_end, self.pending_bytes = [], -1, 0
+
+    patch.setattr(CommitLog, "take_batch", take_live)
+    patch.setattr(CommitLog, "write", write_live)
+
+
+def position_confirmed_by_the_flusher(patch: Patch) -> None:
+    """The flusher moves the confirmed position itself, between its write and its fdatasync."""
+    opened = MessageStore.open
+
+    def wrong(self: MessageStore) -> None:
+        opened(self)
+        log = self._log
+
+        def write(batch: Batch) -> None:
+            touched = {}
+            for position, parts in batch.runs:
+                file = log._files.at_or_new(position)
+                file.write(position, parts)
+                touched[file.start] = file
+            self._commit.confirmed = batch.end
+            for file in touched.values():
+                file.sync()
+
+        patch.setattr(log, "write", write)
+
+    patch.setattr(MessageStore, "open", wrong)
+
+
 class _WithoutFolderSync:
     def __init__(self, disk: Any) -> None:
         self._disk = disk
@@ -388,6 +430,8 @@ PLANTED = [
     Planted("revival written twice", revival_written_twice),
     Planted("snapshot without pre-images", snapshot_keeps_no_pre_images),
     Planted("offset commits over a hole", offset_commits_over_a_hole, seeds=200),
+    Planted("flush of the live list", flush_of_the_live_list),
+    Planted("confirmed by the flusher", position_confirmed_by_the_flusher),
     Planted("live body not moved", live_body_not_moved, retains=True),
     Planted("deleted above the older snapshot", deleted_above_the_older_snapshot, retains=True),
     Planted("minimum not raised", minimum_not_raised_before_the_moves, retains=True),

@@ -123,7 +123,7 @@ class RetentionChecks:
             self._owed[place] = low
         self._cut, self._moved_before = position, store.retention.moved
         if self.cut_power_in is not None:
-            self._machine.disk.cut_at(self.cut_power_in)
+            self._machine.disk.faults.cut_at(self.cut_power_in)
             self.cut_power_in = None
 
     def _check_snapshots(self, position: int) -> None:

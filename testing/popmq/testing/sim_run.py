@@ -21,8 +21,9 @@ from popmq.testing.history import Violation
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_actions import Actions
 from popmq.testing.sim_clients import INVISIBLE_MS, LONG_MS, QUIET, Clients
-from popmq.testing.sim_disk import FailedPages, Loss
 from popmq.testing.sim_drain import drain
+from popmq.testing.sim_faults import FailedPages
+from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_retention import RetentionChecks
 from popmq.testing.sometimes import Sometimes, Tally
@@ -73,7 +74,7 @@ class Simulator(Actions):
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
         self.machine.on_recovered = self.checks.tail_is_clean
-        self.machine.disk.failed_pages = self.rng.choice(list(FailedPages))
+        self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         self.clients.uniform = self.rng.choice((0, 0, 120))
         self._damages = self.rng.random() < 0.12
         self._linger = 0  # moves that a process makes after its disk failed
@@ -87,7 +88,7 @@ class Simulator(Actions):
             (self.clients.cancel, 1),
             (self._administer, 1),
             (self._loop, 22),
-            (self._flush, 12),
+            (self._flush, 18),
             (self._step, 8),
             (self._time, 6),
             (self._settle, 6),
@@ -172,6 +173,7 @@ class Simulator(Actions):
     def _live(self) -> None:
         """Act until a fault ends the process, or the life is over."""
         self._arm()
+        self.machine.mixes = True
         self._linger = self.rng.choice((0, 0, 3, 12))
         actions = [action for action, _ in self._actions]
         weights = [weight for _, weight in self._actions]
@@ -191,7 +193,7 @@ class Simulator(Actions):
         except PowerCut:
             self._last_kind = "cut"
         except AssertionError as error:
-            if not self.machine.disk.sick:
+            if not self.machine.disk.faults.sick:
                 raise
             self.note(f"stopped by {error}, after the disk failed")  # as good an end as any
             self._last_kind = "error"
@@ -208,17 +210,17 @@ class Simulator(Actions):
             return
         match rng.choices(("cut", "roll", "write", "sync", "full", "none"), (7, 5, 2, 3, 2, 3))[0]:
             case "cut":
-                disk.cut_at(rng.randrange(rng.choice((5, 25, 80))))
+                disk.faults.cut_at(rng.randrange(rng.choice((5, 25, 80))))
             case "roll":
                 folder = rng.choice(("/commitlog/", "/commitlog/", "/snapshot/", "/checkpoint"))
-                disk.cut_at(rng.randrange(8), after_start_of=folder)
+                disk.faults.cut_at(rng.randrange(8), after_start_of=folder)
                 self._soft = rng.random() < 0.6
             case "write":
-                disk.fail_write_at(rng.randrange(30))
+                disk.faults.fail_write_at(rng.randrange(30))
             case "sync":
-                disk.fail_sync_at(rng.randrange(15))
+                disk.faults.fail_sync_at(rng.randrange(15))
             case "full":
-                disk.budget = rng.choice((100, 10_000, 40_000))
+                disk.faults.budget = rng.choice((100, 10_000, 40_000))
             case _:
                 pass
 
@@ -260,11 +262,11 @@ class Simulator(Actions):
                 self._lose_index()
             damaged = self._damage() if attempt == 0 and self._last_kind != "error" else ""
             if attempt < 3 and rng.random() < 0.3:
-                machine.disk.cut_at(rng.randrange(rng.choice((4, 30))))
+                machine.disk.faults.cut_at(rng.randrange(rng.choice((4, 30))))
             elif attempt < 3 and rng.random() < 0.05:
-                machine.disk.budget = rng.choice((0, 60, 5_000))
+                machine.disk.faults.budget = rng.choice((0, 60, 5_000))
             trouble = machine.try_start()
-            machine.disk.heal()
+            machine.disk.faults.heal()
             self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
             if not trouble:
                 break
@@ -325,6 +327,7 @@ class Simulator(Actions):
     def _heal(self) -> None:
         """No more faults: one last restart, then the clock runs and nobody disturbs."""
         self.machine.sync_ms = lambda: 0
+        self.machine.mixes = False
         self._damages = False
         self.retention.cut_power_in = None
         if self.rng.random() < 0.3:
