@@ -12,7 +12,7 @@ import pytest
 
 from popmq.broker.broker import Broker
 from popmq.broker.pop import ack_service
-from popmq.broker.pop.check_point_snapshot import TableSnapshot
+from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_check_point import ReviveKind
@@ -390,6 +390,27 @@ def position_confirmed_by_the_flusher(patch: Patch) -> None:
     patch.setattr(MessageStore, "open", wrong)
 
 
+def outcomes_not_restored(patch: Patch) -> None:
+    take = TableRestorer.take
+
+    def wrong(self: TableRestorer, content: bytes) -> None:
+        if content[:1] != b"o":
+            take(self, content)
+
+    patch.setattr(TableRestorer, "take", wrong)
+
+
+def replayed_by_the_wall_clock(patch: Patch) -> None:
+    """Records are applied with the wall time at which they were written."""
+    apply = Broker._apply
+
+    def wrong(self: Broker, record: Any) -> None:
+        header = record.header._replace(log_ms=record.header.wall_ms)
+        apply(self, replace(record, header=header))
+
+    patch.setattr(Broker, "_apply", wrong)
+
+
 class _WithoutFolderSync:
     def __init__(self, disk: Any) -> None:
         self._disk = disk
@@ -432,6 +453,8 @@ PLANTED = [
     Planted("offset commits over a hole", offset_commits_over_a_hole, seeds=200),
     Planted("flush of the live list", flush_of_the_live_list),
     Planted("confirmed by the flusher", position_confirmed_by_the_flusher),
+    Planted("outcomes not restored", outcomes_not_restored),
+    Planted("replayed by the wall clock", replayed_by_the_wall_clock),
     Planted("live body not moved", live_body_not_moved, retains=True),
     Planted("deleted above the older snapshot", deleted_above_the_older_snapshot, retains=True),
     Planted("minimum not raised", minimum_not_raised_before_the_moves, retains=True),

@@ -43,7 +43,8 @@ class Machine:
         self.server: BrokerServer
         self.ends = Ends()
         self.recovered = 0  # where the log ended for the last start
-        self.on_recovered: Callable[[], None] = lambda: None
+        # Called when tables and log are recovered; with the seed of the broker's dice.
+        self.on_recovered: Callable[[int], None] = lambda seed: None
         self.mixes = False  # whether the threads take turns while everything settles
         self._rng = rng
         self._tally = tally
@@ -74,13 +75,14 @@ class Machine:
         """Recover and confirm everything; PowerCut, OSError or StoreDamaged end the attempt."""
         self._forget_jobs()
         self.failed = None
+        seed = self._rng.getrandbits(32)
         self.broker = Broker(
             self.settings,
             disk=self.disk,
             clock=self.clock,
             flusher=self.flusher,
             housekeeper=self.housekeeper,
-            rng=random.Random(self._rng.getrandbits(32)),
+            rng=random.Random(seed),
         )
         store = self.broker.store
         store.soon = self._soon.append
@@ -88,7 +90,7 @@ class Machine:
         self.server = BrokerServer(self.broker)
         self.broker.start()
         self.recovered = store.confirmed
-        self.on_recovered()
+        self.on_recovered(seed)
         self.settle()
         if self.failed is not None:
             raise self.failed

@@ -25,6 +25,7 @@ from popmq.testing.sim_drain import drain
 from popmq.testing.sim_faults import FailedPages
 from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_replay import Replay, ReplayCheck
 from popmq.testing.sim_retention import RetentionChecks
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
@@ -73,7 +74,8 @@ class Simulator(Actions):
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
-        self.machine.on_recovered = self.checks.tail_is_clean
+        self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle)
+        self.machine.on_recovered = self._recovered
         self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         self.clients.uniform = self.rng.choice((0, 0, 120))
         self._damages = self.rng.random() < 0.12
@@ -274,6 +276,13 @@ class Simulator(Actions):
             self.tally.hit(Sometimes.NO_SPACE if trouble == "full" else Sometimes.CRASH_IN_START)
             self.tally.hit(Sometimes.CRASH_TWICE, int(attempt > 0))
         self._started(damaged)
+
+    def _recovered(self, seed: int) -> None:
+        self.checks.tail_is_clean()
+        machine = self.machine
+        replay = self.replay.after_recovery(machine.broker, machine.disk, seed)
+        self.tally.hit(Sometimes.LONGER_REPLAY, int(replay is Replay.LONGER))
+        self.tally.hit(Sometimes.FULL_REPLAY, int(replay is Replay.FULL))
 
     def _started(self, damaged: str) -> None:
         store = self.machine.broker.store

@@ -34,6 +34,8 @@ class Sometimes(Enum):
     JOB_STOPPED = "loop ran between two operations of a thread's job"
     LANES_MIXED = "flusher and housekeeper took turns within a job"
     CRASH_IN_JOB = "crash between two operations of a thread's job"
+    LONGER_REPLAY = "state compared with a start from the older snapshot"
+    FULL_REPLAY = "state compared with a replay of the whole log"
     REVIVE_CUT = "revival cut by a crash"
     DEAD_LETTER = "dead letter"
     LATE_ACK = "ack after expiry, before the revival, was OK"
