@@ -19,12 +19,22 @@ from popmq.broker.pop.pop_check_point import ReviveKind
 from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.server import BrokerServer
-from popmq.broker.store import commit_log, consume_queue, message_reader, message_store, retention
+from popmq.broker.store import (
+    commit_log,
+    index_tail,
+    key_index,
+    lookup,
+    message_reader,
+    message_store,
+    retention,
+)
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.dispatch import Dispatch
 from popmq.broker.store.group_commit import GroupCommit
+from popmq.broker.store.index_tail import IndexTail
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
+from popmq.broker.store.message_keys import name_hash
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Retention
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
@@ -411,6 +421,46 @@ def replayed_by_the_wall_clock(patch: Patch) -> None:
     patch.setattr(Broker, "_apply", wrong)
 
 
+def key_index_torn_chunk_trusted(patch: Patch) -> None:
+    """What its file says it covers is taken for true, though it was not synced."""
+    patch.setattr(index_tail, "crc32c", lambda data, value=0: 0)
+
+
+def key_index_vouches_for_the_tail(patch: Patch) -> None:
+    """Its checkpoint says the log's end, though it holds confirmed messages only."""
+    flush_index = MessageStore._flush_index
+
+    def wrong(self: MessageStore) -> Any:
+        files = self.index.flush(self.end)
+        return [*files, *flush_index(self)]
+
+    patch.setattr(MessageStore, "_flush_index", wrong)
+
+
+def key_index_chunk_lost(patch: Patch) -> None:
+    """A start leaves out the last chunk of the tail's file, and its span stays."""
+    load_chunk = IndexTail._load_chunk
+
+    def wrong(self: IndexTail, data: bytes, at: int) -> int:
+        size = load_chunk(self, data, at)
+        if size and at + size == len(data):
+            self.buckets = [[] for _ in self.buckets]
+        return size
+
+    patch.setattr(IndexTail, "_load_chunk", wrong)
+
+
+def key_index_of_all_topics(patch: Patch) -> None:
+    """Names are not compared, and the topic is not hashed."""
+    patch.setattr(key_index, "name_hash", lambda topic_id, kind, name: name_hash(0, kind, name[:3]))
+    patch.setattr(lookup, "names_in", lambda properties: _Everything())
+
+
+class _Everything:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 class _WithoutFolderSync:
     def __init__(self, disk: Any) -> None:
         self._disk = disk
@@ -455,6 +505,10 @@ PLANTED = [
     Planted("confirmed by the flusher", position_confirmed_by_the_flusher),
     Planted("outcomes not restored", outcomes_not_restored),
     Planted("replayed by the wall clock", replayed_by_the_wall_clock),
+    Planted("key index trusts a torn chunk", key_index_torn_chunk_trusted, 600, rare=True),
+    Planted("key index vouches for the tail", key_index_vouches_for_the_tail),
+    Planted("key index loses a chunk", key_index_chunk_lost),
+    Planted("key index finds others", key_index_of_all_topics),
     Planted("live body not moved", live_body_not_moved, retains=True),
     Planted("deleted above the older snapshot", deleted_above_the_older_snapshot, retains=True),
     Planted("minimum not raised", minimum_not_raised_before_the_moves, retains=True),

@@ -129,12 +129,12 @@ class SimDisk:
     def sync_folder(self, path: str) -> None:
         self.before()
         self.faults.touch()
-        prefix = path + "/"
-        for name in [name for name in self._kept_names if _directly_in(name, prefix)]:
-            if name not in self._names:
+        start = len(path) + 1
+        for name in [name for name in self._kept_names if name.startswith(path)]:
+            if name not in self._names and name.rfind("/") + 1 == start:
                 del self._kept_names[name]
         for name, content in self._names.items():
-            if _directly_in(name, prefix):
+            if name.startswith(path) and name.rfind("/") + 1 == start:
                 self._kept_names[name] = content
 
     def space(self, folder: str) -> tuple[int, int]:
@@ -223,7 +223,3 @@ class SimFile:
 
 def go_ahead() -> None:
     return
-
-
-def _directly_in(path: str, prefix: str) -> bool:
-    return path.startswith(prefix) and "/" not in path[len(prefix) :]

@@ -84,8 +84,8 @@ def _grow_old(
         while (left_ms := due_ms - machine.clock.boot_ms()) > 0:
             machine.advance(min(left_ms, 1_200_000))
             machine.run_steps()
-        for _ in range(4):
-            machine.advance(_ROUND_MS)
+        for _ in range(2):
+            machine.advance(2 * _ROUND_MS)
             machine.run_steps()
             for reader in readers:
                 _empty(machine, clients, reader)

@@ -50,16 +50,18 @@ class ReplayCheck:
     def after_recovery(self, first: Broker, disk: SimDisk, seed: int) -> Replay:
         """Right after `first.start()`: nothing was asked of it yet. `seed` is that of its dice."""
         folder = f"{self._settings.broker.data}/snapshot"
-        copy = disk.copy_of_durable()
-        names = snapshot_names(copy, folder)
-        if not first.store.snapshots.position or self._oracle.log_lost:
+        position = first.store.snapshots.position
+        if not position or self._oracle.log_lost:
             return Replay.NOT_POSSIBLE
-        used = names.index(f"{first.store.snapshots.position:020d}")
-        begins_late = first.store.index.start > 0
-        if begins_late and not used:
+        copy = disk.copy_of_durable()
+        older = 0
+        for name in snapshot_names(copy, folder):
+            if int(name) >= position:
+                copy.remove(f"{folder}/{name}")
+            else:
+                older += 1
+        if first.store.index.start > 0 and not older:
             return Replay.NOT_POSSIBLE  # only this snapshot knows what was before
-        for name in names[used:]:
-            copy.remove(f"{folder}/{name}")
         second = Broker(
             self._settings,
             disk=copy,
@@ -71,7 +73,7 @@ class ReplayCheck:
         try:
             second.start()
         except StoreDamaged as refusal:
-            self._complain(f"the start without snapshot {names[used]} is refused: {refusal}")
+            self._complain(f"the start without snapshot {position} is refused: {refusal}")
             return Replay.NOT_POSSIBLE
         self._compare_entries(dict(self._entries(first)), dict(self._entries(second)))
         self._compare_progress(first, second)

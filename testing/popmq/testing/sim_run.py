@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from popmq.broker.store.key_index import ENTRIES_PER_FILE
 from popmq.common.config import (
     GroupSettings,
     MessageSettings,
@@ -23,6 +24,7 @@ from popmq.testing.sim_actions import Actions
 from popmq.testing.sim_clients import INVISIBLE_MS, LONG_MS, QUIET, Clients
 from popmq.testing.sim_drain import drain
 from popmq.testing.sim_faults import FailedPages
+from popmq.testing.sim_lookup import LookupChecks
 from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_replay import Replay, ReplayCheck
@@ -76,6 +78,8 @@ class Simulator(Actions):
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle)
         self.machine.on_recovered = self._recovered
+        self.lookups = LookupChecks(self.machine, self.oracle, self.tally, self.clients.topics)
+        self.machine.index_entries = self.rng.choice((8, *[ENTRIES_PER_FILE] * 4))
         self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         self.clients.uniform = self.rng.choice((0, 0, 120))
         self._damages = self.rng.random() < 0.12
@@ -114,6 +118,7 @@ class Simulator(Actions):
                 drain(
                     self.machine, self.clients, self.oracle, self.checks, self.retention, self.note
                 )
+                self.lookups.look(5)
         except Ended as end:
             self.note(f"over: {end}")
         except Exception as error:  # of the product, or of the simulator: say where
@@ -191,6 +196,8 @@ class Simulator(Actions):
                         break
                 elif self.machine.at_rest:
                     self.checks.at_rest()
+                    if self.rng.random() < 0.05:
+                        self.lookups.look(13)
             self._last_kind = self._end_life()
         except PowerCut:
             self._last_kind = "cut"
@@ -294,6 +301,7 @@ class Simulator(Actions):
         self.checks.after_start()
         if not self.oracle.log_lost:
             self.checks.at_rest()
+            self.lookups.look(7)
 
     def _judge_start(self, trouble: str, damaged: str) -> None:
         if not trouble.startswith("damaged"):
@@ -358,6 +366,7 @@ class Simulator(Actions):
     def _count_store(self) -> None:
         store = self.machine.broker.store
         self.retention.before_crash()
+        self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
         self.tally.hit(Sometimes.CHECKPOINT, store.checkpoints.made)
         self.tally.hit(Sometimes.SNAPSHOT, store.snapshots.made)
         for topic, place in self.clients.topics.items():
