@@ -2,12 +2,17 @@
 
 import random
 import struct
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
+from popmq.broker.store.checkpoint import Checkpoint
+from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.mapped_file import MappedFileQueue
+from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.broker.store.unit_check import UNIT_SIZE, index_unit, queue_seed, with_check
+from popmq.testing.core import QueuedFlusher
 from popmq.testing.disk import PowerCut
 from popmq.testing.sim_disk import SimDisk
 from popmq.testing.sim_faults import FailedPages
@@ -147,3 +152,23 @@ def test_a_scattered_write_survives_by_sectors() -> None:
         assert {len(set(data[:512])), len(set(data[512:]))} == {1}
         seen.add((data[:1], data[-1:]))
     assert len(seen) == 4
+
+
+def test_a_stop_does_not_vouch_for_files_whose_sync_failed_just_before() -> None:
+    """Seed 1390: the threads end before the loop hears of their last jobs."""
+    disk = SimDisk(random.Random(1))
+    calls: deque[Callable[[], None]] = deque()
+    queue = ConsumeQueue(disk, FOLDER)
+    keeper = CheckpointKeeper(disk, "data", QueuedFlusher(calls), lambda error: None)
+
+    def flush() -> list[MappedFile]:
+        queue.flush()
+        return queue.files()
+
+    queue.append(index_unit(100, 50, 0), 100)
+    keeper.step(flush, lambda: Checkpoint(150), now_ms=20_000, wanted=False)
+    disk.faults.fail_sync_at(0)
+    calls.popleft()()
+    with suppress(OSError):
+        keeper.write_now(flush, Checkpoint(150))
+    assert keeper.read().position == 0
