@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from popmq.broker.broker import Broker
+from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop import ack_service
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_check_point import ReviveKind
-from popmq.broker.pop.pop_service import put_revive
+from popmq.broker.pop.pop_service import PopService, put_revive
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.server import BrokerServer
 from popmq.broker.store import (
@@ -461,6 +462,34 @@ class _Everything:
         return True
 
 
+def topic_expires_too_early(patch: Patch) -> None:
+    queues = TopicExpiry._queues
+    patch.setattr(TopicExpiry, "_queues", lambda self, wall_ms: queues(self, wall_ms + 300_000))
+
+
+def topic_keeps_its_oldest(patch: Patch) -> None:
+    """Its queue's minimum offset stays once it was moved."""
+    raise_minimum = ConsumeQueue.raise_minimum
+
+    def wrong(self: ConsumeQueue, offset: int) -> None:
+        if not self.min_offset:
+            raise_minimum(self, offset)
+
+    patch.setattr(ConsumeQueue, "raise_minimum", wrong)
+
+
+def expired_by_topic_not_counted(patch: Patch) -> None:
+    take = PopService._take
+
+    def wrong(self: PopService, want: Any, topic: Any, queue_id: int, batch: Any) -> None:
+        before = self.metrics.expired
+        take(self, want, topic, queue_id, batch)
+        if topic.retention_ms:
+            self.metrics.expired = before
+
+    patch.setattr(PopService, "_take", wrong)
+
+
 class _WithoutFolderSync:
     def __init__(self, disk: Any) -> None:
         self._disk = disk
@@ -477,11 +506,11 @@ PLANTED = [
     Planted("batch handed over by the flusher", batch_handed_over_by_the_flusher),
     Planted("dispatch past the confirmed position", dispatch_past_the_confirmed_position),
     Planted("crc not checked", crc_not_checked, seeds=150),
-    Planted("torn tail not cut", torn_tail_not_cut),
+    Planted("torn tail not cut", torn_tail_not_cut, seeds=80),
     Planted("fsync error ignored", fsync_error_ignored),
     Planted("fsync retried", fsync_retried, seeds=120),
-    Planted("index trusted beyond the checkpoint", index_trusted_beyond_the_checkpoint, seeds=80),
-    Planted("queues not synced before the checkpoint", queues_not_synced, seeds=80),
+    Planted("index trusted beyond the checkpoint", index_trusted_beyond_the_checkpoint, seeds=150),
+    Planted("queues not synced before the checkpoint", queues_not_synced, seeds=150),
     Planted("checkpoint ahead", checkpoint_ahead_of_the_confirmed_position, seeds=80),
     Planted("recovery does not sync", recovery_does_not_sync, seeds=300),
     Planted("recovery syncs no names", recovery_syncs_no_names, 4000, rare=True),
@@ -509,6 +538,9 @@ PLANTED = [
     Planted("key index vouches for the tail", key_index_vouches_for_the_tail),
     Planted("key index loses a chunk", key_index_chunk_lost),
     Planted("key index finds others", key_index_of_all_topics),
+    Planted("topic expires too early", topic_expires_too_early, retains=True),
+    Planted("topic keeps its oldest", topic_keeps_its_oldest, retains=True),
+    Planted("topic's expiry not counted", expired_by_topic_not_counted, retains=True),
     Planted("live body not moved", live_body_not_moved, retains=True),
     Planted("deleted above the older snapshot", deleted_above_the_older_snapshot, retains=True),
     Planted("minimum not raised", minimum_not_raised_before_the_moves, retains=True),

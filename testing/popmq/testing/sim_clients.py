@@ -24,6 +24,7 @@ def _field(number: int, data: bytes) -> bytes:
 TAGS = ("", "A", "B")
 INVISIBLE_MS = (1, 150, 1_000, 3_000, 8_000)
 MAX_INVISIBLE_MS = max(INVISIBLE_MS)
+BRIEF = "brief"  # a topic with a retention of its own
 QUIET = "quiet"  # a topic that hardly anything is sent to
 LONG_MS = (5_400_000, 10_800_000)  # longer than messages are kept, where they expire
 
@@ -77,6 +78,7 @@ class Clients(Requests):
         properties = self._properties(number)
         sent = Sent(number, topic, rng.choice(TAGS), head, properties, self._oracle.at)
         sent.asked_log_ms = self._machine.log_ms
+        sent.asked_wall_ms = self._machine.clock.wall_ms()
         self._oracle.messages.append(sent)
         return sent
 

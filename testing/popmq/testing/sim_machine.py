@@ -50,6 +50,7 @@ class Machine:
         self.recovered = 0  # where the log ended for the last start
         # Called when tables and log are recovered; with the seed of the broker's dice.
         self.on_recovered: Callable[[int], None] = lambda seed: None
+        self.on_step: Callable[[], None] = lambda: None
         self.mixes = False  # whether the threads take turns while everything settles
         self._rng = rng
         self._tally = tally
@@ -186,6 +187,7 @@ class Machine:
         except OSError as error:
             self.failed = self.failed or error
         self._check()
+        self.on_step()
         number = revive.retried + revive.dead_lettered
         if number != self._revivals[0]:
             self._revivals = (number, self.broker.store.end)

@@ -21,7 +21,7 @@ from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_actions import Actions
-from popmq.testing.sim_clients import INVISIBLE_MS, LONG_MS, QUIET, Clients
+from popmq.testing.sim_clients import BRIEF, INVISIBLE_MS, LONG_MS, QUIET, Clients
 from popmq.testing.sim_drain import drain
 from popmq.testing.sim_faults import FailedPages
 from popmq.testing.sim_lookup import LookupChecks
@@ -29,6 +29,7 @@ from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_replay import Replay, ReplayCheck
 from popmq.testing.sim_retention import RetentionChecks
+from popmq.testing.sim_topic_retention import BRIEF_MS, TopicRetention
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
 
@@ -76,6 +77,7 @@ class Simulator(Actions):
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
+        self.topic_retention = TopicRetention(self.machine, self.oracle, self.tally, self.retention)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle)
         self.machine.on_recovered = self._recovered
         self.lookups = LookupChecks(self.machine, self.oracle, self.tally, self.clients.topics)
@@ -116,7 +118,13 @@ class Simulator(Actions):
             if not self.oracle.violations:
                 self._heal()
                 drain(
-                    self.machine, self.clients, self.oracle, self.checks, self.retention, self.note
+                    self.machine,
+                    self.clients,
+                    self.oracle,
+                    self.checks,
+                    self.retention,
+                    self.topic_retention,
+                    self.note,
                 )
                 self.lookups.look(5)
         except Ended as end:
@@ -159,6 +167,7 @@ class Simulator(Actions):
         trouble = self.machine.try_start()
         assert not trouble, f"the first start: {trouble}"
         self.retention.on_start()
+        self.topic_retention.on_start()
         clients = self.clients
         clients.make_topic("t0", self.rng.choice((1, 3)))
         clients.make_topic("t1", 1)
@@ -173,8 +182,10 @@ class Simulator(Actions):
         self._read("n", "t0")
         if self.retains:
             clients.make_topic(QUIET, 1)
+            clients.make_topic(BRIEF, 1, retention_ms=self.rng.choice(BRIEF_MS))
             self.machine.settle()
             self._read("g", QUIET)
+            self._read("g", BRIEF)
             self._quiet()
 
     def _live(self) -> None:
@@ -296,7 +307,8 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.TORN_TAIL, int(store.metrics.torn_bytes > 0))
         self.tally.hit(Sometimes.SNAPSHOT_START, int(store.snapshots.position > 0))
         self.tally.hit(Sometimes.CHECKPOINT_DAMAGED, int("/checkpoint" in damaged))
-        if self.retention.on_start():
+        passed_over = self.retention.on_start()
+        if self.topic_retention.on_start() or passed_over:
             self.checks.forget_offsets()
         self.checks.after_start()
         if not self.oracle.log_lost:

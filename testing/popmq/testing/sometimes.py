@@ -62,6 +62,8 @@ class Sometimes(Enum):
     CRASH_IN_CUT = "crash between move and delete"
     LATE_LOG = "start on a log that does not begin at 0"
     INDEX_REBUILT = "index rebuilt on a log that does not begin at 0"
+    TOPIC_EXPIRED = "message passed over by its topic's own retention"
+    TOPIC_EXPIRED_HELD = "message in flight stayed when its topic's time was over"
     EXPIRED = "unread message expired"
 
 
