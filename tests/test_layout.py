@@ -43,7 +43,9 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "metrics": CORES | SERVICES | {"broker"},
     "lookup_admin": CORES | SERVICES | {"broker"},
     "admin": CORES | SERVICES | {"broker", "lookup_admin"},
-    "server": CORES | SERVICES | {"broker", "admin"},
+    "jobs": CORES,
+    "pop_admin": CORES | SERVICES | {"broker", "jobs"},
+    "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
     "process": CORES | SERVICES | {"metrics", "broker", "server"},
 }
 

@@ -72,13 +72,18 @@ class Broker:
             broker=settings.broker.name,
             rng=rng,
         )
-        self.acks = AckService(
-            self.store, self.registry, self.table, self.pops, broker=settings.broker.name
-        )
         self.bodies = InFlightBodies(self.store, self.table)
         self.liveness = Liveness()
         self.revive = ReviveService(
             self.store, self.registry, self.table, self.bodies, self.liveness
+        )
+        self.acks = AckService(
+            self.store,
+            self.registry,
+            self.table,
+            self.pops,
+            self.revive,
+            broker=settings.broker.name,
         )
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)

@@ -55,6 +55,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("pop_revive_retry_messages", "Messages revived.", broker.revive.retried)
     yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
+    yield Metric("rejected_messages", "Dead letters by request.", broker.acks.rejected)
     yield _gauge("check_points", "Check points in memory.", len(broker.table))
     yield Metric(
         "outcomes_dropped",

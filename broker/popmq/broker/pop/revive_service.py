@@ -21,7 +21,8 @@ from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
-from popmq.common.message import RevivalToken, StoredMessage
+from popmq.common.errors import Code, Refused
+from popmq.common.message import DeadReason, RevivalToken, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at
@@ -71,6 +72,22 @@ class ReviveService:
         self._liveness.forget(now_ms)
         return revived
 
+    def reject(self, ck: PopCheckPoint, member: int) -> None:
+        """Make a waiting delivery a dead letter now, because its consumer asks for that.
+
+        Raises ColdRead, with nothing changed, when the body is not in memory, and
+        MESSAGE_NOT_FOUND when it cannot be read any more.
+        """
+        topic, group = self._owners(ck)
+        unit = self._bodies.unit_of(ck, member, wait=False)
+        (message,) = self._store.reader.read([unit], wait=False)
+        if isinstance(message, DamagedMessage):
+            raise Refused(
+                Code.MESSAGE_NOT_FOUND,
+                f"the message at position {message.position} cannot be read any more",
+            )
+        self._revive_one(ck, member, topic, group, message, DeadReason.REJECTED)
+
     def hand_back(self, client: int) -> int:
         """The client said good-bye: what it holds by auto-renew comes back now."""
         self._liveness.gone(client)
@@ -90,11 +107,7 @@ class ReviveService:
         )
 
     def _revive(self, ck: PopCheckPoint, limit: int) -> int:
-        topic = self._registry.topic_by_id(ck.topic_id)
-        group = self._registry.group_by_id(ck.group_id)
-        # Deleting a topic or a group drops its check points, so both are there.
-        assert topic is not None, f"check point {ck.key} of no topic"
-        assert group is not None, f"check point {ck.key} of no group"
+        topic, group = self._owners(ck)
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
@@ -113,6 +126,14 @@ class ReviveService:
                 self._revive_one(ck, member, topic, group, message)
             revived += 1
         return revived
+
+    def _owners(self, ck: PopCheckPoint) -> tuple[TopicConfig, SubscriptionGroup]:
+        """Deleting a topic or a group drops its check points, so both are there."""
+        topic = self._registry.topic_by_id(ck.topic_id)
+        group = self._registry.group_by_id(ck.group_id)
+        assert topic is not None, f"check point {ck.key} of no topic"
+        assert group is not None, f"check point {ck.key} of no group"
+        return topic, group
 
     def _warm(self, cold: ColdRead) -> None:
         """An old body comes from the disk; the next steps do something else meanwhile."""
@@ -136,11 +157,14 @@ class ReviveService:
         topic: TopicConfig,
         group: SubscriptionGroup,
         message: StoredMessage,
+        reject: DeadReason | None = None,
     ) -> None:
-        dead = message.attempt >= group.max_attempts
+        dead = reject is not None or message.attempt >= group.max_attempts
         target = self._target(topic, group, dead=dead)
-        # The first copy's place travels along, however often the message is revived.
-        origin = message.token
+        # The first copy's place travels along, however often the message is revived.  To a group
+        # that reads dead letters, the dead letter is the first copy.
+        origin = message.token if message.token and not message.token.dead else None
+        delivered = ck.root or ck  # a change of the invisible duration delivers nothing
         token = RevivalToken(
             dead,
             member,
@@ -149,7 +173,10 @@ class ReviveService:
             origin.topic_id if origin else ck.topic_id,
             origin.queue_id if origin else ck.queue_id,
             origin.queue_offset if origin else ck.offset_of(member),
-            origin.first_log_ms if origin else ck.popped_at_ms,
+            # 0: it was redriven and not delivered since.
+            (origin and origin.first_log_ms) or delivered.popped_at_ms,
+            delivered.popped_at_ms,
+            reject or DeadReason.MAX_ATTEMPTS,
         )
         log_ms = self._store.log_ms()
         self._store.put_message(

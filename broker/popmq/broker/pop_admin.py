@@ -1,0 +1,39 @@
+"""What consumers and operators ask about pop that takes steps: payloads in, payloads out.
+
+`JOBS` makes the job of each kind of request; `jobs.py` runs it.
+"""
+
+from collections.abc import Callable
+
+from popmq.broker.broker import Broker
+from popmq.broker.jobs import Job
+from popmq.common.errors import PopmqError
+from popmq.common.hop import AckRequest, AckResult, Kind, decode_ack, encode_ack_reply
+
+
+class RejectJob:
+    """Dead letters at once, by receipt handle; one result per handle, in order."""
+
+    def __init__(self, broker: Broker, request: AckRequest) -> None:
+        self._acks = broker.acks
+        self._request = request
+        self._results: list[AckResult] = []
+
+    def step(self) -> bytes | None:
+        request = self._request
+        for handle in request.handles[len(self._results) :]:
+            try:
+                self._acks.reject(topic=request.topic, group=request.group, handle=handle)
+                self._results.append(AckResult())
+            except PopmqError as error:
+                self._results.append(AckResult(error.code, str(error)))
+        return encode_ack_reply(self._results)
+
+
+def _reject(broker: Broker, body: bytes) -> Job:
+    return RejectJob(broker, decode_ack(body))
+
+
+JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
+    Kind.REJECT: _reject,
+}
