@@ -44,7 +44,9 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "lookup_admin": CORES | SERVICES | {"broker"},
     "admin": CORES | SERVICES | {"broker", "lookup_admin"},
     "jobs": CORES,
-    "pop_admin": CORES | SERVICES | {"broker", "jobs"},
+    "reset_job": CORES | SERVICES | {"broker"},
+    "lag_job": CORES | SERVICES | {"broker"},
+    "pop_admin": CORES | SERVICES | {"broker", "jobs", "lag_job", "reset_job"},
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
     "process": CORES | SERVICES | {"metrics", "broker", "server"},
 }

@@ -18,8 +18,10 @@ from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import Liveness, client_number
 from popmq.broker.pop.long_polling import LongPolling
+from popmq.broker.pop.offset_reset import OffsetReset, apply_offset
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.commit_log import ScannedRecord
 from popmq.broker.store.lookup import Lookup
@@ -63,6 +65,7 @@ class Broker:
             behind_bytes=settings.pop.catch_up_behind_bytes,
             now_ms=clock.boot_ms,
         )
+        self.redriven = RedrivenLetters()
         self.pops = PopService(
             self.store,
             self.registry,
@@ -87,6 +90,9 @@ class Broker:
         )
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
+        self.offset_reset = OffsetReset(
+            self.store, self.registry, self.table, self.pops, self.lookup
+        )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.on_grown = self._grown
         self.store.on_moved = self.table.apply_moved
@@ -106,7 +112,12 @@ class Broker:
             unit_size=RECORD_SIZE,
         )
         self.store.retention.live = (self.bodies,)
-        self.store.snapshots.tables = (self.registry, self.table, self.store.dispatch)
+        self.store.snapshots.tables = (
+            self.registry,
+            self.table,
+            self.store.dispatch,
+            self.redriven,
+        )
         self.store.recover(self._apply)
         self.expiry.run_all(self._clock.wall_ms())
         self.liveness.started(self.store.log_ms())
@@ -115,6 +126,13 @@ class Broker:
             self.registry.set_store_id(self._rng.randbytes(16).hex())
         if not self.registry.receipt_key:
             self.registry.set_receipt_key(self._rng.randbytes(32))
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def wall_ms_of(self, log_ms: int) -> int:
+        """About when that was on the wall clock, for people; 0 stays 0."""
+        return self._clock.wall_ms() - (self.store.log_ms() - log_ms) if log_ms else 0
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
@@ -247,9 +265,7 @@ class Broker:
                 )
             case RecordKind.OFFSET:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
-                self.table.start(
-                    offset.group_id, offset.topic_id, offset.queue_id, offset.queue_offset
-                )
+                apply_offset(self.table, offset, record.header.log_ms)
             case RecordKind.MOVED:
                 header = record.header
                 unit = Unit(header.position, header.size, peek_message(record.data)[0])
@@ -258,7 +274,9 @@ class Broker:
                 )
             case RecordKind.MESSAGE:
                 token = peek_message(record.data)[1]
-                if token is not None:
+                if token is not None and token.redriven:
+                    self.redriven.apply(token)
+                elif token is not None:
                     self.table.apply_revival(token, record.header.log_ms)
 
     def _grown(self, grown: set[tuple[int, int]]) -> None:
@@ -279,6 +297,7 @@ class Broker:
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
         self.catch_up.forget_topic(topic.name)
+        self.redriven.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
         self.stored_by_topic.pop(topic.name, None)
 

@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 from popmq.broker.broker import Broker
 from popmq.broker.jobs import Job
+from popmq.broker.lag_job import LagJob
+from popmq.broker.reset_job import ResetJob
 from popmq.common.errors import PopmqError
 from popmq.common.hop import AckRequest, AckResult, Kind, decode_ack, encode_ack_reply
+from popmq.common.wire import admin_pb2 as pb
 
 
 class RejectJob:
@@ -34,6 +37,16 @@ def _reject(broker: Broker, body: bytes) -> Job:
     return RejectJob(broker, decode_ack(body))
 
 
+def _reset_offset(broker: Broker, body: bytes) -> Job:
+    return ResetJob(broker, pb.ResetOffsetRequest.FromString(body))
+
+
+def _lag(broker: Broker, body: bytes) -> Job:
+    return LagJob(broker, pb.LagRequest.FromString(body))
+
+
 JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
     Kind.REJECT: _reject,
+    Kind.RESET_OFFSET: _reset_offset,
+    Kind.LAG: _lag,
 }

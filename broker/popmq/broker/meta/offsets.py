@@ -1,9 +1,9 @@
-"""Offsets that somebody set: where a group that starts at the newest message begins.
+"""Offsets that somebody set: where a group that starts at the newest message begins, and resets.
 
 The committed offset itself is no record: it follows from check points and acks (D1).  What
 does not follow from them is written to `rmq_sys_offsets`, 24 bytes a record (big-endian):
 
-    0 version u8 = 1 | 1 reason u8 | 2 reserved u16
+    0 version u8 = 1 | 1 reason u8 (1 start at newest, 2 reset) | 2 reserved u16
     4 group_id u32 | 8 topic_id u32 | 12 queue_id u32 | 16 queue_offset u64
 """
 
@@ -19,6 +19,7 @@ _LAYOUT = struct.Struct(">BBHIIIQ")
 
 class Reason(IntEnum):
     START_AT_NEWEST = 1
+    RESET = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,14 @@ class Fate(Enum):
 class QueueProgress:
     """One group in one queue: where it reads on, and what it has open."""
 
-    __slots__ = ("committed", "cursor", "in_flight", "logged", "open", "snapshot")
+    __slots__ = ("committed", "cursor", "expired", "in_flight", "logged", "open", "snapshot")
 
     def __init__(self, start: int) -> None:
         self.committed = start
         self.cursor = start
         self.logged = start  # the part of `cursor` that records say
         self.in_flight = 0
+        self.expired = 0  # soft: went by retention unread, since the broker started
         self.snapshot = 0
         self.open: deque[PopCheckPoint] = deque()
 

@@ -80,8 +80,10 @@ class Lookup:
                 findings.messages.append(message)
         return findings
 
-    def by_time(self, topic_id: int, queue_id: int, wall_ms: int) -> int:
+    def by_time(self, topic_id: int, queue_id: int, wall_ms: int, *, wait: bool = True) -> int:
         """Offset of the first message stored at or after `wall_ms`; the queue's end if none.
+
+        With `wait` off ColdRead is raised instead of waiting for the disk.
 
         A binary search, right as long as the wall clock did not go back.  Where it did, the
         answer is the border of one of the stretches in between: the message before it is older
@@ -91,16 +93,16 @@ class Lookup:
         low, high = queue.min_offset, queue.count
         while low < high:
             middle = (low + high) // 2
-            if self._stored_ms(queue, middle) < wall_ms:
+            if self._stored_ms(queue, middle, wait=wait) < wall_ms:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _stored_ms(self, queue: ConsumeQueue, offset: int) -> int:
+    def _stored_ms(self, queue: ConsumeQueue, offset: int, *, wait: bool) -> int:
         """Of the message at `offset`, or of the next one that is not damaged."""
-        for unit in queue.units(offset, _DAMAGED_LIMIT):
-            message = self._read_one(unit, Findings())
+        for unit in queue.units(offset, _DAMAGED_LIMIT, wait=wait):
+            message = self._read_one(unit, Findings(), wait=wait)
             if message is not None:
                 return message.header.wall_ms
         return NO_MS
@@ -153,8 +155,10 @@ class Lookup:
             if message is not None:
                 yield message
 
-    def _read_one(self, unit: Unit, findings: Findings) -> StoredMessage | None:
-        (message,) = self._store.reader.read([unit])
+    def _read_one(
+        self, unit: Unit, findings: Findings, *, wait: bool = True
+    ) -> StoredMessage | None:
+        (message,) = self._store.reader.read([unit], wait=wait)
         if isinstance(message, DamagedMessage):
             findings.incomplete = f"the message at position {unit.position} is damaged"
             return None
