@@ -46,7 +46,8 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "jobs": CORES,
     "reset_job": CORES | SERVICES | {"broker"},
     "lag_job": CORES | SERVICES | {"broker"},
-    "pop_admin": CORES | SERVICES | {"broker", "jobs", "lag_job", "reset_job"},
+    "letter_jobs": CORES | SERVICES | {"broker"},
+    "pop_admin": CORES | SERVICES | {"broker", "jobs", "lag_job", "letter_jobs", "reset_job"},
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
     "process": CORES | SERVICES | {"metrics", "broker", "server"},
 }

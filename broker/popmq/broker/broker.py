@@ -22,6 +22,7 @@ from popmq.broker.pop.offset_reset import OffsetReset, apply_offset
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.broker.pop.redrive import RedrivenLetters
+from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.commit_log import ScannedRecord
 from popmq.broker.store.lookup import Lookup
@@ -88,6 +89,7 @@ class Broker:
             self.revive,
             broker=settings.broker.name,
         )
+        self.redrives = RedriveService(self.store, self.registry, self.redriven)
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.offset_reset = OffsetReset(

@@ -59,6 +59,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
     yield Metric("offset_resets", "Queues set by an operator.", broker.offset_reset.resets)
+    yield Metric("redriven_messages", "Dead letters sent back.", broker.redrives.redriven)
     yield Metric("rejected_messages", "Dead letters by request.", broker.acks.rejected)
     yield _gauge("check_points", "Check points in memory.", len(broker.table))
     yield Metric(

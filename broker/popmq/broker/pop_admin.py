@@ -8,6 +8,7 @@ from collections.abc import Callable
 from popmq.broker.broker import Broker
 from popmq.broker.jobs import Job
 from popmq.broker.lag_job import LagJob
+from popmq.broker.letter_jobs import ListLettersJob, RedriveJob
 from popmq.broker.reset_job import ResetJob
 from popmq.common.errors import PopmqError
 from popmq.common.hop import AckRequest, AckResult, Kind, decode_ack, encode_ack_reply
@@ -45,8 +46,18 @@ def _lag(broker: Broker, body: bytes) -> Job:
     return LagJob(broker, pb.LagRequest.FromString(body))
 
 
+def _list_dead_letters(broker: Broker, body: bytes) -> Job:
+    return ListLettersJob(broker, pb.ListDeadLettersRequest.FromString(body))
+
+
+def _redrive(broker: Broker, body: bytes) -> Job:
+    return RedriveJob(broker, pb.RedriveRequest.FromString(body))
+
+
 JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
     Kind.REJECT: _reject,
     Kind.RESET_OFFSET: _reset_offset,
     Kind.LAG: _lag,
+    Kind.LIST_DEAD_LETTERS: _list_dead_letters,
+    Kind.REDRIVE: _redrive,
 }

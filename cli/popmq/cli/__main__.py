@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from popmq.cli import doctor, lookup, messages, metadata, operate, roles
+from popmq.cli import dlq, doctor, lookup, messages, metadata, operate, roles
 from popmq.common.config import client_endpoint, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError, PopmqError
 
@@ -51,6 +51,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     metadata.add_parsers(subparsers, common)
     lookup.add_parsers(subparsers, common)
     operate.add_parsers(subparsers, common)
+    dlq.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser

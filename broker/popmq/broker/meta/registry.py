@@ -115,6 +115,14 @@ class Registry:
         self._write(MetaRecord(version=META_VERSION, topic=_topic_record(made)))
         return made
 
+    def internal_topic(self, name: str) -> TopicConfig:
+        """A retry or dead-letter topic, made when it is first needed: one queue."""
+        found = self.find_topic(name)
+        if found is not None:
+            return found
+        wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
+        return self.create_topic(wanted, internal=True)
+
     def alter_topic(self, wanted: TopicConfig) -> TopicConfig:
         """Change queues or permission. The type and a smaller number of queues are refused."""
         old = self.topic(wanted.name)

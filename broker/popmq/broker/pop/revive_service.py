@@ -23,7 +23,7 @@ from popmq.common import topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
 from popmq.common.message import DeadReason, RevivalToken, StoredMessage
-from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at
 RENEW_LIMIT_MS = 3 * 3_600_000
@@ -161,9 +161,9 @@ class ReviveService:
     ) -> None:
         dead = reject is not None or message.attempt >= group.max_attempts
         target = self._target(topic, group, dead=dead)
-        # The first copy's place travels along, however often the message is revived.  To a group
-        # that reads dead letters, the dead letter is the first copy.
-        origin = message.token if message.token and not message.token.dead else None
+        # The first copy's place travels along, however often the message is revived.  Outside of
+        # the retry topic a token is another group's: the message itself is the first copy.
+        origin = message.token if topics.is_retry_topic(topic.name) else None
         delivered = ck.root or ck  # a change of the invisible duration delivers nothing
         token = RevivalToken(
             dead,
@@ -201,11 +201,7 @@ class ReviveService:
             return topic  # a retry of a retry stays in the same topic
         else:
             name = topics.retry_topic(group.name, topic.name)
-        found = self._registry.find_topic(name)
-        if found is not None:
-            return found
-        wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
-        return self._registry.create_topic(wanted, internal=True)
+        return self._registry.internal_topic(name)
 
 
 def _read(cold: ColdRead) -> None:
