@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.processes import Cluster, role_environment
+from e2e.processes import Cluster, RoleFailed, role_environment
 
 LETTERS = 400
 RATE = 30
@@ -40,9 +40,14 @@ def test_the_operators_commands_show_and_move_a_real_group(tmp_path: Path) -> No
         (message_id, *_) = make_letters(cluster, 3)
         assert "max attempts" in cluster.popmq("dlq", "list", "g")
         assert message_id in cluster.popmq("dlq", "peek", "g")
+        (told,) = objects(cluster.popmq("explain", message_id, "--json"))
+        assert (told["group"], told["state"]) == ("g", "DEAD_LETTERED")
         assert "3 would be redriven" in cluster.popmq("dlq", "redrive", "g", "--dry-run")
         assert "0 redriven" in cluster.popmq("dlq", "redrive", "g", "--filter", "tag=b")
         assert "3 redriven" in cluster.popmq("dlq", "redrive", "g", "--filter", "key=k")
+        assert "g: READY" in cluster.popmq("explain", message_id, "--group", "g")
+        with pytest.raises(RoleFailed, match="no message nothing"):
+            cluster.popmq("explain", "nothing")
         (lag, dead) = objects(cluster.popmq("lag", "--group", "g", "--json"))
         assert (lag["lag"], lag["retries"]) == (3, 3)
         assert (dead["dead_letters"], dead["redriven"]) == (3, 3)
@@ -50,6 +55,7 @@ def test_the_operators_commands_show_and_move_a_real_group(tmp_path: Path) -> No
         cluster.popmq("reset-offset", "--group", "g", "--topic", "orders", "--to", "newest")
         (lag, _) = objects(cluster.popmq("lag", "--group", "g", "--json"))
         assert lag["lag"] == 0
+        assert "SKIPPED" in cluster.popmq("explain", message_id)
         args = ("--retry", "exponential", "--initial", "2s", "--jitter", "10%")
         (group,) = objects(cluster.popmq("group", "alter", "g", *args, "--json"))
         assert (group["retry"], group["jitter"]) == ("exponential", "10%")

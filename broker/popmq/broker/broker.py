@@ -15,8 +15,9 @@ from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.explain import Explainer
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
-from popmq.broker.pop.liveness import Liveness, client_number
+from popmq.broker.pop.liveness import ClientNames, Liveness, client_number
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.offset_reset import OffsetReset, apply_offset
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
@@ -78,6 +79,7 @@ class Broker:
         )
         self.bodies = InFlightBodies(self.store, self.table)
         self.liveness = Liveness()
+        self.clients = ClientNames()
         self.revive = ReviveService(
             self.store, self.registry, self.table, self.bodies, self.liveness
         )
@@ -92,6 +94,7 @@ class Broker:
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
+        self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.pops, self.lookup
         )
@@ -194,7 +197,7 @@ class Broker:
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
             tags=_tags(request),
-            client=client_number(request.client_id),
+            client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
         )

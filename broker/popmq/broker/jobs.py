@@ -7,6 +7,7 @@ step is taken again; so a step that raises ColdRead must have changed nothing th
 import logging
 from typing import Protocol
 
+from popmq.broker.pop.stepped import Unconfirmed
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
@@ -21,7 +22,8 @@ class Job(Protocol):
     def step(self) -> bytes | None:
         """Do a bounded piece of work; the encoded reply once it is done.
 
-        Raises ColdRead to be called again when the bytes are there, and PopmqError to refuse.
+        Raises ColdRead or Unconfirmed to be called again when the bytes are there, and
+        PopmqError to refuse.
         """
         ...
 
@@ -42,6 +44,8 @@ class JobRunner:
     def _turn(self, job: Job, on_reply: OnReply) -> None:
         try:
             reply = job.step()
+        except Unconfirmed:
+            self._store.when_confirmed(lambda: self._turn(job, on_reply))
         except ColdRead as cold:
             self._warm(cold, job, on_reply)
         except PopmqError as refusal:

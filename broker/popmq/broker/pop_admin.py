@@ -6,6 +6,7 @@
 from collections.abc import Callable
 
 from popmq.broker.broker import Broker
+from popmq.broker.explain_job import explain_job
 from popmq.broker.jobs import Job
 from popmq.broker.lag_job import LagJob
 from popmq.broker.letter_jobs import ListLettersJob, RedriveJob
@@ -54,9 +55,14 @@ def _redrive(broker: Broker, body: bytes) -> Job:
     return RedriveJob(broker, pb.RedriveRequest.FromString(body))
 
 
+def _explain(broker: Broker, body: bytes) -> Job:
+    return explain_job(broker, pb.ExplainRequest.FromString(body))
+
+
 JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
     Kind.REJECT: _reject,
     Kind.RESET_OFFSET: _reset_offset,
+    Kind.EXPLAIN: _explain,
     Kind.LAG: _lag,
     Kind.LIST_DEAD_LETTERS: _list_dead_letters,
     Kind.REDRIVE: _redrive,

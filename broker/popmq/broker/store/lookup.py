@@ -39,9 +39,14 @@ class Lookup:
         self._store = store
         self._index = index
 
-    def by_id(self, topic_id: int, message_id: str, *, limit: int = MESSAGES_LIMIT) -> Findings:
-        """Messages of that id, newest first; several when a client sent one again."""
-        return self._by_name(topic_id, ID, message_id, limit, 0, NO_MS)
+    def by_id(
+        self, topic_id: int, message_id: str, *, limit: int = MESSAGES_LIMIT, wait: bool = True
+    ) -> Findings:
+        """Messages of that id, newest first; several when a client sent one again.
+
+        With `wait` off ColdRead is raised instead of waiting for a message from the disk.
+        """
+        return self._by_name(topic_id, ID, message_id, limit, 0, NO_MS, wait=wait)
 
     def by_key(
         self,
@@ -108,14 +113,22 @@ class Lookup:
         return NO_MS
 
     def _by_name(
-        self, topic_id: int, kind: int, name: str, limit: int, begin_ms: int, end_ms: int
+        self,
+        topic_id: int,
+        kind: int,
+        name: str,
+        limit: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        wait: bool = True,
     ) -> Findings:
         wanted = (kind, name.encode())
         candidates = self._index.find(topic_id, *wanted, begin_ms=begin_ms, end_ms=end_ms)
         findings = Findings()
         size = 0
         seen: set[tuple[int, int]] = set()
-        for message in self._read(candidates, findings):
+        for message in self._read(candidates, findings, wait=wait):
             header = message.header
             if header.topic_id != topic_id or not begin_ms <= header.wall_ms <= end_ms:
                 continue
@@ -137,7 +150,7 @@ class Lookup:
         return findings
 
     def _read(
-        self, candidates: Iterable[tuple[int, int]], findings: Findings
+        self, candidates: Iterable[tuple[int, int]], findings: Findings, *, wait: bool
     ) -> Iterable[StoredMessage]:
         """The messages that the index points to, each once, up to the bounds on reading."""
         reads = read_bytes = 0
@@ -151,7 +164,7 @@ class Lookup:
             if reads > _READS_LIMIT or read_bytes > max(_READ_BYTES, size):
                 findings.incomplete = f"gave up after {reads - 1} messages; narrow the time"
                 return
-            message = self._read_one(Unit(position, size, 0), findings)
+            message = self._read_one(Unit(position, size, 0), findings, wait=wait)
             if message is not None:
                 yield message
 

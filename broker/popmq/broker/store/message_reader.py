@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.unit_check import Unit
+from popmq.common.errors import StoreDamaged
 from popmq.common.message import (
     HEADER_SIZE,
     BadRecord,
@@ -62,6 +63,19 @@ class MessageReader:
         except BadRecord:
             return 0
         return header.wall_ms if header.position == unit.position else 0
+
+    def record(self, unit: Unit, *, wait: bool = True) -> bytes:
+        """Any confirmed record, checked, header included. Raises StoreDamaged."""
+        read = self._log.read_up_to if wait else self._log.read_warm
+        data = read(unit.position, unit.size)
+        try:
+            check_record(data, 0, unit.position)
+        except BadRecord as error:
+            raise StoreDamaged(
+                f"{self._folder}/commitlog: the record at position {unit.position} is damaged "
+                f"({error}): look with `popmq doctor --data {self._folder}`"
+            ) from error
+        return data
 
     def _checked(self, data: bytes, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
         offset = unit.position - start
