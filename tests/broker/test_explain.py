@@ -11,6 +11,7 @@ from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.message import HEADER_SIZE, check_record, tag_hash
+from popmq.common.steps import Done, Flusher, Work
 from popmq.common.topics import MessageType, StartAt, SubscriptionGroup
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
@@ -293,16 +294,47 @@ def test_a_scan_stops_at_its_bound_and_says_so(
     assert "within 0 records" in unknown.text
 
 
+class SlowFlusher:
+    """Keeps the work until it is let go."""
+
+    def __init__(self, real: Flusher) -> None:
+        self._real = real
+        self._kept: list[tuple[Work, Done]] = []
+
+    def submit(self, work: Work, done: Done) -> None:
+        self._kept.append((work, done))
+
+    def let_go(self) -> None:
+        for work, done in self._kept:
+            self._real.submit(work, done)
+
+
 def test_an_answer_waits_for_what_memory_knows_to_be_confirmed(core: CoreBroker) -> None:
     send(core, "A")
-    core.ask(Kind.POP, pop("orders", "g"), settle=False)  # its check point is not in the queue
+    store = core.broker.store
+    real = store._flusher
+    store._flusher = slow = SlowFlusher(real)
+    core.ask(Kind.POP, pop("orders", "g"))  # its check point is in memory, not in the queue
     request = pb.ExplainRequest(message_id="A", group="g")
-    answer = core.ask(Kind.EXPLAIN, request.SerializeToString(), settle=False)
+    answer = core.ask(Kind.EXPLAIN, request.SerializeToString())
     assert not answer.heard
+    store._flusher = real
+    slow.let_go()
     core.settle()
     assert answer.body is not None
     (message,) = pb.ExplainReply.FromString(answer.body).messages
     assert message.groups[0].state == "INVISIBLE"
+
+
+def test_what_happened_before_a_reset_to_an_older_place_does_not_count(core: CoreBroker) -> None:
+    send(core, "A", tag="red")
+    send(core, "B", tag="blue")
+    for one in core.receive("orders", "g"):
+        core.ack("orders", "g", one.handle)
+    reset(core, oldest=True)
+    core.reply(Kind.POP, pop("orders", "g", expression="blue"))
+    assert told(core, "A").state == "FILTERED"
+    assert told(core, "B").state == "INVISIBLE"
 
 
 def test_a_long_log_is_searched_in_steps(core: CoreBroker) -> None:

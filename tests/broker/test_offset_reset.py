@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Delivery, Kind
@@ -323,13 +324,32 @@ def test_resets_during_pops_and_acks_end_at_the_last_one_also_after_a_crash() ->
         assert all(r.code == Code.OK for r in core.ack("orders", "g", *(h.handle for h in held)))
 
 
-def state(core: CoreBroker) -> tuple[object, ...]:
-    table = core.broker.table
+def test_a_snapshot_that_runs_during_a_reset_states_the_moment_before() -> None:
+    core = CoreBroker()
+    core.topic("orders", queues=1)
+    core.group("g")
+    send(core, 6)
+    old = core.receive("orders", "g", limit=3)
+    core.change("orders", "g", old[0].handle, 60_000)
+    core.ack("orders", "g", old[1].handle)
+    before = state(core)
+    pieces = core.broker.table.begin_snapshot()
+    reset(core, newest=True)
+    core.receive("orders", "g")
+    restored = CheckPointTable()
+    for content, _ in pieces:
+        restored.restore(content)
+    restored.restored()
+    assert state(restored) == before
+
+
+def state(of: CoreBroker | CheckPointTable) -> tuple[object, ...]:
+    table = of.broker.table if isinstance(of, CoreBroker) else of
     return (
         sorted((ck.key, ck.members, ck.acked, ck.revived, ck.moved) for ck in table),
         sorted(
             (place, p.committed, p.cursor, p.in_flight, [c.next_offset for c in p.open])
             for place, p in table.progress_items()
         ),
-        in_flight(core),
+        table.in_flight,
     )

@@ -171,8 +171,6 @@ class CheckPointTable:
         if self._saving is not None:
             self._saving.keep_progress(place, progress)
         for ck in self._open_at(progress):
-            if self._saving is not None:
-                self._saving.keep(ck)
             self.due_times.remove(ck)
             self._forget(ck, log_ms)
         ended = progress.in_flight
