@@ -7,12 +7,13 @@ import pytest
 from popmq.broker.pop import evidence
 from popmq.broker.pop.explain import Copy, Hold, State
 from popmq.broker.pop.outcomes import OUTCOME_MS
+from popmq.broker.pop.pop_check_point import RECORD_SIZE
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.message import HEADER_SIZE, check_record, tag_hash
 from popmq.common.steps import Done, Flusher, Work
-from popmq.common.topics import MessageType, StartAt, SubscriptionGroup
+from popmq.common.topics import REVIVE_TOPIC_ID, MessageType, StartAt, SubscriptionGroup
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import CoreBroker, pop
@@ -312,13 +313,13 @@ class SlowFlusher:
 def test_an_answer_waits_for_what_memory_knows_to_be_confirmed(core: CoreBroker) -> None:
     send(core, "A")
     store = core.broker.store
-    real = store._flusher
-    store._flusher = slow = SlowFlusher(real)
+    real = store._commit._flusher
+    store._commit._flusher = slow = SlowFlusher(real)
     core.ask(Kind.POP, pop("orders", "g"))  # its check point is in memory, not in the queue
     request = pb.ExplainRequest(message_id="A", group="g")
     answer = core.ask(Kind.EXPLAIN, request.SerializeToString())
     assert not answer.heard
-    store._flusher = real
+    store._commit._flusher = real
     slow.let_go()
     core.settle()
     assert answer.body is not None
@@ -355,3 +356,21 @@ def test_a_long_log_is_searched_in_steps(core: CoreBroker) -> None:
     assert answer.body is not None
     (message,) = pb.ExplainReply.FromString(answer.body).messages
     assert message.groups[0].state == "FILTERED"
+
+
+def test_a_damaged_record_of_the_revive_topic_proves_nothing(core: CoreBroker) -> None:
+    send(core, "A")
+    (one,) = core.receive("orders", "g")
+    core.ack("orders", "g", one.handle)
+    core.advance(OUTCOME_MS + 60_000)
+    core.run_steps()
+    assert told(core, "A").state == "ACKED"
+    queue = core.broker.store.queue(REVIVE_TOPIC_ID, 1)
+    core.broker.store.dispatch.flush()
+    (file,) = queue.files()
+    data = bytearray(file.read(RECORD_SIZE, RECORD_SIZE))
+    data[-1] ^= 1
+    file.write(RECORD_SIZE, [bytes(data)])  # the ack
+    unknown = told(core, "A")
+    assert unknown.state == "UNKNOWN"
+    assert whats(unknown) == ["message", "check point"]

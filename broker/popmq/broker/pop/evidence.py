@@ -15,7 +15,7 @@ from popmq.broker.pop.stepped import Steps, read
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.message import HEADER_SIZE, RecordKind, decode_header
+from popmq.common.message import HEADER_SIZE, BadRecord, RecordKind, check_record, decode_header
 
 RECORDS_A_STEP = 1_024
 RECORDS_LIMIT = 1_000_000  # of the revive topic, for one place
@@ -138,7 +138,7 @@ def _take(found: Evidence, place: Place, data: bytes) -> None:
     offset = place.offset
     where = (place.topic_id, place.group_id, place.queue_id)
     keys = {(one.key): one.member for one in found.handed}
-    for record in _RECORD.iter_unpack(data):
+    for number, record in enumerate(_RECORD.iter_unpack(data)):
         if record[3] != RecordKind.REVIVE:
             continue  # a blank
         kind, key = record[13], (record[15], record[16])
@@ -148,6 +148,9 @@ def _take(found: Evidence, place: Place, data: bytes) -> None:
             start = record[18]
             member = offset - start
             if 0 <= member < MEMBER_LIMIT and record[17] >> member & 1:
+                if not _is_intact(data, number, record[6]):
+                    found.complete = False
+                    continue
                 keys[key] = member
                 found.handed.append(
                     Handed(
@@ -165,7 +168,19 @@ def _take(found: Evidence, place: Place, data: bytes) -> None:
                 wall_ms = record[8]
                 found.passed_wall_ms = min(found.passed_wall_ms or wall_ms, wall_ms)
         elif key in keys and record[17] >> keys[key] & 1:
+            if not _is_intact(data, number, record[6]):
+                found.complete = False
+                continue
             found.ended[key] = Ended(kind, record[6], record[8])
+
+
+def _is_intact(data: bytes, number: int, position: int) -> bool:
+    """Only records that count are checked: a scan passes over very many."""
+    try:
+        check_record(data, number * RECORD_SIZE, position)
+    except BadRecord:
+        return False
+    return True
 
 
 def _first(queue: ConsumeQueue, at: int, value: int) -> int:
@@ -182,9 +197,22 @@ def _first(queue: ConsumeQueue, at: int, value: int) -> int:
     return low
 
 
+def _first_unit(queue: ConsumeQueue, position: int) -> int:
+    """The first unit whose record stands at log position `position` or behind it."""
+    low, high = queue.min_offset, queue.count
+    while low < high:
+        middle = (low + high) // 2
+        (unit,) = queue.units(middle, 1, wait=False)
+        if unit.position < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def _gather_sets(store: MessageStore, place: Place, position: int, found: Evidence) -> Steps[None]:
     queue = store.queue(topics.OFFSETS_TOPIC_ID, 0)
-    first = yield from read(partial(_first, queue, 0, position))
+    first = yield from read(partial(_first_unit, queue, position))
     end = queue.count
     if end - first > OFFSETS_LIMIT:
         first = end - OFFSETS_LIMIT
