@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from popmq.broker import metrics
 from popmq.broker.metrics import CONSUMER_PAIRS_LIMIT, broker_metrics
 from popmq.broker.pop.lag import Lag, bounded
 from popmq.common.errors import Code, PopmqError
@@ -180,6 +181,23 @@ def test_lag_is_exact_in_random_histories_and_after_restarts() -> None:
             (lag,) = reply.lags
             dead = sum(one.stored for one in reply.dead_letters)
             assert lag.ready + lag.in_flight == sent - acked - dead, (seed, number)
+
+
+def test_of_many_pairs_the_metrics_name_those_with_the_most_to_do(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core.topic("bills", queues=1)
+    for count, topic in ((3, "orders"), (1, "bills")):
+        core.receive(topic, "g")
+        for _ in range(count):
+            core.send(topic, b"x")
+    monkeypatch.setattr(metrics, "CONSUMER_PAIRS_LIMIT", 1)
+    found = {
+        (one.labels["group"], one.labels["topic"]): one.value
+        for one in broker_metrics(core.broker)
+        if one.name == "consumer_lag_messages"
+    }
+    assert found == {("g", "orders"): 3, ("_others", "_others"): 1}
 
 
 def test_metrics_keep_a_bound_on_labels_and_lose_no_message() -> None:

@@ -50,6 +50,9 @@ class JobRunner:
             self._warm(cold, job, on_reply)
         except PopmqError as refusal:
             self._end(on_reply, refusal)
+        except BaseException:  # a broken invariant, or the end: whoever runs the loop decides
+            self.running -= 1
+            raise
         else:
             if reply is None:
                 self._store.soon(lambda: self._turn(job, on_reply))

@@ -319,10 +319,13 @@ def _print(rows: Sequence[Fields], names: Sequence[str], *, as_json: bool) -> No
             print(json.dumps(row))
         return
     header = [name.upper().removesuffix("_MS").replace("_", "-") for name in names]
-    print(columns(header, [[_cell(row[name]) for name in names] for row in rows]))
+    print(columns(header, [[_cell(row, name) for name in names] for row in rows]))
 
 
-def _cell(value: object) -> str:
+def _cell(row: Fields, name: str) -> str:
+    value = row[name]
+    if name == "retry" and "multiplier" in row:
+        return f"{value} x{row['multiplier']} +{row['jitter']}"
     return ",".join(map(format_duration, value)) if isinstance(value, list) else str(value)
 
 

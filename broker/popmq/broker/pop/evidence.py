@@ -17,7 +17,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.message import HEADER_SIZE, BadRecord, RecordKind, check_record, decode_header
 
-RECORDS_A_STEP = 1_024
+RECORDS_A_STEP = 512
 RECORDS_LIMIT = 1_000_000  # of the revive topic, for one place
 OFFSETS_LIMIT = 10_000
 # The record header, and behind it the body of pop_check_point.py.
