@@ -60,23 +60,25 @@ def act(core: CoreBroker, rng: random.Random, history: History) -> None:
     match action:
         case "pop":
             body = pop("orders", "g", limit=rng.randrange(1, 5), invisible_ms=5_000)
-            history.open.append(("pop", b"", core.ask(Kind.POP, body, settle=settle)))
+            history.open.append(("pop", b"", core.ask(Kind.POP, body, settle=False)))
         case "ack" | "reject" if history.held:
             one = history.held.pop(rng.randrange(len(history.held)))
             request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
             kind = Kind.ACK if action == "ack" else Kind.REJECT
-            history.open.append((action, one.head, core.ask(kind, request, settle=settle)))
+            history.open.append((action, one.head, core.ask(kind, request, settle=False)))
             if rng.random() < 0.3:  # the client asks again: nothing more may come of it
-                core.ask(kind, request, settle=settle)
+                core.ask(kind, request, settle=False)
         case "redrive":
             redrive = pb.RedriveRequest(group="g", limit=rng.randrange(1, 4))
-            core.ask(Kind.REDRIVE, redrive.SerializeToString(), settle=settle)
+            core.ask(Kind.REDRIVE, redrive.SerializeToString(), settle=False)
         case "time":
             core.clock.advance(rng.choice((100, 2_000)))
         case "tick":
             core.tick()
         case _:
             core.broker.step()
+    if settle:  # after the books: the power may be cut in it
+        core.settle()
     history.collect()
 
 
