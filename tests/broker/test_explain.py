@@ -13,7 +13,13 @@ from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.message import HEADER_SIZE, check_record, tag_hash
 from popmq.common.steps import Done, Flusher, Work
-from popmq.common.topics import REVIVE_TOPIC_ID, MessageType, StartAt, SubscriptionGroup
+from popmq.common.topics import (
+    REVIVE_TOPIC_ID,
+    CheckPoints,
+    MessageType,
+    StartAt,
+    SubscriptionGroup,
+)
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import CoreBroker, pop
@@ -374,3 +380,24 @@ def test_a_damaged_record_of_the_revive_topic_proves_nothing(core: CoreBroker) -
     unknown = told(core, "A")
     assert unknown.state == "UNKNOWN"
     assert whats(unknown) == ["message", "check point"]
+
+
+def test_a_group_with_buffered_check_points_is_told_of_what_is_in_memory_only() -> None:
+    core = CoreBroker()
+    core.topic("orders", queues=1)
+    core.group("g", check_points=CheckPoints.BUFFERED)
+    for name in ("A", "B", "C"):
+        send(core, name)
+    popped_ms = core.clock.wall_ms()
+    a, b, _ = core.receive("orders", "g", invisible_ms=60_000)
+    held = told(core, "A")
+    assert (held.state, held.until_ms) == ("INVISIBLE", popped_ms + 60_000)
+    assert whats(held) == ["message"]
+    core.ack("orders", "g", a.handle)
+    assert told(core, "A").state == "ACKED"
+    core.ack("orders", "g", b.handle)
+    core.stop()
+    core.start()
+    done = told(core, "A")
+    assert (done.state, whats(done)[0]) == ("ACKED", "message")
+    assert told(core, "C").state in ("INVISIBLE", "READY")

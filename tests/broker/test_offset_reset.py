@@ -8,7 +8,7 @@ from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Delivery, Kind
-from popmq.common.topics import StartAt
+from popmq.common.topics import CheckPoints, StartAt
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import CoreBroker, pop
 from popmq.testing.disk import LyingDisk
@@ -353,3 +353,27 @@ def state(of: CoreBroker | CheckPointTable) -> tuple[object, ...]:
         ),
         table.in_flight,
     )
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_reset_ends_check_points_that_are_in_memory_only(clean: bool) -> None:
+    disk = LyingDisk()
+    core = CoreBroker(disk=disk)
+    core.topic("orders", queues=1)
+    core.group("g", check_points=CheckPoints.BUFFERED)
+    send(core, 8)
+    first = core.receive("orders", "g", limit=3, invisible_ms=60_000)
+    more = core.receive("orders", "g", limit=3, invisible_ms=60_000)
+    assert core.ack("orders", "g", more[1].handle)[0].code == Code.OK
+    reset(core, offset=7)
+    assert (in_flight(core), core.broker.buffer.held) == (0, 0)
+    for _ in range(2):
+        for one in (first[0], more[0]):
+            assert "offset was reset" in core.ack("orders", "g", one.handle)[0].message
+        if clean:
+            core.stop()
+        else:
+            disk.restore_power()
+        core.start()
+    assert in_flight(core) == 0
+    assert heads(core.receive("orders", "g")) == [b"7"]

@@ -6,6 +6,7 @@ import pytest
 
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.message import BadRecord, DeadReason, RevivalToken, StoredMessage
+from popmq.common.topics import CheckPoints
 from popmq.testing.core import CoreBroker
 from popmq.testing.disk import LyingDisk
 
@@ -181,3 +182,21 @@ def test_a_token_of_the_first_version_is_still_read() -> None:
     unknown_reason[2] = 77
     with pytest.raises(BadRecord, match="reason 77"):
         RevivalToken.decode(bytes(unknown_reason))
+
+
+def test_a_delivery_whose_check_point_is_in_memory_only_can_be_rejected() -> None:
+    disk = LyingDisk()
+    core = CoreBroker(disk=disk)
+    core.topic("orders", queues=1)
+    core.group("g", check_points=CheckPoints.BUFFERED)
+    for body in (b"one", b"two"):
+        core.send("orders", body)
+    one, two = core.receive("orders", "g", invisible_ms=60_000)
+    assert core.reject("orders", "g", two.handle).code == Code.OK
+    assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    disk.restore_power()
+    core.start()
+    assert [dead.head for dead in dead_letters(core)] == [b"two"]
+    core.advance(120_000)
+    assert core.receive("orders", "g") == []
+    assert core.reject("orders", "g", two.handle).code == Code.OK

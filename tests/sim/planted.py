@@ -19,7 +19,7 @@ from popmq.broker.pop.pop_check_point import ReviveKind
 from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.server import BrokerServer
-from popmq.broker.store import commit_log, message_reader, message_store, retention
+from popmq.broker.store import commit_log, consume_queue, message_reader, message_store, retention
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.dispatch import Dispatch
@@ -28,6 +28,7 @@ from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Retention
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
+from popmq.broker.store.unit_check import POSITION_LIMIT, UNIT, Unit
 from popmq.common import hop
 from popmq.common.clock import LogClock
 from popmq.common.hop import PopReply
@@ -108,6 +109,13 @@ def fsync_retried(patch: Patch) -> None:
 
 
 def index_trusted_beyond_the_checkpoint(patch: Patch) -> None:
+    """Units have a check since then, and what it finds is mended: both have to be missing."""
+
+    def wrong(data: bytes, at: int, seed: int, offset: int) -> Unit:
+        position, size, tag_hash = UNIT.unpack_from(data, at)
+        return Unit(position % POSITION_LIMIT, size, tag_hash)
+
+    patch.setattr(consume_queue, "intact_unit", wrong)
     patch.setattr(ConsumeQueue, "_is_trusted", lambda self, offset, position: True)
 
 
@@ -142,7 +150,11 @@ def clean_pages_trusted(patch: Patch) -> None:
 
 
 def torn_unit_trusted(patch: Patch) -> None:
-    patch.setattr(ConsumeQueue, "_follows", lambda self, offset, base, position: True)
+    def wrong(data: bytes, at: int, seed: int, offset: int) -> Unit | None:
+        position, size, tag_hash = UNIT.unpack_from(data, at)
+        return Unit(position % POSITION_LIMIT, size, tag_hash) if size else None
+
+    patch.setattr(consume_queue, "intact_unit", wrong)
 
 
 def segments_cut_from_the_front(patch: Patch) -> None:

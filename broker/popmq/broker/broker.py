@@ -14,6 +14,7 @@ from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.catch_up import CatchUp
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.explain import Explainer
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
@@ -48,6 +49,7 @@ class Broker:
         *,
         disk: Disk,
         clock: Clock,
+        waits: Clock | None = None,
         flusher: Flusher,
         housekeeper: Flusher | None = None,
         rng: random.Random,
@@ -55,17 +57,19 @@ class Broker:
         self.settings = settings
         self._rng = rng
         self._clock = clock
+        self._waits = waits or clock
         self._next_queue = 0
         self.stored_by_topic: dict[str, int] = {}
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
-        self.table = CheckPointTable()
+        self.table = CheckPointTable(settings.pop.revive_step_ms)
+        self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
             percent=settings.pop.catch_up_percent,
             behind_bytes=settings.pop.catch_up_behind_bytes,
-            now_ms=clock.boot_ms,
+            now_ms=self._waits.boot_ms,
         )
         self.redriven = RedrivenLetters()
         self.pops = PopService(
@@ -73,6 +77,7 @@ class Broker:
             self.registry,
             self.table,
             settings.pop,
+            buffer=self.buffer,
             catch_up=self.catch_up,
             broker=settings.broker.name,
             rng=rng,
@@ -81,13 +86,14 @@ class Broker:
         self.liveness = Liveness()
         self.clients = ClientNames()
         self.revive = ReviveService(
-            self.store, self.registry, self.table, self.bodies, self.liveness
+            self.store, self.registry, self.table, self.buffer, self.bodies, self.liveness
         )
         self.acks = AckService(
             self.store,
             self.registry,
             self.table,
             self.pops,
+            self.buffer,
             self.revive,
             broker=settings.broker.name,
         )
@@ -96,9 +102,11 @@ class Broker:
         self.lookup = Lookup(self.store, self.store.index)
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.offset_reset = OffsetReset(
-            self.store, self.registry, self.table, self.pops, self.lookup
+            self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
+        self.store.before_batch = self.buffer.before_batch
+        self.store.snapshots.before = self.buffer.write_all
         self.store.on_grown = self._grown
         self.store.on_moved = self.table.apply_moved
         self.registry.on_topic_gone = self._topic_gone
@@ -143,16 +151,21 @@ class Broker:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
         self.catch_up.let_all_in()
         self.polling.dismiss()
+        self.buffer.write_all()
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.catch_up.step() + self.revive.step()
-        done += self.polling.step(self.store.log_ms())
+        done = self.catch_up.step() + self.buffer.step() + self.revive.step()
+        done += self.polling.step(self.waits_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
+    def waits_ms(self) -> int:
+        """What long polls wait on; a clock that steps cannot move, like log time."""
+        return self._waits.boot_ms()
+
     def when_confirmed(self, callback: Callable[[], None]) -> None:
-        self.store.when_confirmed(callback)
+        self.buffer.when_confirmed(callback)
 
     # -- requests
 
@@ -301,6 +314,7 @@ class Broker:
 
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
+        self.buffer.forget_gone()
         self.catch_up.forget_topic(topic.name)
         self.redriven.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
@@ -308,6 +322,7 @@ class Broker:
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
+        self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
 
 

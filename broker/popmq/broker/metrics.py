@@ -61,6 +61,10 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("offset_resets", "Queues set by an operator.", broker.offset_reset.resets)
     yield Metric("redriven_messages", "Dead letters sent back.", broker.redrives.redriven)
     yield Metric("rejected_messages", "Dead letters by request.", broker.acks.rejected)
+    yield _gauge("buffered_check_points", "That are no records yet.", broker.buffer.held)
+    yield Metric("buffered_check_points_opened", "Held in memory.", broker.buffer.opened)
+    yield Metric("buffered_check_points_written", "Held, then written.", broker.buffer.written)
+    yield Metric("buffered_commits", "Offsets written for acks.", broker.buffer.commits)
     yield _gauge("check_points", "Check points in memory.", len(broker.table))
     yield Metric(
         "outcomes_dropped",

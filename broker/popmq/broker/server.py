@@ -219,7 +219,7 @@ class BrokerServer:
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
             filter_key=(want.tags, want.queue_id),
-            deadline_ms=self._broker.store.log_ms() + request.poll_ms,
+            deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
         )
@@ -232,6 +232,9 @@ class BrokerServer:
         self, on_reply: OnReply, want: Want, deliveries: Sequence[Delivery], rest: int
     ) -> None:
         reply = PopReply(deliveries, rest)
+        if want.group.buffered and not self._broker.pops.wrote:
+            on_reply(hop.encode_pop_reply(reply))  # nothing was written: it rests on nothing new
+            return
         if self._broker.catch_up.is_behind((want.topic.name, want.group.name)):
             charge = self._broker.catch_up.charge
             self._broker.when_confirmed(

@@ -16,6 +16,7 @@ TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "mixed")
 GROUP_TYPES = ("normal", "fifo")
 PERMISSIONS = ("rw", "r", "w", "none")
 STARTS = ("oldest", "newest")
+CHECK_POINTS = ("durable", "buffered")
 
 ACTIONS = {
     "create": "make a new one",
@@ -25,7 +26,10 @@ ACTIONS = {
 }
 
 TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention")
-GROUP_COLUMNS = ("name", "type", "max_attempts", "start", "retry", "back_off_ms")
+GROUP_COLUMNS = (
+    *("name", "type", "max_attempts", "start", "check_points"),
+    *("retry", "back_off_ms"),
+)
 RETRIES = ("customised", "exponential")
 
 Fields = dict[str, str | int | list[int]]
@@ -80,12 +84,14 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     create.add_argument("--start", choices=STARTS, default="oldest")
     _add_retry(create)
     create.set_defaults(complete=True)
+    create.add_argument("--check-points", choices=CHECK_POINTS, default="durable")
     alter = _action(actions, common, "alter", on_group("AlterGroup", _alter_group))
     alter.add_argument("--type", choices=GROUP_TYPES, default="")
     alter.add_argument("--max-attempts", type=count_argument, default=0, metavar="N")
     alter.add_argument("--start", choices=STARTS, default="")
     _add_retry(alter)
     alter.set_defaults(complete=False)
+    alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
     _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
     _action(actions, common, "show", on_group("DescribeGroup", _describe_group))
     actions.add_parser("list", parents=[common]).set_defaults(run=run_group_list)
@@ -235,6 +241,7 @@ def group_of(args: argparse.Namespace) -> admin.Group:
         type=args.type,
         max_attempts=args.max_attempts,
         start_at=args.start,
+        check_points=args.check_points,
         back_off_ms=args.back_off,
         retry=args.retry,
         exponential=_exponential_of(args),
@@ -280,6 +287,7 @@ def group_fields(group: admin.Group) -> Fields:
             "type": group.type,
             "max_attempts": group.max_attempts,
             "start": group.start_at,
+            "check_points": group.check_points,
             "retry": "exponential",
             "back_off_ms": [told.initial_ms, told.max_ms],
             "multiplier": f"{told.multiplier_milli / 1000:g}",
@@ -291,6 +299,7 @@ def group_fields(group: admin.Group) -> Fields:
         "max_attempts": group.max_attempts,
         "start": group.start_at,
         "retry": "customised",
+        "check_points": group.check_points,
         "back_off_ms": list(group.back_off_ms),
     }
 

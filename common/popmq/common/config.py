@@ -217,6 +217,7 @@ class PopSettings(_Section):
     retry_first_percent: int = _within(20, 0, 100)
     catch_up_percent: int = _within(20, 1, 100)
     catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
+    revive_step_ms: int = _within(16, 1, 60_000)
 
     def relations(self) -> None:
         low, high = self.invisible_min_ms, self.invisible_max_ms
@@ -314,6 +315,8 @@ def load_settings(
     sources = dict.fromkeys(known, "default")
 
     def take(key: str, value: object, source: str) -> None:
+        if key not in known:
+            raise _unknown(f"setting {key}", key, known)
         values[key] = _converted(key, value, known[key], source)
         sources[key] = source
 

@@ -19,7 +19,8 @@ from popmq.common.message import HEADER_SIZE, BadRecord, RecordKind, check_recor
 
 RECORDS_A_STEP = 512
 RECORDS_LIMIT = 1_000_000  # of the revive topic, for one place
-OFFSETS_LIMIT = 10_000
+OFFSETS_LIMIT = 200_000
+OFFSETS_A_STEP = 64
 # The record header, and behind it the body of pop_check_point.py.
 _RECORD = struct.Struct(">IIBBHIQQQIIQBBHIQQQIIIIQQQ")
 _LOG_MS_AT = 24
@@ -91,12 +92,26 @@ class Evidence:
     def since_rewind(self, offset: int) -> "Evidence":
         """Without what was before the last OFFSET record that made the group read `offset`
         (again)."""
-        rewinds = [one.position for one in self.sets if one.offset <= offset]
+        rewinds = [
+            one.position
+            for one in self.sets
+            if one.offset <= offset and one.reason is not Reason.COMMITTED
+        ]
         if not rewinds:
             return self
         handed = [one for one in self.handed if one.position > rewinds[-1]]
         sets = [one for one in self.sets if one.position > rewinds[-1]]
         return replace(self, handed=handed, sets=sets)
+
+    def skipped(self, offset: int) -> Set | None:
+        """The last OFFSET record by which somebody passed over `offset`."""
+        skips = (s for s in reversed(self.sets) if s.reason is not Reason.COMMITTED)
+        return next((one for one in skips if one.offset > offset), None)
+
+    def committed(self, offset: int) -> Set | None:
+        """The first one that says that `offset` is over, of a group with buffered check points."""
+        commits = (s for s in self.sets if s.reason is Reason.COMMITTED)
+        return next((one for one in commits if one.offset > offset), None)
 
     @property
     def last(self) -> Handed | None:
@@ -217,23 +232,20 @@ def _gather_sets(store: MessageStore, place: Place, position: int, found: Eviden
     if end - first > OFFSETS_LIMIT:
         first = end - OFFSETS_LIMIT
         found.complete = False
-    for at in range(first, end):
-        data = yield from read(_offset_reader(store, queue, at))
-        record = OffsetRecord.decode(data[HEADER_SIZE:])
-        if (record.group_id, record.topic_id, record.queue_id) == (
-            place.group_id,
-            place.topic_id,
-            place.queue_id,
-        ):
-            header = decode_header(data)
-            found.sets.append(
-                Set(record.queue_offset, record.reason, header.position, header.wall_ms)
-            )
+    for at in range(first, end, OFFSETS_A_STEP):
+        for data in (yield from read(_offset_reader(store, queue, at))):
+            record = OffsetRecord.decode(data[HEADER_SIZE:])
+            where = (record.group_id, record.topic_id, record.queue_id)
+            if where == (place.group_id, place.topic_id, place.queue_id):
+                header = decode_header(data)
+                found.sets.append(
+                    Set(record.queue_offset, record.reason, header.position, header.wall_ms)
+                )
 
 
-def _offset_reader(store: MessageStore, queue: ConsumeQueue, at: int) -> Callable[[], bytes]:
-    def look() -> bytes:
-        (unit,) = queue.units(at, 1, wait=False)
-        return store.reader.record(unit, wait=False)
+def _offset_reader(store: MessageStore, queue: ConsumeQueue, at: int) -> Callable[[], list[bytes]]:
+    def look() -> list[bytes]:
+        units = queue.units(at, OFFSETS_A_STEP, wait=False)
+        return [store.reader.record(unit, wait=False) for unit in units]
 
     return look

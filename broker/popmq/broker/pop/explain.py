@@ -213,8 +213,11 @@ class Explainer:
         progress = self._progress(place)
         if progress is None or place.offset >= progress.cursor:
             return self._unread(copy, group, begun=progress is not None)
+        ck = _open_at(progress, place.offset)
+        if ck is not None and ck.buffered:
+            return self._buffered(copy, group, ck)
         last = evidence.last
-        skip = next((one for one in reversed(evidence.sets) if one.offset > place.offset), None)
+        skip = evidence.skipped(place.offset)
         if last is None:
             return self._passed_over(copy, group, evidence)
         proofs = _handed_proofs(evidence)
@@ -281,7 +284,12 @@ class Explainer:
         if not evidence.complete:
             return None
         header, attempt = copy.message.header, copy.message.attempt
-        skip = next((s for s in evidence.sets if s.offset > header.queue_offset), None)
+        done = evidence.committed(header.queue_offset)
+        skip = evidence.skipped(header.queue_offset)
+        if done is not None and (skip is None or done.position < skip.position):
+            text = "acked, or passed over by a filter: buffered check points leave no record of it"
+            proof = Proof("committed", done.position, done.wall_ms, f"to {done.offset}")
+            return _over(group, State.ACKED, done.wall_ms, attempt, text, [proof])
         if skip is not None:
             start = skip.reason is Reason.START_AT_NEWEST
             proof = Proof(
@@ -299,6 +307,15 @@ class Explainer:
             return _over(group, State.EXPIRED, passed_ms, attempt, text, [])
         text = "the filter of the receives that came by did not accept it"
         return _over(group, State.FILTERED, passed_ms, attempt, text, [])
+
+    def _buffered(self, copy: Copy, group: SubscriptionGroup, ck: PopCheckPoint) -> Explained:
+        """Its check point is in memory only: there is no record of it, and perhaps never will."""
+        member = copy.message.header.queue_offset - ck.start_offset
+        if ck.acked >> member & 1:
+            text = "acked; its check point was in memory only"
+            return _over(group, State.ACKED, 0, copy.message.attempt, text, [])
+        handed = Handed(ck.key, member, False, 0, 0, ck.popped_at_ms, ck.revive_at_ms, ck.client)
+        return self._invisible(copy, group, handed, [])
 
     def _invisible(
         self, copy: Copy, group: SubscriptionGroup, last: Handed, proofs: list[Proof]

@@ -9,6 +9,7 @@ from enum import Enum
 
 from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.lookup import Lookup
@@ -52,12 +53,14 @@ class OffsetReset:
         store: MessageStore,
         registry: Registry,
         table: CheckPointTable,
+        buffer: CheckPointBuffer,
         pops: PopService,
         lookup: Lookup,
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
+        self._buffer = buffer
         self._pops = pops
         self._lookup = lookup
         self.resets = 0
@@ -124,6 +127,8 @@ class OffsetReset:
         """Append the record and apply it; tell the operator when it is confirmed."""
         self._store.guard.check_write()
         self._pops.begin(group, topic, queue_id)
+        # A check point that became a record behind the reset would be one again at recovery.
+        self._buffer.write_queue((group.id, topic.id, queue_id))
         done = self.plan(group, topic, queue_id, offset)
         record = OffsetRecord(group.id, topic.id, queue_id, offset, Reason.RESET)
         log_ms = self._store.log_ms()
@@ -141,7 +146,10 @@ class OffsetReset:
 def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int) -> None:
     """One OFFSET record, in log order."""
     place = (record.group_id, record.topic_id, record.queue_id)
-    if record.reason is Reason.RESET:
-        table.reset(*place, record.queue_offset, log_ms)
-    else:
-        table.start(*place, record.queue_offset)
+    match record.reason:
+        case Reason.RESET:
+            table.reset(*place, record.queue_offset, log_ms)
+        case Reason.COMMITTED:
+            table.commit(*place, record.queue_offset)
+        case Reason.START_AT_NEWEST:
+            table.start(*place, record.queue_offset)

@@ -6,6 +6,7 @@ revive log to fall behind.
 """
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import Liveness
@@ -36,12 +37,14 @@ class ReviveService:
         store: MessageStore,
         registry: Registry,
         table: CheckPointTable,
+        buffer: CheckPointBuffer,
         bodies: InFlightBodies,
         liveness: Liveness,
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
+        self._buffer = buffer
         self._bodies = bodies
         self._liveness = liveness
         self.renewed = 0
@@ -86,6 +89,7 @@ class ReviveService:
                 Code.MESSAGE_NOT_FOUND,
                 f"the message at position {message.position} cannot be read any more",
             )
+        self._buffer.write(ck)
         self._revive_one(ck, member, topic, group, message, DeadReason.REJECTED)
 
     def hand_back(self, client: int) -> int:
@@ -108,6 +112,7 @@ class ReviveService:
 
     def _revive(self, ck: PopCheckPoint, limit: int) -> int:
         topic, group = self._owners(ck)
+        self._buffer.write(ck)  # a revival names its check point
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:

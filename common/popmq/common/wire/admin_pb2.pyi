@@ -66,6 +66,7 @@ class Group(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
     BACK_OFF_MS_FIELD_NUMBER: _builtins.int
     START_AT_FIELD_NUMBER: _builtins.int
+    CHECK_POINTS_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     RETRY_FIELD_NUMBER: _builtins.int
     EXPONENTIAL_FIELD_NUMBER: _builtins.int
@@ -75,6 +76,8 @@ class Group(_message.Message):
     max_attempts: _builtins.int
     start_at: _builtins.str
     """oldest | newest"""
+    check_points: _builtins.str
+    """durable | buffered"""
     id: _builtins.int
     retry: _builtins.str
     """customised (back_off_ms) | exponential; alter: empty leaves it"""
@@ -90,13 +93,14 @@ class Group(_message.Message):
         max_attempts: _builtins.int = ...,
         back_off_ms: _abc.Iterable[_builtins.int] | None = ...,
         start_at: _builtins.str = ...,
+        check_points: _builtins.str = ...,
         id: _builtins.int = ...,
         retry: _builtins.str = ...,
         exponential: Global___ExponentialBackOff | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exponential", b"exponential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "exponential", b"exponential", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "retry", b"retry", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "exponential", b"exponential", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "retry", b"retry", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
