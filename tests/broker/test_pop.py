@@ -159,6 +159,18 @@ def test_change_extends_and_the_new_handle_replaces_the_old(core: CoreBroker) ->
     assert core.receive("orders", "g") == []
 
 
+def test_a_reply_tells_the_time_from_which_the_invisible_time_counts(core: CoreBroker) -> None:
+    core.send("orders", b"one")
+    popped_ms = core.clock.wall_ms()
+    answer = core.ask(Kind.POP, pop("orders", "g", invisible_ms=5_000), settle=False)
+    core.clock.advance(90)  # a slow disk
+    core.settle()
+    assert answer.body is not None
+    assert hop.decode_pop_reply(answer.body).popped_ms == popped_ms
+    core.advance(4_910)
+    assert core.clock.wall_ms() == popped_ms + 5_000
+
+
 def test_a_push_nack_is_raised_to_the_groups_back_off(core: CoreBroker) -> None:
     core.send("orders", b"one")
     reply = core.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))

@@ -109,7 +109,7 @@ def test_a_third_delivery_is_a_duplicate() -> None:
 
 @pytest.mark.parametrize("rule", [EXPIRED, NACK])
 def test_a_message_that_returns_early_is_found(rule: Rule) -> None:
-    moved = shift(good_run(rule), by_ms=-200)
+    moved = shift(good_run(rule), by_ms=-100)
 
     report = check(rule, moved)
 

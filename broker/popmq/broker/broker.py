@@ -160,6 +160,9 @@ class Broker:
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
     def waits_ms(self) -> int:
         """What long polls wait on; a clock that steps cannot move, like log time."""
         return self._waits.boot_ms()

@@ -231,7 +231,7 @@ class BrokerServer:
     def _reply_pop(
         self, on_reply: OnReply, want: Want, deliveries: Sequence[Delivery], rest: int
     ) -> None:
-        reply = PopReply(deliveries, rest)
+        reply = PopReply(deliveries, rest, self._broker.wall_ms() if deliveries else 0)
         if want.group.buffered and not self._broker.pops.wrote:
             on_reply(hop.encode_pop_reply(reply))  # nothing was written: it rests on nothing new
             return

@@ -27,6 +27,7 @@ from popmq.common.message import DeadReason, RevivalToken, StoredMessage
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at
+MOVE_MS = 20  # how long a body that is just being moved is waited for
 RENEW_LIMIT_MS = 3 * 3_600_000
 _STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes more
 
@@ -120,6 +121,10 @@ class ReviveService:
                 break
             try:
                 unit = self._bodies.unit_of(ck, member, wait=False)
+                if unit.position >= self._store.confirmed:
+                    # Retention has just moved it, and the record is not on the disk yet.
+                    self._table.due_times.add(ck, self._store.log_ms() + MOVE_MS)
+                    break
                 (message,) = self._store.reader.read([unit], wait=False)
             except ColdRead as cold:
                 self._table.due_times.add(ck)
