@@ -4,7 +4,10 @@ import struct
 
 import pytest
 
+from popmq.broker.store.retention import Body
+from popmq.common import hop
 from popmq.common.errors import Code, InvalidReceiptHandle
+from popmq.common.hop import Kind
 from popmq.common.message import BadRecord, DeadReason, RevivalToken, StoredMessage
 from popmq.common.topics import CheckPoints
 from popmq.testing.core import CoreBroker
@@ -200,3 +203,18 @@ def test_a_delivery_whose_check_point_is_in_memory_only_can_be_rejected() -> Non
     core.advance(120_000)
     assert core.receive("orders", "g") == []
     assert core.reject("orders", "g", two.handle).code == Code.OK
+
+
+def test_a_rejection_waits_for_a_body_that_retention_is_just_moving(core: CoreBroker) -> None:
+    core.send("orders", b"one")
+    (one,) = core.receive("orders", "g")
+    topic = core.broker.registry.topic("orders")
+    (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
+    core.broker.store.retention.move(Body(topic.id, 0, 0, unit))
+    request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    answer = core.ask(Kind.REJECT, request, settle=False)
+    assert not answer.heard
+    core.settle()
+    assert answer.body is not None
+    assert hop.decode_ack_reply(answer.body)[0].code == Code.OK
+    assert [dead.head for dead in dead_letters(core)] == [b"one"]

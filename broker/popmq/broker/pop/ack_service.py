@@ -62,8 +62,8 @@ class AckService:
     def reject(self, *, topic: str, group: str, handle: bytes) -> None:
         """Make the message a dead letter now; tell the client when it is confirmed.
 
-        Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead, with
-        nothing changed, when the message has to be read from the disk first.
+        Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead or
+        Unconfirmed, with nothing changed, when the message cannot be read yet.
         """
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)

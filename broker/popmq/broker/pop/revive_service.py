@@ -18,6 +18,7 @@ from popmq.broker.pop.pop_check_point import (
     member_bits,
 )
 from popmq.broker.pop.pop_service import put_revive
+from popmq.broker.pop.stepped import Unconfirmed
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -79,11 +80,13 @@ class ReviveService:
     def reject(self, ck: PopCheckPoint, member: int) -> None:
         """Make a waiting delivery a dead letter now, because its consumer asks for that.
 
-        Raises ColdRead, with nothing changed, when the body is not in memory, and
+        Raises ColdRead or Unconfirmed, with nothing changed, when the body cannot be read yet, and
         MESSAGE_NOT_FOUND when it cannot be read any more.
         """
         topic, group = self._owners(ck)
         unit = self._bodies.unit_of(ck, member, wait=False)
+        if unit.position >= self._store.confirmed:
+            raise Unconfirmed  # retention has just moved it
         (message,) = self._store.reader.read([unit], wait=False)
         if isinstance(message, DamagedMessage):
             raise Refused(
