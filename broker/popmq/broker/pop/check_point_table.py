@@ -30,22 +30,31 @@ class Fate(Enum):
     WAITING = "waiting"
     ACKED = "acked"
     REVIVED = "revived"
+    DEAD_LETTERED = "dead-lettered"
     MOVED = "moved"  # the visibility was changed: a newer handle stands for it
+    RESET = "reset"  # an operator set the group's offset: it counts for nothing any more
     UNKNOWN = "unknown"
 
 
 class QueueProgress:
     """One group in one queue: where it reads on, and what it has open."""
 
-    __slots__ = ("committed", "cursor", "in_flight", "logged", "open", "snapshot")
+    __slots__ = ("committed", "cursor", "expired", "in_flight", "logged", "open", "snapshot")
 
     def __init__(self, start: int) -> None:
         self.committed = start
         self.cursor = start
         self.logged = start  # the part of `cursor` that records say
         self.in_flight = 0
+        self.expired = 0  # soft: went by retention unread, since the broker started
         self.snapshot = 0
         self.open: deque[PopCheckPoint] = deque()
+
+    def reset_to(self, offset: int) -> None:
+        """An operator's word: the group reads on at `offset`; what it had open counts no more."""
+        self.committed = self.cursor = self.logged = offset
+        self.in_flight = 0
+        self.open.clear()
 
     def skip_to(self, offset: int) -> None:
         """Pass over messages that no one is to get (filtered); not a record, redone if lost."""
@@ -97,9 +106,13 @@ class CheckPointTable:
         acked, revived, moved = masks
         if moved & bit:
             return Fate.MOVED
+        if acked & revived & bit:
+            return Fate.DEAD_LETTERED
         if acked & bit:
             return Fate.ACKED
-        return Fate.REVIVED if revived & bit else Fate.WAITING
+        if revived & bit:
+            return Fate.REVIVED
+        return Fate.WAITING if ck is not None else Fate.RESET
 
     # -- apply
 
@@ -116,7 +129,8 @@ class CheckPointTable:
             acked = record.kind is ReviveKind.ACK
             ended = self._live.get((record.epoch, record.sequence))
             if ended is not None:
-                self._end(ended, record.members & ended.waiting, acked=acked, log_ms=log_ms)
+                bits = record.members & ended.waiting
+                self._end(ended, bits, acked=acked, revived=not acked, log_ms=log_ms)
             return
         ck = record.check_point(log_ms)
         if record.kind is ReviveKind.CHANGE:
@@ -144,7 +158,7 @@ class CheckPointTable:
 
     def end_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
         """Apply acks of a check point that is not written yet."""
-        self._end(ck, bits & ck.waiting, acked=True, log_ms=log_ms)
+        self._end(ck, bits & ck.waiting, acked=True, revived=False, log_ms=log_ms)
 
     def written(self, ck: PopCheckPoint, log_ms: int) -> None:
         """It is a record now, with its acks."""
@@ -160,8 +174,37 @@ class CheckPointTable:
         """A retry or dead-letter record was written: that member of its check point is over."""
         ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
         if ck is not None:
-            bit = 1 << token.member
-            self._end(ck, bit & ck.waiting, acked=False, log_ms=log_ms)
+            bits = ck.waiting & 1 << token.member
+            # Both bits say that it became a dead letter.
+            self._end(ck, bits, acked=token.dead, revived=True, log_ms=log_ms)
+
+    def reset(self, group_id: int, topic_id: int, queue_id: int, offset: int, log_ms: int) -> int:
+        """The group reads on at `offset`, and its deliveries of this queue are over: no ack of
+        them counts and none comes back.  Returns how many were in flight.
+        """
+        place = (group_id, topic_id, queue_id)
+        progress = self._progress.get(place)
+        if progress is None:
+            self.start(*place, offset)
+            return 0
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        for ck in self._open_at(progress):
+            self.due_times.remove(ck)
+            self._forget(ck, log_ms)
+        ended = progress.in_flight
+        self.in_flight -= ended
+        progress.reset_to(offset)
+        return ended
+
+    def _open_at(self, progress: QueueProgress) -> list[PopCheckPoint]:
+        """The live check points of one queue's line, those that changes made included."""
+        roots = {ck.key for ck in progress.open if ck.key in self._live}
+        if any(self._live[key].moved for key in roots):
+            after = [ck for ck in self._live.values() if ck.root and ck.root.key in roots]
+        else:
+            after = []
+        return [*(self._live[key] for key in roots), *after]
 
     def drop_topic(self, topic_id: int) -> None:
         self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
@@ -257,7 +300,9 @@ class CheckPointTable:
         if old.root is not None:
             self._forget(old, log_ms)
 
-    def _end(self, ck: PopCheckPoint, bits: int, *, acked: bool, log_ms: int) -> None:
+    def _end(
+        self, ck: PopCheckPoint, bits: int, *, acked: bool, revived: bool, log_ms: int
+    ) -> None:
         if not bits:
             return
         root = ck.root or ck
@@ -271,7 +316,7 @@ class CheckPointTable:
             ended = bits << (ck.start_offset - one.start_offset)
             if acked:
                 one.acked |= ended
-            else:
+            if revived:
                 one.revived |= ended
         if not ck.waiting:
             self.due_times.remove(ck)
