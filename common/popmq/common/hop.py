@@ -338,13 +338,22 @@ def encode_ack(request: AckRequest) -> bytes:
 
 
 def decode_ack(body: bytes) -> AckRequest:
-    reader = PayloadReader(body)
-    topic, group = reader.text(), reader.text()
-    (count,) = reader.fields(U16)
+    """Without a PayloadReader: an ack is the smallest request and there are the most of them."""
+    from_bytes = int.from_bytes
+    topic_end = 2 + from_bytes(body[:2], "big")
+    group_end = topic_end + 2 + from_bytes(body[topic_end : topic_end + 2], "big")
+    at = group_end + 2
     handles = []
-    for _ in range(count):
-        (size,) = reader.fields(U16)
-        handles.append(reader.take(size))
+    for _ in range(from_bytes(body[group_end:at], "big")):
+        end = at + 2 + from_bytes(body[at : at + 2], "big")
+        handles.append(body[at + 2 : end])
+        at = end
+    if at > len(body):
+        raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
+    try:
+        topic, group = body[2:topic_end].decode(), body[topic_end + 2 : group_end].decode()
+    except UnicodeDecodeError as error:
+        raise Refused(Code.BAD_REQUEST, "the frame's payload has bytes, not text") from error
     return AckRequest(topic, group, handles)
 
 

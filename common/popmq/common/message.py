@@ -282,9 +282,12 @@ def check_record(data: bytes | memoryview, offset: int, position: int) -> Header
     return header
 
 
-def decode_message(data: bytes | memoryview, offset: int = 0) -> StoredMessage:
-    """A MESSAGE that `check_record` has passed, or that was read behind the confirmed position."""
-    header = decode_header(data, offset)
+def decode_message(
+    data: bytes | memoryview, offset: int = 0, header: Header | None = None
+) -> StoredMessage:
+    """A MESSAGE that `check_record` has passed (which gave `header`), or that was read behind the
+    confirmed position."""
+    header = header or decode_header(data, offset)
     tag_hash, head_size, properties_size, token_size, attempt, _ = _MESSAGE.unpack_from(
         data, offset + HEADER_SIZE
     )

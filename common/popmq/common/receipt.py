@@ -12,13 +12,14 @@ made the handle verifies the signature (HMAC-SHA256, cut to 128 bits, with the k
 import binascii
 import hmac
 import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import a2b_base64, b2a_base64
 from dataclasses import dataclass
 
 from popmq.common.errors import InvalidReceiptHandle
 
 HANDLE_VERSION = 1
 _SIGNATURE_SIZE = 16
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
 # topic_id, group_id, queue_id, queue_offset, attempt, epoch, sequence, member, reserved
 _FIELDS = struct.Struct(">IIIQHIQBQ")
 
@@ -56,7 +57,8 @@ class ReceiptHandle:
                 ),
             )
         )
-        return urlsafe_b64encode(plain + _signature(key, plain)).rstrip(b"=")
+        signed = b2a_base64(plain + _signature(key, plain), newline=False)
+        return signed.translate(_TO_URL).rstrip(b"=")
 
 
 def decode_receipt(raw: bytes, key: bytes) -> ReceiptHandle:
@@ -87,7 +89,7 @@ def broker_of(raw: bytes) -> str:
 
 def _unpacked(raw: bytes) -> bytes:
     try:
-        data = urlsafe_b64decode(raw + b"=" * (-len(raw) % 4))
+        data = a2b_base64(raw.translate(_FROM_URL) + b"=" * (-len(raw) % 4))
     except (binascii.Error, ValueError) as error:
         raise InvalidReceiptHandle("the receipt handle is not base64 text") from error
     if len(data) < 2 or len(data) != 2 + data[1] + _FIELDS.size + _SIGNATURE_SIZE:

@@ -152,7 +152,8 @@ class AckService:
                     f"the receipt handle was given to consumer group {owner}, not to {group}"
                 )
             read = self._registry.topic_by_id(receipt.topic_id)
-            if read is None or read.name not in (topic, topics.retry_topic(group, topic)):
+            name = read.name if read else ""
+            if name != topic and name != topics.retry_topic(group, topic):
                 owner = read.name if read else "a topic that was deleted"
                 raise InvalidReceiptHandle(
                     f"the receipt handle is of a message of {owner}, not of topic {topic}"

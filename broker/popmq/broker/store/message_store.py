@@ -57,7 +57,7 @@ class MessageStore:
         self._housekeeper = housekeeper or flusher
         self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
-        self.reader = MessageReader(self._log, folder, settings.segment_bytes)
+        self.reader = MessageReader(self._log, folder)
         self._abort_path = f"{folder}/abort"
         self.metrics = StoreMetrics()
         self._commit = GroupCommit(
