@@ -15,8 +15,9 @@ from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
-from popmq.broker.pop.liveness import Liveness, client_number
+from popmq.broker.pop.liveness import Liveness, attempt_number, client_number
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
@@ -31,7 +32,15 @@ from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotYet, PopmqError, Refused
-from popmq.common.hop import ClientsReport, FilterType, PopRequest, PutEntry, PutRequest, PutResult
+from popmq.common.hop import (
+    ClientsReport,
+    Delivery,
+    FilterType,
+    PopRequest,
+    PutEntry,
+    PutRequest,
+    PutResult,
+)
 from popmq.common.message import HEADER_SIZE, RecordKind, peek_message
 from popmq.common.steps import Flusher
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
@@ -76,6 +85,7 @@ class Broker:
             self.store, self.registry, self.table, self.pops, broker=settings.broker.name
         )
         self.bodies = InFlightBodies(self.store, self.table)
+        self.fifo = FifoService(self.store, self.table, self.bodies, self.pops, settings.pop)
         self.liveness = Liveness()
         self.revive = ReviveService(
             self.store, self.registry, self.table, self.bodies, self.liveness
@@ -85,6 +95,7 @@ class Broker:
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.on_grown = self._grown
         self.store.on_moved = self.table.apply_moved
+        self.table.on_freed = self._freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
 
@@ -152,11 +163,6 @@ class Broker:
             self.liveness.heard(client_number(request.client_id), self.store.log_ms())
         if not topic.readable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
-        if group.type is GroupType.FIFO:
-            raise NotYet(
-                f"consumer group {group.name} is of type FIFO, which is not served yet: receive "
-                "with a normal group"
-            )
         if request.queue_id >= topic.queues:
             raise Refused(
                 Code.BAD_REQUEST,
@@ -172,7 +178,14 @@ class Broker:
             client=client_number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
+            attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
         )
+
+    def pop(self, want: Want) -> tuple[list[Delivery], int]:
+        """See `PopService.pop`; a FIFO group's in the order of each message group."""
+        if want.group.type is GroupType.FIFO:
+            return self.fifo.pop(want)
+        return self.pops.pop(want)
 
     def hear(self, report: ClientsReport) -> None:
         """A proxy heard these clients; those that left get nothing back any more."""
@@ -242,8 +255,13 @@ class Broker:
                 )
             case RecordKind.OFFSET:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
+                group = self.registry.group_by_id(offset.group_id)
                 self.table.start(
-                    offset.group_id, offset.topic_id, offset.queue_id, offset.queue_offset
+                    offset.group_id,
+                    offset.topic_id,
+                    offset.queue_id,
+                    offset.queue_offset,
+                    fifo=group is not None and group.type is GroupType.FIFO,
                 )
             case RecordKind.MOVED:
                 header = record.header
@@ -270,6 +288,10 @@ class Broker:
             group = self.registry.find_group(group_name)
             if base is not None and group is not None:
                 self.polling.arrived(base.id, group.id)
+
+    def _freed(self, topic_id: int, group_id: int) -> None:
+        """A FIFO group may have more messages available: who waits for them tries next step."""
+        self.polling.look_again((topic_id, group_id))
 
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)

@@ -53,6 +53,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("refused_handles", "Receipt handles refused.", broker.acks.refused)
     yield Metric("changed_invisible", "Invisible durations changed.", broker.acks.changed)
     yield Metric("pop_revive_retry_messages", "Messages revived.", broker.revive.retried)
+    yield Metric("pop_revive_returned_messages", "Back in a FIFO group.", broker.revive.returned)
     yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
     yield _gauge("check_points", "Check points in memory.", len(broker.table))
@@ -75,7 +76,7 @@ def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
         name = topic.name.partition("+")[2] if is_retry_topic(topic.name) else topic.name
         key = (group.name, name)
         count = broker.store.queue(topic_id, queue_id).count
-        ready[key] = ready.get(key, 0) + max(0, count - progress.cursor)
+        ready[key] = ready.get(key, 0) + progress.waiting(count)
         in_flight[key] = in_flight.get(key, 0) + progress.in_flight
     for name, help_text, values in (
         ("consumer_ready_messages", "Messages that a receive would find.", ready),

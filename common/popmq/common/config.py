@@ -217,6 +217,8 @@ class PopSettings(_Section):
     retry_first_percent: int = _within(20, 0, 100)
     catch_up_percent: int = _within(20, 1, 100)
     catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
+    # Of a FIFO group in one queue: messages that were looked at and are not over.
+    fifo_open_offsets: int = _within(10_000, 1, 1_000_000)
 
     def relations(self) -> None:
         low, high = self.invisible_min_ms, self.invisible_max_ms

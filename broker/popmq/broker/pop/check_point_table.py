@@ -4,7 +4,6 @@ A function of the log: every change comes through one of the `apply` methods, in
 on the master at append and at recovery from the scan.  Nothing here reads a clock.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 
@@ -12,10 +11,13 @@ from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.due_times import DueTimes
 from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.pop_check_point import (
+    FIFO,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
+    member_bits,
 )
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
 from popmq.common.message import RevivalToken
@@ -34,26 +36,6 @@ class Fate(Enum):
     UNKNOWN = "unknown"
 
 
-class QueueProgress:
-    """One group in one queue: where it reads on, and what it has open."""
-
-    __slots__ = ("committed", "cursor", "in_flight", "logged", "open", "snapshot")
-
-    def __init__(self, start: int) -> None:
-        self.committed = start
-        self.cursor = start
-        self.logged = start  # the part of `cursor` that records say
-        self.in_flight = 0
-        self.snapshot = 0
-        self.open: deque[PopCheckPoint] = deque()
-
-    def skip_to(self, offset: int) -> None:
-        """Pass over messages that no one is to get (filtered); not a record, redone if lost."""
-        self.cursor = max(self.cursor, offset)
-        if not self.open:
-            self.committed = self.cursor
-
-
 class CheckPointTable:
     table_number = 2
 
@@ -67,7 +49,11 @@ class CheckPointTable:
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
+        # Live FIFO check points by the receive that they answer, if it named its attempt.
+        self._receives: dict[tuple[int, int, int, int], dict[Key, PopCheckPoint]] = {}
         self.in_flight = 0
+        # Who hears that messages of a FIFO group (topic id, group id) may be available again.
+        self.on_freed: Callable[[int, int], None] = lambda topic_id, group_id: None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -86,6 +72,20 @@ class CheckPointTable:
     def find(self, epoch: int, sequence: int) -> PopCheckPoint | None:
         return self._live.get((epoch, sequence))
 
+    def received(
+        self, group_id: int, topic_id: int, client: int, attempt_id: int
+    ) -> list[PopCheckPoint]:
+        """What the client's receive of that attempt id was given and is not over, in order."""
+        found = self._receives.get((group_id, topic_id, client, attempt_id), {})
+        return list(found.values())
+
+    def attempts_before(self, ck: PopCheckPoint, member: int) -> int:
+        """Deliveries from this place that ended before this one; retry copies carry their own."""
+        progress = self._progress.get((ck.group_id, ck.topic_id, ck.queue_id))
+        if not isinstance(progress, FifoProgress):
+            return 0
+        return progress.attempts.get(ck.offset_of(member), 0)
+
     def fate(self, epoch: int, sequence: int, member: int) -> Fate:
         ck = self._live.get((epoch, sequence))
         masks = (ck.acked, ck.revived, ck.moved) if ck else self.outcomes.get((epoch, sequence))
@@ -103,20 +103,25 @@ class CheckPointTable:
 
     # -- apply
 
-    def start(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> QueueProgress:
+    def start(
+        self, group_id: int, topic_id: int, queue_id: int, offset: int, *, fifo: bool = False
+    ) -> QueueProgress:
         """The group's first look at the queue."""
-        made = self._progress[(group_id, topic_id, queue_id)] = QueueProgress(offset)
+        made = FifoProgress(offset) if fifo else QueueProgress(offset)
+        self._progress[(group_id, topic_id, queue_id)] = made
         if self._saving is not None:
             made.snapshot = self._saving.number
         return made
 
     def apply(self, record: ReviveRecord, log_ms: int) -> None:
         """One record of the revive topic; `log_ms` is when it was written."""
-        if record.kind in (ReviveKind.ACK, ReviveKind.LOST):
+        if record.kind in (ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED):
             acked = record.kind is ReviveKind.ACK
+            over = record.kind is not ReviveKind.RETURNED
             ended = self._live.get((record.epoch, record.sequence))
             if ended is not None:
-                self._end(ended, record.members & ended.waiting, acked=acked, log_ms=log_ms)
+                bits = record.members & ended.waiting
+                self._end(ended, bits, acked=acked, over=over, log_ms=log_ms)
             return
         ck = PopCheckPoint(
             record.epoch,
@@ -135,7 +140,8 @@ class CheckPointTable:
         if record.kind is ReviveKind.CHANGE:
             self._take_over(ck, (record.old_epoch, record.link), log_ms)
         else:
-            self._open(ck)
+            ck.attempt_id = record.old_epoch
+            self._open(ck, log_ms)
 
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""
@@ -152,9 +158,9 @@ class CheckPointTable:
 
     # -- retention (store/retention.py)
 
-    def moved_body(self, ck: PopCheckPoint, member: int) -> Unit | None:
-        """Where the member's message is now, if retention moved it."""
-        return self._moved.get((ck.topic_id, ck.queue_id, ck.offset_of(member)))
+    def moved_body(self, identity: Identity) -> Unit | None:
+        """Where the message is now, if retention moved it."""
+        return self._moved.get(identity)
 
     def apply_moved(self, body: Body) -> None:
         """A body was appended again. Several groups may hold it, so the entry stays until a
@@ -201,20 +207,27 @@ class CheckPointTable:
         self._live = dict(sorted(self._live.items()))
         for ck in self._live.values():
             self.due_times.add(ck)
+            self._note_receive(ck)
 
     # -- inside
 
-    def _open(self, ck: PopCheckPoint) -> None:
+    def _open(self, ck: PopCheckPoint, log_ms: int) -> None:
         place = (ck.group_id, ck.topic_id, ck.queue_id)
-        progress = self._progress.get(place) or self.start(*place, ck.start_offset)
+        fifo = bool(ck.flags & FIFO)
+        start = ck.next_offset if fifo else ck.start_offset
+        progress = self._progress.get(place) or self.start(*place, start, fifo=fifo)
         if self._saving is not None:
             self._saving.keep_progress(place, progress)
             ck.snapshot = self._saving.number
-        progress.open.append(ck)
-        progress.cursor = max(progress.cursor, ck.next_offset)
-        progress.logged = max(progress.logged, ck.next_offset)
         count = ck.members.bit_count()
-        progress.in_flight += count
+        if isinstance(progress, FifoProgress):
+            progress.opened(_offsets(ck, ck.members), ck.next_offset, log_ms)
+            self._note_receive(ck)
+        else:
+            progress.open.append(ck)
+            progress.cursor = max(progress.cursor, ck.next_offset)
+            progress.logged = max(progress.logged, ck.next_offset)
+            progress.in_flight += count
         self.in_flight += count
         self._live[ck.key] = ck
         self.due_times.add(ck)
@@ -235,7 +248,10 @@ class CheckPointTable:
         if old.root is not None:
             self._forget(old, log_ms)
 
-    def _end(self, ck: PopCheckPoint, bits: int, *, acked: bool, log_ms: int) -> None:
+    def _end(
+        self, ck: PopCheckPoint, bits: int, *, acked: bool, log_ms: int, over: bool = True
+    ) -> None:
+        """These members' deliveries ended; not `over` when the message itself waits in place."""
         if not bits:
             return
         root = ck.root or ck
@@ -255,11 +271,16 @@ class CheckPointTable:
             self.due_times.remove(ck)
         count = bits.bit_count()
         self.in_flight -= count
-        progress.in_flight -= count
         if ck is not root:
             self._forget(ck, log_ms)
         if root.finished:
             self._forget(root, log_ms)
+        if isinstance(progress, FifoProgress):
+            progress.ended(_offsets(ck, bits), over=over, log_ms=log_ms)
+            self.on_freed(ck.topic_id, ck.group_id)
+            return
+        progress.in_flight -= count
+        if root.finished:
             self._commit(progress)
 
     def _commit(self, progress: QueueProgress) -> None:
@@ -271,7 +292,19 @@ class CheckPointTable:
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
         del self._live[ck.key]
+        self._forget_receive(ck)
         self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+
+    def _note_receive(self, ck: PopCheckPoint) -> None:
+        if ck.attempt_id:
+            self._receives.setdefault(ck.receive, {})[ck.key] = ck
+
+    def _forget_receive(self, ck: PopCheckPoint) -> None:
+        if ck.attempt_id:
+            of_receive = self._receives[ck.receive]
+            del of_receive[ck.key]
+            if not of_receive:
+                del self._receives[ck.receive]
 
     def _drop(
         self,
@@ -280,6 +313,11 @@ class CheckPointTable:
     ) -> None:
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
             del self._live[ck.key]
+            self._forget_receive(ck)
             self.due_times.remove(ck)
         for key in [key for key in self._progress if of_progress(key)]:
             self.in_flight -= self._progress.pop(key).in_flight
+
+
+def _offsets(ck: PopCheckPoint, bits: int) -> list[int]:
+    return [ck.start_offset + member for member in member_bits(bits)]

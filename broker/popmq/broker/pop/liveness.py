@@ -15,6 +15,11 @@ def client_number(client_id: str) -> int:
     return tag_hash(client_id)
 
 
+def attempt_number(attempt_id: str) -> int:
+    """32 bits that stand for a receive's attempt id in check points of FIFO groups."""
+    return tag_hash(attempt_id) & 0xFFFF_FFFF or 1
+
+
 class Liveness:
     def __init__(self) -> None:
         self._heard_ms: dict[int, int] = {}
