@@ -16,6 +16,7 @@ from popmq.common.config import StoreSettings
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.hop import Kind
+from popmq.common.topics import GroupType, MessageType
 from popmq.testing.core import SMALL, CoreBroker, pop
 
 NEVER = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=1 << 40))
@@ -47,11 +48,11 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
     """One random thing that changes a table."""
     match rng.choices(["send", "pop", "ack", "change", "time", "meta"], [6, 4, 4, 2, 1, 1])[0]:
         case "send":
-            core.send("orders", b"%06d" % number)
+            core.send("orders", b"%06d" % number, message_group=f"k{number % 7}")
         case "pop":
-            reply = core.reply(
-                Kind.POP, pop("orders", "g", limit=rng.randrange(1, 9), invisible_ms=60_000)
-            )
+            limit, attempt_id = rng.randrange(1, 9), f"attempt {number}"
+            request = pop("orders", "g", limit=limit, attempt_id=attempt_id)
+            reply = core.reply(Kind.POP, request)
             handles += (one.handle for one in hop.decode_pop_reply(reply).deliveries)
         case "ack" if handles:
             core.ack("orders", "g", handles.pop(rng.randrange(len(handles))))
@@ -67,8 +68,9 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
             core.topic(f"topic-{number}")
 
 
+@pytest.mark.parametrize("group_type", GroupType)
 def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_type: GroupType
 ) -> None:
     """Its hash equals that of a broker which replayed the log up to that position."""
     monkeypatch.setattr(check_point_snapshot, "_PER_PIECE", 1)  # so that it takes many steps
@@ -76,8 +78,8 @@ def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     print(f"seed {seed} (POPMQ_TEST_SEED={seed} repeats it)")
     rng = random.Random(seed)
     core = real_core(tmp_path / "a", snapshots=False)
-    core.topic("orders", queues=3)
-    core.group("g", max_attempts=10_000)
+    core.topic("orders", queues=3, type=MessageType.MIXED)
+    core.group("g", type=group_type, max_attempts=10_000)
     handles: list[bytes] = []
     for number in range(1500):
         live(core, rng, number, handles)
