@@ -12,14 +12,18 @@ import pytest
 from popmq.broker.pop import check_point_snapshot
 from popmq.broker.store.snapshot import read_snapshot
 from popmq.common import hop
-from popmq.common.config import StoreSettings
+from popmq.common.config import PopSettings, StoreSettings
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType
 from popmq.testing.core import SMALL, CoreBroker, pop
 
-NEVER = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=1 << 40))
+NEVER = replace(
+    SMALL,
+    store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=1 << 40),
+    pop=PopSettings(fifo_open_offsets=40, fifo_park_after_ms=1_000),
+)
 
 
 def real_core(folder: Path, *, snapshots: bool = True) -> CoreBroker:
@@ -63,6 +67,7 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
         case "time":
             core.clock.advance(rng.randrange(3_000))
             core.broker.revive.step()
+            core.broker.parking.step()
             core.settle()
         case _:
             core.topic(f"topic-{number}")
@@ -96,6 +101,8 @@ def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     kill(core)
     position = writer.head.position
     assert pieces > 50
+    if group_type is GroupType.FIFO:
+        assert core.broker.parking.parked > 0
     assert position < store.end - 10_000
     shutil.copytree(tmp_path / "a" / "commitlog", tmp_path / "b" / "commitlog")
     cut_log(tmp_path / "b", position)

@@ -8,6 +8,9 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+from popmq.broker.pop.parked_keys import ParkedKey
+from popmq.broker.pop.pop_check_point import Unpark
+from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.common import hop
 from popmq.common.config import PopSettings
 from popmq.common.errors import Code, InvalidReceiptHandle
@@ -42,14 +45,16 @@ class History:
     rng: random.Random = field(init=False)
     core: CoreBroker = field(init=False)
     messages: dict[Place, Known] = field(default_factory=dict)
+    places: dict[bytes, Place] = field(default_factory=dict)  # by body: parked ones have others
     by_key: dict[tuple[int, str], list[Place]] = field(default_factory=lambda: defaultdict(list))
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     in_doubt: bool = False  # a receive was not answered: some messages may be invisible
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        # A small window, so that the bound is met as well.
-        settings = replace(SMALL, pop=PopSettings(fifo_open_offsets=self.rng.choice((5, 10_000))))
+        # A small window in half of the lives, so that the bound is met and keys are parked.
+        limits = PopSettings(fifo_open_offsets=self.rng.choice((5, 10_000)), fifo_park_after_ms=500)
+        settings = replace(SMALL, pop=limits)
         self.core = CoreBroker(settings=settings, seed=self.seed)
         self.core.topic("orders", queues=QUEUES, type=MessageType.MIXED)
         self.core.group("g", type=GroupType.FIFO, max_attempts=MAX_ATTEMPTS)
@@ -63,9 +68,10 @@ class History:
         return self.core.settings.pop.fifo_open_offsets < 100
 
     def run(self, actions: int) -> None:
-        kinds = ("send", "receive", "ack", "change", "time", "restart", "cut")
+        kinds = ("send", "receive", "ack", "change", "time", "restart", "cut", "unpark")
+        weights = (9, 6, 3, 1, 3, 0.2, 0.4, 1.5) if self.bounded else (6, 5, 6, 2, 3, 0.2, 0.4, 0)
         for _ in range(actions):
-            (kind,) = self.rng.choices(kinds, (6, 5, 6, 2, 3, 0.2, 0.4))
+            (kind,) = self.rng.choices(kinds, weights)
             self.counts[kind] += 1
             getattr(self, kind)()
         self.drain()
@@ -74,8 +80,9 @@ class History:
 
     def send(self) -> None:
         queue, key = self.rng.randrange(QUEUES), f"k{self.rng.randrange(self.keys)}"
-        result = self.core.send("orders", b"x", queue_id=queue, message_group=key)
-        place = (queue, result.queue_offset)
+        body = b"%d" % len(self.messages)
+        result = self.core.send("orders", body, queue_id=queue, message_group=key)
+        place = self.places[body] = (queue, result.queue_offset)
         self.messages[place] = Known(key)
         self.by_key[(queue, key)].append(place)
 
@@ -144,11 +151,40 @@ class History:
             for one in self.messages.values():
                 one.doubtful = True  # of its attempt
 
+    def unpark(self) -> None:
+        for key in self.parked():
+            what = self.rng.choice((*Unpark, None))
+            if what is not None:
+                self.counts[what.name] += 1
+                self.say(key, what)
+
+    def parked(self) -> list[ParkedKey]:
+        (group,) = self.core.broker.registry.groups()
+        return self.core.broker.table.parked.of_group(group.id)
+
+    def say(self, key: ParkedKey, what: Unpark) -> None:
+        broker = self.core.broker
+        progress = broker.table.progress(key.group_id, key.parking_id, 0)
+        assert isinstance(progress, FifoProgress)
+        if what is not Unpark.RESUME:
+            for origin, offset in key.messages:
+                one = self.messages[(key.queue_id, origin)]
+                if offset not in progress.held:
+                    one.over = True
+                elif what is Unpark.DEAD_LETTER:
+                    one.doubtful = True  # as soon as it is not in flight any more
+        topic = broker.registry.topic("orders")
+        group = broker.registry.group("g")
+        if broker.table.parked.find(group.id, topic.id, key.queue_id, key.name) is key:
+            broker.parking.say(group.id, key.parking_id, key.messages[0][1], what)
+        self.core.settle()
+        self.core.run_steps()
+
     # -- the model
 
     def take(self, got: list[Delivery], invisible_ms: int) -> None:
         for delivery in got:
-            place = (delivery.queue_id, delivery.queue_offset)
+            place = self.places[delivery.head]
             one = self.messages[place]
             assert not one.over, f"{place} was acked and came again"
             assert one.until_ms <= self.now_ms, f"{place} came while it was invisible"
@@ -159,7 +195,7 @@ class History:
                 fine = fine or before.attempts >= MAX_ATTEMPTS  # a dead letter
                 assert fine, f"{place} before {earlier}, both of {one.key}"
                 if not (before.over or before.doubtful) and before.until_ms > self.now_ms:
-                    together = any((d.queue_id, d.queue_offset) == earlier for d in got)
+                    together = any(self.places[other.head] == earlier for other in got)
                     assert together, f"{place} while {earlier} of {one.key} is in flight"
             if not one.doubtful:
                 assert delivery.attempt == one.attempts + 1, f"attempt of {place}"
@@ -172,7 +208,7 @@ class History:
         """A reply with room left holds the head of every key that is not busy."""
         if len(got) >= limit or self.bounded:
             return
-        taken = {(one.queue_id, one.queue_offset) for one in got}
+        taken = {self.places[one.head] for one in got}
         for line in self.by_key.values():
             left = [place for place in line if not self.messages[place].over]
             states = [self.messages[place] for place in left]
@@ -185,14 +221,16 @@ class History:
         """Everything comes in the end; afterwards nothing is open and the offset is at the end."""
         for _ in range(2_000):
             self.core.advance(25_000)
+            for key in self.parked():
+                self.say(key, Unpark.RESUME)
             got = self.core.receive("orders", "g", limit=32, invisible_ms=1_000)
             self.take(got, 1_000)
-            if not got:
+            if not got and not self.parked():
                 break
             results = self.core.ack("orders", "g", *(one.handle for one in got))
             assert all(result.code == Code.OK for result in results)
             for delivery in got:
-                self.messages[(delivery.queue_id, delivery.queue_offset)].over = True
+                self.messages[self.places[delivery.head]].over = True
         broker = self.core.broker
         assert (broker.table.in_flight, len(broker.table)) == (0, 0)
         dead = 0
@@ -200,6 +238,7 @@ class History:
             fine = one.over or one.doubtful or one.attempts >= MAX_ATTEMPTS
             assert fine, f"{place} of {one.key} never came"
             dead += not one.over
+        assert self.parked() == []
         for (_, topic_id, queue_id), progress in broker.table.progress_items():
             assert progress.committed == broker.store.queue(topic_id, queue_id).count
         self.counts["dead"] += dead

@@ -16,7 +16,7 @@ from popmq.common.topics import (
     StartAt,
     SubscriptionGroup,
     TopicConfig,
-    is_retry_topic,
+    is_group_owned,
 )
 from popmq.common.wire import admin_pb2 as pb
 
@@ -69,7 +69,7 @@ def _list_topics(broker: Broker, body: bytes) -> bytes:
         topics=[
             _topic_to_wire(topic)
             for topic in broker.registry.topics()
-            if system or not is_retry_topic(topic.name)
+            if system or not is_group_owned(topic.name)
         ],
     ).SerializeToString()
 

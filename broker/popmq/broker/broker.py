@@ -19,6 +19,8 @@ from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import Liveness, attempt_number, client_number
 from popmq.broker.pop.long_polling import LongPolling
+from popmq.broker.pop.message_group import message_group
+from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.broker.pop.revive_service import ReviveService
@@ -41,7 +43,13 @@ from popmq.common.hop import (
     PutRequest,
     PutResult,
 )
-from popmq.common.message import HEADER_SIZE, RecordKind, peek_message
+from popmq.common.message import (
+    HEADER_SIZE,
+    RecordKind,
+    RevivalToken,
+    decode_message,
+    peek_message,
+)
 from popmq.common.steps import Flusher
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 
@@ -85,7 +93,18 @@ class Broker:
             self.store, self.registry, self.table, self.pops, broker=settings.broker.name
         )
         self.bodies = InFlightBodies(self.store, self.table)
-        self.fifo = FifoService(self.store, self.table, self.bodies, self.pops, settings.pop)
+        self.parking = ParkingService(
+            self.store, self.registry, self.table, self.bodies, settings.pop
+        )
+        self.fifo = FifoService(
+            self.store,
+            self.registry,
+            self.table,
+            self.bodies,
+            self.pops,
+            self.parking,
+            settings.pop,
+        )
         self.liveness = Liveness()
         self.revive = ReviveService(
             self.store, self.registry, self.table, self.bodies, self.liveness
@@ -112,7 +131,12 @@ class Broker:
             unit_size=RECORD_SIZE,
         )
         self.store.retention.live = (self.bodies,)
-        self.store.snapshots.tables = (self.registry, self.table, self.store.dispatch)
+        self.store.snapshots.tables = (
+            self.registry,
+            self.table,
+            self.table.parked,
+            self.store.dispatch,
+        )
         self.store.recover(self._apply)
         self.expiry.run_all(self._clock.wall_ms())
         self.liveness.started(self.store.log_ms())
@@ -129,7 +153,7 @@ class Broker:
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.catch_up.step() + self.revive.step()
+        done = self.catch_up.step() + self.revive.step() + self.parking.step()
         done += self.polling.step(self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
@@ -271,8 +295,24 @@ class Broker:
                 )
             case RecordKind.MESSAGE:
                 token = peek_message(record.data)[1]
-                if token is not None:
+                if token is not None and token.parked and not token.dead:
+                    self._apply_parked(record, token)
+                elif token is not None:
                     self.table.apply_revival(token, record.header.log_ms)
+
+    def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
+        header = record.header
+        parking = self.registry.topic_by_id(header.topic_id)
+        place = self._base_of(parking) if parking is not None else None
+        if place is not None:
+            self.table.apply_parked(
+                (place[1], token.topic_id, token.queue_id),
+                header.topic_id,
+                message_group(decode_message(record.data).properties),
+                origin=token.queue_offset,
+                offset=header.queue_offset,
+                log_ms=header.log_ms,
+            )
 
     def _grown(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
@@ -280,17 +320,25 @@ class Broker:
             topic = self.registry.topic_by_id(topic_id)
             if topic is None:
                 continue
-            if not topics.is_retry_topic(topic.name):
+            if not topics.is_group_owned(topic.name):
                 self.polling.arrived(topic_id)
                 continue
-            group_name, _, base_name = topic.name[len(topics.RETRY_PREFIX) :].partition("+")
-            base = self.registry.find_topic(base_name)
-            group = self.registry.find_group(group_name)
-            if base is not None and group is not None:
-                self.polling.arrived(base.id, group.id)
+            place = self._base_of(topic)
+            if place is not None:
+                self.polling.arrived(*place)
+
+    def _base_of(self, topic: TopicConfig) -> tuple[int, int] | None:
+        """Topic and group that a retry or parking topic belongs to."""
+        group_name, base_name = topics.of_group_and_topic(topic.name)
+        base, group = self.registry.find_topic(base_name), self.registry.find_group(group_name)
+        return (base.id, group.id) if base is not None and group is not None else None
 
     def _freed(self, topic_id: int, group_id: int) -> None:
         """A FIFO group may have more messages available: who waits for them tries next step."""
+        topic = self.registry.topic_by_id(topic_id)
+        if topic is not None and topics.is_parked_topic(topic.name):
+            base = self.registry.find_topic(topics.of_group_and_topic(topic.name)[1])
+            topic_id = base.id if base is not None else topic_id
         self.polling.look_again((topic_id, group_id))
 
     def _topic_gone(self, topic: TopicConfig) -> None:

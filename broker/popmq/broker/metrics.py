@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from popmq.broker.broker import Broker
 from popmq.common.observe import Metric, MetricKind
-from popmq.common.topics import is_retry_topic
+from popmq.common.topics import is_group_owned, of_group_and_topic
 
 
 def broker_metrics(broker: Broker) -> Iterable[Metric]:
@@ -56,6 +56,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("pop_revive_returned_messages", "Back in a FIFO group.", broker.revive.returned)
     yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
+    yield Metric("parked_messages", "Moved to parking topics.", broker.parking.parked)
     yield _gauge("check_points", "Check points in memory.", len(broker.table))
     yield Metric(
         "outcomes_dropped",
@@ -73,7 +74,7 @@ def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
         group, topic = broker.registry.group_by_id(group_id), broker.registry.topic_by_id(topic_id)
         if group is None or topic is None:
             continue
-        name = topic.name.partition("+")[2] if is_retry_topic(topic.name) else topic.name
+        name = of_group_and_topic(topic.name)[1] if is_group_owned(topic.name) else topic.name
         key = (group.name, name)
         count = broker.store.queue(topic_id, queue_id).count
         ready[key] = ready.get(key, 0) + progress.waiting(count)

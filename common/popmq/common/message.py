@@ -46,6 +46,7 @@ _HEADER = struct.Struct(">IIBBHIQQQIIQ")
 _MESSAGE = struct.Struct(">QIIHHI")
 _REST_AND_MESSAGE = struct.Struct(">BBHIQQQIIQQIIHHI")
 _TOKEN = struct.Struct(">BBHIQIIQQ")
+_DEAD, _PARKED = 1, 4  # flags of a token
 
 assert _FRONT.size + _REST.size == _HEADER.size == HEADER_SIZE
 assert _HEADER.size + _MESSAGE.size == MESSAGE_HEADER_SIZE
@@ -107,12 +108,15 @@ class RevivalToken:
     queue_id: int
     queue_offset: int
     first_log_ms: int
+    # With `dead`: a dead letter out of a parking topic, whose id and offset stand in the check
+    # point's place.  Else: parked, out of the place that topic, queue and offset name.
+    parked: bool = False
 
     def encode(self) -> bytes:
         return _TOKEN.pack(
             1,
             self.member,
-            1 if self.dead else 0,
+            (_DEAD if self.dead else 0) | (_PARKED if self.parked else 0),
             self.check_point_epoch,
             self.check_point_sequence,
             self.topic_id,
@@ -123,10 +127,11 @@ class RevivalToken:
 
     @classmethod
     def decode(cls, data: bytes) -> "RevivalToken":
-        version, member, dead, epoch, sequence, topic, queue, offset, first = _TOKEN.unpack(data)
+        version, member, flags, epoch, sequence, topic, queue, offset, first = _TOKEN.unpack(data)
         if version != 1:
             raise BadRecord(f"revival token version {version} is unknown")
-        return cls(bool(dead), member, epoch, sequence, topic, queue, offset, first)
+        dead, parked = bool(flags & _DEAD), bool(flags & _PARKED)
+        return cls(dead, member, epoch, sequence, topic, queue, offset, first, parked)
 
 
 class StoredMessage(NamedTuple):

@@ -115,7 +115,12 @@ class AckService:
                     f"the receipt handle was given to consumer group {owner}, not to {group}"
                 )
             read = self._registry.topic_by_id(receipt.topic_id)
-            if read is None or read.name not in (topic, topics.retry_topic(group, topic)):
+            own = (
+                topic,
+                topics.retry_topic(group, topic),
+                topics.parked_topic(group, topic),
+            )
+            if read is None or read.name not in own:
                 owner = read.name if read else "a topic that was deleted"
                 raise InvalidReceiptHandle(
                     f"the receipt handle is of a message of {owner}, not of topic {topic}"

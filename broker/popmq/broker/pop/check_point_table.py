@@ -10,11 +10,13 @@ from enum import Enum
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.due_times import DueTimes
 from popmq.broker.pop.outcomes import Key, Outcomes
+from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
 from popmq.broker.pop.pop_check_point import (
     FIFO,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
+    Unpark,
     member_bits,
 )
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
@@ -52,6 +54,8 @@ class CheckPointTable:
         # Live FIFO check points by the receive that they answer, if it named its attempt.
         self._receives: dict[tuple[int, int, int, int], dict[Key, PopCheckPoint]] = {}
         self.in_flight = 0
+        self.parked = ParkedKeys()
+        self.parked.on_unparked = self._unparked
         # Who hears that messages of a FIFO group (topic id, group id) may be available again.
         self.on_freed: Callable[[int, int], None] = lambda topic_id, group_id: None
 
@@ -123,6 +127,9 @@ class CheckPointTable:
                 bits = record.members & ended.waiting
                 self._end(ended, bits, acked=acked, over=over, log_ms=log_ms)
             return
+        if record.kind is ReviveKind.UNPARKED:
+            self._unpark(record, log_ms)
+            return
         ck = PopCheckPoint(
             record.epoch,
             record.sequence,
@@ -145,15 +152,36 @@ class CheckPointTable:
 
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""
+        if token.parked:
+            self._parked_over(token.check_point_epoch, {token.check_point_sequence}, log_ms)
+            return
         ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
         if ck is not None:
             bit = 1 << token.member
             self._end(ck, bit & ck.waiting, acked=False, log_ms=log_ms)
 
+    def apply_parked(
+        self,
+        place: Place,
+        parking_id: int,
+        name: bytes,
+        *,
+        origin: int,
+        offset: int,
+        log_ms: int,
+    ) -> None:
+        """A message of key `name` left its place for the parking topic: it is over there."""
+        self._fifo_at(place).ended([origin], over=True, log_ms=log_ms)
+        self._fifo_at((place[0], parking_id, 0))  # so that it is there when deliveries begin
+        self.parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
+        self.on_freed(place[1], place[0])
+
     def drop_topic(self, topic_id: int) -> None:
+        self.parked.drop_topic(topic_id)
         self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
 
     def drop_group(self, group_id: int) -> None:
+        self.parked.drop_group(group_id)
         self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
 
     # -- retention (store/retention.py)
@@ -276,12 +304,59 @@ class CheckPointTable:
         if root.finished:
             self._forget(root, log_ms)
         if isinstance(progress, FifoProgress):
-            progress.ended(_offsets(ck, bits), over=over, log_ms=log_ms)
+            offsets = _offsets(ck, bits)
+            progress.ended(offsets, over=over, log_ms=log_ms)
+            if over:
+                for offset in offsets:
+                    self.parked.over(ck.topic_id, offset)
             self.on_freed(ck.topic_id, ck.group_id)
             return
         progress.in_flight -= count
         if root.finished:
             self._commit(progress)
+
+    # -- parked keys
+
+    def _fifo_at(self, place: Place) -> FifoProgress:
+        """The progress there, made if need be, kept for a snapshot before it changes."""
+        progress = self._progress.get(place) or self.start(*place, 0, fifo=True)
+        assert isinstance(progress, FifoProgress)
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        return progress
+
+    def _unpark(self, record: ReviveRecord, log_ms: int) -> None:
+        key = self.parked.owner(record.topic_id, record.start_offset)
+        if key is None:
+            return
+        if record.flags != Unpark.SKIP:
+            self.parked.say(key, Unpark(record.flags), record.link)
+        else:
+            held = self._fifo_at((key.group_id, key.parking_id, 0)).held
+            low, end = record.members, record.link
+            skipped = {offset for _, offset in key.messages if low <= offset < end} - held
+            self._parked_over(key.parking_id, skipped, log_ms)
+        self.on_freed(key.topic_id, key.group_id)
+
+    def _parked_over(self, parking_id: int, offsets: set[int], log_ms: int) -> None:
+        """Messages that were never delivered out of the parking queue are over."""
+        key = self.parked.owner(parking_id, min(offsets)) if offsets else None
+        if key is not None:
+            progress = self._fifo_at((key.group_id, parking_id, 0))
+            for offset in sorted(offsets):
+                if progress.order is not None:
+                    progress.order.drop(offset)
+                progress.ended([offset], over=True, log_ms=log_ms)
+            if len(offsets) == 1:
+                self.parked.over(parking_id, offsets.pop())
+            else:
+                self.parked.skip(key, offsets)
+
+    def _unparked(self, key: ParkedKey) -> None:
+        progress = self._progress.get((key.group_id, key.topic_id, key.queue_id))
+        if isinstance(progress, FifoProgress) and progress.order is not None:
+            progress.order.unpark(key.name)
+        self.on_freed(key.topic_id, key.group_id)
 
     def _commit(self, progress: QueueProgress) -> None:
         """Head of line: the offset passes a check point once all its members have ended."""

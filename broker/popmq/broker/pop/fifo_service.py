@@ -5,9 +5,14 @@ their offsets; a key that is busy holds up nobody else.  What comes back waits i
 there is no retry topic (docs/concepts/pop.md, FIFO groups).
 """
 
+from popmq.broker.filter.tag import EVERYTHING
+from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.fifo_visit import FifoVisit
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
+from popmq.broker.pop.order_info import OrderInfo
+from popmq.broker.pop.parked_keys import ParkedKey
+from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
     FIFO,
@@ -16,12 +21,14 @@ from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
+    Unpark,
     member_bits,
 )
 from popmq.broker.pop.pop_service import Batch, PopService, Want, put_revive
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
 from popmq.common.config import PopSettings
 from popmq.common.disk import ColdRead
 from popmq.common.hop import Delivery
@@ -33,12 +40,16 @@ class FifoService:
     def __init__(
         self,
         store: MessageStore,
+        registry: Registry,
         table: CheckPointTable,
         bodies: InFlightBodies,
         pops: PopService,
+        parking: ParkingService,
         settings: PopSettings,
     ) -> None:
         self._store = store
+        self._registry = registry
+        self._parking = parking
         self._table = table
         self._bodies = bodies
         self._pops = pops
@@ -52,8 +63,11 @@ class FifoService:
         for ck in self._received(want):
             self._give_again(ck, batch)
         if not batch.deliveries:
+            self._take_resumed(want, batch)
             for queue_id in self._pops.queue_order(want.topic, want.queue_id):
                 self._take(want, want.topic, queue_id, batch)
+            if not batch.deliveries:  # the queues may have been looked at far enough by now
+                self._take_resumed(want, batch)
         return self._pops.finish(want, batch)
 
     def has_ready(self, want: Want) -> bool:
@@ -81,11 +95,16 @@ class FifoService:
             batch.cold.append(cold)
         else:
             self._deliver(want, topic, visit, found, batch)
+        self._parking.look(want.group, topic, queue_id, visit)
         batch.rest += visit.rest
 
     def _visit(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoVisit:
-        progress = self._pops.progress(want.group, topic, queue_id)
-        assert isinstance(progress, FifoProgress), f"group {want.group.name} keeps no order"
+        progress = self._progress(want, topic, queue_id)
+        if progress.order is None:
+            progress.order = OrderInfo(progress.committed)
+            for key in self._table.parked.of_topic(want.group.id, topic.id):
+                if key.queue_id == queue_id:
+                    progress.order.park(key.name)
         return FifoVisit(
             self._store,
             self._bodies,
@@ -96,6 +115,11 @@ class FifoService:
             tags=want.tags,
             open_limit=self._settings.fifo_open_offsets,
         )
+
+    def _progress(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoProgress:
+        progress = self._pops.progress(want.group, topic, queue_id)
+        assert isinstance(progress, FifoProgress), f"group {want.group.name} keeps no order"
+        return progress
 
     def _deliver(
         self,
@@ -137,6 +161,66 @@ class FifoService:
                 batch.deliveries.append(self._pops.delivery(record, offset, message, attempt))
             first = behind
 
+    # -- parked keys that were resumed
+
+    def _take_resumed(self, want: Want, batch: Batch) -> None:
+        """Their messages come out of the parking queue, in the order that they had before."""
+        keys = self._table.parked.resumed(want.group.id, want.topic.id)
+        if not keys:
+            return
+        parking = self._registry.topic_by_id(keys[0].parking_id)
+        assert parking is not None, "keys parked in no topic"
+        progress = self._progress(want, parking, 0)
+        if progress.order is None:
+            progress.order = OrderInfo(0)
+        # What is parked had passed the filter already.
+        visit = FifoVisit(
+            self._store,
+            self._bodies,
+            self._pops.metrics,
+            parking.id,
+            0,
+            progress,
+            tags=EVERYTHING,
+            open_limit=1 << 60,
+            look_on=False,
+        )
+        room = self._pops.room(progress, batch)
+        left = batch.bytes_left
+        try:
+            for key in keys:
+                if want.queue_id in (-1, key.queue_id):
+                    self._feed(key, visit)
+            taken = visit.choose(batch, room) if room > 0 else []
+            found = visit.read(taken)
+        except ColdRead as cold:
+            batch.bytes_left = left
+            batch.cold.append(cold)
+            return
+        self._deliver(want, parking, visit, found, batch)
+        for offset in {offset for offset, _ in taken} - {offset for offset, _ in found}:
+            self._parking.say(keys[0].group_id, parking.id, offset, Unpark.SKIP, alone=True)
+
+    def _feed(self, key: ParkedKey, visit: FifoVisit) -> None:
+        """Let the key's next messages be chosen: as many as stand in their order there.
+
+        A message that was in flight when its key was parked stands behind later ones, and the
+        ones behind it wait until it is over.  One that is still in flight holds up all.
+        """
+        base = self._table.progress(key.group_id, key.topic_id, key.queue_id)
+        if not isinstance(base, FifoProgress) or base.order is None:
+            return
+        before = -1
+        for origin, offset in key.messages[:MEMBER_LIMIT]:
+            confirmed = offset < visit.queue.count
+            if offset < before or not confirmed or base.order.busy_below(key.name, origin):
+                return
+            before = offset
+            if offset not in visit.order:
+                unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
+                held = offset in visit.progress.held
+                visit.order.look(offset, key.line, unit, held=held)
+
     # -- the same receive once more
 
     def _received(self, want: Want) -> list[PopCheckPoint]:
@@ -144,11 +228,13 @@ class FifoService:
         if not want.attempt_id:
             return []
         now_ms = self._store.log_ms()
+        name = topics.parked_topic(want.group.name, want.topic.name)
+        places = (self._registry.find_topic(name), want.topic)
         return [
             ck
-            for ck in self._table.received(
-                want.group.id, want.topic.id, want.client, want.attempt_id
-            )
+            for topic in places
+            if topic is not None
+            for ck in self._table.received(want.group.id, topic.id, want.client, want.attempt_id)
             if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
         ]
 

@@ -7,7 +7,6 @@ and passes over what no one is to get.  Nothing is delivered here.
 from popmq.broker.filter.tag import TagFilter
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.message_group import message_group
-from popmq.broker.pop.order_info import OrderInfo
 from popmq.broker.pop.pop_service import Batch, PopMetrics
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_reader import DamagedMessage
@@ -33,20 +32,20 @@ class FifoVisit:
         *,
         tags: TagFilter,
         open_limit: int,
+        look_on: bool = True,
     ) -> None:
         self._store = store
         self._bodies = bodies
         self._metrics = metrics
         self._place = (topic_id, queue_id)
-        self._queue = store.queue(topic_id, queue_id)
+        self.queue = store.queue(topic_id, queue_id)
         self._tags = tags
         self._open_limit = open_limit
-        self._left = _LOOK_UNITS
+        self._left = _LOOK_UNITS if look_on else 0
         self._read: dict[int, StoredMessage] = {}  # by this visit
         self.progress = progress
         self.queue_id = queue_id
-        if progress.order is None:
-            progress.order = OrderInfo(progress.committed)
+        assert progress.order is not None, "a visit without order info"
         self.order = progress.order
         # What was held before a start may have ended before it was looked at.
         self.order.scanned = max(self.order.scanned, progress.committed)
@@ -59,7 +58,7 @@ class FifoVisit:
     @property
     def rest(self) -> int:
         """Messages that may be looked at and were not."""
-        return 0 if self.full else max(0, self._queue.count - self.order.scanned)
+        return 0 if self.full else max(0, self.queue.count - self.order.scanned)
 
     def choose(self, batch: Batch, room: int) -> list[tuple[int, Unit]]:
         """At most `room` messages of available keys, in the order of their offsets.
@@ -109,7 +108,7 @@ class FifoVisit:
 
     def expire(self) -> None:
         """Pass over what went by retention, but not what was delivered: that is kept alive."""
-        low, progress, order = self._queue.min_offset, self.progress, self.order
+        low, progress, order = self.queue.min_offset, self.progress, self.order
         at = max(progress.committed, progress.expired_to)
         if low <= at:
             return
@@ -134,7 +133,7 @@ class FifoVisit:
         """Read a piece of the queue; False when there is none or it is enough for a receive."""
         order, progress = self.order, self.progress
         offset = order.scanned
-        if offset >= self._queue.count or self._left <= 0 or self.full:
+        if offset >= self.queue.count or self._left <= 0 or self.full:
             return False
         over_end = progress.over.end_of(offset)
         if over_end > offset:
@@ -147,7 +146,7 @@ class FifoVisit:
         wanted: list[tuple[int, Unit]] = []
         passed: list[int] = []
         end, size = offset, 0
-        for unit in self._queue.units(offset, limit, wait=False):
+        for unit in self.queue.units(offset, limit, wait=False):
             if end not in progress.held and not self._tags.accepts(unit.tag_hash):
                 passed.append(end)
             elif wanted and size + unit.size > _READ_BYTES:

@@ -55,12 +55,13 @@ class InFlightBodies:
         self._table.keep_moved(held)
 
     def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[Body]]:
-        """Messages of FIFO groups that wait in place for their next attempt."""
+        """Messages of FIFO groups that wait in place for their next attempt, or are parked."""
         found = []
         for (_, topic_id, queue_id), progress in list(self._table.progress_items()):
             if isinstance(progress, FifoProgress):
                 found += [(topic_id, queue_id, offset) for offset in progress.attempts]
-        identities = [identity for identity in found if identity not in held]
+        found += [(topic_id, 0, offset) for topic_id, offset in self._table.parked.places()]
+        identities = [identity for identity in dict.fromkeys(found) if identity not in held]
         held.update(identities)
         for at in range(0, len(identities), _PER_PIECE):
             bodies = [Body(*one, self.unit_at(one)) for one in identities[at : at + _PER_PIECE]]

@@ -7,7 +7,6 @@ none of its messages is in flight, and its messages leave in the order of their 
 """
 
 import heapq
-from collections.abc import Iterator
 
 from popmq.broker.store.unit_check import Unit
 
@@ -32,6 +31,10 @@ class OrderInfo:
         # Heads of available keys.  An entry counts only while it is its line's head and the
         # line has nothing in flight: changes leave old entries behind.
         self._ready: list[tuple[int, bytes]] = []
+        # Keys that are parked: nothing of them leaves here; what waits follows to the parking
+        # topic (`followers` are those with something to follow).
+        self._parked: set[bytes] = set()
+        self.followers: dict[bytes, None] = {}
 
     def __len__(self) -> int:
         """Open messages that are remembered, in flight ones included."""
@@ -60,7 +63,7 @@ class OrderInfo:
         while self._ready:
             offset, key = heapq.heappop(self._ready)
             line = self._lines.get(key)
-            if line is None or not self._is_head(offset, line):
+            if line is None or key in self._parked or not self._is_head(offset, line):
                 continue
             heapq.heappop(line.waiting)
             self._offer(key, line)
@@ -71,7 +74,7 @@ class OrderInfo:
         while self._ready:
             offset, key = self._ready[0]
             line = self._lines.get(key)
-            if line is not None and self._is_head(offset, line):
+            if line and key not in self._parked and self._is_head(offset, line):
                 return True
             heapq.heappop(self._ready)
         return False
@@ -128,8 +131,49 @@ class OrderInfo:
             if one < offset and one not in self._lines[key].held
         ]
 
-    def lines(self) -> Iterator[tuple[bytes, Line]]:
-        return iter(self._lines.items())
+    # -- parked keys
+
+    def park(self, key: bytes) -> None:
+        self._parked.add(key)
+        if key in self._lines and self._lines[key].waiting:
+            self.followers[key] = None
+
+    def unpark(self, key: bytes) -> None:
+        self._parked.discard(key)
+        self.followers.pop(key, None)
+        if key in self._lines:
+            self._offer(key, self._lines[key])
+
+    def next_follower(self, key: bytes) -> tuple[int, Unit] | None:
+        """The first waiting message of a parked key, taken out of its line; None: no more."""
+        line = self._lines.get(key)
+        if line is None or not line.waiting or key not in self._parked:
+            self.followers.pop(key, None)
+            return None
+        offset = heapq.heappop(line.waiting)
+        return offset, self._open[offset][1]
+
+    def drop(self, offset: int) -> None:
+        """Over without ever leaving, if it was looked at at all."""
+        if offset in self._open:
+            self.pass_over(offset)
+
+    def stuck(self, before_ms: int) -> list[tuple[int, bytes, int]]:
+        """(since, key, waiting messages) of keys whose oldest message was delivered first at or
+        before `before_ms`, longest first, if anything of them waits."""
+        found = [
+            (line.since_ms, key, len(line.waiting))
+            for key, line in self._lines.items()
+            if line.oldest >= 0 and line.since_ms <= before_ms and line.waiting
+        ]
+        return sorted(one for one in found if one[1] not in self._parked)
+
+    def busy_below(self, key: bytes, offset: int) -> bool:
+        """Whether a message of the key from before `offset` is open, or may be."""
+        line = self._lines.get(key)
+        if self.scanned < offset or line is None:
+            return self.scanned < offset
+        return any(one < offset for one in (*line.held, *line.waiting[:1]))
 
     def _line(self, key: bytes) -> Line:
         line = self._lines.get(key)
@@ -150,7 +194,10 @@ class OrderInfo:
             del self._lines[key]
 
     def _offer(self, key: bytes, line: Line) -> None:
-        if line.waiting and not line.held:
+        if key in self._parked:
+            if line.waiting:
+                self.followers[key] = None
+        elif line.waiting and not line.held:
             heapq.heappush(self._ready, (line.waiting[0], key))
 
     def _is_head(self, offset: int, line: Line) -> bool:

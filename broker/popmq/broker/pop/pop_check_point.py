@@ -5,7 +5,8 @@ bytes (big-endian) behind the record header, 128 in all.
 
     0  version u8 = 1
     1  kind u8          1 check point, 2 ack, 3 change, 4 lost (its body cannot be read),
-                        5 returned (FIFO: waits in place for its next attempt)
+                        5 returned (FIFO: waits in place for its next attempt),
+                        6 unparked (FIFO: what an operator says of a parked key)
     2  flags u16        1 auto renew, 2 of a push consumer, 4 of a FIFO group
     4  epoch u32        of the check point
     8  sequence u64     of the check point
@@ -21,6 +22,10 @@ bytes (big-endian) behind the record header, 128 in all.
                         which all is over); change: the old sequence
     56 revive_at_ms u64 log time at which unacked members come back
     64 client u64       hash of the client that received them
+
+Unparked has the parking topic's id, the group's, in `start_offset` the offset there of one of the
+key's messages, in `flags` the Unpark, and the messages it speaks of are those from `members`
+to below `link`.
 
 A change makes a new check point and ends the old one's member in the same record, so there
 is no moment with two live ones (RocketMQ writes two records).
@@ -48,6 +53,15 @@ class ReviveKind(IntEnum):
     CHANGE = 3
     LOST = 4
     RETURNED = 5
+    UNPARKED = 6
+
+
+class Unpark(IntEnum):
+    """What is to become of a parked key's messages."""
+
+    RESUME = 1
+    SKIP = 2
+    DEAD_LETTER = 3
 
 
 @dataclass(frozen=True, slots=True)

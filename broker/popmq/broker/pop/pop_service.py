@@ -153,7 +153,7 @@ class PopService:
         known = self._table.progress(group.id, topic.id, queue_id)
         if known is not None:
             return known
-        if group.start_at is StartAt.NEWEST and not topics.is_retry_topic(topic.name):
+        if group.start_at is StartAt.NEWEST and not topics.is_group_owned(topic.name):
             self._start_at_newest(group, topic)
             known = self._table.progress(group.id, topic.id, queue_id)
         queue = self._store.queue(topic.id, queue_id)

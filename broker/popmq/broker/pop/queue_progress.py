@@ -45,7 +45,7 @@ class FifoProgress(QueueProgress):
     said of `committed`.  `open` stays empty: order does not hang on check points.
     """
 
-    __slots__ = ("attempts", "expired_to", "held", "order", "over")
+    __slots__ = ("attempts", "expired_to", "held", "order", "over", "park_look_ms")
 
     def __init__(self, start: int) -> None:
         super().__init__(start)
@@ -54,6 +54,7 @@ class FifoProgress(QueueProgress):
         self.attempts: dict[int, int] = {}
         self.order: OrderInfo | None = None  # made at the first receive after a start
         self.expired_to = start  # retention was heeded up to here
+        self.park_look_ms = 0  # when to look for stuck keys again
 
     # -- records
 
