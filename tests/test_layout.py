@@ -42,7 +42,8 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "broker": CORES | SERVICES,
     "metrics": CORES | SERVICES | {"broker"},
     "lookup_admin": CORES | SERVICES | {"broker"},
-    "admin": CORES | SERVICES | {"broker", "lookup_admin"},
+    "parking_admin": CORES | SERVICES | {"broker"},
+    "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin"},
     "server": CORES | SERVICES | {"broker", "admin"},
     "process": CORES | SERVICES | {"metrics", "broker", "server"},
 }

@@ -38,6 +38,7 @@ class Kind(IntEnum):
     DELETE_GROUP = 40
     LIST_GROUPS = 41
     FIND_MESSAGES = 42
+    UNPARK = 56
     REGISTER = 64
     ROUTES = 65
 

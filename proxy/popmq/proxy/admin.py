@@ -31,6 +31,7 @@ Reply = (
     | admin_pb2.GroupReply
     | admin_pb2.ListGroupsReply
     | admin_pb2.FindMessagesReply
+    | admin_pb2.UnparkReply
 )
 
 R = TypeVar("R", bound=Message)
@@ -61,6 +62,7 @@ _COMMANDS = (
     _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
+    _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True),
     _Command("FindMessages", Kind.FIND_MESSAGES, admin_pb2.FindMessagesReply, gathers=True),
 )
 
