@@ -305,7 +305,7 @@ class Broker:
         parking = self.registry.topic_by_id(header.topic_id)
         place = self._base_of(parking) if parking is not None else None
         if place is not None:
-            self.table.apply_parked(
+            self.table.parking.park(
                 (place[1], token.topic_id, token.queue_id),
                 header.topic_id,
                 message_group(decode_message(record.data).properties),

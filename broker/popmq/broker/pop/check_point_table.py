@@ -10,13 +10,13 @@ from enum import Enum
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.due_times import DueTimes
 from popmq.broker.pop.outcomes import Key, Outcomes
-from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
+from popmq.broker.pop.parked_keys import ParkedKeys
+from popmq.broker.pop.parking_records import ParkingRecords
 from popmq.broker.pop.pop_check_point import (
     FIFO,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
-    Unpark,
     member_bits,
 )
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
@@ -26,6 +26,8 @@ from popmq.common.message import RevivalToken
 
 Place = tuple[int, int, int]  # group, topic, queue
 Identity = tuple[int, int, int]  # topic, queue, offset of a message
+# Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
+_ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
 
 
 class Fate(Enum):
@@ -55,7 +57,7 @@ class CheckPointTable:
         self._receives: dict[tuple[int, int, int, int], dict[Key, PopCheckPoint]] = {}
         self.in_flight = 0
         self.parked = ParkedKeys()
-        self.parked.on_unparked = self._unparked
+        self.parking = ParkingRecords(self, self.parked)
         # Who hears that messages of a FIFO group (topic id, group id) may be available again.
         self.on_freed: Callable[[int, int], None] = lambda topic_id, group_id: None
 
@@ -69,6 +71,14 @@ class CheckPointTable:
 
     def progress(self, group_id: int, topic_id: int, queue_id: int) -> QueueProgress | None:
         return self._progress.get((group_id, topic_id, queue_id))
+
+    def changing(self, place: Place) -> FifoProgress:
+        """A FIFO group's progress, made if need be, kept for a snapshot before it changes."""
+        progress = self._progress.get(place) or self.start(*place, 0, fifo=True)
+        assert isinstance(progress, FifoProgress), f"group {place[0]} keeps no order"
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        return progress
 
     def progress_items(self) -> Iterator[tuple[Place, QueueProgress]]:
         return iter(self._progress.items())
@@ -119,16 +129,16 @@ class CheckPointTable:
 
     def apply(self, record: ReviveRecord, log_ms: int) -> None:
         """One record of the revive topic; `log_ms` is when it was written."""
-        if record.kind in (ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED):
-            acked = record.kind is ReviveKind.ACK
-            over = record.kind is not ReviveKind.RETURNED
+        kind = record.kind
+        if kind is _ACK or kind is _LOST or kind is _RETURNED:
             ended = self._live.get((record.epoch, record.sequence))
             if ended is not None:
                 bits = record.members & ended.waiting
-                self._end(ended, bits, acked=acked, over=over, log_ms=log_ms)
+                over = kind is not _RETURNED
+                self._end(ended, bits, acked=kind is _ACK, over=over, log_ms=log_ms)
             return
-        if record.kind is ReviveKind.UNPARKED:
-            self._unpark(record, log_ms)
+        if kind is ReviveKind.UNPARKED:
+            self.parking.unpark(record, log_ms)
             return
         ck = PopCheckPoint(
             record.epoch,
@@ -153,28 +163,12 @@ class CheckPointTable:
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""
         if token.parked:
-            self._parked_over(token.check_point_epoch, {token.check_point_sequence}, log_ms)
+            self.parking.over(token.check_point_epoch, {token.check_point_sequence}, log_ms)
             return
         ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
         if ck is not None:
             bit = 1 << token.member
             self._end(ck, bit & ck.waiting, acked=False, log_ms=log_ms)
-
-    def apply_parked(
-        self,
-        place: Place,
-        parking_id: int,
-        name: bytes,
-        *,
-        origin: int,
-        offset: int,
-        log_ms: int,
-    ) -> None:
-        """A message of key `name` left its place for the parking topic: it is over there."""
-        self._fifo_at(place).ended([origin], over=True, log_ms=log_ms)
-        self._fifo_at((place[0], parking_id, 0))  # so that it is there when deliveries begin
-        self.parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
-        self.on_freed(place[1], place[0])
 
     def drop_topic(self, topic_id: int) -> None:
         self.parked.drop_topic(topic_id)
@@ -315,49 +309,6 @@ class CheckPointTable:
         if root.finished:
             self._commit(progress)
 
-    # -- parked keys
-
-    def _fifo_at(self, place: Place) -> FifoProgress:
-        """The progress there, made if need be, kept for a snapshot before it changes."""
-        progress = self._progress.get(place) or self.start(*place, 0, fifo=True)
-        assert isinstance(progress, FifoProgress)
-        if self._saving is not None:
-            self._saving.keep_progress(place, progress)
-        return progress
-
-    def _unpark(self, record: ReviveRecord, log_ms: int) -> None:
-        key = self.parked.owner(record.topic_id, record.start_offset)
-        if key is None:
-            return
-        if record.flags != Unpark.SKIP:
-            self.parked.say(key, Unpark(record.flags), record.link)
-        else:
-            held = self._fifo_at((key.group_id, key.parking_id, 0)).held
-            low, end = record.members, record.link
-            skipped = {offset for _, offset in key.messages if low <= offset < end} - held
-            self._parked_over(key.parking_id, skipped, log_ms)
-        self.on_freed(key.topic_id, key.group_id)
-
-    def _parked_over(self, parking_id: int, offsets: set[int], log_ms: int) -> None:
-        """Messages that were never delivered out of the parking queue are over."""
-        key = self.parked.owner(parking_id, min(offsets)) if offsets else None
-        if key is not None:
-            progress = self._fifo_at((key.group_id, parking_id, 0))
-            for offset in sorted(offsets):
-                if progress.order is not None:
-                    progress.order.drop(offset)
-                progress.ended([offset], over=True, log_ms=log_ms)
-            if len(offsets) == 1:
-                self.parked.over(parking_id, offsets.pop())
-            else:
-                self.parked.skip(key, offsets)
-
-    def _unparked(self, key: ParkedKey) -> None:
-        progress = self._progress.get((key.group_id, key.topic_id, key.queue_id))
-        if isinstance(progress, FifoProgress) and progress.order is not None:
-            progress.order.unpark(key.name)
-        self.on_freed(key.topic_id, key.group_id)
-
     def _commit(self, progress: QueueProgress) -> None:
         """Head of line: the offset passes a check point once all its members have ended."""
         while progress.open and progress.open[0].finished:
@@ -367,7 +318,8 @@ class CheckPointTable:
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
         del self._live[ck.key]
-        self._forget_receive(ck)
+        if ck.attempt_id:
+            self._forget_receive(ck)
         self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
 
     def _note_receive(self, ck: PopCheckPoint) -> None:

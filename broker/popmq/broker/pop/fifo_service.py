@@ -156,9 +156,9 @@ class FifoService:
                 flags=FIFO | AUTO_RENEW | PUSH if want.auto_renew else FIFO,
             )
             put_revive(self._store, self._table, record)
-            for offset, message in found[first:behind]:
-                attempt = message.attempt + visit.progress.attempts.get(offset, 0)
-                batch.deliveries.append(self._pops.delivery(record, offset, message, attempt))
+            batch.deliveries += self._pops.deliveries(
+                record, found[first:behind], visit.progress.attempts
+            )
             first = behind
 
     # -- parked keys that were resumed
@@ -253,10 +253,13 @@ class FifoService:
             queue_id=ck.queue_id,
         )
         messages = self._store.reader.read(units, wait=False)
-        for member, message in zip(members, messages, strict=True):
-            if not isinstance(message, DamagedMessage):
-                attempt = message.attempt + self._table.attempts_before(ck, member)
-                batch.deliveries.append(
-                    self._pops.delivery(record, ck.offset_of(member), message, attempt)
-                )
-                batch.position = message.header.position
+        found = [
+            (ck.offset_of(member), message)
+            for member, message in zip(members, messages, strict=True)
+            if not isinstance(message, DamagedMessage)
+        ]
+        progress = self._table.progress(ck.group_id, ck.topic_id, ck.queue_id)
+        assert isinstance(progress, FifoProgress), "a FIFO check point without progress"
+        batch.deliveries += self._pops.deliveries(record, found, progress.attempts)
+        if found:
+            batch.position = found[-1][1].header.position

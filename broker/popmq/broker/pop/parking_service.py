@@ -147,7 +147,7 @@ class ParkingService:
         token = RevivalToken(False, 0, 0, 0, topic.id, place[2], offset, log_ms, parked=True)
         attempt = message.attempt + progress.attempts.get(offset, 0)
         at = self._copy(target, message, token, attempt)
-        self._table.apply_parked(place, target.id, key, origin=offset, offset=at, log_ms=log_ms)
+        self._table.parking.park(place, target.id, key, origin=offset, offset=at, log_ms=log_ms)
         self.parked += 1
 
     def _dead_letter(self, key: ParkedKey, limit: int) -> int:

@@ -6,6 +6,7 @@ the layer above.
 """
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from popmq.broker.filter.tag import TagFilter
@@ -297,33 +298,39 @@ class PopService:
             flags=AUTO_RENEW | PUSH if want.auto_renew else 0,
         )
         put_revive(self._store, self._table, record)
-        for offset, message in group:
-            batch.deliveries.append(self.delivery(record, offset, message, message.attempt))
+        batch.deliveries += self.deliveries(record, group, {})
 
-    def delivery(
-        self, check_point: ReviveRecord, offset: int, message: StoredMessage, attempt: int
-    ) -> Delivery:
-        """One member as its consumer sees it, with its handle."""
-        handle = ReceiptHandle(
-            self._broker,
-            check_point.topic_id,
-            check_point.group_id,
-            check_point.queue_id,
-            offset,
-            attempt,
-            check_point.epoch,
-            check_point.sequence,
-            offset - check_point.start_offset,
-        )
-        return Delivery(
-            check_point.queue_id,
-            offset,
-            attempt,
-            message.header.wall_ms,
-            handle.encode(self._registry.receipt_key),
-            message.head,
-            message.properties,
-        )
+    def deliveries(
+        self,
+        check_point: ReviveRecord,
+        messages: list[tuple[int, StoredMessage]],
+        attempts: Mapping[int, int],
+    ) -> list[Delivery]:
+        """Members as their consumer sees them, with their handles; `attempts` counts those that
+        ended where the message stands."""
+        key, broker = self._registry.receipt_key, self._broker
+        topic_id, group_id = check_point.topic_id, check_point.group_id
+        queue_id, start = check_point.queue_id, check_point.start_offset
+        epoch, sequence = check_point.epoch, check_point.sequence
+        made = []
+        for offset, message in messages:
+            attempt = message.attempt + attempts.get(offset, 0)
+            member = offset - start
+            handle = ReceiptHandle(
+                broker, topic_id, group_id, queue_id, offset, attempt, epoch, sequence, member
+            )
+            made.append(
+                Delivery(
+                    queue_id,
+                    offset,
+                    attempt,
+                    message.header.wall_ms,
+                    handle.encode(key),
+                    message.head,
+                    message.properties,
+                )
+            )
+        return made
 
 
 class Batch:
