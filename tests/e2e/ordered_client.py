@@ -1,7 +1,8 @@
-"""A SimpleConsumer of the official Python client in a FIFO group (`python -m e2e.ordered_client`).
+"""Consumers of the official Python client in a FIFO group (`python -m e2e.ordered_client`).
 
 In a process of its own, like python_client.py, whose configuration it uses.  Commands on stdin:
-the start, then `send` and `consume`; events leave as JSON lines on stdout.
+the start, then `send`, `consume` (SimpleConsumer) or `push` (PushConsumer); events leave as JSON
+lines on stdout.
 """
 
 import json
@@ -11,9 +12,12 @@ from typing import Any
 
 from e2e.python_client import configuration, emit
 from rocketmq import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    ConsumeResult,
     FilterExpression,
     Message,
+    MessageListener,
     Producer,
+    PushConsumer,
     SimpleConsumer,
 )
 
@@ -25,10 +29,6 @@ def main() -> None:
     topic = start["topic"]
     producer = Producer(configuration(start), (topic,))
     producer.startup()
-    consumer = SimpleConsumer(
-        configuration(start), start["group"], {topic: FilterExpression()}, await_duration=POLL_S
-    )
-    consumer.startup()
     emit("ready")
     for line in sys.stdin:
         command = json.loads(line)
@@ -36,7 +36,12 @@ def main() -> None:
             case "send":
                 send(producer, topic, keys=command["keys"], rounds=command["rounds"])
             case "consume":
-                consume(consumer, count=command["count"], invisible_s=command["invisible_s"])
+                consume(start, count=command["count"], invisible_s=command["invisible_s"])
+            case "push":
+                listened = PushConsumer(
+                    configuration(start), start["group"], Listener(), {topic: FilterExpression()}
+                )
+                listened.startup()
             case "stop":
                 break
     emit("stopped")
@@ -54,19 +59,47 @@ def send(producer: Any, topic: str, *, keys: int, rounds: int) -> None:
     emit("done")
 
 
-def consume(consumer: Any, *, count: int, invisible_s: int) -> None:
+class Listener(MessageListener):  # type: ignore[misc]
+    """Fails each fourth message of every seventh key once; the client tries it again by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: set[tuple[str, int]] = set()
+
+    def consume(self, message: Any) -> Any:
+        key, number = message.message_group, int(message.body)
+        if fails(key, number, every=4) and (key, number) not in self._failed:
+            self._failed.add((key, number))
+            emit("failed", key=key, number=number, attempt=message.delivery_attempt)
+            return ConsumeResult.FAILURE
+        emit("acked", key=key, number=number, attempt=message.delivery_attempt)
+        return ConsumeResult.SUCCESS
+
+
+def fails(key: str, number: int, *, every: int) -> bool:
+    return int(key[4:]) % 7 == 0 and number % every == 0
+
+
+def consume(start: dict[str, Any], *, count: int, invisible_s: int) -> None:
     """Receive until `count` messages were acked.
 
     Every seventh key fails its first delivery of each third message: it is not acked, and
     neither are the later ones of its key in that reply.
     """
+    consumer = SimpleConsumer(
+        configuration(start),
+        start["group"],
+        {start["topic"]: FilterExpression()},
+        await_duration=POLL_S,
+    )
+    consumer.startup()
     acked = 0
     while acked < count:
         failed: set[str] = set()
         for message in consumer.receive(32, invisible_s):
             key, number = message.message_group, int(message.body)
-            fails = int(key[4:]) % 7 == 0 and number % 3 == 0 and message.delivery_attempt == 1
-            if fails or key in failed:
+            first = message.delivery_attempt == 1
+            if (first and fails(key, number, every=3)) or key in failed:
                 failed.add(key)
                 emit("failed", key=key, number=number, attempt=message.delivery_attempt)
                 continue
