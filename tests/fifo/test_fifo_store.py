@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from fifo.cores import attempts, progress
 
-from popmq.common.config import StoreSettings
+from popmq.broker.pop.pop_check_point import Unpark
+from popmq.common.config import PopSettings, StoreSettings
 from popmq.common.disk import RealDisk
 from popmq.common.topics import GroupType, MessageType
 from popmq.testing.core import SMALL, CoreBroker
@@ -15,9 +16,10 @@ HOUR_MS = 3_600_000
 BODY = bytes(50_000)
 
 
-def on(folder: Path) -> CoreBroker:
+def on(folder: Path, pop: PopSettings = SMALL.pop) -> CoreBroker:
     settings = replace(
         SMALL,
+        pop=pop,
         store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1),
         broker=replace(SMALL.broker, data=str(folder)),
     )
@@ -57,8 +59,8 @@ def test_a_returned_message_outlives_the_retention_and_keeps_its_place_and_attem
         ("a2", 1),
     ]
     core.advance(1_100)
-    fill(core, 300)
-    assert core.broker.store.retention.deleted_segments > 5
+    fill(core, 180)
+    assert core.broker.store.retention.deleted_segments > 2
     core.send("orders", b"a3", message_group="a")
     for _ in range(2):
         restart(core, clean=clean)
@@ -72,7 +74,7 @@ def test_what_was_never_delivered_expires_and_the_offset_moves_past_it(tmp_path:
         core.send("orders", name, message_group="a")
     (held,) = core.receive("orders", "g", limit=1, invisible_ms=12 * HOUR_MS)
     assert core.receive("orders", "g") == []
-    fill(core, 300)
+    fill(core, 180)
     core.send("orders", b"a3", message_group="a")
     assert core.receive("orders", "g") == [], "a1 is still in flight"
     core.ack("orders", "g", held.handle)
@@ -92,3 +94,24 @@ def test_a_damaged_message_is_passed_over_and_its_message_group_goes_on(tmp_path
     assert (first.head, second.head) == (b"damage me 0", b"damage me 2")
     core.ack("orders", "g", first.handle, second.handle)
     assert progress(core).committed == 3
+
+
+def test_parked_messages_outlive_the_retention(tmp_path: Path) -> None:
+    core = on(tmp_path, PopSettings(fifo_open_offsets=3, fifo_park_after_ms=1))
+    core.send("orders", b"a1", message_group="a")
+    (stuck,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    for number in (2, 3, 4):
+        core.send("orders", b"a%d" % number, message_group="a")
+    core.advance(10)
+    assert core.receive("orders", "g") == []
+    core.run_steps()
+    assert core.broker.parking.parked == 2
+    fill(core, 180)
+    assert core.broker.store.retention.deleted_segments > 2
+    restart(core, clean=False)
+    core.ack("orders", "g", stuck.handle)
+    registry = core.broker.registry
+    group, topic = registry.group("g"), registry.topic("orders")
+    assert core.broker.parking.change(group, topic, "a", Unpark.RESUME) == 2
+    core.run_steps()
+    assert attempts(core.receive("orders", "g")) == [("a2", 1), ("a3", 1)]
