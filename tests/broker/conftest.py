@@ -1,8 +1,21 @@
-"""Makes the helpers beside the tests importable as `broker.damages` and so on."""
+"""The broker that most tests of pop begin with; `broker.damages` is made importable."""
 
 import sys
 from pathlib import Path
 
+import pytest
+
+from popmq.testing.core import CoreBroker
+
 _TESTS = str(Path(__file__).parent.parent)
 if _TESTS not in sys.path:
     sys.path.insert(0, _TESTS)
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    """With a topic `orders` of four queues and a group `g`."""
+    made = CoreBroker()
+    made.topic("orders")
+    made.group("g")
+    return made

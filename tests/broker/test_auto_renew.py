@@ -104,7 +104,7 @@ def test_a_started_broker_gives_every_consumer_30_s_once() -> None:
     live(core, 300)
     core.disk.restore_power()  # type: ignore[attr-defined]
     core.start()
-    core.advance(25_000)
+    core.advance(24_000)
     assert core.receive("orders", "g") == []
     live(core, 60)
     assert core.receive("orders", "g") == []

@@ -5,10 +5,12 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import pytest
+
 from popmq.common import hop
 from popmq.common.errors import Code
 from popmq.common.hop import Delivery, Kind
-from popmq.common.topics import MessageType
+from popmq.common.topics import CheckPoints, MessageType
 from popmq.testing.core import Answer, CoreBroker, pop
 from popmq.testing.disk import LyingDisk, PowerCut
 
@@ -73,7 +75,9 @@ def act(core: CoreBroker, rng: random.Random, history: History, number: int) -> 
             request = hop.encode_put(hop.PutRequest("orders", [entry]))
             history.open_sends.append((body, core.ask(Kind.PUT, request, settle=False)))
         case "pop":
-            request = pop("orders", "g", limit=rng.randrange(1, 33), invisible_ms=3_000)
+            invisible_ms = rng.choice((3_000, 6_000, 20_000))  # too short for a buffer, or not
+            limit = rng.choice((1, 2, 8, 32))
+            request = pop("orders", "g", limit=limit, invisible_ms=invisible_ms)
             history.open_pops.append(core.ask(Kind.POP, request, settle=False))
         case "ack" if history.held:
             one = history.held.pop(rng.randrange(len(history.held)))
@@ -128,16 +132,16 @@ def drain(core: CoreBroker, history: History) -> set[bytes]:
                 history.ack_ok.add(one.head)
         quiet = 0 if deliveries else quiet + 1
         if not deliveries:
-            core.advance(6_000)
+            core.advance(12_000)
     return seen
 
 
-def crash_and_check(rng: random.Random, crashes: int) -> History:
+def crash_and_check(rng: random.Random, crashes: int, check_points: CheckPoints) -> History:
     """One broker's life with so many crashes; returns what its clients were told."""
     disk = LyingDisk()
     core = CoreBroker(disk=disk, seed=rng.randrange(1 << 32))
     core.topic("orders")
-    core.group("g", max_attempts=10_000)
+    core.group("g", max_attempts=10_000, check_points=check_points)
     history = History()
     number = 0
     for _ in range(crashes):
@@ -158,11 +162,14 @@ def crash_and_check(rng: random.Random, crashes: int) -> History:
     return history
 
 
-def test_crashes_at_random_points_lose_no_acknowledged_send_and_no_acknowledged_ack() -> None:
+@pytest.mark.parametrize("check_points", CheckPoints, ids=lambda kind: kind.name.lower())
+def test_crashes_at_random_points_lose_no_acknowledged_send_and_no_acknowledged_ack(
+    check_points: CheckPoints,
+) -> None:
     seed = int(os.environ.get("POPMQ_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"seed {seed} (POPMQ_TEST_SEED={seed} repeats it)")
     rng = random.Random(seed)
-    lives = [crash_and_check(rng, CRASHES // 20) for _ in range(20)]
+    lives = [crash_and_check(rng, CRASHES // 20, check_points) for _ in range(20)]
     print(
         f"crashes {CRASHES}, starts {sum(life.starts for life in lives)}, "
         f"sent OK {sum(len(life.sent_ok) for life in lives)}, "

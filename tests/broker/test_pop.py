@@ -7,22 +7,10 @@ import pytest
 from popmq.common import hop
 from popmq.common.config import PollSettings, PopSettings
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError
-from popmq.common.hop import Delivery, Kind
+from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
 from popmq.common.topics import MessageType, Permission, StartAt
-from popmq.testing.core import SMALL, CoreBroker, pop
-
-
-@pytest.fixture
-def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders")
-    made.group("g")
-    return made
-
-
-def bodies(deliveries: list[Delivery]) -> list[bytes]:
-    return sorted(one.head for one in deliveries)
+from popmq.testing.core import SMALL, CoreBroker, bodies, pop
 
 
 def test_a_message_is_delivered_once_while_it_is_invisible(core: CoreBroker) -> None:
@@ -55,6 +43,31 @@ def test_unacked_message_returns_after_its_invisible_time_with_the_next_attempt(
     core.advance(40)
     (second,) = core.receive("orders", "g", invisible_ms=5_000)
     assert (second.head, second.attempt) == (b"one", 2)
+
+
+def test_it_returns_at_the_first_step_of_the_revive_clock_from_its_time_on() -> None:
+    settings = replace(SMALL, pop=PopSettings(revive_step_ms=100))
+    core = CoreBroker(settings=settings)
+    core.topic("orders")
+    core.clock.advance(-core.broker.store.log_ms() % 100 + 60)  # 60 ms behind a multiple
+    core.send("orders", b"one")
+    core.receive("orders", "g", invisible_ms=1_000)
+    core.advance(1_039)
+    assert core.receive("orders", "g") == []
+    core.advance(1)
+    assert bodies(core.receive("orders", "g")) == [b"one"]
+
+
+@pytest.mark.parametrize("invisible_ms", [1, 7, 1_000, 60_000])
+def test_with_a_step_of_1_ms_it_returns_exactly_in_time(invisible_ms: int) -> None:
+    core = CoreBroker(settings=replace(SMALL, pop=PopSettings(revive_step_ms=1)))
+    core.topic("orders")
+    core.send("orders", b"one")
+    core.receive("orders", "g", invisible_ms=invisible_ms)
+    core.advance(invisible_ms - 1)
+    assert core.receive("orders", "g") == []
+    core.advance(1)
+    assert bodies(core.receive("orders", "g")) == [b"one"]
 
 
 def test_an_acked_message_never_returns(core: CoreBroker) -> None:
@@ -144,6 +157,18 @@ def test_change_extends_and_the_new_handle_replaces_the_old(core: CoreBroker) ->
     assert core.ack("orders", "g", new)[0].code == Code.OK
     core.advance(20_000)
     assert core.receive("orders", "g") == []
+
+
+def test_a_reply_tells_the_time_from_which_the_invisible_time_counts(core: CoreBroker) -> None:
+    core.send("orders", b"one")
+    popped_ms = core.clock.wall_ms()
+    answer = core.ask(Kind.POP, pop("orders", "g", invisible_ms=5_000), settle=False)
+    core.clock.advance(90)  # a slow disk
+    core.settle()
+    assert answer.body is not None
+    assert hop.decode_pop_reply(answer.body).popped_ms == popped_ms
+    core.advance(4_910)
+    assert core.clock.wall_ms() == popped_ms + 5_000
 
 
 def test_a_push_nack_is_raised_to_the_groups_back_off(core: CoreBroker) -> None:

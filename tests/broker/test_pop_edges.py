@@ -8,22 +8,10 @@ import pytest
 from popmq.common import hop
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code
-from popmq.common.hop import Delivery, Kind
+from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
 from popmq.common.topics import MessageType, StartAt
-from popmq.testing.core import SMALL, CoreBroker, pop
-
-
-@pytest.fixture
-def core() -> CoreBroker:
-    made = CoreBroker()
-    made.topic("orders")
-    made.group("g")
-    return made
-
-
-def bodies(deliveries: list[Delivery]) -> list[bytes]:
-    return sorted(one.head for one in deliveries)
+from popmq.testing.core import SMALL, CoreBroker, bodies, pop
 
 
 def test_names_of_the_longest_kind_make_no_path_that_a_file_system_refuses(tmp_path: Path) -> None:

@@ -309,6 +309,7 @@ def test_a_back_off_is_a_list_of_durations() -> None:
         "type": "normal",
         "max_attempts": 17,
         "start": "oldest",
+        "check_points": "durable",
         "back_off_ms": [1000, 5000, 120_000],
     }
 

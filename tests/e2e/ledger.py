@@ -56,8 +56,8 @@ class Delivery:
 class Rule:
     """When an unacknowledged message of this group is due again.
 
-    cause EXPIRED: `wait_ms` is the invisible time, counted by the server from the pop.  The
-    reply's own time may be a little later than the pop, hence the slack against "early".
+    cause EXPIRED: `wait_ms` is the invisible time, counted from the pop, whose time the reply
+    tells; two clocks are read to whole milliseconds, hence the slack against "early".
     cause NACK: `wait_ms` is the back-off, counted from the listener's failure.
     `client_ms_per_mib` is what the client itself needs to hand over a body, and no lateness.
     """
@@ -66,7 +66,7 @@ class Rule:
     cause: Cause
     wait_ms: int
     late_ms: int = 500
-    early_slack_ms: int = 50
+    early_slack_ms: int = 2
     client_ms_per_mib: int = 0
 
     def earliest_ms(self, first: Delivery) -> int:

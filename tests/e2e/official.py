@@ -20,13 +20,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import pytest
 from e2e.ledger import Cause, Delivery, Report, Rule, Sent, check_group
 from e2e.payloads import Fields, comes_back, is_largest, payload
-from e2e.processes import Cluster, role_environment, tail
+from e2e.processes import STOP_S, Cluster, OwnProcess, role_environment, tail
 
 HERE = Path(__file__).parent
 NODE = HERE / "node"
@@ -53,8 +52,8 @@ class Outcome:
     errors: list[str]
 
 
-class OfficialClient:
-    """One role of an official client; enter to start the process, leave to end it."""
+class OfficialClient(OwnProcess):
+    """One role of an official client."""
 
     def __init__(self, name: str, command: list[str], *, folder: Path) -> None:
         self.name = name
@@ -100,7 +99,7 @@ class OfficialClient:
     def count(self, kind: str) -> int:
         return len(self._events[kind])
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         environment = role_environment(
             {"HOME": str(self._home), "PYTHONPATH": str(HERE.parent), "PYTHONUTF8": "1"}
         )
@@ -114,27 +113,23 @@ class OfficialClient:
                 encoding="utf-8",
             )
         self._reader.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._process is not None
+    def end(self) -> None:
+        if not self._ended:
+            assert self._process is not None
+            self.tell(op="stop")
+            self._process.wait(STOP_S)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
-            if kind is None and not self._ended:
-                self.tell(op="stop")
-                self._process.wait(10)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
-            self._process.stdin.close()
-            self._process.stdout.close()
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._process.stdin.close()
+        self._process.stdout.close()
 
     def _read(self) -> None:
         assert self._process is not None

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
+from urllib.request import urlopen
 
 READY_S = 30.0
 STOP_S = 10.0
@@ -55,12 +57,46 @@ class Ready:
         return cls(**fields, data=found[2] or "")
 
 
-class Role:
-    """One `popmq` process. Enter it to start it; leaving stops it, whatever happened.
+class OwnProcess(ABC):
+    """A process of the test: enter to start it, leave to end it, gone afterwards in any case.
 
-    Leaving without an exception is a test of its own: SIGTERM has to end the role with exit
-    code 0 within 10 s.
+    Left without an exception it has to `end` by itself as it should.
     """
+
+    @abstractmethod
+    def start(self) -> object: ...
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ask it to end, unless it did already; raise when it does not end well."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """For cleaning up: gone afterwards, without an opinion on how."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.end()
+        finally:
+            self.stop()
+
+
+class Role(OwnProcess):
+    """One `popmq` process. SIGTERM has to end it with exit code 0 within 10 s."""
 
     def __init__(
         self, name: str, arguments: list[str], *, folder: Path, settings: Mapping[str, str]
@@ -131,30 +167,20 @@ class Role:
         """Start again after `kill9` or `terminate`, with the same settings and folder."""
         return self.start()
 
+    def end(self) -> None:
+        if self._process is not None:
+            self.terminate()
+
     def stop(self) -> None:
-        """For cleaning up: gone afterwards, without an opinion on how."""
         if self._process is not None:
             self.kill9()
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None and self._process is not None:
-                self.terminate()
-        finally:
-            self.stop()
+    def metric(self, name: str) -> int:
+        """A whole number on the role's page of metrics; `name` has its labels, as printed."""
+        with urlopen(self.ready.metrics, timeout=10) as reply:
+            lines: list[str] = reply.read().decode().splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return int(float(values[name]))
 
     def _wait_ready(self, lines: "SimpleQueue[str | None]") -> Ready:
         process = self._running()

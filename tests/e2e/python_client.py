@@ -1,9 +1,10 @@
 """One role of the official Python client, in a process of its own (`python -m e2e.python_client`).
 
-It cannot share a process with popmq's tests: both register the public protocol's messages.
-Commands come as JSON lines on stdin, events leave as JSON lines on stdout; official.py is the
-other end.  The client's package is used as it comes; the one thing looked at beside its API is
-the born time in the requests it sends, which it tells nobody.
+A process of its own can be killed, and has its own interpreter lock: the latencies that are
+measured are not those of the tests.  Commands come as JSON lines on stdin, events leave as JSON
+lines on stdout; official.py is the other end.  The client's package is used as it comes; the
+one thing looked at beside its API is the born time in the requests it sends, which it tells
+nobody.
 """
 
 import json

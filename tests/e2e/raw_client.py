@@ -6,7 +6,7 @@ nothing is done twice.  It opens no Telemetry stream, which a server must put up
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -112,8 +112,8 @@ class RawClient:
             raise NoAnswer(f"receive: {code}")
         return received
 
-    async def ack(self, group: str, topic: str, message: Received) -> None:
-        """Return when the server said OK. Raise Refused when the handle is no good any more."""
+    async def ack(self, group: str, topic: str, *messages: Received) -> None:
+        """Return when the server said OK to each. Raise Refused when a handle is no good."""
         request = service.AckMessageRequest(
             group=definition.Resource(name=group),
             topic=definition.Resource(name=topic),
@@ -121,6 +121,7 @@ class RawClient:
                 service.AckMessageEntry(
                     message_id=message.message_id, receipt_handle=message.handle
                 )
+                for message in messages
             ],
         )
         reply = await self._unary(
@@ -131,6 +132,30 @@ class RawClient:
             raise Refused(reply.status.message)
         if codes != {definition.OK}:
             raise NoAnswer(f"ack: {sorted(codes)} {reply.status.message}")
+        assert len(reply.entries) == len(messages)
+
+    async def change(
+        self, group: str, topic: str, message: Received, *, invisible_ms: int
+    ) -> Received:
+        """The same message with its new handle. Raise Refused when the old one is no good."""
+        request = service.ChangeInvisibleDurationRequest(
+            group=definition.Resource(name=group),
+            topic=definition.Resource(name=topic),
+            message_id=message.message_id,
+            receipt_handle=message.handle,
+        )
+        request.invisible_duration.FromMilliseconds(invisible_ms)
+        reply = await self._unary(
+            "ChangeInvisibleDuration",
+            request,
+            service.ChangeInvisibleDurationResponse.FromString,
+            CALL_S,
+        )
+        if reply.status.code == definition.INVALID_RECEIPT_HANDLE:
+            raise Refused(reply.status.message)
+        if reply.status.code != definition.OK:
+            raise NoAnswer(f"change: {reply.status.code} {reply.status.message}")
+        return replace(message, handle=reply.receipt_handle)
 
     async def __aenter__(self) -> Self:
         return self

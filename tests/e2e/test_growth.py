@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from e2e import processes
@@ -105,7 +104,7 @@ class Run:
         began = time.monotonic()
         self.broker.restart()
         took_s = time.monotonic() - began
-        read = self._metric("popmq_store_recovered_records")
+        read = self.broker.metric("popmq_store_recovered_records")
         self._note(title, f"{took_s:.2f}", read)
         asyncio.run(self._check())
         return read
@@ -113,11 +112,6 @@ class Run:
     def _note(self, title: str, took_s: str, read: int) -> None:
         resident = resident_mib(self.broker.pid)
         self.rows.append(f"| {title} | {took_s} | {read:,} | {resident} |")
-
-    def _metric(self, name: str) -> int:
-        with urlopen(self.broker.ready.metrics, timeout=10) as reply:
-            lines: list[str] = reply.read().decode().splitlines()
-        return int(float(next(line.split()[1] for line in lines if line.startswith(f"{name} "))))
 
     @asynccontextmanager
     async def _port(self) -> AsyncIterator[FramePort]:

@@ -54,6 +54,9 @@ def parts(call: Any) -> list[Any]:
     return [service.ReceiveMessageResponse.FromString(one) for one in call.sent]
 
 
+POPPED_MS = 1_650_000_000_123
+
+
 def pops(broker: Any) -> list[PopRequest]:
     return [decode_pop(body) for body in broker.bodies(Kind.POP)]
 
@@ -64,7 +67,10 @@ def deliveries(count: int) -> bytes:
     (sent,) = sent_messages(chunk(1, wire))
     head, content = sent.slices(MessageType.NORMAL, peer="", now_ms=1)
     return encode_pop_reply(
-        PopReply([Delivery(2, at, 1, 5_000, b"h%d" % at, head, content) for at in range(count)])
+        PopReply(
+            [Delivery(2, at, 1, 5_000, b"h%d" % at, head, content) for at in range(count)],
+            popped_ms=POPPED_MS,
+        )
     )
 
 
@@ -77,6 +83,8 @@ def test_messages_come_between_the_status_and_the_delivery_time(bench: Any) -> N
     assert got[0].status.code == Code.OK
     assert [one.message.system_properties.receipt_handle for one in got[1:3]] == ["h0", "h1"]
     assert got[1].message.system_properties.tag == "a"
+    popped = got[3].delivery_timestamp  # of the broker, not of this proxy
+    assert popped.seconds * 1_000 + popped.nanos // 1_000_000 == POPPED_MS
     assert call.status is GrpcStatus.OK
     assert (bench.proxy.metrics.receives, bench.proxy.metrics.received) == (1, 2)
 

@@ -2,14 +2,21 @@
 
 import random
 import struct
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
+from popmq.broker.store.checkpoint import Checkpoint
+from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.mapped_file import MappedFileQueue
+from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.broker.store.unit_check import UNIT_SIZE, index_unit, queue_seed, with_check
+from popmq.testing.core import QueuedFlusher
 from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import FailedPages, Loss, SimDisk
+from popmq.testing.sim_disk import SimDisk
+from popmq.testing.sim_faults import FailedPages
+from popmq.testing.sim_loss import Loss
 
 SEGMENT = 4096
 FOLDER = "data/queue"
@@ -30,7 +37,7 @@ def test_a_crash_while_the_tail_is_cut_leaves_no_gap_between_segments() -> None:
         files = segments(disk)
         for start in range(0, 4 * SEGMENT, SEGMENT):
             files.at_or_new(start)
-        disk.cut_at(operations)
+        disk.faults.cut_at(operations)
         with suppress(PowerCut):
             files.cut(100)
         disk.crash(Loss.NOTHING)
@@ -43,7 +50,7 @@ def test_a_crash_while_segments_are_reserved_leaves_no_gap() -> None:
         disk = SimDisk(random.Random(seed))
         files = segments(disk)
         files.at_or_new(0)
-        disk.cut_at(seed % 12)
+        disk.faults.cut_at(seed % 12)
         with suppress(PowerCut):
             files.reserve(0, 2)
             files.reserve(SEGMENT, 2)
@@ -95,10 +102,10 @@ def test_a_hole_before_a_torn_unit_is_not_taken_for_blanks() -> None:
 def test_what_a_failed_fsync_left_in_the_page_cache_is_not_taken_for_durable() -> None:
     """Seed 73 at ec09d46: on ext4 the pages are clean after the error, and stay readable."""
     disk = SimDisk(random.Random(1))
-    disk.failed_pages = FailedPages.CLEAN
+    disk.faults.failed_pages = FailedPages.CLEAN
     first = CommitLog(disk, "data/log", segment_bytes=SEGMENT)
     first.write(Batch(4, [(0, [b"kept"])]))
-    disk.fail_sync_at(0)
+    disk.faults.fail_sync_at(0)
     with suppress(OSError):
         first.write(Batch(9, [(4, [b"bytes"])]))
     disk.crash(Loss.NOTHING)
@@ -134,7 +141,7 @@ def test_a_scattered_write_survives_by_sectors() -> None:
     seen = set()
     for seed in range(30):
         disk = SimDisk(random.Random(seed))
-        disk.sector_bytes = 512
+        disk.losses.sector_bytes = 512
         file = disk.open("data/file", create=True)
         file.allocate(1024)
         file.sync()
@@ -145,3 +152,23 @@ def test_a_scattered_write_survives_by_sectors() -> None:
         assert {len(set(data[:512])), len(set(data[512:]))} == {1}
         seen.add((data[:1], data[-1:]))
     assert len(seen) == 4
+
+
+def test_a_stop_does_not_vouch_for_files_whose_sync_failed_just_before() -> None:
+    """Seed 1390: the threads end before the loop hears of their last jobs."""
+    disk = SimDisk(random.Random(1))
+    calls: deque[Callable[[], None]] = deque()
+    queue = ConsumeQueue(disk, FOLDER)
+    keeper = CheckpointKeeper(disk, "data", QueuedFlusher(calls), lambda error: None)
+
+    def flush() -> list[MappedFile]:
+        queue.flush()
+        return queue.files()
+
+    queue.append(index_unit(100, 50, 0), 100)
+    keeper.step(flush, lambda: Checkpoint(150), now_ms=20_000, wanted=False)
+    disk.faults.fail_sync_at(0)
+    calls.popleft()()
+    with suppress(OSError):
+        keeper.write_now(flush, Checkpoint(150))
+    assert keeper.read().position == 0

@@ -7,7 +7,8 @@ from dataclasses import replace
 from popmq.common.config import StoreSettings
 from popmq.testing.core import SMALL, CoreBroker
 from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import Loss, SimDisk
+from popmq.testing.sim_disk import SimDisk
+from popmq.testing.sim_loss import Loss
 
 HOUR_MS = 3_600_000
 BODY = bytes(50_000)
@@ -76,7 +77,7 @@ def test_a_start_right_behind_a_moved_body_moves_log_time_by_nothing() -> None:
 def test_a_crash_while_a_removed_index_is_rebuilt_hides_no_message() -> None:
     for seed in range(200):
         disk = SimDisk(random.Random(seed))
-        disk.sector_bytes = 64
+        disk.losses.sector_bytes = 64
         core = CoreBroker(disk=disk, settings=replace(SMALL, store=SHORT.store))
         core.topic("orders", queues=1)
         for _ in range(60):
@@ -87,7 +88,7 @@ def test_a_crash_while_a_removed_index_is_rebuilt_hides_no_message() -> None:
         disk.crash(Loss.NOTHING)
         core.start()
         core.send("orders", b"body")
-        disk.cut_at(seed % 20)
+        disk.faults.cut_at(seed % 20)
         with suppress(PowerCut):
             core.clock.advance(11_000)
             core.run_steps()
@@ -97,3 +98,27 @@ def test_a_crash_while_a_removed_index_is_rebuilt_hides_no_message() -> None:
         while batch := core.receive("orders", "g"):
             found += len(batch)
         assert found == 61
+
+
+def test_a_body_that_is_due_while_retention_moves_it_comes_back() -> None:
+    """It was read at its new place before that was written, and given up as lost."""
+    core = CoreBroker(settings=SHORT)
+    core.topic("orders", queues=1)
+    core.topic("noise", queues=1)
+    core.send("orders", b"one")
+    core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
+    retention = core.broker.store.retention
+    for _ in range(400):
+        core.send("noise", BODY)
+        core.clock.advance(60_000)
+        while core.broker.step() and not retention.moved:
+            core.settle()
+        if retention.moved:
+            break
+        core.settle()
+    core.clock.advance(12 * HOUR_MS)
+    core.broker.step()  # due, and nothing was flushed since the move
+    core.run_steps()
+    core.clock.advance(1_000)
+    core.run_steps()
+    assert [one.head for one in core.receive("orders", "g")] == [b"one"]

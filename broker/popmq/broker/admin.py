@@ -11,6 +11,7 @@ from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
 from popmq.common.topics import (
     CUSTOMISED_BACK_OFF_MS,
+    CheckPoints,
     GroupType,
     MessageType,
     Permission,
@@ -31,6 +32,7 @@ _PERMISSION_NAMES = {permission: name for name, permission in _PERMISSIONS.items
 _TYPES = {kind.name.lower(): kind for kind in MessageType}
 _GROUP_TYPES = {kind.name.lower(): kind for kind in GroupType}
 _STARTS = {start.name.lower(): start for start in StartAt}
+_CHECK_POINTS = {kind.name.lower(): kind for kind in CheckPoints}
 _T = TypeVar("_T")
 _OK = pb.Status(code=Code.OK, message="OK")
 
@@ -153,6 +155,11 @@ def _changed_group(old: SubscriptionGroup, wanted: pb.Group) -> SubscriptionGrou
             if wanted.start_at
             else old.start_at
         ),
+        check_points=(
+            _named(_CHECK_POINTS, wanted.check_points, "how check points are kept")
+            if wanted.check_points
+            else old.check_points
+        ),
     )
 
 
@@ -181,6 +188,7 @@ def _group_to_wire(group: SubscriptionGroup) -> pb.Group:
         max_attempts=group.max_attempts,
         back_off_ms=group.back_off_ms,
         start_at=group.start_at.name.lower(),
+        check_points=group.check_points.name.lower(),
         id=group.id,
     )
 

@@ -9,11 +9,12 @@ import random
 from collections.abc import Callable
 
 from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
-from popmq.broker.meta.offsets import OffsetRecord
+from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.catch_up import CatchUp
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
@@ -61,6 +62,7 @@ class Broker:
         *,
         disk: Disk,
         clock: Clock,
+        waits: Clock | None = None,
         flusher: Flusher,
         housekeeper: Flusher | None = None,
         rng: random.Random,
@@ -68,29 +70,37 @@ class Broker:
         self.settings = settings
         self._rng = rng
         self._clock = clock
+        self._waits = waits or clock
         self._next_queue = 0
         self.stored_by_topic: dict[str, int] = {}
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
-        self.table = CheckPointTable()
+        self.table = CheckPointTable(settings.pop.revive_step_ms)
+        self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
             percent=settings.pop.catch_up_percent,
             behind_bytes=settings.pop.catch_up_behind_bytes,
-            now_ms=clock.boot_ms,
+            now_ms=self._waits.boot_ms,
         )
         self.pops = PopService(
             self.store,
             self.registry,
             self.table,
             settings.pop,
+            buffer=self.buffer,
             catch_up=self.catch_up,
             broker=settings.broker.name,
             rng=rng,
         )
         self.acks = AckService(
-            self.store, self.registry, self.table, self.pops, broker=settings.broker.name
+            self.store,
+            self.registry,
+            self.table,
+            self.pops,
+            self.buffer,
+            broker=settings.broker.name,
         )
         self.bodies = InFlightBodies(self.store, self.table)
         self.parking = ParkingService(
@@ -107,11 +117,13 @@ class Broker:
         )
         self.liveness = Liveness()
         self.revive = ReviveService(
-            self.store, self.registry, self.table, self.bodies, self.liveness
+            self.store, self.registry, self.table, self.buffer, self.bodies, self.liveness
         )
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
+        self.store.before_batch = self.buffer.before_batch
+        self.store.snapshots.before = self.buffer.write_all
         self.store.on_grown = self._grown
         self.store.on_moved = self.table.apply_moved
         self.table.on_freed = self._freed
@@ -150,16 +162,25 @@ class Broker:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
         self.catch_up.let_all_in()
         self.polling.dismiss()
+        self.buffer.write_all()
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.catch_up.step() + self.revive.step() + self.parking.step()
-        done += self.polling.step(self.store.log_ms())
+        done = self.catch_up.step() + self.buffer.step() + self.revive.step()
+        done += self.parking.step()
+        done += self.polling.step(self.waits_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def waits_ms(self) -> int:
+        """What long polls wait on; a clock that steps cannot move, like log time."""
+        return self._waits.boot_ms()
+
     def when_confirmed(self, callback: Callable[[], None]) -> None:
-        self.store.when_confirmed(callback)
+        self.buffer.when_confirmed(callback)
 
     # -- requests
 
@@ -279,14 +300,13 @@ class Broker:
                 )
             case RecordKind.OFFSET:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
+                place = (offset.group_id, offset.topic_id, offset.queue_id)
                 group = self.registry.group_by_id(offset.group_id)
-                self.table.start(
-                    offset.group_id,
-                    offset.topic_id,
-                    offset.queue_id,
-                    offset.queue_offset,
-                    fifo=group is not None and group.type is GroupType.FIFO,
-                )
+                fifo = group is not None and group.type is GroupType.FIFO
+                if offset.reason is Reason.COMMITTED:
+                    self.table.commit(*place, offset.queue_offset)
+                else:
+                    self.table.start(*place, offset.queue_offset, fifo=fifo)
             case RecordKind.MOVED:
                 header = record.header
                 unit = Unit(header.position, header.size, peek_message(record.data)[0])
@@ -343,12 +363,14 @@ class Broker:
 
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
+        self.buffer.forget_gone()
         self.catch_up.forget_topic(topic.name)
         self.polling.dismiss(topic_id=topic.id)
         self.stored_by_topic.pop(topic.name, None)
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
+        self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
 
 

@@ -57,6 +57,10 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
     yield Metric("parked_messages", "Moved to parking topics.", broker.parking.parked)
+    yield _gauge("buffered_check_points", "That are no records yet.", broker.buffer.held)
+    yield Metric("buffered_check_points_opened", "Held in memory.", broker.buffer.opened)
+    yield Metric("buffered_check_points_written", "Held, then written.", broker.buffer.written)
+    yield Metric("buffered_commits", "Offsets written for acks.", broker.buffer.commits)
     yield _gauge("check_points", "Check points in memory.", len(broker.table))
     yield Metric(
         "outcomes_dropped",

@@ -5,12 +5,13 @@ import fcntl
 import logging
 import os
 import random
+from collections.abc import Callable
 from contextlib import suppress
 
 from popmq.broker.broker import Broker
 from popmq.broker.metrics import broker_metrics
 from popmq.broker.server import BrokerServer
-from popmq.common.clock import SystemClock
+from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
 from popmq.common.errors import Code, ConfigError, PopmqError
@@ -19,12 +20,13 @@ from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, Port
 from popmq.common.observe import Metric
-from popmq.common.steps import FlusherThread, run_steps
+from popmq.common.steps import FlusherThread, OwnFlusher, run_steps
 from popmq.common.wire.controller_pb2 import BrokerAddress, RegisterReply, RegisterRequest
 
 logger = logging.getLogger(__name__)
 
 STEP_IDLE_MS = 5
+QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 
 
 class DataLock:
@@ -56,15 +58,29 @@ class DataLock:
 
 
 class BrokerProcess:
-    """A broker with its threads and sockets. `port` is what a proxy in this process calls."""
+    """A broker with its threads and sockets. `port` is what a proxy in this process calls.
 
-    def __init__(self, settings: Settings, *, disk: Disk | None = None) -> None:
+    Tests may give it other files, another time, and another way to do blocking work; `waits`
+    is what long polls wait on where that is not `clock`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        waits: Clock | None = None,
+        make_flusher: Callable[[asyncio.AbstractEventLoop, str], OwnFlusher] = FlusherThread,
+    ) -> None:
         self._settings = settings
-        self._lock = DataLock(settings.broker.data)
         self._disk = disk or RealDisk()
-        self._flusher: FlusherThread | None = None
-        self._housekeeper: FlusherThread | None = None
-        self._reader: FlusherThread | None = None
+        in_files = isinstance(self._disk, RealDisk)
+        self._lock = DataLock(settings.broker.data) if in_files else None
+        self._clock = clock or SystemClock()
+        self._waits = waits
+        self._make_flusher = make_flusher
+        self._flushers: list[OwnFlusher] = []
         self._frames: FrameServer | None = None
         self._steps: asyncio.Task[None] | None = None
         self.failed: asyncio.Future[None]
@@ -75,20 +91,21 @@ class BrokerProcess:
         """Recover and serve; on return everything the log holds is confirmed."""
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
-        self._flusher = FlusherThread(loop)
-        self._housekeeper = FlusherThread(loop, "housekeeper")
+        flusher, housekeeper, reader = self._flushers = [
+            self._make_flusher(loop, name) for name in ("flusher", "housekeeper", "reader")
+        ]
         self.broker = Broker(
             self._settings,
             disk=self._disk,
-            clock=SystemClock(),
-            flusher=self._flusher,
-            housekeeper=self._housekeeper,
+            clock=self._clock,
+            waits=self._waits,
+            flusher=flusher,
+            housekeeper=housekeeper,
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
         )
         store = self.broker.store
         store.soon = loop.call_soon
-        self._reader = FlusherThread(loop, "reader")
-        store.readers = self._reader
+        store.readers = reader
         store.on_failure = self._fail
         self.broker.start()
         self.port = BrokerServer(self.broker)
@@ -140,23 +157,41 @@ class BrokerProcess:
 
     async def stop(self) -> None:
         """Answer who waits, let the disk catch up, leave a clean store."""
-        if self._steps is not None:
-            self._steps.remove_done_callback(self._steps_ended)
-            self._steps.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._steps
+        await self._stop_steps()
         if hasattr(self, "port") and not self.failed.done():
             self.broker.stop()
             await self._settled()
             if self._frames is not None:
                 await self._frames.stop()
             await self._settled()
-        for thread in (self._flusher, self._housekeeper, self._reader):
-            if thread is not None:
-                thread.stop()
+        for flusher in self._flushers:
+            flusher.stop()
         if hasattr(self, "port") and not self.failed.done():
             self.broker.store.close()
-        self._lock.release()
+        self._release_lock()
+
+    async def kill(self) -> None:
+        """End like a process that is killed: nothing is answered, written or closed properly."""
+        await self._stop_steps()
+        if self._frames is not None:
+            await self._frames.stop()
+        for flusher in self._flushers:
+            flusher.stop()
+        await asyncio.sleep(0)  # the news of their last work
+        self.broker.store.release_files()
+        self._release_lock()
+
+    async def settle(self) -> None:
+        """Return once nothing is left to do at this time: no step finds work, no thread has
+        any, and everything is confirmed.  Raises what the disk failed with."""
+        quiet = 0
+        while quiet < QUIET_ROUNDS:
+            done = self.broker.step()
+            end = self.broker.store.end
+            for flusher in self._flushers:
+                await _emptied(flusher)
+            await self._settled()
+            quiet = 0 if done or self.broker.store.end != end else quiet + 1
 
     def metrics(self) -> list[Metric]:
         refused = [
@@ -199,6 +234,17 @@ class BrokerProcess:
                 refused = None if away else error.code
             await asyncio.sleep(heartbeat_ms / 1000)
 
+    async def _stop_steps(self) -> None:
+        if self._steps is not None:
+            self._steps.remove_done_callback(self._steps_ended)
+            self._steps.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._steps
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
     async def _settled(self) -> None:
         """Wait until all that was appended is confirmed."""
         done = asyncio.Event()
@@ -220,6 +266,13 @@ class BrokerProcess:
             logger.critical("a broken invariant, stopping", exc_info=error)
             if not self.failed.done():
                 self.failed.set_exception(error)
+
+
+async def _emptied(flusher: OwnFlusher) -> None:
+    """Wait until the flusher did what it was given, and said so."""
+    emptied = asyncio.get_running_loop().create_future()
+    flusher.submit(lambda: None, lambda error: emptied.set_result(None))
+    await emptied
 
 
 def frame_settings(settings: Settings) -> FrameSettings:

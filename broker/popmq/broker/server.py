@@ -214,7 +214,7 @@ class BrokerServer:
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
             filter_key=(want.tags, want.queue_id),
-            deadline_ms=self._broker.store.log_ms() + request.poll_ms,
+            deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
         )
@@ -226,7 +226,10 @@ class BrokerServer:
     def _reply_pop(
         self, on_reply: OnReply, want: Want, deliveries: Sequence[Delivery], rest: int
     ) -> None:
-        reply = PopReply(deliveries, rest)
+        reply = PopReply(deliveries, rest, self._broker.wall_ms() if deliveries else 0)
+        if want.group.buffered and not self._broker.pops.wrote:
+            on_reply(hop.encode_pop_reply(reply))  # nothing was written: it rests on nothing new
+            return
         if self._broker.catch_up.is_behind((want.topic.name, want.group.name)):
             charge = self._broker.catch_up.charge
             self._broker.when_confirmed(

@@ -119,6 +119,9 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._channel.close()
 
     def query_route(self, topic: str) -> list[api.MessageQueue]:

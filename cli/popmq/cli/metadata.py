@@ -17,6 +17,7 @@ TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "mixed")
 GROUP_TYPES = ("normal", "fifo")
 PERMISSIONS = ("rw", "r", "w", "none")
 STARTS = ("oldest", "newest")
+CHECK_POINTS = ("durable", "buffered")
 
 ACTIONS = {
     "create": "make a new one",
@@ -26,7 +27,7 @@ ACTIONS = {
 }
 
 TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention")
-GROUP_COLUMNS = ("name", "type", "max_attempts", "start", "back_off_ms")
+GROUP_COLUMNS = ("name", "type", "max_attempts", "start", "check_points", "back_off_ms")
 
 Fields = dict[str, str | int | list[int]]
 Run = Callable[[argparse.Namespace], int]
@@ -78,11 +79,13 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     create.add_argument("--type", choices=GROUP_TYPES, default="normal")
     create.add_argument("--max-attempts", type=count_argument, default=17, metavar="17")
     create.add_argument("--start", choices=STARTS, default="oldest")
+    create.add_argument("--check-points", choices=CHECK_POINTS, default="durable")
     create.add_argument("--back-off", type=back_off_argument, default=(), metavar="1s,5s,10s")
     alter = _action(actions, common, "alter", on_group("AlterGroup", _alter_group))
     alter.add_argument("--type", choices=GROUP_TYPES, default="")
     alter.add_argument("--max-attempts", type=count_argument, default=0, metavar="N")
     alter.add_argument("--start", choices=STARTS, default="")
+    alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
     alter.add_argument("--back-off", type=back_off_argument, default=(), metavar="1s,5s,10s")
     _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
     _action(actions, common, "show", run_group_show)
@@ -212,6 +215,7 @@ def group_of(args: argparse.Namespace) -> admin.Group:
         type=args.type,
         max_attempts=args.max_attempts,
         start_at=args.start,
+        check_points=args.check_points,
         back_off_ms=args.back_off,
     )
 
@@ -232,6 +236,7 @@ def group_fields(group: admin.Group) -> Fields:
         "type": group.type,
         "max_attempts": group.max_attempts,
         "start": group.start_at,
+        "check_points": group.check_points,
         "back_off_ms": list(group.back_off_ms),
     }
 

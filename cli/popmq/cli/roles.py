@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
 from popmq.broker.process import BrokerProcess
+from popmq.cli.one_process import OneProcess
 from popmq.common.config import Settings, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError
-from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.observe import (
     HttpEndpoint,
     Metric,
@@ -99,24 +99,19 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    controller = ControllerProcess(settings)
-    stack.push_async_callback(controller.stop)
-    broker = await _start_broker(settings, stack, life)
-    await broker.listen(*_unix_address(settings))
-    life.own(asyncio.create_task(broker.register_in_process(controller.port)))
-    proxy = ProxyProcess(settings, controller.port, lambda name, address: LocalPort(broker.port))
-    stack.push_async_callback(proxy.stop)
-    endpoint = await proxy.listen()
-    await proxy.routed()
-    stack.callback(broker.broker.stop)
+    one = OneProcess(settings, BrokerProcess(settings))
+    await one.start(*_unix_address(settings))
+    stack.push_async_callback(one.stop)
+    life.own(one.beating)
+    one.broker.failed.add_done_callback(lambda failed: life.end(1))
     metrics = await _http(
         settings,
         stack,
         "up",
         lambda: (life.serving, {"broker": settings.broker.name}),
-        lambda: [*controller.metrics(), *broker.metrics(), *proxy.metrics()],
+        one.metrics,
     )
-    life.announce(f"ready: endpoint {endpoint}, {metrics}, data {settings.broker.data}")
+    life.announce(f"ready: endpoint {one.endpoint}, {metrics}, data {settings.broker.data}")
 
 
 async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
@@ -198,22 +193,6 @@ async def _http(
 
 
 # -- what they share
-
-
-class LocalPort:
-    """The broker of this process as a proxy sees it; closing it closes nothing."""
-
-    def __init__(self, port: Port) -> None:
-        self._port = port
-
-    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
-        return self._port.request(kind, body, timeout_ms, on_reply)
-
-    def cancel(self, request_id: int) -> None:
-        self._port.cancel(request_id)
-
-    async def close(self) -> None:
-        return
 
 
 class Life:

@@ -217,6 +217,7 @@ class PopSettings(_Section):
     retry_first_percent: int = _within(20, 0, 100)
     catch_up_percent: int = _within(20, 1, 100)
     catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
+    revive_step_ms: int = _within(16, 1, 60_000)
     # Of a FIFO group in one queue: messages that were looked at and are not over.
     fifo_open_offsets: int = _within(10_000, 1, 1_000_000)
     fifo_park_after_ms: int = _within(60_000, 1, 7 * DAY_MS)
@@ -318,6 +319,8 @@ def load_settings(
     sources = dict.fromkeys(known, "default")
 
     def take(key: str, value: object, source: str) -> None:
+        if key not in known:
+            raise _unknown(f"setting {key}", key, known)
         values[key] = _converted(key, value, known[key], source)
         sources[key] = source
 

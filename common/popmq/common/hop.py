@@ -136,6 +136,7 @@ class Delivery(NamedTuple):
 class PopReply(NamedTuple):
     deliveries: Sequence[Delivery] = ()
     rest: int = 0  # messages still readable in the queues that were visited
+    popped_ms: int = 0  # wall time from which the invisible time counts; 0 with no deliveries
 
 
 class AckRequest(NamedTuple):
@@ -161,7 +162,7 @@ _PUT = struct.Struct(">BH")
 _ENTRY = struct.Struct(">BiQqHII")
 _PUT_RESULT = struct.Struct(">IIQH")
 _POP = struct.Struct(">HIQIIiBBI")
-_POP_REPLY = struct.Struct(">HQ")
+_POP_REPLY = struct.Struct(">HQQ")
 _DELIVERY = struct.Struct(">IQHQHII")
 _ACK_RESULT = struct.Struct(">IH")
 _CHANGE = struct.Struct(">qH")
@@ -293,7 +294,7 @@ def decode_pop(body: bytes) -> PopRequest:
 
 
 def encode_pop_reply(reply: PopReply) -> bytes:
-    parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest)]
+    parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
     for one in reply.deliveries:
         parts += (
             _DELIVERY.pack(
@@ -314,13 +315,13 @@ def encode_pop_reply(reply: PopReply) -> bytes:
 
 def decode_pop_reply(body: bytes) -> PopReply:
     reader = PayloadReader(body)
-    count, rest = reader.fields(_POP_REPLY)
+    count, rest, popped_ms = reader.fields(_POP_REPLY)
     deliveries = []
     for _ in range(count):
         queue, offset, attempt, stored, handle, head, properties = reader.fields(_DELIVERY)
         content = reader.take(handle), reader.take(head), reader.take(properties)
         deliveries.append(Delivery(queue, offset, attempt, stored, *content))
-    return PopReply(deliveries, rest)
+    return PopReply(deliveries, rest, popped_ms)
 
 
 @fitting

@@ -22,6 +22,12 @@ class Flusher(Protocol):
         ...
 
 
+class OwnFlusher(Flusher, Protocol):
+    def stop(self) -> None:
+        """Finish what was handed over, then end."""
+        ...
+
+
 class FlusherThread:
     """One thread for fdatasync. A batch is handed over whole, on the loop's thread (D2)."""
 
@@ -35,7 +41,6 @@ class FlusherThread:
         self._jobs.put((work, done))
 
     def stop(self) -> None:
-        """Finish what was handed over, then end the thread."""
         self._jobs.put(None)
         self._thread.join()
 

@@ -75,6 +75,13 @@ class GroupType(IntEnum):
     FIFO = 2
 
 
+class CheckPoints(IntEnum):
+    """Of a group: whether a check point is durable before its messages leave (D2)."""
+
+    DURABLE = 1
+    BUFFERED = 2
+
+
 class StartAt(IntEnum):
     """Where a group begins in a topic that it never read (D11: the oldest message)."""
 
@@ -123,6 +130,11 @@ class SubscriptionGroup:
     max_attempts: int = 17
     back_off_ms: tuple[int, ...] = CUSTOMISED_BACK_OFF_MS
     start_at: StartAt = StartAt.OLDEST
+    check_points: CheckPoints = CheckPoints.DURABLE
+
+    @property
+    def buffered(self) -> bool:
+        return self.check_points == CheckPoints.BUFFERED
 
     def back_off_after_ms(self, attempt: int) -> int:
         """How long delivery `attempt` (from 1) waits for the next when the consumer failed."""

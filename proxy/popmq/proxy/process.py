@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from popmq.common.clock import SystemClock
+from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings, parse_address
 from popmq.common.errors import ConfigError
 from popmq.common.frame_port import FramePort
@@ -19,9 +19,16 @@ OpenPort = Callable[[str, str], ClosablePort]
 
 
 class ProxyProcess:
-    def __init__(self, settings: Settings, controller: Port, open_port: OpenPort) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        controller: Port,
+        open_port: OpenPort,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
         self._settings = settings
-        clock = SystemClock()
+        clock = clock or SystemClock()
         self._routed = RoutedBrokers(controller, open_port, clock)
         self._proxy = Proxy(settings, self._routed, clock)
         self._transport: GrpcioTransport | None = None
@@ -87,6 +94,15 @@ class ProxyProcess:
         self._proxy.drain()
         if self._transport is not None:
             await self._transport.stop(STOP_GRACE_S)
+        await self._routed.stop()
+        if self._controller_port is not None:
+            await self._controller_port.close()
+
+    async def kill(self) -> None:
+        """Cut every connection at once, as the end of the process would."""
+        if self._transport is not None:
+            await self._transport.stop(0)
+        self._proxy.clients.stop()
         await self._routed.stop()
         if self._controller_port is not None:
             await self._controller_port.close()

@@ -146,7 +146,8 @@ class ReceiveMessage:
     def _deliver(self, rpc: Rpc, broker: str, answer: Answer) -> None:
         if isinstance(answer, PopmqError):
             raise answer
-        deliveries = decode_pop_reply(answer).deliveries
-        rpc.metrics.received += len(deliveries)
-        now_ms = self._clock.wall_ms()
-        rpc.reply(*receive_parts(deliveries, store_host=broker.encode(), now_ms=now_ms))
+        reply = decode_pop_reply(answer)
+        rpc.metrics.received += len(reply.deliveries)
+        # The broker's time of the pop: the reply left when the check point was durable.
+        popped_ms = reply.popped_ms or self._clock.wall_ms()
+        rpc.reply(*receive_parts(reply.deliveries, store_host=broker.encode(), now_ms=popped_ms))

@@ -1,4 +1,6 @@
-"""A clock that the test turns."""
+"""Clocks that a test turns."""
+
+from popmq.common.clock import Clock, SystemClock
 
 
 class ManualClock:
@@ -20,3 +22,43 @@ class ManualClock:
 
     def step_wall(self, ms: int) -> None:
         self._wall_ms += ms
+
+
+class SkippingClock:
+    """The machine's clock, ahead of it by all that `advance` added; frozen, nothing else moves."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        system = SystemClock()
+        self._under: Clock = system
+        if frozen:
+            self._under = ManualClock(system.wall_ms(), system.boot_ms())
+        self._ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return self._under.wall_ms() + self._ahead_ms
+
+    def boot_ms(self) -> int:
+        return self._under.boot_ms() + self._ahead_ms
+
+    def advance(self, ms: int) -> None:
+        self._ahead_ms += ms
+
+
+class Patience:
+    """What waiting clients' time is: that of the machine, frozen or not, and what was skipped.
+
+    Its wall clock is the broker's, so that a delivery is stamped with the time of its message.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._flowing = SkippingClock()
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def boot_ms(self) -> int:
+        return self._flowing.boot_ms()
+
+    def advance(self, ms: int) -> None:
+        self._flowing.advance(ms)

@@ -6,7 +6,7 @@ sees as OK is what a client would have seen.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from popmq.broker.broker import Broker
@@ -18,6 +18,7 @@ from popmq.common.errors import PopmqError
 from popmq.common.hop import Delivery, Kind
 from popmq.common.steps import Done, Work
 from popmq.common.topics import (
+    CheckPoints,
     GroupType,
     MessageType,
     Permission,
@@ -165,9 +166,12 @@ class CoreBroker:
         type: GroupType = GroupType.NORMAL,
         max_attempts: int = 17,
         start_at: StartAt = StartAt.OLDEST,
+        check_points: CheckPoints = CheckPoints.DURABLE,
     ) -> SubscriptionGroup:
         made = self.broker.registry.create_group(
-            SubscriptionGroup(0, name, type, max_attempts, start_at=start_at)
+            SubscriptionGroup(
+                0, name, type, max_attempts, start_at=start_at, check_points=check_points
+            )
         )
         self.settle()
         return made
@@ -254,6 +258,11 @@ def pop(
             reply_bytes=reply_bytes,
         )
     )
+
+
+def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
+    """What was delivered, sorted: queues are visited in no order that matters."""
+    return sorted(one.head for one in deliveries)
 
 
 def _message_group(name: bytes) -> bytes:

@@ -27,6 +27,7 @@ class Sent:
     refused: bool = False
     queue_id: int = -1
     asked_log_ms: int = 0
+    asked_wall_ms: int = 0
     expired: bool = False  # the first copy lies below a cut
 
 

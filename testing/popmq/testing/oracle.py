@@ -39,6 +39,9 @@ class Oracle:
                 f"{sent.queue_id} of {sent.topic.name}",
             )
 
+    def sent_at(self, topic: Place, queue_id: int, offset: int) -> Sent | None:
+        return self._numbered.get((topic, queue_id, offset))
+
     # -- receive
 
     def pop_lost(self, pop: Pop) -> None:

@@ -113,8 +113,10 @@ class Actions:
             self.tally.hit(Sometimes.GROUP_COMMIT, int(self.clients.heard > before + 1))
 
     def _flush(self) -> None:
-        if self.machine.flusher_ready:
-            self.machine.flush()
+        lanes = self.machine.ready_lanes
+        if lanes:
+            operations = self.rng.choice((None, None, 1, 1, 2, 4))
+            self.machine.work(self.rng.choice(lanes), operations)
 
     def _step(self) -> None:
         self.machine.step()
@@ -125,8 +127,8 @@ class Actions:
     def _time(self) -> None:
         ms = self.rng.choice((1, 20, 200, 1_000, 3_000, 11_000))
         self.machine.advance(ms)
-        if self.machine.disk.budget is not None and self.rng.random() < 0.2:
-            self.machine.disk.budget = None
+        if self.machine.disk.faults.budget is not None and self.rng.random() < 0.2:
+            self.machine.disk.faults.budget = None
             self.note("space was freed")
             self.tally.hit(Sometimes.SPACE_FREED)
         if self.rng.random() < 0.1:

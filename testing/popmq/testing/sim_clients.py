@@ -15,9 +15,16 @@ from popmq.testing.history import Held, Place, Pop, Reader, Sent
 from popmq.testing.sim_requests import Requests
 from popmq.testing.sometimes import Sometimes
 
+
+def _field(number: int, data: bytes) -> bytes:
+    """A field of the client's SystemProperties, as protobuf has it."""
+    return bytes((number << 3 | 2, len(data))) + data
+
+
 TAGS = ("", "A", "B")
 INVISIBLE_MS = (1, 150, 1_000, 3_000, 8_000)
 MAX_INVISIBLE_MS = max(INVISIBLE_MS)
+BRIEF = "brief"  # a topic with a retention of its own
 QUIET = "quiet"  # a topic that hardly anything is sent to
 LONG_MS = (5_400_000, 10_800_000)  # longer than messages are kept, where they expire
 
@@ -68,11 +75,20 @@ class Clients(Requests):
         size = self.uniform or rng.choice((20, 60, 100, 300, 1_200, 2_000))
         front = b"%06d|" % number
         head = front + rng.randbytes(size - len(front))
-        properties = b"" if self.uniform else rng.randbytes(rng.choice((0, 0, 40)))
+        properties = self._properties(number)
         sent = Sent(number, topic, rng.choice(TAGS), head, properties, self._oracle.at)
         sent.asked_log_ms = self._machine.log_ms
+        sent.asked_wall_ms = self._machine.clock.wall_ms()
         self._oracle.messages.append(sent)
         return sent
+
+    def _properties(self, number: int) -> bytes:
+        """An id, now and then that of the message before, and a key of several messages; or
+        nothing that can be looked up."""
+        rng = self._rng
+        named = _field(3, b"m%06d" % (number - (rng.random() < 0.1)))
+        named += _field(2, b"k%02d" % (number % 23))
+        return named if self.uniform else rng.choice((named, named, b"", rng.randbytes(40)))
 
     # -- consumers
 

@@ -9,6 +9,7 @@ from popmq.testing.oracle import LIMBO_MS, Oracle
 from popmq.testing.sim_clients import LONG_MS, MAX_INVISIBLE_MS, QUIET, Clients
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_retention import RetentionChecks
+from popmq.testing.sim_topic_retention import TopicRetention
 from popmq.testing.sim_verdict import dead_letter, finish
 from popmq.testing.sometimes import Sometimes
 from popmq.testing.store_checks import StoreChecks
@@ -22,6 +23,7 @@ def drain(
     oracle: Oracle,
     checks: StoreChecks,
     retention: RetentionChecks,
+    topic_retention: TopicRetention,
     note: Callable[[str], None],
 ) -> None:
     """Receive and ack until everything that was invisible had its time and two seconds more."""
@@ -47,7 +49,7 @@ def drain(
     for reader in lasting:
         _empty(machine, clients, reader)
     if retention.on:
-        _grow_old(machine, clients, oracle, lasting + auditors, retention)
+        _grow_old(machine, clients, oracle, lasting + auditors, retention, topic_retention)
     if not oracle.log_lost:
         names = {name for name, place in (clients.topics | clients.groups).items() if place}
         checks.at_end(names)
@@ -77,6 +79,7 @@ def _grow_old(
     oracle: Oracle,
     readers: list[Reader],
     retention: RetentionChecks,
+    topic_retention: TopicRetention,
 ) -> None:
     """What was held for hours comes back; then hours of a little traffic bound the log."""
     for held_ms in LONG_MS:
@@ -84,8 +87,9 @@ def _grow_old(
         while (left_ms := due_ms - machine.clock.boot_ms()) > 0:
             machine.advance(min(left_ms, 1_200_000))
             machine.run_steps()
-        for _ in range(4):
-            machine.advance(_ROUND_MS)
+            topic_retention.check_fronts()
+        for _ in range(2):
+            machine.advance(2 * _ROUND_MS)
             machine.run_steps()
             for reader in readers:
                 _empty(machine, clients, reader)
@@ -101,6 +105,7 @@ def _grow_old(
         ends.append(machine.broker.store.end)
         machine.advance(1_800_000)
         machine.run_steps()
+        topic_retention.check_fronts()
     retention.check_bound(ends[-1] - ends[-5])
 
 

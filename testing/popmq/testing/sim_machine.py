@@ -1,8 +1,8 @@
 """Machine: one broker process on a simulated computer, taken apart into its smallest moves.
 
-The loop's callbacks, the flusher's work and the news of its end are separate events; the
-scheduler decides which comes next.  What the product keeps in order stays in order: callbacks
-are first come, first served, and so are the flusher's jobs.
+The loop's callbacks, the operations of the flusher and of the housekeeper, and the news of
+their ends are separate events; the scheduler decides which comes next.  What the product keeps
+in order stays in order: callbacks are first come, first served, and so are the jobs of a thread.
 """
 
 import errno
@@ -12,13 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from popmq.broker.broker import Broker
+from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.server import BrokerServer
+from popmq.broker.store.key_index import ENTRIES_PER_FILE, KeyIndex
+from popmq.broker.store.lookup import Lookup
 from popmq.common.config import Settings
 from popmq.common.errors import StoreDamaged
-from popmq.common.steps import Done, Work
 from popmq.testing.clock import ManualClock
 from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import Loss, SimDisk
+from popmq.testing.sim_disk import SimDisk
+from popmq.testing.sim_lanes import Lane
+from popmq.testing.sim_loss import Loss
 from popmq.testing.sometimes import Sometimes, Tally
 
 
@@ -41,12 +45,17 @@ class Machine:
         self.broker: Broker
         self.server: BrokerServer
         self.ends = Ends()
+        self.index_entries = ENTRIES_PER_FILE
+        self.clock_went_back = False
         self.recovered = 0  # where the log ended for the last start
-        self.on_recovered: Callable[[], None] = lambda: None
+        # Called when tables and log are recovered; with the seed of the broker's dice.
+        self.on_recovered: Callable[[int], None] = lambda seed: None
+        self.on_step: Callable[[], None] = lambda: None
+        self.mixes = False  # whether the threads take turns while everything settles
         self._rng = rng
         self._tally = tally
         self._soon: deque[Callable[[], None]] = deque()
-        self._jobs: deque[tuple[int, Work, Done]] = deque()
+        self.flusher, self.housekeeper = self._lane(), self._lane()
         self._stepped_ms = 0
         self._log_ms = 0
         self._revivals: tuple[int, int] = (0, 0)  # number, and end of the log behind the last
@@ -64,29 +73,32 @@ class Machine:
 
     def step_wall(self, ms: int) -> None:
         self.clock.step_wall(ms)
+        self.clock_went_back |= ms < 0
         self._stepped_ms += max(0, ms)
 
     # -- life of the process
 
     def start(self) -> None:
         """Recover and confirm everything; PowerCut, OSError or StoreDamaged end the attempt."""
-        self._soon.clear()
-        self._jobs.clear()
+        self._forget_jobs()
         self.failed = None
+        seed = self._rng.getrandbits(32)
         self.broker = Broker(
             self.settings,
             disk=self.disk,
             clock=self.clock,
-            flusher=self,
-            rng=random.Random(self._rng.getrandbits(32)),
+            flusher=self.flusher,
+            housekeeper=self.housekeeper,
+            rng=random.Random(seed),
         )
         store = self.broker.store
+        self._shrink_index()
         store.soon = self._soon.append
         store.on_failure = self._on_failure
         self.server = BrokerServer(self.broker)
         self.broker.start()
         self.recovered = store.confirmed
-        self.on_recovered()
+        self.on_recovered(seed)
         self.settle()
         if self.failed is not None:
             raise self.failed
@@ -97,7 +109,11 @@ class Machine:
     def stop(self) -> None:
         """A clean stop. PowerCut or OSError may end it early."""
         self.broker.stop()
-        self.settle()
+        store, deaf = self.broker.store, self._rng.random() < 0.5
+        self.settle(until=lambda: deaf and store.confirmed == store.end)
+        # The threads finish what they have; nobody hears of it when the loop is over already.
+        while busy := self._busy_lanes:
+            self._wait(busy)
         if self.failed is not None:
             raise self.failed
         self.broker.store.close()
@@ -113,8 +129,7 @@ class Machine:
             Sometimes.PROCESS_CRASH if loss is Loss.NOTHING else Sometimes.POWER_CUT,
             int(self.disk.unsynced),
         )
-        self._soon.clear()
-        self._jobs.clear()
+        self._forget_jobs()
         self.failed = None
         self.disk.crash(loss)
 
@@ -137,76 +152,111 @@ class Machine:
         return bool(self._soon)
 
     @property
-    def flusher_ready(self) -> bool:
-        return bool(self._jobs) and self._jobs[0][0] <= self.clock.boot_ms()
+    def ready_lanes(self) -> list[Lane]:
+        """The threads that can go on now."""
+        return [lane for lane in self._busy_lanes if lane.due_ms <= self.clock.boot_ms()]
 
     @property
     def at_rest(self) -> bool:
-        return not self._soon and not self._jobs and self.failed is None
+        return not self._soon and not self._busy_lanes and self.failed is None
 
     def loop(self) -> None:
         """One callback of the event loop."""
         work = self._soon.popleft()
+        self._between()
         try:
             work()
         except OSError as error:  # what reaches the loop ends the process
             self.failed = self.failed or error
         self._check()
 
-    def flush(self) -> None:
-        """One piece of the flusher's work."""
-        _, work, done = self._jobs.popleft()
-        error: OSError | None = None
-        try:
-            work()
-        except OSError as failure:
-            error = failure
-        self._soon.append(lambda: done(error))
+    def work(self, lane: Lane, operations: int | None) -> None:
+        """One job of a thread, or so many operations of it."""
+        other = self.housekeeper if lane is self.flusher else self.flusher
+        self._tally.hit(Sometimes.LANES_MIXED, int(lane.busy and other.stopped))
+        lane.run(operations)
         self._check()
 
     def step(self) -> int:
         """`broker.step` as its loop calls it."""
         revive = self.broker.revive
+        self._between()
         done = 0
         try:
             done = self.broker.step()
         except OSError as error:
             self.failed = self.failed or error
         self._check()
+        self.on_step()
         number = revive.retried + revive.dead_lettered
         if number != self._revivals[0]:
             self._revivals = (number, self.broker.store.end)
         return done
 
-    def settle(self) -> None:
-        """Let loop and flusher run until nothing is left to do."""
-        while self._soon or self._jobs:
+    def settle(self, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Let loop and threads run until nothing is left to do, or for long enough."""
+        while not until():
             if self._soon:
                 self.loop()
+            elif busy := self._busy_lanes:
+                self._wait(busy)
             else:
-                wait = self._jobs[0][0] - self.clock.boot_ms()
-                if wait > 0:
-                    self.advance(wait)
-                self.flush()
+                return
 
     def run_steps(self) -> None:
         """Step until there is nothing to do; a step that always finds work is a mistake."""
-        for _ in range(1_000):
+        for _ in range(10_000):
             done = self.step()
             self.settle()
             if not done:
                 return
-        raise AssertionError("broker.step has been busy a thousand times in a row")
+        raise AssertionError("broker.step has been busy ten thousand times in a row")
 
     @property
     def nothing_in_flight(self) -> bool:
         return not len(self.broker.table)
 
-    def submit(self, work: Work, done: Done) -> None:
-        """The broker's flusher: the job may take its time."""
-        takes = self.sync_ms()
-        self._tally.hit(Sometimes.SLOW_SYNC, int(takes > 0))
-        self._jobs.append((self.clock.boot_ms() + takes, work, done))
+    # -- inside
+
+    def _shrink_index(self) -> None:
+        """Files of a few messages, where the run wants them."""
+        if self.index_entries == ENTRIES_PER_FILE:
+            return
+        store, folder = self.broker.store, f"{self.settings.broker.data}/index"
+        store.index = KeyIndex(self.disk, folder, entries_per_file=self.index_entries)
+        self.broker.lookup = Lookup(store, store.index)
+        self.broker.expiry = TopicExpiry(store, self.broker.registry, self.broker.lookup)
+
+    def _lane(self) -> Lane:
+        def takes_ms() -> int:
+            takes = self.sync_ms()
+            self._tally.hit(Sometimes.SLOW_SYNC, int(takes > 0))
+            return takes
+
+        return Lane(self.disk, self.clock.boot_ms, takes_ms, self._soon.append)
+
+    @property
+    def _busy_lanes(self) -> list[Lane]:
+        return [lane for lane in (self.flusher, self.housekeeper) if lane.busy]
+
+    def _wait(self, busy: list[Lane]) -> None:
+        """Nothing is left for the loop: the next of the threads goes on."""
+        lane, operations = min(busy, key=lambda lane: lane.due_ms), None
+        if self.mixes and len(busy) > 1:
+            lane, operations = self._rng.choice(busy), self._rng.choice((None, 1, 2, 5))
+        self.advance(max(0, lane.due_ms - self.clock.boot_ms()))
+        self.work(lane, operations)
+
+    def _between(self) -> None:
+        """The loop runs now, whatever the threads are at."""
+        stopped = self.flusher.stopped or self.housekeeper.stopped
+        self._tally.hit(Sometimes.JOB_STOPPED, int(stopped))
+
+    def _forget_jobs(self) -> None:
+        self._soon.clear()
+        for lane in (self.flusher, self.housekeeper):
+            self._tally.hit(Sometimes.CRASH_IN_JOB, int(lane.stopped))
+            lane.kill()
 
     def _on_failure(self, error: BaseException) -> None:
         if isinstance(error, OSError):
@@ -216,7 +266,7 @@ class Machine:
 
     def _check(self) -> None:
         """What the product caught on its way out ends the life all the same."""
-        if self.disk.off:
+        if self.disk.faults.off:
             raise PowerCut
         if self._broken is not None:
             broken, self._broken = self._broken, None

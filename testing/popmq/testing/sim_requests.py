@@ -102,9 +102,10 @@ class Requests:
 
     # -- administration
 
-    def make_topic(self, name: str, queues: int) -> None:
+    def make_topic(self, name: str, queues: int, *, retention_ms: int = 0) -> None:
         place = Place(name)
-        body = pb.CreateTopicRequest(topic=pb.Topic(name=name, queues=queues)).SerializeToString()
+        topic = pb.Topic(name=name, queues=queues, retention_ms=retention_ms)
+        body = pb.CreateTopicRequest(topic=topic).SerializeToString()
         self._admin(Kind.CREATE_TOPIC, body, self.topics, name, place)
 
     def make_group(self, name: str, max_attempts: int, *, newest: bool = False) -> None:

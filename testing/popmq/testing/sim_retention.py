@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.retention import HOUR_MS, Body
+from popmq.broker.store.unit_check import Unit
 from popmq.common import topics
 from popmq.common.topics import TopicConfig
 from popmq.testing.history import Life, Reader, Sent
@@ -42,6 +43,8 @@ class RetentionChecks:
         self._letters: set[tuple[str, int]] = set()  # group and number of expired dead letters
         self._numbers: dict[_Copy, int] = {}
         self._moved: dict[tuple[int, int], tuple[Life, int]] = {}
+        machine.on_step = self._check_deletes
+        self._deleted = 0
         self._cut = 0  # of this process; 0: none
         self._moves_end = 0  # of the log behind the newest moved body
         self._moved_before = 0
@@ -63,7 +66,7 @@ class RetentionChecks:
         self._product_cut = cut
         moved, store.on_moved = store.on_moved, self._on_moved
         self._product_moved = moved
-        self._cut = self._moves_end = self._moved_before = self._gaps = 0
+        self._cut = self._moves_end = self._moved_before = self._gaps = self._deleted = 0
         self._owed.clear()
         for place, progress in broker.table.progress_items():
             queue = store.queue(*place[1:])
@@ -74,6 +77,8 @@ class RetentionChecks:
                 gone = self._gone.pop(copy)  # it was not deleted, so it is in play again
                 passed = self._popped(copy) - gone.popped
                 self._skipped.setdefault(copy, set()).update(passed)
+            else:
+                self._gone[copy].popped &= self._popped(copy)  # less what the crash took back
         first = self.starts_at
         self._tally.hit(Sometimes.LATE_LOG, int(first > 0))
         self._tally.hit(Sometimes.INDEX_REBUILT, int(first > 0 and self.index_lost))
@@ -89,12 +94,17 @@ class RetentionChecks:
         self._tally.hit(Sometimes.EXPIRED, metrics.expired)
         between = retention.moved > self._moved_before and self.starts_at < self._cut
         self._tally.hit(Sometimes.CRASH_IN_CUT, int(between))
-        confirmed = self._machine.broker.store.confirmed
-        if self.starts_at >= self._cut and confirmed < self._moves_end:
+
+    def _check_deletes(self) -> None:
+        """Where a step let segments go, the moved bodies are on the disk."""
+        store = self._machine.broker.store
+        deleted, before = store.retention.deleted_segments, self._deleted
+        self._deleted = deleted
+        if deleted > before and store.confirmed < self._moves_end:
             self._oracle.complain(
                 "retention",
-                f"segments below {self._cut} were deleted when {confirmed} was confirmed, the "
-                f"bodies were moved to below {self._moves_end}",
+                f"segments below {self._cut} go when {store.confirmed} is confirmed, the bodies "
+                f"were moved to below {self._moves_end}",
             )
 
     def _on_moved(self, body: Body) -> None:
@@ -117,14 +127,19 @@ class RetentionChecks:
             for config in list(self._machine.broker.registry.topics()):
                 for queue_id in range(config.queues):
                     self._expire(config, queue_id, position)
+        self.count_gaps()
+        self._cut, self._moved_before = position, store.retention.moved
+        if self.cut_power_in is not None:
+            self._machine.disk.faults.cut_at(self.cut_power_in)
+            self.cut_power_in = None
+
+    def count_gaps(self) -> None:
+        """Minimum offsets were raised: what each group will pass over is EXPIRED."""
+        store = self._machine.broker.store
         for place, progress in self._machine.broker.table.progress_items():
             low = store.queue(*place[1:]).min_offset
             self._gaps += max(0, low - max(progress.cursor, self._owed.get(place, 0)))
             self._owed[place] = low
-        self._cut, self._moved_before = position, store.retention.moved
-        if self.cut_power_in is not None:
-            self._machine.disk.cut_at(self.cut_power_in)
-            self.cut_power_in = None
 
     def _check_snapshots(self, position: int) -> None:
         folder = f"{self._machine.settings.broker.data}/snapshot"
@@ -143,21 +158,30 @@ class RetentionChecks:
             copy = (config.id, queue_id, offset)
             if not first <= unit.position < position or copy in self._gone:
                 continue
-            (message,) = store.reader.read([unit])
-            if isinstance(message, DamagedMessage) or not message.head[:6].isdigit():
-                continue  # the index check tells
-            number = int(message.head[:6])
-            if number >= len(self._oracle.messages):
-                continue
-            sent = self._oracle.messages[number]
-            popped = self._popped(copy) - self._skipped.get(copy, set())
-            self._gone[copy] = _Gone(number, message.attempt, popped)
-            self._numbers[copy] = number
-            if config.name.startswith(topics.DLQ_PREFIX):
-                self._letters.add((config.name.removeprefix(topics.DLQ_PREFIX), number))
-            elif not topics.is_retry_topic(config.name):
-                sent.expired = True
-            self._check_due(sent, unit.position)
+            sent = self.expire(config, copy, unit)
+            if sent is not None:
+                self._check_due(sent, unit.position)
+
+    def expire(self, config: TopicConfig, copy: _Copy, unit: Unit) -> Sent | None:
+        """From now on a group that did not pop this copy may miss it; the message, if known."""
+        (message,) = self._machine.broker.store.reader.read([unit])
+        if isinstance(message, DamagedMessage) or not message.head[:6].isdigit():
+            return None  # the index check tells
+        number = int(message.head[:6])
+        if number >= len(self._oracle.messages):
+            return None
+        sent = self._oracle.messages[number]
+        popped = self._popped(copy) - self._skipped.get(copy, set())
+        self._gone[copy] = _Gone(number, message.attempt, popped)
+        self._numbers[copy] = number
+        if config.name.startswith(topics.DLQ_PREFIX):
+            self._letters.add((config.name.removeprefix(topics.DLQ_PREFIX), number))
+        elif not topics.is_retry_topic(config.name):
+            sent.expired = True
+        return sent
+
+    def is_gone(self, copy: _Copy) -> bool:
+        return copy in self._gone
 
     def _check_due(self, sent: Sent, position: int) -> None:
         """Retention may take it: it is old, or the log was too large with its segment."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from popmq.broker.store.key_index import ENTRIES_PER_FILE
 from popmq.common.config import (
     GroupSettings,
     MessageSettings,
@@ -20,11 +21,15 @@ from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_actions import Actions
-from popmq.testing.sim_clients import INVISIBLE_MS, LONG_MS, QUIET, Clients
-from popmq.testing.sim_disk import FailedPages, Loss
+from popmq.testing.sim_clients import BRIEF, INVISIBLE_MS, LONG_MS, QUIET, Clients
 from popmq.testing.sim_drain import drain
+from popmq.testing.sim_faults import FailedPages
+from popmq.testing.sim_lookup import LookupChecks
+from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_replay import Replay, ReplayCheck
 from popmq.testing.sim_retention import RetentionChecks
+from popmq.testing.sim_topic_retention import BRIEF_MS, TopicRetention
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
 
@@ -72,8 +77,12 @@ class Simulator(Actions):
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
-        self.machine.on_recovered = self.checks.tail_is_clean
-        self.machine.disk.failed_pages = self.rng.choice(list(FailedPages))
+        self.topic_retention = TopicRetention(self.machine, self.oracle, self.tally, self.retention)
+        self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle)
+        self.machine.on_recovered = self._recovered
+        self.lookups = LookupChecks(self.machine, self.oracle, self.tally, self.clients.topics)
+        self.machine.index_entries = self.rng.choice((8, *[ENTRIES_PER_FILE] * 4))
+        self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         self.clients.uniform = self.rng.choice((0, 0, 120))
         self._damages = self.rng.random() < 0.12
         self._linger = 0  # moves that a process makes after its disk failed
@@ -87,7 +96,7 @@ class Simulator(Actions):
             (self.clients.cancel, 1),
             (self._administer, 1),
             (self._loop, 22),
-            (self._flush, 12),
+            (self._flush, 18),
             (self._step, 8),
             (self._time, 6),
             (self._settle, 6),
@@ -109,8 +118,15 @@ class Simulator(Actions):
             if not self.oracle.violations:
                 self._heal()
                 drain(
-                    self.machine, self.clients, self.oracle, self.checks, self.retention, self.note
+                    self.machine,
+                    self.clients,
+                    self.oracle,
+                    self.checks,
+                    self.retention,
+                    self.topic_retention,
+                    self.note,
                 )
+                self.lookups.look(5)
         except Ended as end:
             self.note(f"over: {end}")
         except Exception as error:  # of the product, or of the simulator: say where
@@ -151,6 +167,7 @@ class Simulator(Actions):
         trouble = self.machine.try_start()
         assert not trouble, f"the first start: {trouble}"
         self.retention.on_start()
+        self.topic_retention.on_start()
         clients = self.clients
         clients.make_topic("t0", self.rng.choice((1, 3)))
         clients.make_topic("t1", 1)
@@ -165,13 +182,16 @@ class Simulator(Actions):
         self._read("n", "t0")
         if self.retains:
             clients.make_topic(QUIET, 1)
+            clients.make_topic(BRIEF, 1, retention_ms=self.rng.choice(BRIEF_MS))
             self.machine.settle()
             self._read("g", QUIET)
+            self._read("g", BRIEF)
             self._quiet()
 
     def _live(self) -> None:
         """Act until a fault ends the process, or the life is over."""
         self._arm()
+        self.machine.mixes = True
         self._linger = self.rng.choice((0, 0, 3, 12))
         actions = [action for action, _ in self._actions]
         weights = [weight for _, weight in self._actions]
@@ -187,11 +207,13 @@ class Simulator(Actions):
                         break
                 elif self.machine.at_rest:
                     self.checks.at_rest()
+                    if self.rng.random() < 0.05:
+                        self.lookups.look(13)
             self._last_kind = self._end_life()
         except PowerCut:
             self._last_kind = "cut"
         except AssertionError as error:
-            if not self.machine.disk.sick:
+            if not self.machine.disk.faults.sick:
                 raise
             self.note(f"stopped by {error}, after the disk failed")  # as good an end as any
             self._last_kind = "error"
@@ -208,17 +230,17 @@ class Simulator(Actions):
             return
         match rng.choices(("cut", "roll", "write", "sync", "full", "none"), (7, 5, 2, 3, 2, 3))[0]:
             case "cut":
-                disk.cut_at(rng.randrange(rng.choice((5, 25, 80))))
+                disk.faults.cut_at(rng.randrange(rng.choice((5, 25, 80))))
             case "roll":
                 folder = rng.choice(("/commitlog/", "/commitlog/", "/snapshot/", "/checkpoint"))
-                disk.cut_at(rng.randrange(8), after_start_of=folder)
+                disk.faults.cut_at(rng.randrange(8), after_start_of=folder)
                 self._soft = rng.random() < 0.6
             case "write":
-                disk.fail_write_at(rng.randrange(30))
+                disk.faults.fail_write_at(rng.randrange(30))
             case "sync":
-                disk.fail_sync_at(rng.randrange(15))
+                disk.faults.fail_sync_at(rng.randrange(15))
             case "full":
-                disk.budget = rng.choice((100, 10_000, 40_000))
+                disk.faults.budget = rng.choice((100, 10_000, 40_000))
             case _:
                 pass
 
@@ -260,11 +282,11 @@ class Simulator(Actions):
                 self._lose_index()
             damaged = self._damage() if attempt == 0 and self._last_kind != "error" else ""
             if attempt < 3 and rng.random() < 0.3:
-                machine.disk.cut_at(rng.randrange(rng.choice((4, 30))))
+                machine.disk.faults.cut_at(rng.randrange(rng.choice((4, 30))))
             elif attempt < 3 and rng.random() < 0.05:
-                machine.disk.budget = rng.choice((0, 60, 5_000))
+                machine.disk.faults.budget = rng.choice((0, 60, 5_000))
             trouble = machine.try_start()
-            machine.disk.heal()
+            machine.disk.faults.heal()
             self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
             if not trouble:
                 break
@@ -273,16 +295,25 @@ class Simulator(Actions):
             self.tally.hit(Sometimes.CRASH_TWICE, int(attempt > 0))
         self._started(damaged)
 
+    def _recovered(self, seed: int) -> None:
+        self.checks.tail_is_clean()
+        machine = self.machine
+        replay = self.replay.after_recovery(machine.broker, machine.disk, seed)
+        self.tally.hit(Sometimes.LONGER_REPLAY, int(replay is Replay.LONGER))
+        self.tally.hit(Sometimes.FULL_REPLAY, int(replay is Replay.FULL))
+
     def _started(self, damaged: str) -> None:
         store = self.machine.broker.store
         self.tally.hit(Sometimes.TORN_TAIL, int(store.metrics.torn_bytes > 0))
         self.tally.hit(Sometimes.SNAPSHOT_START, int(store.snapshots.position > 0))
         self.tally.hit(Sometimes.CHECKPOINT_DAMAGED, int("/checkpoint" in damaged))
-        if self.retention.on_start():
+        passed_over = self.retention.on_start()
+        if self.topic_retention.on_start() or passed_over:
             self.checks.forget_offsets()
         self.checks.after_start()
         if not self.oracle.log_lost:
             self.checks.at_rest()
+            self.lookups.look(7)
 
     def _judge_start(self, trouble: str, damaged: str) -> None:
         if not trouble.startswith("damaged"):
@@ -325,6 +356,7 @@ class Simulator(Actions):
     def _heal(self) -> None:
         """No more faults: one last restart, then the clock runs and nobody disturbs."""
         self.machine.sync_ms = lambda: 0
+        self.machine.mixes = False
         self._damages = False
         self.retention.cut_power_in = None
         if self.rng.random() < 0.3:
@@ -346,6 +378,7 @@ class Simulator(Actions):
     def _count_store(self) -> None:
         store = self.machine.broker.store
         self.retention.before_crash()
+        self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
         self.tally.hit(Sometimes.CHECKPOINT, store.checkpoints.made)
         self.tally.hit(Sometimes.SNAPSHOT, store.snapshots.made)
         for topic, place in self.clients.topics.items():

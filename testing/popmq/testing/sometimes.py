@@ -31,6 +31,14 @@ class Sometimes(Enum):
     GROUP_COMMIT = "one flush answered several requests"
     LOST_REPLY = "message again after its reply was lost"
     REVIVED = "unacked message came back"
+    JOB_STOPPED = "loop ran between two operations of a thread's job"
+    LANES_MIXED = "flusher and housekeeper took turns within a job"
+    CRASH_IN_JOB = "crash between two operations of a thread's job"
+    LONGER_REPLAY = "state compared with a start from the older snapshot"
+    FULL_REPLAY = "state compared with a replay of the whole log"
+    FOUND_SEVERAL = "several messages found by one name"
+    MOVED_FOUND = "moved body found by its names"
+    INDEX_SEALED = "tail of the key index became a file"
     REVIVE_CUT = "revival cut by a crash"
     DEAD_LETTER = "dead letter"
     LATE_ACK = "ack after expiry, before the revival, was OK"
@@ -54,6 +62,8 @@ class Sometimes(Enum):
     CRASH_IN_CUT = "crash between move and delete"
     LATE_LOG = "start on a log that does not begin at 0"
     INDEX_REBUILT = "index rebuilt on a log that does not begin at 0"
+    TOPIC_EXPIRED = "message passed over by its topic's own retention"
+    TOPIC_EXPIRED_HELD = "message in flight stayed when its topic's time was over"
     EXPIRED = "unread message expired"
 
 

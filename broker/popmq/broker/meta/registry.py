@@ -13,6 +13,7 @@ from popmq.common import topics
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind
 from popmq.common.topics import (
+    CheckPoints,
     GroupType,
     MessageType,
     Permission,
@@ -294,6 +295,12 @@ def _check_group(group: SubscriptionGroup) -> None:
             Code.BAD_REQUEST,
             f"max_attempts = {group.max_attempts}: it takes 1 to {ATTEMPT_LIMIT}",
         )
+    if group.buffered and group.type is GroupType.FIFO:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"consumer group {group.name} is FIFO: its check points cannot be buffered, because a "
+            "crash would deliver messages out of order",
+        )
     steps = group.back_off_ms
     if not 1 <= len(steps) <= BACK_OFF_STEPS_LIMIT:
         raise Refused(
@@ -338,6 +345,7 @@ def _group_record(group: SubscriptionGroup) -> GroupRecord:
         max_attempts=group.max_attempts,
         back_off_ms=group.back_off_ms,
         start_at=group.start_at,
+        check_points=group.check_points,
     )
 
 
@@ -349,4 +357,5 @@ def _group(record: GroupRecord) -> SubscriptionGroup:
         record.max_attempts,
         tuple(record.back_off_ms),
         StartAt(record.start_at),
+        CheckPoints(record.check_points or CheckPoints.DURABLE),
     )

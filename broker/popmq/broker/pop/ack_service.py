@@ -5,6 +5,7 @@ which it can be no good any more has its own sentence.
 """
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
 from popmq.broker.pop.pop_check_point import AUTO_RENEW, PUSH, ReviveKind, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
@@ -21,6 +22,7 @@ class AckService:
         registry: Registry,
         table: CheckPointTable,
         pop: PopService,
+        buffer: CheckPointBuffer,
         *,
         broker: str,
     ) -> None:
@@ -28,6 +30,7 @@ class AckService:
         self._registry = registry
         self._table = table
         self._pop = pop
+        self._buffer = buffer
         self._broker = broker
         self.acked = 0
         self.repeated = 0
@@ -40,16 +43,10 @@ class AckService:
         Raises InvalidReceiptHandle, each time with the reason.
         """
         receipt = self._receipt(topic, group, handle)
-        match self._table.fate(receipt.epoch, receipt.sequence, receipt.member):
+        match self._fate(receipt):
             case Fate.WAITING:
                 self.acked += 1
-                put_revive(
-                    self._store,
-                    self._table,
-                    ReviveRecord(
-                        ReviveKind.ACK, receipt.epoch, receipt.sequence, 1 << receipt.member
-                    ),
-                )
+                self._take(receipt.epoch, receipt.sequence, 1 << receipt.member)
             case Fate.ACKED:
                 self.repeated += 1
             case fate:
@@ -62,11 +59,12 @@ class AckService:
         attempt, because the Node client sends 0 for every failure.
         """
         receipt = self._receipt(topic, group, handle)
-        fate = self._table.fate(receipt.epoch, receipt.sequence, receipt.member)
+        fate = self._fate(receipt)
         ck = live_check_point(self._table, receipt)
         if fate is not Fate.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)
+        self._buffer.write(ck)
         if ck.flags & PUSH:
             config = self._registry.group(group)
             invisible_ms = max(invisible_ms, config.back_off_after_ms(receipt.attempt))
@@ -99,6 +97,20 @@ class AckService:
             0,
         )
         return new.encode(self._registry.receipt_key)
+
+    def _fate(self, receipt: ReceiptHandle) -> Fate:
+        fate = self._table.fate(receipt.epoch, receipt.sequence, receipt.member)
+        if fate is Fate.UNKNOWN:
+            return self._buffer.fate(receipt.epoch, receipt.sequence, receipt.member)
+        return fate
+
+    def _take(self, epoch: int, sequence: int, bits: int) -> None:
+        ck = self._table.find(epoch, sequence)
+        if ck is not None and ck.buffered:
+            self._buffer.ack(ck, bits)
+        else:
+            record = ReviveRecord(ReviveKind.ACK, epoch, sequence, bits)
+            put_revive(self._store, self._table, record)
 
     def _receipt(self, topic: str, group: str, handle: bytes) -> ReceiptHandle:
         self._store.guard.check_write()
@@ -147,5 +159,6 @@ def _no_good(receipt: ReceiptHandle, fate: Fate) -> InvalidReceiptHandle:
             return InvalidReceiptHandle("the message was acked with this receipt handle")
         case _:
             return InvalidReceiptHandle(
-                "the receipt handle is expired: its delivery ended more than 10 minutes ago"
+                "the receipt handle is expired: its delivery ended more than 10 minutes ago, or "
+                "its check point was in memory only (a buffered group) when the broker stopped"
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
-from popmq.broker.pop.due_times import DueTimes
+from popmq.broker.pop.due_times import STEP_MS, DueTimes
 from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.parked_keys import ParkedKeys
 from popmq.broker.pop.parking_records import ParkingRecords
@@ -43,10 +43,10 @@ class Fate(Enum):
 class CheckPointTable:
     table_number = 2
 
-    def __init__(self) -> None:
+    def __init__(self, revive_step_ms: int = STEP_MS) -> None:
         self._live: dict[Key, PopCheckPoint] = {}
         self._progress: dict[Place, QueueProgress] = {}
-        self.due_times = DueTimes()
+        self.due_times = DueTimes(revive_step_ms)
         self.outcomes = Outcomes()
         # Where retention moved the bodies of messages in flight to; few or none.
         self._moved: dict[Identity, Unit] = {}
@@ -140,25 +140,45 @@ class CheckPointTable:
         if kind is ReviveKind.UNPARKED:
             self.parking.unpark(record, log_ms)
             return
-        ck = PopCheckPoint(
-            record.epoch,
-            record.sequence,
-            record.members,
-            record.start_offset,
-            record.topic_id,
-            record.group_id,
-            record.queue_id,
-            record.link,
-            log_ms,
-            record.revive_at_ms,
-            record.client,
-            record.flags,
-        )
+        ck = record.check_point(log_ms)
         if record.kind is ReviveKind.CHANGE:
             self._take_over(ck, (record.old_epoch, record.link), log_ms)
         else:
             ck.attempt_id = record.old_epoch
             self._open(ck, log_ms)
+            if not record.flags & FIFO:
+                self._logged(ck)
+
+    def commit(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> None:
+        """Everything below `offset` is over, says a record (check_point_buffer.py)."""
+        place = (group_id, topic_id, queue_id)
+        progress = self._progress.get(place) or self.start(*place, offset)
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        progress.committed = max(progress.committed, offset)
+        progress.cursor = max(progress.cursor, offset)
+        progress.logged = max(progress.logged, offset)
+
+    def open_buffered(self, record: ReviveRecord, log_ms: int) -> PopCheckPoint:
+        """Apply a check point that is not written yet."""
+        ck = record.check_point(log_ms)
+        ck.buffered = True
+        self._open(ck, log_ms)
+        return ck
+
+    def end_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
+        """Apply acks of a check point that is not written yet."""
+        self._end(ck, bits & ck.waiting, acked=True, log_ms=log_ms)
+
+    def written(self, ck: PopCheckPoint, log_ms: int) -> None:
+        """It is a record now, with its acks."""
+        if self._saving is not None:
+            self._saving.keep_progress(ck.place, self._progress[ck.place])
+        ck.buffered = False
+        ck.popped_at_ms = log_ms  # as a start would see it
+        self._logged(ck)
+        if ck.finished:
+            self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
 
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""
@@ -180,8 +200,11 @@ class CheckPointTable:
 
     # -- retention (store/retention.py)
 
-    def moved_body(self, identity: Identity) -> Unit | None:
-        """Where the message is now, if retention moved it."""
+    def moved_body(self, ck: PopCheckPoint, member: int) -> Unit | None:
+        """Where the member's message is now, if retention moved it."""
+        return self.moved_to((ck.topic_id, ck.queue_id, ck.offset_of(member)))
+
+    def moved_to(self, identity: Identity) -> Unit | None:
         return self._moved.get(identity)
 
     def apply_moved(self, body: Body) -> None:
@@ -248,11 +271,14 @@ class CheckPointTable:
         else:
             progress.open.append(ck)
             progress.cursor = max(progress.cursor, ck.next_offset)
-            progress.logged = max(progress.logged, ck.next_offset)
             progress.in_flight += count
         self.in_flight += count
         self._live[ck.key] = ck
         self.due_times.add(ck)
+
+    def _logged(self, ck: PopCheckPoint) -> None:
+        progress = self._progress[ck.place]
+        progress.logged = max(progress.logged, ck.next_offset)
 
     def _take_over(self, ck: PopCheckPoint, old_key: Key, log_ms: int) -> None:
         old = self._live.get(old_key)
@@ -320,7 +346,8 @@ class CheckPointTable:
         del self._live[ck.key]
         if ck.attempt_id:
             self._forget_receive(ck)
-        self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+        if not ck.buffered:
+            self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
 
     def _note_receive(self, ck: PopCheckPoint) -> None:
         if ck.attempt_id:

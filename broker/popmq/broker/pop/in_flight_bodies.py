@@ -33,7 +33,7 @@ class InFlightBodies:
 
     def moved_to(self, identity: Identity) -> Unit | None:
         """Where retention moved the message to, if it did."""
-        return self._table.moved_body(identity)
+        return self._table.moved_to(identity)
 
     def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
         """Each body once, whichever groups hold it.

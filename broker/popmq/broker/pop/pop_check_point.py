@@ -98,6 +98,23 @@ class ReviveRecord:
             self.client,
         )
 
+    def check_point(self, log_ms: int) -> "PopCheckPoint":
+        """What the record makes, written at `log_ms`; for a check point and a change."""
+        return PopCheckPoint(
+            self.epoch,
+            self.sequence,
+            self.members,
+            self.start_offset,
+            self.topic_id,
+            self.group_id,
+            self.queue_id,
+            self.link,
+            log_ms,
+            self.revive_at_ms,
+            self.client,
+            self.flags,
+        )
+
     @classmethod
     def decode(cls, body: bytes) -> "ReviveRecord":
         (
@@ -164,12 +181,18 @@ class PopCheckPoint:
     moved: int = 0
     root: "PopCheckPoint | None" = None
     attempt_id: int = 0  # FIFO: 32 bits of the receive's attempt id
+    buffered: bool = False  # no record yet (check_point_buffer.py)
     snapshot: int = 0  # number of the last snapshot that has it
     due_ms: int = 0  # when to look at it; soft, `revive_at_ms` is the record's
 
     @property
     def key(self) -> tuple[int, int]:
         return (self.epoch, self.sequence)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Group, topic and queue."""
+        return (self.group_id, self.topic_id, self.queue_id)
 
     @property
     def waiting(self) -> int:

@@ -13,6 +13,7 @@ from popmq.broker.filter.tag import TagFilter
 from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.catch_up import CatchUp
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
@@ -72,11 +73,13 @@ class PopService:
         table: CheckPointTable,
         settings: PopSettings,
         *,
+        buffer: CheckPointBuffer,
         catch_up: CatchUp,
         broker: str,
         rng: random.Random,
     ) -> None:
         self._store = store
+        self._buffer = buffer
         self._catch_up = catch_up
         self._registry = registry
         self._table = table
@@ -84,6 +87,7 @@ class PopService:
         self._broker = broker
         self._rng = rng
         self._sequence = 0
+        self.wrote = False  # whether the last pop appended anything
         self.metrics = PopMetrics()
 
     def next_sequence(self) -> int:
@@ -101,6 +105,7 @@ class PopService:
         """
         self._store.guard.check_write()
         self.metrics.pops += 1
+        end = self._store.end
         batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
         retry_first = self._rng.randrange(100) < self._settings.retry_first_percent
@@ -110,6 +115,7 @@ class PopService:
         for topic, queue_ids in sources:
             for queue_id in queue_ids:
                 self._take(want, topic, queue_id, batch)
+        self.wrote = self._store.end != end
         return self.finish(want, batch)
 
     def finish(self, want: Want, batch: "Batch") -> tuple[list[Delivery], int]:
@@ -297,7 +303,11 @@ class PopService:
             client=want.client,
             flags=AUTO_RENEW | PUSH if want.auto_renew else 0,
         )
-        put_revive(self._store, self._table, record)
+        if want.group.buffered and self._buffer.takes(want.invisible_ms):
+            self._buffer.open(record)
+        else:
+            self._buffer.write_queue((want.group.id, topic.id, queue_id))
+            put_revive(self._store, self._table, record)
         batch.deliveries += self.deliveries(record, group, {})
 
     def deliveries(

@@ -6,6 +6,7 @@ revive log to fall behind.  Messages of FIFO groups come back in place, by a rec
 """
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import Liveness
@@ -26,6 +27,7 @@ from popmq.common.message import RevivalToken, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at
+MOVE_MS = 20  # how long a body that is just being moved is waited for
 RENEW_LIMIT_MS = 3 * 3_600_000
 _STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes more
 
@@ -36,12 +38,14 @@ class ReviveService:
         store: MessageStore,
         registry: Registry,
         table: CheckPointTable,
+        buffer: CheckPointBuffer,
         bodies: InFlightBodies,
         liveness: Liveness,
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
+        self._buffer = buffer
         self._bodies = bodies
         self._liveness = liveness
         self.renewed = 0
@@ -97,6 +101,7 @@ class ReviveService:
         # Deleting a topic or a group drops its check points, so both are there.
         assert topic is not None, f"check point {ck.key} of no topic"
         assert group is not None, f"check point {ck.key} of no group"
+        self._buffer.write(ck)  # a revival names its check point
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
@@ -104,6 +109,10 @@ class ReviveService:
                 break
             try:
                 unit = self._bodies.unit_of(ck, member, wait=False)
+                if unit.position >= self._store.confirmed:
+                    # Retention has just moved it, and the record is not on the disk yet.
+                    self._table.due_times.add(ck, self._store.log_ms() + MOVE_MS)
+                    break
                 (message,) = self._store.reader.read([unit], wait=False)
             except ColdRead as cold:
                 self._table.due_times.add(ck)

@@ -36,6 +36,7 @@ class CheckpointKeeper:
         self._flusher = flusher
         self._on_failure = on_failure
         self._running = False
+        self._failed: OSError | None = None  # set on the flusher's thread
         self._due_ms = 0
         self._retry_ms = 0
         self._found = Checkpoint()
@@ -56,7 +57,13 @@ class CheckpointKeeper:
         self.position = 0
 
     def write_now(self, flush: FlushIndex, checkpoint: Checkpoint) -> None:
-        """On this thread, at a clean stop with an idle flusher."""
+        """On this thread, at a clean stop with an idle flusher.
+
+        Raises the OSError of the last job, of which a stop may not have heard: what was not
+        synced then may be neither on the disk nor dirty, so nothing may be vouched for.
+        """
+        if self._failed is not None:
+            raise self._failed
         for file in flush():
             file.sync()
         write_checkpoint(self._disk, self._path, checkpoint)
@@ -82,9 +89,13 @@ class CheckpointKeeper:
         made = checkpoint()
 
         def work() -> None:
-            for file in dirty:
-                file.sync()
-            write_checkpoint(self._disk, self._path, made)
+            try:
+                for file in dirty:
+                    file.sync()
+                write_checkpoint(self._disk, self._path, made)
+            except OSError as error:
+                self._failed = error
+                raise
 
         self._flusher.submit(work, lambda error: self._done(made, error))
         return 1
@@ -95,6 +106,7 @@ class CheckpointKeeper:
             self._on_failure(error)
             return
         self._running = False
+        self._failed = None
         if error is not None:
             logger.warning("checkpoint not written", extra={"reason": str(error)})
         else:

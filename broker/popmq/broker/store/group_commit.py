@@ -21,8 +21,9 @@ SLOW_FLUSH_MS = 1_000
 class GroupCommit:
     """`confirmed` is the position below which everything is durable.
 
-    `on_confirmed` hears of each new position before the callbacks that waited for it run,
-    `on_failure` of the one error after which nothing is confirmed any more.
+    `before_batch` may append what has to be in the next batch, `on_confirmed` hears of each new
+    position before the callbacks that waited for it run, `on_failure` of the one error after which
+    nothing is confirmed any more.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class GroupCommit:
         metrics: StoreMetrics,
         *,
         soon: Callable[[Callable[[], None]], object],
+        before_batch: Callable[[], None],
         on_confirmed: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -41,6 +43,7 @@ class GroupCommit:
         self._clock = clock
         self._metrics = metrics
         self._soon = soon
+        self._before_batch = before_batch
         self._on_confirmed = on_confirmed
         self._on_failure = on_failure
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
@@ -70,9 +73,12 @@ class GroupCommit:
         self._on_failure(error)
 
     def _hand_over(self) -> None:
-        self._scheduled = False
         if self._flushing or self.failed:
+            self._scheduled = False
             return
+        self._scheduled = True  # what comes now goes with this batch
+        self._before_batch()
+        self._scheduled = False
         batch = self._log.take_batch()
         if batch is None:
             return

@@ -66,6 +66,7 @@ class MessageStore:
             clock,
             self.metrics,
             soon=lambda work: self.soon(work),
+            before_batch=lambda: self.before_batch(),
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),
         )
@@ -88,6 +89,7 @@ class MessageStore:
         # grown queues, and what to do when the disk failed (the process stops: D2).
         self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
         self.on_grown: Callable[[set[tuple[int, int]]], None] = lambda grown: None
+        self.before_batch: Callable[[], None] = lambda: None
         self.on_moved: Callable[[Body], None] = lambda body: None
         self.on_failure: Callable[[BaseException], None] = _raise
 
@@ -299,6 +301,10 @@ class MessageStore:
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         """Run `callback` once everything appended so far is confirmed; at once if it is."""
         self._commit.when_confirmed(callback)
+
+    def want_commit(self) -> None:
+        """Something will be appended in `before_batch`."""
+        self._commit.want()
 
     # -- read
 

@@ -31,6 +31,7 @@ class SnapshotKeeper:
         self._every_bytes = every_bytes
         self._writer: SnapshotWriter | None = None
         self.tables: Sequence[SnapshotTable] = ()
+        self.before: Callable[[], None] = lambda: None  # makes records of what is none yet
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
         self._kept: list[int] = []
@@ -49,7 +50,8 @@ class SnapshotKeeper:
             now = head()
             if now.position - max(self.position, self._skipped_to) < self._every_bytes:
                 return 0
-            self._writer = self._begin(now)
+            self.before()
+            self._writer = self._begin(head())
             return 1
         done = self._writer.step(safe_position >= self._writer.head.position)
         if self._writer.error is not None:

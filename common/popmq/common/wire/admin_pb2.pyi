@@ -66,6 +66,7 @@ class Group(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
     BACK_OFF_MS_FIELD_NUMBER: _builtins.int
     START_AT_FIELD_NUMBER: _builtins.int
+    CHECK_POINTS_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     type: _builtins.str
@@ -73,6 +74,8 @@ class Group(_message.Message):
     max_attempts: _builtins.int
     start_at: _builtins.str
     """oldest | newest"""
+    check_points: _builtins.str
+    """durable | buffered"""
     id: _builtins.int
     @_builtins.property
     def back_off_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -84,11 +87,12 @@ class Group(_message.Message):
         max_attempts: _builtins.int = ...,
         back_off_ms: _abc.Iterable[_builtins.int] | None = ...,
         start_at: _builtins.str = ...,
+        check_points: _builtins.str = ...,
         id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,11 +62,14 @@ class GroupRecord(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
     BACK_OFF_MS_FIELD_NUMBER: _builtins.int
     START_AT_FIELD_NUMBER: _builtins.int
+    CHECK_POINTS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     type: _builtins.int
     max_attempts: _builtins.int
     start_at: _builtins.int
+    check_points: _builtins.int
+    """0: durable"""
     @_builtins.property
     def back_off_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -78,10 +81,11 @@ class GroupRecord(_message.Message):
         max_attempts: _builtins.int = ...,
         back_off_ms: _abc.Iterable[_builtins.int] | None = ...,
         start_at: _builtins.int = ...,
+        check_points: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,177 @@
+"""RunningBroker: a whole popmq on a real port, whose time a test moves (docs/concepts/testing.md).
+
+What runs is what `popmq up` runs: controller, broker, proxy, the gRPC server.  Only the clock,
+and where the files are, come from here.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from popmq.broker.process import BrokerProcess
+from popmq.cli.one_process import OneProcess
+from popmq.cli.roles import UP_DEFAULTS
+from popmq.common.config import Settings, load_settings
+from popmq.common.steps import FlusherThread
+from popmq.testing.broker_calls import BrokerCalls, Duration, milliseconds
+from popmq.testing.clock import Patience, SkippingClock
+from popmq.testing.disk import LyingDisk
+from popmq.testing.loop_thread import LoopFlusher, LoopThread
+
+START_S = STOP_S = 30.0
+ADVANCE_S = 60.0
+
+# Small, so that a start is quick; to the millisecond, so that time is what the test says it is.
+DEFAULTS = {
+    **UP_DEFAULTS,
+    "broker.data": "memory",
+    "proxy.listen": "127.0.0.1:0",
+    "store.segment_bytes": "8MiB",
+    "store.reserved_segments": 1,
+    "pop.revive_step_ms": 1,
+}
+
+T = TypeVar("T")
+
+
+class RunningBroker(BrokerCalls):
+    """Enter it to start it; leaving stops it and lets go of its port, threads and memory.
+
+    The port stays the same over `restart` and `crash`.  Calls may come from several threads;
+    those two, and leaving, only when no other call is in progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: str | Path | None = None,
+        freeze: bool = False,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__()
+        folder = None if data is None else str(data)
+        wanted = {**(settings or {}), **({"broker.data": folder} if folder else {})}
+        # The environment belongs to the machine, not to the test.
+        self._settings = load_settings(None, {}, wanted, defaults=DEFAULTS).settings
+        self._disk = None if folder else LyingDisk()
+        self._clock = SkippingClock(frozen=freeze)
+        self._patience = Patience(self._clock)
+        self._loop: LoopThread | None = None
+        self._one: OneProcess | None = None
+
+    def __enter__(self) -> Self:
+        assert self._loop is None, "this broker runs already"
+        self._loop = LoopThread("popmq-broker")
+        try:
+            self._call(self._start(), START_S)
+        except BaseException:
+            self._loop.stop()
+            self._loop = None
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hang_up()
+        assert self._loop is not None
+        try:
+            if self._one is not None:  # else a restart failed, and has said so
+                self._call(self._stop(), STOP_S)
+        finally:
+            self._loop.stop()
+            self._loop = self._one = None
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT for any RocketMQ 5 client."""
+        return self._running().endpoint
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    def now_ms(self) -> int:
+        """The broker's wall clock, in milliseconds since 1970."""
+        return self._clock.wall_ms()
+
+    def advance(self, duration: Duration) -> None:
+        """Let so much time pass (`"90s"`, `"3d"`, a timedelta), in no time.
+
+        The clock jumps once.  On return everything that became due by then was done: retries
+        can be received, dead letters are written, and receives that waited were answered: with
+        what became due, or with nothing where their time was over.
+        """
+        ms = milliseconds(duration)
+        self._call(self._advance(self._running(), ms), ADVANCE_S)
+
+    def restart(self) -> None:
+        """Stop cleanly and start again: waiting receives are answered, connections are lost."""
+        self._again(self._stop)
+
+    def crash(self) -> None:
+        """Die as by kill -9 and start again: connections break in the middle of calls.
+
+        In memory the power goes too: what was not synced is lost.  In files the machine lives
+        on, and only what the broker had not written yet is.
+        """
+        self._again(self._crash)
+
+    # -- on the loop
+
+    async def _start(self) -> None:
+        in_memory = self._disk is not None
+        broker = BrokerProcess(
+            self._settings,
+            disk=self._disk,
+            clock=self._clock,
+            waits=self._patience,
+            make_flusher=LoopFlusher if in_memory else FlusherThread,
+        )
+        one = OneProcess(self._settings, broker, proxy_clock=self._patience)
+        await one.start()
+        self._one = one
+
+    async def _stop(self) -> None:
+        one, self._one = self._running(), None
+        await one.stop()
+
+    async def _crash(self) -> None:
+        one, self._one = self._running(), None
+        await one.kill()
+        if self._disk is not None:
+            self._disk.restore_power()
+
+    async def _advance(self, one: OneProcess, ms: int) -> None:
+        self._clock.advance(ms)
+        await one.broker.settle()
+        # Last: who waits gets what became due before being told that the wait is over.
+        self._patience.advance(ms)
+        await one.broker.settle()
+
+    # -- inside
+
+    def _again(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """End and start, where it was."""
+        proxy = replace(self._settings.proxy, listen=self.endpoint)
+        self._settings = replace(self._settings, proxy=proxy)
+        self._hang_up()
+        self._call(end(), STOP_S)
+        self._call(self._start(), START_S)
+
+    def _call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        assert self._loop is not None
+        return self._loop.call(work, timeout_s)
+
+    def _running(self) -> OneProcess:
+        if self._one is None:
+            raise RuntimeError("the broker does not run: use it inside `with broker() as b:`")
+        return self._one
+
+    def _address(self) -> str:
+        return self.endpoint

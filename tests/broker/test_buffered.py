@@ -1,0 +1,222 @@
+"""Groups with buffered check points: what is written when, and what a crash brings back."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from popmq.broker.pop.check_point_buffer import LONGEST_STAY_MS, WRITE_AHEAD_MS
+from popmq.broker.store.commit_log import CommitLog
+from popmq.common import hop
+from popmq.common.errors import Code, Refused
+from popmq.common.hop import Delivery, Kind
+from popmq.common.message import RecordKind
+from popmq.common.topics import CheckPoints, GroupType, SubscriptionGroup
+from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.disk import LyingDisk
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    broker = CoreBroker(disk=LyingDisk())
+    broker.topic("orders", queues=1)
+    broker.group("g", check_points=CheckPoints.BUFFERED)
+    for number in range(10):
+        broker.send("orders", b"%d" % number)
+    return broker
+
+
+def power_cut(core: CoreBroker) -> None:
+    assert isinstance(core.disk, LyingDisk)
+    core.disk.restore_power()
+    core.start()
+
+
+def written(core: CoreBroker) -> Counter[str]:
+    """What the log holds of pop, by kind."""
+    log = CommitLog(
+        core.disk,
+        f"{core.settings.broker.data}/commitlog",
+        segment_bytes=core.settings.store.segment_bytes,
+    )
+    log.load()
+    kinds = (RecordKind(record.header.kind) for record in log.scan(0))
+    return Counter(kind.name for kind in kinds if kind in (RecordKind.REVIVE, RecordKind.OFFSET))
+
+
+def bodies(deliveries: list[Delivery]) -> list[bytes]:
+    return [one.head for one in deliveries]
+
+
+def test_a_buffered_pop_writes_nothing_and_does_not_wait_for_the_disk(core: CoreBroker) -> None:
+    end = core.broker.store.end
+    answer = core.ask(Kind.POP, pop("orders", "g"), settle=False)
+    assert answer.body is not None
+    assert len(hop.decode_pop_reply(answer.body).deliveries) == 10
+    core.settle()
+    assert core.broker.store.end == end
+
+
+def test_a_batch_that_was_acked_together_is_one_small_record(core: CoreBroker) -> None:
+    got = core.receive("orders", "g")
+    results = core.ack("orders", "g", *(one.handle for one in got))
+    assert {one.code for one in results} == {Code.OK}
+    assert written(core) == {"OFFSET": 1}
+    power_cut(core)
+    assert core.receive("orders", "g") == []
+
+
+def test_acks_of_one_group_commit_share_a_record(core: CoreBroker) -> None:
+    answers = []
+    for one in core.receive("orders", "g"):
+        body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+        answers.append(core.ask(Kind.ACK, body, settle=False))
+    assert not any(answer.heard for answer in answers)
+    core.settle()
+    assert all(answer.body is not None for answer in answers)
+    assert written(core) == {"OFFSET": 1}
+
+
+def test_an_ack_is_answered_only_when_it_is_durable(core: CoreBroker) -> None:
+    (one,) = core.receive("orders", "g", limit=1)
+    body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    answer = core.ask(Kind.ACK, body, settle=False)
+    before = core.broker.store.confirmed
+    while not answer.heard:
+        core.tick()
+    assert core.broker.store.confirmed > before
+    power_cut(core)
+    assert bodies(core.receive("orders", "g")) == [b"%d" % n for n in range(1, 10)]
+
+
+def test_a_crash_brings_unacked_messages_back_early_and_acked_ones_never(core: CoreBroker) -> None:
+    first = core.receive("orders", "g", limit=4)
+    second = core.receive("orders", "g", limit=4)
+    core.ack("orders", "g", first[0].handle, first[1].handle, second[3].handle)
+    power_cut(core)
+    # The second ack is behind messages that are not acked, so both check points are records.
+    assert bodies(core.receive("orders", "g")) == [b"8", b"9"]
+    core.advance(60_100)
+    again = [one for one in core.receive("orders", "g") if one.head not in (b"8", b"9")]
+    assert sorted(bodies(again)) == [b"2", b"3", b"4", b"5", b"6"]
+    assert {one.attempt for one in again} == {2}
+
+
+def test_what_is_not_acked_at_all_comes_back_as_the_same_attempt(core: CoreBroker) -> None:
+    core.receive("orders", "g")
+    power_cut(core)
+    again = core.receive("orders", "g")
+    assert bodies(again) == [b"%d" % n for n in range(10)]
+    assert {one.attempt for one in again} == {1}
+
+
+@pytest.mark.parametrize(
+    ("invisible_ms", "held_ms"),
+    [(60_000, LONGEST_STAY_MS), (6_000, 6_000 - WRITE_AHEAD_MS)],
+    ids=["ten seconds after the pop", "three seconds before it is due"],
+)
+def test_a_check_point_that_is_not_acked_becomes_a_record(
+    core: CoreBroker, invisible_ms: int, held_ms: int
+) -> None:
+    core.receive("orders", "g", invisible_ms=invisible_ms)
+    core.advance(held_ms - 100)
+    assert not written(core)
+    core.advance(100)
+    assert written(core) == {"REVIVE": 1}
+    power_cut(core)
+    assert core.receive("orders", "g") == []
+    core.advance(invisible_ms - held_ms + 100)
+    assert {one.attempt for one in core.receive("orders", "g")} == {2}
+
+
+def test_a_short_invisible_time_is_a_record_at_once(core: CoreBroker) -> None:
+    core.receive("orders", "g", invisible_ms=4_499)
+    assert written(core) == {"REVIVE": 1}
+    core.receive("orders", "g", invisible_ms=4_500)
+    assert written(core) == {"REVIVE": 1}
+
+
+def test_an_ack_out_of_order_writes_its_check_point_and_those_before_it(core: CoreBroker) -> None:
+    core.receive("orders", "g", limit=3)
+    (fourth,) = core.receive("orders", "g", limit=1)
+    core.receive("orders", "g", limit=3)
+    core.ack("orders", "g", fourth.handle)
+    assert written(core) == {"REVIVE": 3}  # two check points and an ack
+    power_cut(core)
+    assert bodies(core.receive("orders", "g")) == [b"%d" % n for n in range(4, 10)]
+
+
+def test_a_repeated_ack_is_ok_and_one_from_before_a_crash_says_why_not(core: CoreBroker) -> None:
+    got = core.receive("orders", "g")
+    for _ in range(2):
+        assert core.ack("orders", "g", got[0].handle)[0].code == Code.OK
+    assert core.broker.acks.repeated == 1
+    power_cut(core)
+    (late,) = core.ack("orders", "g", got[5].handle)
+    assert late.code == Code.INVALID_RECEIPT_HANDLE
+    assert "in memory only (a buffered group) when the broker stopped" in late.message
+
+
+def test_a_change_writes_the_check_point_that_it_takes_over(core: CoreBroker) -> None:
+    (one,) = core.receive("orders", "g", limit=1)
+    handle = core.change("orders", "g", one.handle, 20_000)
+    assert written(core) == {"REVIVE": 2}
+    power_cut(core)
+    assert b"0" not in bodies(core.receive("orders", "g"))
+    assert core.ack("orders", "g", handle)[0].code == Code.OK
+
+
+def test_a_clean_stop_leaves_messages_invisible(core: CoreBroker) -> None:
+    core.receive("orders", "g", limit=4)
+    core.stop()
+    core.start()
+    assert bodies(core.receive("orders", "g")) == [b"%d" % n for n in range(4, 10)]
+
+
+def test_a_group_that_is_made_durable_writes_what_it_held_first(core: CoreBroker) -> None:
+    core.receive("orders", "g", limit=4)
+    registry = core.broker.registry
+    registry.alter_group(replace(registry.group("g"), check_points=CheckPoints.DURABLE))
+    core.receive("orders", "g", limit=4)
+    assert written(core) == {"REVIVE": 2}
+    power_cut(core)
+    assert bodies(core.receive("orders", "g")) == [b"8", b"9"]
+
+
+def test_a_snapshot_knows_what_was_held_when_it_began() -> None:
+    settings = replace(SMALL, store=replace(SMALL.store, snapshot_bytes=4_096))
+    core = CoreBroker(disk=LyingDisk(), settings=settings)
+    core.topic("orders", queues=1)
+    core.group("g", check_points=CheckPoints.BUFFERED)
+    held = []
+    for number in range(200):
+        core.send("orders", b"%d" % number)
+        held += core.receive("orders", "g", limit=1, invisible_ms=3_600_000)
+        core.run_steps()
+    core.advance(LONGEST_STAY_MS + 1_000)
+    assert core.broker.store.snapshots.made
+    power_cut(core)
+    assert core.broker.store.snapshots.position
+    assert core.receive("orders", "g") == []
+    results = core.ack("orders", "g", *(one.handle for one in held))
+    assert {one.code for one in results} == {Code.OK}
+    assert core.broker.table.in_flight == 0
+
+
+def test_deleting_the_topic_forgets_what_was_held(core: CoreBroker) -> None:
+    got = core.receive("orders", "g", limit=4)
+    core.ack("orders", "g", got[0].handle)
+    core.broker.registry.delete_topic("orders")
+    core.settle()
+    core.topic("orders", queues=1)
+    core.send("orders", b"new")
+    assert bodies(core.receive("orders", "g")) == [b"new"]
+    core.advance(120_000)
+    assert core.broker.buffer.held == 0
+
+
+def test_a_fifo_group_cannot_be_buffered() -> None:
+    core = CoreBroker()
+    wanted = SubscriptionGroup(0, "f", GroupType.FIFO, check_points=CheckPoints.BUFFERED)
+    with pytest.raises(Refused, match="f is FIFO: its check points cannot be buffered"):
+        core.broker.registry.create_group(wanted)

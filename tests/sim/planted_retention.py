@@ -1,0 +1,93 @@
+"""Mistakes planted into retention, of the store and of a topic."""
+
+from typing import Any
+
+import pytest
+
+from popmq.broker.broker import Broker
+from popmq.broker.meta.topic_expiry import TopicExpiry
+from popmq.broker.pop.pop_service import PopService
+from popmq.broker.store import (
+    retention,
+)
+from popmq.broker.store.consume_queue import ConsumeQueue
+from popmq.broker.store.dispatch import Dispatch
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.retention import Retention
+from popmq.broker.store.snapshot_keeper import SnapshotKeeper
+from popmq.common.message import RecordKind
+
+Patch = pytest.MonkeyPatch
+
+
+def live_body_not_moved(patch: Patch) -> None:
+    patch.setattr(MessageStore, "_move", lambda self, body: None)
+
+
+def deleted_above_the_older_snapshot(patch: Patch) -> None:
+    patch.setattr(SnapshotKeeper, "older_position", property(lambda self: self.position))
+
+
+def minimum_not_raised_before_the_moves(patch: Patch) -> None:
+    patch.setattr(Dispatch, "log_starts_at", lambda self, position: None)
+
+
+def deleted_before_the_moves_are_confirmed(patch: Patch) -> None:
+    move_some = Retention._move_some
+
+    def wrong(self: Retention, pieces: Any) -> int:
+        done = move_some(self, pieces)
+        self._wait_until = min(self._wait_until, 1)
+        return done
+
+    patch.setattr(Retention, "_move_some", wrong)
+
+
+def moved_record_ignored_at_recovery(patch: Patch) -> None:
+    apply = Broker._apply
+
+    def wrong(self: Broker, record: Any) -> None:
+        if record.header.kind != RecordKind.MOVED:
+            apply(self, record)
+
+    patch.setattr(Broker, "_apply", wrong)
+
+
+def numbers_begin_at_0_in_a_rebuilt_index(patch: Patch) -> None:
+    def wrong(self: Dispatch) -> None:
+        self.rebuilding = False
+        self._next_offset = {key: self.queue(*key).count for key in self._next_offset}
+
+    patch.setattr(Dispatch, "rebuilt", wrong)
+
+
+def messages_expire_too_early(patch: Patch) -> None:
+    patch.setattr(retention, "HOUR_MS", 2_000_000)
+
+
+def topic_expires_too_early(patch: Patch) -> None:
+    queues = TopicExpiry._queues
+    patch.setattr(TopicExpiry, "_queues", lambda self, wall_ms: queues(self, wall_ms + 300_000))
+
+
+def topic_keeps_its_oldest(patch: Patch) -> None:
+    """Its queue's minimum offset stays once it was moved."""
+    raise_minimum = ConsumeQueue.raise_minimum
+
+    def wrong(self: ConsumeQueue, offset: int) -> None:
+        if not self.min_offset:
+            raise_minimum(self, offset)
+
+    patch.setattr(ConsumeQueue, "raise_minimum", wrong)
+
+
+def expired_by_topic_not_counted(patch: Patch) -> None:
+    take = PopService._take
+
+    def wrong(self: PopService, want: Any, topic: Any, queue_id: int, batch: Any) -> None:
+        before = self.metrics.expired
+        take(self, want, topic, queue_id, batch)
+        if topic.retention_ms:
+            self.metrics.expired = before
+
+    patch.setattr(PopService, "_take", wrong)

@@ -1,0 +1,167 @@
+"""Mistakes planted into tables, time, pop and revive."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from popmq.broker.broker import Broker
+from popmq.broker.pop import ack_service
+from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.long_polling import LongPolling
+from popmq.broker.pop.pop_check_point import ReviveKind
+from popmq.broker.pop.pop_service import put_revive
+from popmq.broker.pop.revive_service import ReviveService
+from popmq.broker.server import BrokerServer
+from popmq.broker.store import (
+    message_store,
+)
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import hop
+from popmq.common.clock import LogClock
+from popmq.common.hop import PopReply
+from popmq.common.message import RecordKind
+
+Patch = pytest.MonkeyPatch
+
+
+def token_of_a_retry_ignored_at_recovery(patch: Patch) -> None:
+    apply = Broker._apply
+
+    def wrong(self: Broker, record: Any) -> None:
+        if record.header.kind != RecordKind.MESSAGE:
+            apply(self, record)
+
+    patch.setattr(Broker, "_apply", wrong)
+
+
+def ack_applied_but_not_logged(patch: Patch) -> None:
+    put = put_revive
+
+    def wrong(store: Any, table: Any, record: Any) -> None:
+        if record.kind is ReviveKind.ACK:
+            table.apply(record, store.log_ms())
+        else:
+            put(store, table, record)
+
+    patch.setattr(ack_service, "put_revive", wrong)
+
+
+def change_keeps_the_old_handle(patch: Patch) -> None:
+    take_over = CheckPointTable._take_over
+
+    def wrong(self: CheckPointTable, ck: Any, old_key: tuple[int, int], log_ms: int) -> None:
+        old = self.find(*old_key)
+        moved = old.moved if old else 0
+        take_over(self, ck, old_key, log_ms)
+        if old is not None:
+            old.moved = moved
+
+    patch.setattr(CheckPointTable, "_take_over", wrong)
+
+
+def queue_offset_reused_after_a_start(patch: Patch) -> None:
+    recover = MessageStore.recover
+
+    def wrong(self: MessageStore, apply: Any) -> None:
+        recover(self, apply)
+        known = self.dispatch._next_offset
+        for key in known:
+            known[key] = max(0, known[key] - 1)
+
+    patch.setattr(MessageStore, "recover", wrong)
+
+
+def epoch_not_advanced(patch: Patch) -> None:
+    def wrong(self: MessageStore) -> None:
+        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=b"")
+
+    patch.setattr(MessageStore, "start_epoch", wrong)
+
+
+def log_time_goes_back(patch: Patch) -> None:
+    class Wrong(LogClock):
+        def __init__(self, clock: Any, *, last_log_ms: int, last_wall_ms: int) -> None:
+            super().__init__(clock, last_log_ms=last_log_ms, last_wall_ms=last_wall_ms)
+            if last_log_ms:
+                self._ahead_ms = clock.wall_ms() - clock.boot_ms()
+
+    patch.setattr(message_store, "LogClock", Wrong)
+
+
+def receive_answered_before_its_check_point(patch: Patch) -> None:
+    def wrong(self: BrokerServer, on_reply: Any, deliveries: Any, rest: int) -> None:
+        on_reply(hop.encode_pop_reply(PopReply(deliveries, rest)))
+
+    patch.setattr(BrokerServer, "_reply_pop", wrong)
+
+
+def waiter_not_woken(patch: Patch) -> None:
+    patch.setattr(LongPolling, "arrived", lambda self, topic_id, group_id=None: None)
+
+
+def last_attempt_counted_wrongly(patch: Patch) -> None:
+    revive = ReviveService._revive_one
+
+    def wrong(
+        self: ReviveService, ck: Any, member: int, topic: Any, group: Any, message: Any
+    ) -> None:
+        more = replace(group, max_attempts=group.max_attempts + 1)
+        revive(self, ck, member, topic, more, message)
+
+    patch.setattr(ReviveService, "_revive_one", wrong)
+
+
+def revival_written_twice(patch: Patch) -> None:
+    """The record is written, and its check point stays due."""
+    applied = CheckPointTable.apply_revival
+    seen: set[tuple[int, int, int]] = set()
+
+    def wrong(self: CheckPointTable, token: Any, log_ms: int) -> None:
+        key = (token.check_point_epoch, token.check_point_sequence, token.member)
+        ck = self.find(*key[:2])
+        if key in seen or ck is None or token.dead:
+            applied(self, token, log_ms)
+        else:
+            seen.add(key)
+            self.due_times.add(ck)
+
+    patch.setattr(CheckPointTable, "apply_revival", wrong)
+
+
+def snapshot_keeps_no_pre_images(patch: Patch) -> None:
+    patch.setattr(TableSnapshot, "keep", lambda self, ck: None)
+    patch.setattr(TableSnapshot, "keep_progress", lambda self, place, progress: None)
+
+
+def offset_commits_over_a_hole(patch: Patch) -> None:
+    def wrong(self: CheckPointTable, progress: Any) -> None:
+        progress.open = type(progress.open)(ck for ck in progress.open if not ck.finished)
+        if not progress.open:
+            progress.committed = progress.cursor
+        else:
+            progress.committed = progress.open[-1].start_offset
+
+    patch.setattr(CheckPointTable, "_commit", wrong)
+
+
+def outcomes_not_restored(patch: Patch) -> None:
+    take = TableRestorer.take
+
+    def wrong(self: TableRestorer, content: bytes) -> None:
+        if content[:1] != b"o":
+            take(self, content)
+
+    patch.setattr(TableRestorer, "take", wrong)
+
+
+def replayed_by_the_wall_clock(patch: Patch) -> None:
+    """Records are applied with the wall time at which they were written."""
+    apply = Broker._apply
+
+    def wrong(self: Broker, record: Any) -> None:
+        header = record.header._replace(log_ms=record.header.wall_ms)
+        apply(self, replace(record, header=header))
+
+    patch.setattr(Broker, "_apply", wrong)

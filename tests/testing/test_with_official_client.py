@@ -1,0 +1,158 @@
+"""The official Python client, unmodified, in the same process as a broker whose time is skipped."""
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from popmq.testing import broker
+from popmq.testing.running_broker import RunningBroker
+
+TOPIC = "orders"
+
+
+@pytest.fixture(scope="module")
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The client's package; it makes a folder for its log in HOME when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        return importlib.import_module("rocketmq")
+
+
+@contextmanager
+def consumer_of(rocketmq: Any, b: RunningBroker, group: str, wait_s: int = 1) -> Iterator[Any]:
+    consumer = rocketmq.SimpleConsumer(
+        rocketmq.ClientConfiguration(b.endpoint, rocketmq.Credentials()),
+        group,
+        {TOPIC: rocketmq.FilterExpression()},
+        await_duration=wait_s,
+    )
+    consumer.startup()
+    try:
+        yield consumer
+    finally:
+        consumer.shutdown()
+
+
+def send(rocketmq: Any, b: RunningBroker, body: bytes) -> None:
+    producer = rocketmq.Producer(
+        rocketmq.ClientConfiguration(b.endpoint, rocketmq.Credentials()), (TOPIC,)
+    )
+    producer.startup()
+    message = rocketmq.Message()
+    message.topic, message.body = TOPIC, body
+    producer.send(message)
+    producer.shutdown()
+
+
+def test_what_it_did_not_ack_comes_back_when_time_is_skipped(rocketmq: Any) -> None:
+    with broker() as b:
+        send(rocketmq, b, b"one")
+        with consumer_of(rocketmq, b, "workers") as consumer:
+            attempts = []
+            started = time.monotonic()
+            for _ in range(4):
+                (message,) = consumer.receive(16, 3_600)
+                attempts.append((message.body, message.delivery_attempt))
+                b.advance("1h")
+            took_ms = (time.monotonic() - started) * 1000
+            (message,) = consumer.receive(16, 3_600)
+            consumer.ack(message)
+            b.advance("1h")
+            assert b.receive(TOPIC, "workers") == []
+        print(f"\n4 expiries of an hour, official client: {took_ms:.0f} ms")
+        assert attempts == [(b"one", number) for number in (1, 2, 3, 4)]
+        assert took_ms < 3_000
+
+
+def test_it_sees_no_message_that_went_to_the_dead_letters(rocketmq: Any) -> None:
+    with broker() as b:
+        b.create_group("workers", max_attempts=2)
+        send(rocketmq, b, b"poison")
+        with consumer_of(rocketmq, b, "workers") as consumer:
+            started = time.monotonic()
+            for _ in range(2):
+                (message,) = consumer.receive(16, 43_200)
+                b.advance("12h")
+            took_ms = (time.monotonic() - started) * 1000
+            assert b.receive(TOPIC, "workers") == []
+            (dead,) = b.receive("%DLQ%workers", "undertaker")
+        print(f"\ndead letter after 2 attempts of 12 hours: {took_ms:.0f} ms")
+        assert dead.body == b"poison"
+        assert dead.message_id == message.message_id
+        assert took_ms < 3_000
+
+
+def test_its_long_poll_gets_what_becomes_due(rocketmq: Any) -> None:
+    with broker() as b:
+        send(rocketmq, b, b"one")
+        b.receive(TOPIC, "workers", invisible="1h")
+        with consumer_of(rocketmq, b, "workers", wait_s=20) as consumer:
+            found: list[Any] = []
+            receiving = threading.Thread(target=lambda: found.extend(consumer.receive(1, 30)))
+            receiving.start()
+            wait_for(lambda: b._running().broker.broker.polling.count == 1)
+            b.advance("1h")
+            receiving.join(15)
+            assert [message.delivery_attempt for message in found] == [2]
+
+
+def test_it_goes_on_after_a_crash(rocketmq: Any) -> None:
+    with broker() as b:
+        send(rocketmq, b, b"one")
+        with consumer_of(rocketmq, b, "workers") as consumer:
+            (message,) = consumer.receive(16, 60)
+            b.crash()
+            until = time.monotonic() + 20
+            while True:  # it sees a broken connection first
+                try:
+                    consumer.ack(message)
+                    break
+                except Exception:
+                    assert time.monotonic() < until
+            b.advance("60s")
+            assert b.receive(TOPIC, "workers") == []
+
+
+def test_a_push_consumer_counts_as_silent_for_the_time_that_is_skipped(
+    rocketmq: Any,
+) -> None:
+    deliveries: list[int] = []
+    first_hangs = threading.Event()
+
+    class Listener(rocketmq.MessageListener):  # type: ignore[misc]
+        def consume(self, message: Any) -> Any:
+            deliveries.append(message.delivery_attempt)
+            if message.delivery_attempt == 1:
+                first_hangs.wait(60)
+            return rocketmq.ConsumeResult.SUCCESS
+
+    with broker() as b:
+        b.create_topic(TOPIC)
+        consumer = rocketmq.PushConsumer(
+            rocketmq.ClientConfiguration(b.endpoint, rocketmq.Credentials()),
+            "workers",
+            Listener(),
+            {TOPIC: rocketmq.FilterExpression()},
+        )
+        consumer.startup()
+        try:
+            b.send(TOPIC, b"one")
+            wait_for(lambda: deliveries == [1])
+            b.advance("5m")
+            wait_for(lambda: deliveries == [1, 2])
+        finally:
+            first_hangs.set()
+            consumer.shutdown()
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """For what other threads do and tell nobody."""
+    until = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until, "it did not happen within 20 s"
+        time.sleep(0.002)
