@@ -44,7 +44,15 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "lookup_admin": CORES | SERVICES | {"broker"},
     "parking_admin": CORES | SERVICES | {"broker"},
     "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin"},
-    "server": CORES | SERVICES | {"broker", "admin"},
+    "jobs": CORES | SERVICES,
+    "reset_job": CORES | SERVICES | {"broker"},
+    "lag_job": CORES | SERVICES | {"broker"},
+    "letter_jobs": CORES | SERVICES | {"broker"},
+    "explain_job": CORES | SERVICES | {"broker"},
+    "pop_admin": CORES
+    | SERVICES
+    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job"},
+    "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
     "process": CORES | SERVICES | {"metrics", "broker", "server"},
 }
 

@@ -14,6 +14,8 @@ from popmq.common.disk import ColdRead, RealDisk, RealFile, read_or_cold
 from popmq.common.frame_port import call
 from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.wire import admin_pb2 as pb
+from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, pop
 
 
@@ -151,3 +153,66 @@ def test_pages_that_the_kernel_dropped_are_told_from_those_it_has(tmp_path: Path
         data = read_or_cold(file, 100, 0)
     assert data == bytes(range(100))
     file.close()
+
+
+def test_what_operators_ask_about_old_messages_waits_on_another_thread(tmp_path: Path) -> None:
+    """Explain, lag, dead letters, redrive, reset to a time, and a consumer's reject."""
+
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 3)
+        stored_ms = process.broker.wall_ms()
+        properties = SystemProperties(message_id="A").SerializeToString()
+        entry = hop.PutEntry(MessageType.NORMAL, b"named", properties)
+
+        async def ask(kind: Kind, request: bytes) -> bytes:
+            """Everything is on the disk alone when the question comes."""
+            process.broker.store.dispatch.flush()
+            disk.warmed.clear()
+            disk.cold = True
+            reply = await call(process.port, kind, request, 5_000)
+            disk.cold = False
+            assert disk.warmed, f"{kind.name} read nothing"
+            return reply
+
+        put = hop.encode_put(hop.PutRequest("orders", [entry]))
+        await call(process.port, Kind.PUT, put, 5_000)
+        lag = pb.LagReply.FromString(
+            await ask(
+                Kind.LAG,
+                pb.LagRequest(
+                    group=process.broker.group("g").name, topic="orders"
+                ).SerializeToString(),
+            )
+        )
+        assert (lag.lags[0].ready, lag.lags[0].oldest_ready_ms <= stored_ms) == (4, True)
+        popped = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+        for one in hop.decode_pop_reply(popped).deliveries:
+            body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+            (result,) = hop.decode_ack_reply(await ask(Kind.REJECT, body))
+            assert result.code == 20000
+        listed = pb.ListDeadLettersReply.FromString(
+            await ask(
+                Kind.LIST_DEAD_LETTERS, pb.ListDeadLettersRequest(group="g").SerializeToString()
+            )
+        )
+        assert len(listed.letters) == 4
+        explain = pb.ExplainRequest(message_id="A").SerializeToString()
+        explained = pb.ExplainReply.FromString(await ask(Kind.EXPLAIN, explain))
+        assert explained.messages[0].groups[0].state == "DEAD_LETTERED"
+        redriven = pb.RedriveReply.FromString(
+            await ask(Kind.REDRIVE, pb.RedriveRequest(group="g").SerializeToString())
+        )
+        assert redriven.progress[0].redriven == 4
+        reset = pb.ResetOffsetRequest(group="g", topic="orders", stored_ms=1)
+        done = pb.ResetOffsetReply.FromString(
+            await ask(Kind.RESET_OFFSET, reset.SerializeToString())
+        )
+        assert done.queues[0].after == 0
+        disk.error = OSError(5, "Input/output error")
+        with pytest.raises(Exception, match="old messages cannot be read"):
+            await ask(Kind.EXPLAIN, explain)
+        disk.cold, disk.error = False, None
+        await process.stop()
+
+    asyncio.run(run())

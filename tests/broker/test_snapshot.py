@@ -17,6 +17,7 @@ from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType
+from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import SMALL, CoreBroker, pop
 
 NEVER = replace(
@@ -50,7 +51,8 @@ def bodies(core: CoreBroker, group: str = "reader") -> list[bytes]:
 
 def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]) -> None:
     """One random thing that changes a table."""
-    match rng.choices(["send", "pop", "ack", "change", "time", "meta"], [6, 4, 4, 2, 1, 1])[0]:
+    actions = ["send", "pop", "ack", "change", "time", "meta", "reject", "redrive", "reset"]
+    match rng.choices(actions, [12, 8, 8, 4, 2, 2, 2, 1, 1])[0]:
         case "send":
             core.send("orders", b"%06d" % number, message_group=f"k{number % 7}")
         case "pop":
@@ -64,6 +66,19 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
             old = handles.pop(rng.randrange(len(handles)))
             with suppress(InvalidReceiptHandle):  # its time was over
                 handles.append(core.change("orders", "g", old, rng.randrange(9_000)))
+        case "reject" if handles:
+            core.reject("orders", "g", handles.pop(rng.randrange(len(handles))))
+        case "redrive":
+            redrive = pb.RedriveRequest(group="g", from_offset=rng.randrange(20), limit=3)
+            core.reply(Kind.REDRIVE, redrive.SerializeToString())
+        case "reset":
+            queue_id = rng.randrange(3)
+            topic = core.broker.registry.topic("orders")
+            offset = rng.randint(0, core.broker.store.queue(topic.id, queue_id).count)
+            reset = pb.ResetOffsetRequest(
+                group="g", topic="orders", queue_id=queue_id, offset=offset
+            )
+            core.reply(Kind.RESET_OFFSET, reset.SerializeToString())
         case "time":
             core.clock.advance(rng.randrange(3_000))
             core.broker.revive.step()

@@ -20,7 +20,7 @@ from popmq.cli.client import (
     new_client_id,
 )
 from popmq.cli.messages import as_json, as_line, body_of, built, one_per_broker
-from popmq.cli.metadata import columns, format_duration, group_fields, group_of, topic_of
+from popmq.cli.metadata import _cell, columns, format_duration, group_fields, group_of, topic_of
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
@@ -309,9 +309,39 @@ def test_a_back_off_is_a_list_of_durations() -> None:
         "type": "normal",
         "max_attempts": 17,
         "start": "oldest",
+        "retry": "customised",
         "check_points": "durable",
         "back_off_ms": [1000, 5000, 120_000],
     }
+
+
+def test_a_new_group_gets_a_whole_exponential_back_off_and_an_altered_one_what_is_given() -> None:
+    created = group_of(parsed("group", "create", "g", "--initial", "2s", "--jitter", "20%"))
+    assert created.exponential == admin.ExponentialBackOff(
+        initial_ms=2_000, max_ms=7_200_000, multiplier_milli=2_000, jitter_percent=20
+    )
+    fields = group_fields(created)
+    assert (fields["retry"], fields["back_off_ms"]) == ("exponential", [2_000, 7_200_000])
+    assert (fields["multiplier"], fields["jitter"]) == ("2", "20%")
+    assert _cell(fields, "retry") == "exponential x2 +20%"
+    altered = group_of(parsed("group", "alter", "g", "--multiplier", "1.5"))
+    assert altered.exponential == admin.ExponentialBackOff(multiplier_milli=1_500)
+    assert not group_of(parsed("group", "create", "g")).HasField("exponential")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--multiplier", "x"),
+        ("--multiplier", "1.2345"),
+        ("--multiplier", "-1"),
+        ("--jitter", "101%"),
+        ("--jitter", "a"),
+        ("--retry", "linear"),
+    ],
+)
+def test_impossible_retry_options_are_wrong_usage(option: tuple[str, str]) -> None:
+    assert main(["group", "create", "g", *option]) == 2
 
 
 @pytest.mark.parametrize(

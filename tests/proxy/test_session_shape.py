@@ -6,12 +6,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from popmq.common.back_off import ExponentialBackOff
 from popmq.common.config import ProxySettings, Settings, TopicSettings
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
+from popmq.common.topics import SubscriptionGroup
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.client_settings import consumer_settings
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
 from popmq.proxy.transport.seam import GrpcStatus
 
@@ -91,6 +94,32 @@ def test_a_consumer_gets_the_groups_type_and_back_off(bench: Any, make_call: Any
     assert subscription.long_polling_timeout.seconds == 20
     assert (subscription.lite_subscription_quota, subscription.max_lite_topic_size) == (2000, 64)
     assert subscription.subscriptions[0].topic.name == "orders"
+
+
+@pytest.mark.parametrize(
+    ("language", "form"),
+    [
+        (pb.Language.PYTHON, "customized_backoff"),
+        (pb.Language.NODE_JS, "exponential_backoff"),
+        (pb.Language.JAVA, "exponential_backoff"),
+    ],
+)
+def test_an_exponential_back_off_is_told_in_the_form_that_a_client_reads(
+    language: pb.Language.ValueType, form: str
+) -> None:
+    back_off = ExponentialBackOff(1_500, 10_000, 3_000, 50)
+    group = SubscriptionGroup(9, "workers", max_attempts=5, exponential=back_off)
+    asked = consumer(agent=pb.UA(language=language))
+    policy = consumer_settings(asked, group, Settings()).backoff_policy
+    assert policy.WhichOneof("strategy") == form
+    assert policy.max_attempts == 5
+    if form == "customized_backoff":
+        # 1.5 s, 4.5 s and 10 s in the whole seconds that this client counts in.
+        assert [one.seconds for one in policy.customized_backoff.next] == [2, 5, 10]
+    else:
+        told_ = policy.exponential_backoff
+        assert (told_.initial.ToMilliseconds(), told_.max.ToMilliseconds()) == (1_500, 10_000)
+        assert told_.multiplier == 3
 
 
 @pytest.mark.parametrize("group", ["nobody", "", "bad.name"])
@@ -319,7 +348,6 @@ def test_all_seventeen_methods_answer_and_none_is_left_open(bench: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ForwardMessageToDeadLetterQueue",
         "PullMessage",
         "UpdateOffset",
         "GetOffset",

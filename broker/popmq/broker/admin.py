@@ -7,6 +7,7 @@ from typing import TypeVar
 from popmq.broker.broker import Broker
 from popmq.broker.lookup_admin import find_messages
 from popmq.broker.parking_admin import add_parked, unpark
+from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
 from popmq.common.topics import (
@@ -150,6 +151,7 @@ def _changed_group(old: SubscriptionGroup, wanted: pb.Group) -> SubscriptionGrou
         type=_named(_GROUP_TYPES, wanted.type, "a group's type") if wanted.type else old.type,
         max_attempts=wanted.max_attempts or old.max_attempts,
         back_off_ms=tuple(wanted.back_off_ms) or old.back_off_ms,
+        exponential=_changed_exponential(old, wanted),
         start_at=(
             _named(_STARTS, wanted.start_at, "where a group starts")
             if wanted.start_at
@@ -161,6 +163,30 @@ def _changed_group(old: SubscriptionGroup, wanted: pb.Group) -> SubscriptionGrou
             else old.check_points
         ),
     )
+
+
+def _changed_exponential(old: SubscriptionGroup, wanted: pb.Group) -> ExponentialBackOff | None:
+    """Steps replace an exponential back-off, and the other way round; the newer word counts."""
+    retry = wanted.retry.lower()
+    if retry not in ("", "customised", "exponential"):
+        raise Refused(
+            Code.BAD_REQUEST, f"a retry is customised or exponential, not {wanted.retry!r}"
+        )
+    given = wanted.HasField("exponential") and bool(wanted.exponential.ListFields())
+    if wanted.back_off_ms and (given or retry == "exponential"):
+        raise Refused(
+            Code.BAD_REQUEST, "a group has back-off steps or an exponential back-off, not both"
+        )
+    if retry == "customised" and given:
+        raise Refused(
+            Code.BAD_REQUEST, "initial, max, multiplier and jitter are of an exponential back-off"
+        )
+    if retry == "customised" or wanted.back_off_ms:
+        return None
+    if not given and retry != "exponential":
+        return old.exponential
+    set_ = {field.name: value for field, value in wanted.exponential.ListFields()}
+    return replace(old.exponential or ExponentialBackOff(), **set_)
 
 
 def _named(known: Mapping[str, _T], name: str, what: str) -> _T:
@@ -190,6 +216,17 @@ def _group_to_wire(group: SubscriptionGroup) -> pb.Group:
         start_at=group.start_at.name.lower(),
         check_points=group.check_points.name.lower(),
         id=group.id,
+        retry="exponential" if group.exponential else "customised",
+        exponential=exponential_to_wire(group.exponential) if group.exponential else None,
+    )
+
+
+def exponential_to_wire(back_off: ExponentialBackOff) -> pb.ExponentialBackOff:
+    return pb.ExponentialBackOff(
+        initial_ms=back_off.initial_ms,
+        max_ms=back_off.max_ms,
+        multiplier_milli=back_off.multiplier_milli,
+        jitter_percent=back_off.jitter_percent,
     )
 
 

@@ -9,21 +9,26 @@ import random
 from collections.abc import Callable
 
 from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
-from popmq.broker.meta.offsets import OffsetRecord, Reason
+from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.explain import Explainer
+from popmq.broker.pop.fifo_hold import FifoHold
 from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
-from popmq.broker.pop.liveness import Liveness, attempt_number, client_number
+from popmq.broker.pop.liveness import ClientNames, Liveness, attempt_number, client_number
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.message_group import message_group
+from popmq.broker.pop.offset_reset import OffsetReset, apply_offset
 from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.pop.redrive import RedrivenLetters
+from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.commit_log import ScannedRecord
 from popmq.broker.store.lookup import Lookup
@@ -84,6 +89,7 @@ class Broker:
             behind_bytes=settings.pop.catch_up_behind_bytes,
             now_ms=self._waits.boot_ms,
         )
+        self.redriven = RedrivenLetters()
         self.pops = PopService(
             self.store,
             self.registry,
@@ -94,15 +100,21 @@ class Broker:
             broker=settings.broker.name,
             rng=rng,
         )
+        self.bodies = InFlightBodies(self.store, self.table)
+        self.liveness = Liveness()
+        self.clients = ClientNames()
+        self.revive = ReviveService(
+            self.store, self.registry, self.table, self.buffer, self.bodies, self.liveness
+        )
         self.acks = AckService(
             self.store,
             self.registry,
             self.table,
             self.pops,
             self.buffer,
+            self.revive,
             broker=settings.broker.name,
         )
-        self.bodies = InFlightBodies(self.store, self.table)
         self.parking = ParkingService(
             self.store, self.registry, self.table, self.bodies, settings.pop
         )
@@ -115,12 +127,14 @@ class Broker:
             self.parking,
             settings.pop,
         )
-        self.liveness = Liveness()
-        self.revive = ReviveService(
-            self.store, self.registry, self.table, self.buffer, self.bodies, self.liveness
-        )
+        self.redrives = RedriveService(self.store, self.registry, self.redriven)
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
+        self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
+        self.explainer.holds.append(FifoHold(self.table))
+        self.offset_reset = OffsetReset(
+            self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
+        )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.buffer.write_all
@@ -148,6 +162,7 @@ class Broker:
             self.table,
             self.table.parked,
             self.store.dispatch,
+            self.redriven,
         )
         self.store.recover(self._apply)
         self.expiry.run_all(self._clock.wall_ms())
@@ -157,6 +172,13 @@ class Broker:
             self.registry.set_store_id(self._rng.randbytes(16).hex())
         if not self.registry.receipt_key:
             self.registry.set_receipt_key(self._rng.randbytes(32))
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def wall_ms_of(self, log_ms: int) -> int:
+        """About when that was on the wall clock, for people; 0 stays 0."""
+        return self._clock.wall_ms() - (self.store.log_ms() - log_ms) if log_ms else 0
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
@@ -171,9 +193,6 @@ class Broker:
         done += self.polling.step(self.waits_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
-
-    def wall_ms(self) -> int:
-        return self._clock.wall_ms()
 
     def waits_ms(self) -> int:
         """What long polls wait on; a clock that steps cannot move, like log time."""
@@ -220,7 +239,7 @@ class Broker:
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
             tags=_tags(request),
-            client=client_number(request.client_id),
+            client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
             attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
@@ -300,13 +319,9 @@ class Broker:
                 )
             case RecordKind.OFFSET:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
-                place = (offset.group_id, offset.topic_id, offset.queue_id)
                 group = self.registry.group_by_id(offset.group_id)
                 fifo = group is not None and group.type is GroupType.FIFO
-                if offset.reason is Reason.COMMITTED:
-                    self.table.commit(*place, offset.queue_offset)
-                else:
-                    self.table.start(*place, offset.queue_offset, fifo=fifo)
+                apply_offset(self.table, offset, record.header.log_ms, fifo=fifo)
             case RecordKind.MOVED:
                 header = record.header
                 unit = Unit(header.position, header.size, peek_message(record.data)[0])
@@ -317,6 +332,8 @@ class Broker:
                 token = peek_message(record.data)[1]
                 if token is not None and token.parked and not token.dead:
                     self._apply_parked(record, token)
+                elif token is not None and token.redriven:
+                    self.redriven.apply(token)
                 elif token is not None:
                     self.table.apply_revival(token, record.header.log_ms)
 
@@ -365,6 +382,7 @@ class Broker:
         self.table.drop_topic(topic.id)
         self.buffer.forget_gone()
         self.catch_up.forget_topic(topic.name)
+        self.redriven.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
         self.stored_by_topic.pop(topic.name, None)
 

@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 
 from popmq.broker.broker import Broker
+from popmq.broker.pop.lag import bounded, lags
 from popmq.common.observe import Metric, MetricKind
-from popmq.common.topics import is_group_owned, of_group_and_topic
+
+CONSUMER_PAIRS_LIMIT = 1_000  # of group and topic, as labels
+OTHERS = "_others"
 
 
 def broker_metrics(broker: Broker) -> Iterable[Metric]:
@@ -57,6 +60,9 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
     yield Metric("parked_messages", "Moved to parking topics.", broker.parking.parked)
+    yield Metric("offset_resets", "Queues set by an operator.", broker.offset_reset.resets)
+    yield Metric("redriven_messages", "Dead letters sent back.", broker.redrives.redriven)
+    yield Metric("rejected_messages", "Dead letters by request.", broker.acks.rejected)
     yield _gauge("buffered_check_points", "That are no records yet.", broker.buffer.held)
     yield Metric("buffered_check_points_opened", "Held in memory.", broker.buffer.opened)
     yield Metric("buffered_check_points_written", "Held, then written.", broker.buffer.written)
@@ -72,24 +78,18 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
 
 
 def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
-    ready: dict[tuple[str, str], int] = {}
-    in_flight: dict[tuple[str, str], int] = {}
-    for (group_id, topic_id, queue_id), progress in broker.table.progress_items():
-        group, topic = broker.registry.group_by_id(group_id), broker.registry.topic_by_id(topic_id)
-        if group is None or topic is None:
-            continue
-        name = of_group_and_topic(topic.name)[1] if is_group_owned(topic.name) else topic.name
-        key = (group.name, name)
-        count = broker.store.queue(topic_id, queue_id).count
-        ready[key] = ready.get(key, 0) + progress.waiting(count)
-        in_flight[key] = in_flight.get(key, 0) + progress.in_flight
-    for name, help_text, values in (
-        ("consumer_ready_messages", "Messages that a receive would find.", ready),
-        ("consumer_inflight_messages", "Delivered, neither acked nor back.", in_flight),
-    ):
-        for (group_name, topic_name), value in values.items():
-            labels = {"group": group_name, "topic": topic_name}
-            yield _gauge(name, help_text, value, labels)
+    """By group and topic; of very many pairs those with the most to do, and the others' sum."""
+    found, rest = bounded(lags(broker.store, broker.registry, broker.table), CONSUMER_PAIRS_LIMIT)
+    labelled = [({"group": one.group.name, "topic": one.topic.name}, [one]) for one in found]
+    if rest:
+        labelled.append(({"group": OTHERS, "topic": OTHERS}, rest))
+    for labels, some in labelled:
+        for name, help_text, value in (
+            ("lag", "Ready and in flight.", sum(one.total for one in some)),
+            ("ready", "That a receive would find.", sum(one.ready for one in some)),
+            ("inflight", "Delivered, neither acked nor back.", sum(one.in_flight for one in some)),
+        ):
+            yield _gauge(f"consumer_{name}_messages", help_text, value, labels)
 
 
 def _gauge(name: str, help_text: str, value: float, labels: dict[str, str] | None = None) -> Metric:

@@ -11,8 +11,10 @@ from google.protobuf.message import DecodeError
 
 from popmq.broker.admin import ADMIN_KINDS, answer_admin
 from popmq.broker.broker import Broker
+from popmq.broker.jobs import JobRunner
 from popmq.broker.pop.long_polling import Attempt, Key, Waiter
 from popmq.broker.pop.pop_service import Want
+from popmq.broker.pop_admin import JOBS
 from popmq.common import hop
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
@@ -32,6 +34,7 @@ class BrokerServer:
         self._waiting: dict[int, Waiter] = {}
         self._cold = 0  # receives that wait for the disk
         self._gone: set[int] = set()  # and those of them whose client left
+        self._jobs = JobRunner(broker.store)
         self.refused_by_code: dict[int, int] = {}
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
@@ -80,6 +83,8 @@ class BrokerServer:
             case Kind.CLIENTS:
                 self._broker.hear(hop.decode_clients(body))
                 on_reply(b"")
+            case _ if kind in JOBS:
+                self._jobs.run(JOBS[kind](self._broker, body), on_reply)
             case _ if kind in ADMIN_KINDS:
                 reply = answer_admin(self._broker, kind, body)
                 self._reply(on_reply, lambda: reply)

@@ -228,6 +228,31 @@ class Client:
         check_status(reply.status)
         return reply
 
+    def lag(self, request: admin.LagRequest) -> admin.LagReply:
+        reply = self._call(ADMIN + "Lag", request, admin.LagReply)
+        check_status(reply.status)
+        return reply
+
+    def reset_offset(self, request: admin.ResetOffsetRequest) -> admin.ResetOffsetReply:
+        reply = self._call(ADMIN + "ResetOffset", request, admin.ResetOffsetReply)
+        check_status(reply.status)
+        return reply
+
+    def explain(self, request: admin.ExplainRequest) -> admin.ExplainReply:
+        reply = self._call(ADMIN + "Explain", request, admin.ExplainReply)
+        check_status(reply.status)
+        return reply
+
+    def dead_letters(self, request: admin.ListDeadLettersRequest) -> admin.ListDeadLettersReply:
+        reply = self._call(ADMIN + "ListDeadLetters", request, admin.ListDeadLettersReply)
+        check_status(reply.status)
+        return reply
+
+    def redrive(self, request: admin.RedriveRequest) -> admin.RedriveReply:
+        reply = self._call(ADMIN + "Redrive", request, admin.RedriveReply)
+        check_status(reply.status)
+        return reply
+
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(
             path,

@@ -11,6 +11,7 @@ from popmq.cli.client import Client, GroupRequest, TopicRequest
 from popmq.cli.messages import Subparsers, count_argument, duration_argument
 from popmq.cli.parked import COLUMNS as PARKED_COLUMNS
 from popmq.cli.parked import add_actions, parked_fields
+from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
 from popmq.common.wire import admin_pb2 as admin
 
 TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "mixed")
@@ -27,7 +28,11 @@ ACTIONS = {
 }
 
 TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention")
-GROUP_COLUMNS = ("name", "type", "max_attempts", "start", "check_points", "back_off_ms")
+GROUP_COLUMNS = (
+    *("name", "type", "max_attempts", "start", "check_points"),
+    *("retry", "back_off_ms"),
+)
+RETRIES = ("customised", "exponential")
 
 Fields = dict[str, str | int | list[int]]
 Run = Callable[[argparse.Namespace], int]
@@ -79,18 +84,63 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     create.add_argument("--type", choices=GROUP_TYPES, default="normal")
     create.add_argument("--max-attempts", type=count_argument, default=17, metavar="17")
     create.add_argument("--start", choices=STARTS, default="oldest")
+    _add_retry(create)
+    create.set_defaults(complete=True)
     create.add_argument("--check-points", choices=CHECK_POINTS, default="durable")
-    create.add_argument("--back-off", type=back_off_argument, default=(), metavar="1s,5s,10s")
     alter = _action(actions, common, "alter", on_group("AlterGroup", _alter_group))
     alter.add_argument("--type", choices=GROUP_TYPES, default="")
     alter.add_argument("--max-attempts", type=count_argument, default=0, metavar="N")
     alter.add_argument("--start", choices=STARTS, default="")
+    _add_retry(alter)
+    alter.set_defaults(complete=False)
     alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
-    alter.add_argument("--back-off", type=back_off_argument, default=(), metavar="1s,5s,10s")
     _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
     _action(actions, common, "show", run_group_show)
     actions.add_parser("list", parents=[common]).set_defaults(run=run_group_list)
     add_actions(actions, common)
+
+
+def _add_retry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--back-off",
+        type=back_off_argument,
+        default=(),
+        metavar="1s,5s,10s",
+        help="customised steps: the wait after each failed delivery",
+    )
+    parser.add_argument("--retry", choices=RETRIES, default="")
+    only = "; with an exponential retry"
+    parser.add_argument(
+        "--initial", type=duration_argument, metavar="1s", help=f"the first wait{only}"
+    )
+    parser.add_argument("--max", type=duration_argument, metavar="2h", help=f"the longest{only}")
+    parser.add_argument(
+        "--multiplier", type=multiplier_argument, metavar="2", help=f"each wait to the next{only}"
+    )
+    parser.add_argument(
+        "--jitter", type=percent_argument, metavar="20%", help=f"up to so much longer{only}"
+    )
+
+
+def multiplier_argument(text: str) -> int:
+    """In thousandths: `1.5` is 1500."""
+    whole, _, part = text.partition(".")
+    digits = whole + part
+    if (
+        not whole
+        or len(digits) > 9
+        or len(part) > 3
+        or not (digits.isascii() and digits.isdecimal())
+    ):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a multiplier: write 2 or 1.5")
+    return int(whole) * 1000 + int(part.ljust(3, "0"))
+
+
+def percent_argument(text: str) -> int:
+    digits = text.removesuffix("%")
+    if len(digits) > 3 or not (digits.isascii() and digits.isdecimal()) or int(digits) > 100:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a percentage: write 20%")
+    return int(digits)
 
 
 def _action(
@@ -217,7 +267,29 @@ def group_of(args: argparse.Namespace) -> admin.Group:
         start_at=args.start,
         check_points=args.check_points,
         back_off_ms=args.back_off,
+        retry=args.retry,
+        exponential=_exponential_of(args),
     )
+
+
+def _exponential_of(args: argparse.Namespace) -> admin.ExponentialBackOff | None:
+    """What was given; a new group gets the rest here, so that asking twice asks for the same."""
+    given = admin.ExponentialBackOff(
+        initial_ms=args.initial,
+        max_ms=args.max,
+        multiplier_milli=args.multiplier,
+        jitter_percent=args.jitter,
+    )
+    if args.complete and (given.ListFields() or args.retry == "exponential"):
+        whole = admin.ExponentialBackOff(
+            initial_ms=INITIAL_MS,
+            max_ms=MAX_MS,
+            multiplier_milli=MULTIPLIER_MILLI,
+            jitter_percent=0,
+        )
+        whole.MergeFrom(given)
+        return whole
+    return given if given.ListFields() else None
 
 
 def topic_fields(topic: admin.Topic) -> Fields:
@@ -231,11 +303,26 @@ def topic_fields(topic: admin.Topic) -> Fields:
 
 
 def group_fields(group: admin.Group) -> Fields:
+    """An exponential back-off is shown instead of the steps that do not count then."""
+    if group.HasField("exponential"):
+        told = group.exponential
+        return {
+            "name": group.name,
+            "type": group.type,
+            "max_attempts": group.max_attempts,
+            "start": group.start_at,
+            "check_points": group.check_points,
+            "retry": "exponential",
+            "back_off_ms": [told.initial_ms, told.max_ms],
+            "multiplier": f"{told.multiplier_milli / 1000:g}",
+            "jitter": f"{told.jitter_percent}%",
+        }
     return {
         "name": group.name,
         "type": group.type,
         "max_attempts": group.max_attempts,
         "start": group.start_at,
+        "retry": "customised",
         "check_points": group.check_points,
         "back_off_ms": list(group.back_off_ms),
     }
@@ -265,10 +352,13 @@ def _print(rows: Sequence[Fields], names: Sequence[str], *, as_json: bool) -> No
             print(json.dumps(row))
         return
     header = [name.upper().removesuffix("_MS").replace("_", "-") for name in names]
-    print(columns(header, [[_cell(row[name]) for name in names] for row in rows]))
+    print(columns(header, [[_cell(row, name) for name in names] for row in rows]))
 
 
-def _cell(value: object) -> str:
+def _cell(row: Fields, name: str) -> str:
+    value = row[name]
+    if name == "retry" and "multiplier" in row:
+        return f"{value} x{row['multiplier']} +{row['jitter']}"
     return ",".join(map(format_duration, value)) if isinstance(value, list) else str(value)
 
 

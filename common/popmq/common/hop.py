@@ -27,6 +27,7 @@ class Kind(IntEnum):
     ACK = 18
     CHANGE = 19
     CLIENTS = 20
+    REJECT = 28
     DESCRIBE_TOPIC = 32
     CREATE_TOPIC = 33
     ALTER_TOPIC = 34
@@ -38,6 +39,11 @@ class Kind(IntEnum):
     DELETE_GROUP = 40
     LIST_GROUPS = 41
     FIND_MESSAGES = 42
+    EXPLAIN = 48
+    LAG = 49
+    RESET_OFFSET = 50
+    LIST_DEAD_LETTERS = 51
+    REDRIVE = 52
     UNPARK = 56
     REGISTER = 64
     ROUTES = 65

@@ -45,8 +45,9 @@ _REST = struct.Struct(">BBHIQQQIIQ")
 _HEADER = struct.Struct(">IIBBHIQQQIIQ")
 _MESSAGE = struct.Struct(">QIIHHI")
 _REST_AND_MESSAGE = struct.Struct(">BBHIQQQIIQQIIHHI")
-_TOKEN = struct.Struct(">BBHIQIIQQ")
-_DEAD, _PARKED = 1, 4  # flags of a token
+_TOKEN = struct.Struct(">BBHIQIIQQ")  # version 1
+_TOKEN_2 = struct.Struct(">BBHIQIIQQQ")
+_DEAD, _REDRIVEN, _PARKED = 1, 2, 4  # flags of a token
 
 assert _FRONT.size + _REST.size == _HEADER.size == HEADER_SIZE
 assert _HEADER.size + _MESSAGE.size == MESSAGE_HEADER_SIZE
@@ -91,15 +92,32 @@ class Stamp(NamedTuple):
     wall_ms: int
 
 
+class DeadReason(IntEnum):
+    """Why a message became a dead letter."""
+
+    MAX_ATTEMPTS = 0  # also of every dead letter that a token of version 1 names
+    REJECTED = 1  # by its consumer, at once
+
+
 @dataclass(frozen=True, slots=True)
 class RevivalToken:
-    """Names the delivery that a retry or dead-letter record ends.
+    """Names the delivery that a retry or dead-letter record ends, and the message's first copy.
+
+        0  version u8 = 2 (1: without the last field)
+        1  member u8 | 2 flags u16: 1 dead, 2 redriven, 4 parked; from bit 8 on the DeadReason
+        4  check_point_epoch u32 | 8 check_point_sequence u64
+        16 topic_id u32 | 20 queue_id u32 | 24 queue_offset u64   of the first copy
+        32 first_log_ms u64   first delivery
+        40 last_log_ms u64    delivery that this record ends; 0: not known
 
     The record *is* the revival: whoever applies it marks that member of that check point as
     done, so a revival is written once whatever crashes.
+
+    A redriven copy names its dead letter in the check point's place: the dead-letter topic's
+    id as epoch, the offset there as sequence (docs/concepts/dead_letters.md).
     """
 
-    SIZE = _TOKEN.size
+    SIZE = _TOKEN_2.size
     dead: bool
     member: int
     check_point_epoch: int
@@ -108,30 +126,55 @@ class RevivalToken:
     queue_id: int
     queue_offset: int
     first_log_ms: int
+    last_log_ms: int = 0
+    reason: DeadReason = DeadReason.MAX_ATTEMPTS
+    redriven: bool = False
     # With `dead`: a dead letter out of a parking topic, whose id and offset stand in the check
     # point's place.  Else: parked, out of the place that topic, queue and offset name.
     parked: bool = False
 
     def encode(self) -> bytes:
-        return _TOKEN.pack(
-            1,
+        flags = (_DEAD if self.dead else 0) | (_REDRIVEN if self.redriven else 0)
+        flags |= _PARKED if self.parked else 0
+        return _TOKEN_2.pack(
+            2,
             self.member,
-            (_DEAD if self.dead else 0) | (_PARKED if self.parked else 0),
+            flags | self.reason << 8,
             self.check_point_epoch,
             self.check_point_sequence,
             self.topic_id,
             self.queue_id,
             self.queue_offset,
             self.first_log_ms,
+            self.last_log_ms,
         )
 
     @classmethod
     def decode(cls, data: bytes) -> "RevivalToken":
-        version, member, flags, epoch, sequence, topic, queue, offset, first = _TOKEN.unpack(data)
-        if version != 1:
-            raise BadRecord(f"revival token version {version} is unknown")
-        dead, parked = bool(flags & _DEAD), bool(flags & _PARKED)
-        return cls(dead, member, epoch, sequence, topic, queue, offset, first, parked)
+        """BadRecord for a version or a reason that this build does not know."""
+        version = data[0] if data else 0
+        layout = {1: _TOKEN, 2: _TOKEN_2}.get(version)
+        if layout is None or len(data) != layout.size:
+            raise BadRecord(f"revival token version {version} of {len(data)} bytes is unknown")
+        _, member, flags, epoch, sequence, topic, queue, offset, first, *last = layout.unpack(data)
+        try:
+            reason = DeadReason(flags >> 8)
+        except ValueError as error:
+            raise BadRecord(f"a dead letter's reason {flags >> 8} is unknown") from error
+        return cls(
+            bool(flags & _DEAD),
+            member,
+            epoch,
+            sequence,
+            topic,
+            queue,
+            offset,
+            first,
+            last[0] if last else 0,
+            reason,
+            bool(flags & _REDRIVEN),
+            bool(flags & _PARKED),
+        )
 
 
 class StoredMessage(NamedTuple):

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
+from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
 
 META_TOPIC = "rmq_sys_meta"
@@ -131,13 +132,19 @@ class SubscriptionGroup:
     back_off_ms: tuple[int, ...] = CUSTOMISED_BACK_OFF_MS
     start_at: StartAt = StartAt.OLDEST
     check_points: CheckPoints = CheckPoints.DURABLE
+    exponential: ExponentialBackOff | None = None  # instead of the steps
 
     @property
     def buffered(self) -> bool:
         return self.check_points == CheckPoints.BUFFERED
 
-    def back_off_after_ms(self, attempt: int) -> int:
-        """How long delivery `attempt` (from 1) waits for the next when the consumer failed."""
+    def back_off_after_ms(self, attempt: int, message: bytes = b"") -> int:
+        """How long delivery `attempt` (from 1) waits for the next when the consumer failed.
+
+        `message` names the message, for the jitter.
+        """
+        if self.exponential is not None:
+            return self.exponential.after_ms(attempt, message)
         return self.back_off_ms[min(attempt, len(self.back_off_ms)) - 1]
 
 

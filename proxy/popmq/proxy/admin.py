@@ -25,12 +25,21 @@ from popmq.proxy.transport.seam import Call, Method, Shape
 
 SERVICE = "/popmq.admin.v1.Admin/"
 
+# What every broker adds to: repeated fields are joined, and `incomplete` says what is missing.
+Gathered = (
+    admin_pb2.FindMessagesReply
+    | admin_pb2.ExplainReply
+    | admin_pb2.LagReply
+    | admin_pb2.ResetOffsetReply
+    | admin_pb2.ListDeadLettersReply
+    | admin_pb2.RedriveReply
+)
 Reply = (
     admin_pb2.TopicReply
     | admin_pb2.ListTopicsReply
     | admin_pb2.GroupReply
     | admin_pb2.ListGroupsReply
-    | admin_pb2.FindMessagesReply
+    | Gathered
     | admin_pb2.UnparkReply
 )
 
@@ -43,7 +52,7 @@ class _Command:
     kind: Kind
     reply: type[Reply]
     everywhere: bool = False
-    gathers: bool = False
+    gathers: type[Gathered] | None = None
 
     def check(self, data: bytes) -> None:
         """Raise BAD_REQUEST unless a broker can read the request."""
@@ -63,7 +72,17 @@ _COMMANDS = (
     _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
     _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True),
-    _Command("FindMessages", Kind.FIND_MESSAGES, admin_pb2.FindMessagesReply, gathers=True),
+    *(
+        _Command(name, kind, reply, gathers=reply)
+        for name, kind, reply in (
+            ("FindMessages", Kind.FIND_MESSAGES, admin_pb2.FindMessagesReply),
+            ("Explain", Kind.EXPLAIN, admin_pb2.ExplainReply),
+            ("Lag", Kind.LAG, admin_pb2.LagReply),
+            ("ResetOffset", Kind.RESET_OFFSET, admin_pb2.ResetOffsetReply),
+            ("ListDeadLetters", Kind.LIST_DEAD_LETTERS, admin_pb2.ListDeadLettersReply),
+            ("Redrive", Kind.REDRIVE, admin_pb2.RedriveReply),
+        )
+    ),
 )
 
 
@@ -88,9 +107,9 @@ class Admin:
             then = partial(_reply, command.reply, rpc)
             AdminChange(self._brokers, rpc, command.kind, then).start()
             return
-        if command.gathers:
+        if command.gathers is not None:
             names = tuple(self._brokers.names())
-            self._gather(command, rpc, names, admin_pb2.FindMessagesReply(), [])
+            self._gather(command, rpc, names, command.gathers(), [])
             return
         answered = partial(rpc.run, _reply, command.reply, rpc)
         ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=TIMEOUT_MS)
@@ -100,10 +119,10 @@ class Admin:
         command: _Command,
         rpc: Rpc,
         names: Sequence[str],
-        found: admin_pb2.FindMessagesReply,
+        found: Gathered,
         refusals: Sequence[PopmqError],
     ) -> None:
-        """Ask `names` in turn and add what they found to `found`.
+        """Ask `names` in turn and add what they answer to `found`.
 
         A broker that refuses or is away makes the reply incomplete; the first refusal is the
         reply when nobody answered.
@@ -118,11 +137,11 @@ class Admin:
                 refused.append(answer)
                 _note(found, f"broker {names[0]}: {answer}")
             else:
-                part = _decoded(admin_pb2.FindMessagesReply, answer)
-                found.messages.extend(part.messages)
-                found.status.CopyFrom(part.status)
-                if part.incomplete:
-                    _note(found, f"broker {names[0]}: {part.incomplete}")
+                part = _decoded(type(found), answer)
+                incomplete, part.incomplete = part.incomplete, ""
+                found.MergeFromString(part.SerializeToString())
+                if incomplete:
+                    _note(found, f"broker {names[0]}: {incomplete}")
             self._gather(command, rpc, names[1:], found, refused)
 
         try:
@@ -133,14 +152,14 @@ class Admin:
         rpc.ask(port, command.kind, rpc.data, TIMEOUT_MS, answered)
 
 
-def _note(found: admin_pb2.FindMessagesReply, reason: str) -> None:
+def _note(found: Gathered, reason: str) -> None:
     found.incomplete = "; ".join(filter(None, (found.incomplete, reason)))
 
 
 def _finish_gather(
     command: _Command,
     rpc: Rpc,
-    found: admin_pb2.FindMessagesReply,
+    found: Gathered,
     refusals: Sequence[PopmqError],
 ) -> None:
     if not found.status.code:

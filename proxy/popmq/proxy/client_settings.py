@@ -2,7 +2,7 @@
 
 Every client breaks without some of them: a producer needs an exponential back-off, a consumer a
 back-off, a batch and a poll; the Node client reads an exponential back-off only, the Python
-client a customised one only (docs/concepts/proxy.md).
+client a customised one only, in whole seconds (docs/concepts/proxy.md).
 """
 
 from popmq.common.config import Settings
@@ -13,6 +13,7 @@ from popmq.proxy.convert import duration
 PRODUCER_ATTEMPTS = 3
 PRODUCER_FIRST_MS, PRODUCER_LAST_MS = 10, 1_000
 MULTIPLIER = 2.0
+STEPS_LIMIT = 64  # of an exponential back-off told as steps
 LONG_POLL_MS = 20_000
 LITE_SUBSCRIPTION_QUOTA = 2_000
 MAX_LITE_TOPIC_SIZE = 64
@@ -33,15 +34,7 @@ def consumer_settings(
     asked: pb.Settings, group: SubscriptionGroup, settings: Settings
 ) -> pb.Settings:
     answer = _echo(asked)
-    steps = group.back_off_ms
-    if is_node(asked):
-        policy = _exponential(group.max_attempts, steps[0], steps[-1])
-    else:
-        policy = pb.RetryPolicy(
-            max_attempts=group.max_attempts,
-            customized_backoff=pb.CustomizedBackoff(next=map(duration, steps)),
-        )
-    answer.backoff_policy.CopyFrom(policy)
+    answer.backoff_policy.CopyFrom(_back_off(asked.user_agent.language, group))
     subscription = answer.subscription
     subscription.fifo = group.type is GroupType.FIFO
     subscription.receive_batch_size = settings.pop.max_batch
@@ -56,6 +49,26 @@ def unknown_group(name: str, settings: Settings) -> SubscriptionGroup:
     return SubscriptionGroup(id=0, name=name, max_attempts=settings.group.max_attempts)
 
 
+def _back_off(language: int, group: SubscriptionGroup) -> pb.RetryPolicy:
+    """The group's back-off, without jitter, in the form that clients of this language read."""
+    steps, exponential = group.back_off_ms, group.exponential
+    if exponential is None and language == pb.Language.NODE_JS:
+        return _exponential(group.max_attempts, steps[0], steps[-1])
+    if exponential is not None and language != pb.Language.PYTHON:
+        return _exponential(
+            group.max_attempts,
+            exponential.initial_ms,
+            exponential.max_ms,
+            exponential.multiplier_milli / 1000,
+        )
+    if exponential is not None:
+        steps = exponential.whole_second_steps(min(group.max_attempts, STEPS_LIMIT))
+    return pb.RetryPolicy(
+        max_attempts=group.max_attempts,
+        customized_backoff=pb.CustomizedBackoff(next=map(duration, steps)),
+    )
+
+
 def is_node(asked: pb.Settings) -> bool:
     return asked.user_agent.language == pb.Language.NODE_JS
 
@@ -67,10 +80,12 @@ def _echo(asked: pb.Settings) -> pb.Settings:
     return answer
 
 
-def _exponential(attempts: int, first_ms: int, last_ms: int) -> pb.RetryPolicy:
+def _exponential(
+    attempts: int, first_ms: int, last_ms: int, multiplier: float = MULTIPLIER
+) -> pb.RetryPolicy:
     return pb.RetryPolicy(
         max_attempts=attempts,
         exponential_backoff=pb.ExponentialBackoff(
-            initial=duration(first_ms), max=duration(last_ms), multiplier=MULTIPLIER
+            initial=duration(first_ms), max=duration(last_ms), multiplier=multiplier
         ),
     )

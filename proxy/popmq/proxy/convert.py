@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Delivery, PutResult
 from popmq.common.topics import GroupType, MessageType, Permission, SubscriptionGroup, TopicConfig
@@ -139,6 +140,14 @@ def group_of(reply: bytes) -> SubscriptionGroup:
         type=GroupType[group.type.upper() or "NORMAL"],
         max_attempts=group.max_attempts or known.max_attempts,
         back_off_ms=tuple(group.back_off_ms) or known.back_off_ms,
+        exponential=_exponential_of(group) if group.HasField("exponential") else None,
+    )
+
+
+def _exponential_of(group: admin_pb2.Group) -> ExponentialBackOff:
+    told = group.exponential
+    return ExponentialBackOff(
+        told.initial_ms, told.max_ms, told.multiplier_milli, told.jitter_percent
     )
 
 

@@ -14,6 +14,7 @@ from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, ref
 from popmq.proxy.admin import Admin
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.clients import Clients
+from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.query import EndpointChooser, Query
 from popmq.proxy.receive import ReceiveMessage
@@ -26,8 +27,6 @@ from popmq.proxy.transport.seam import Method, Shape
 
 # RocketMQ answers these that are marked * with UNIMPLEMENTED; a Status says more.
 _NOT_YET = {
-    "ForwardMessageToDeadLetterQueue": "dead letters are written by the broker after the last "
-    "attempt; moving one there by request is not served yet",
     "UpdateOffset": "offsets of pull consumers are not served yet",  # *
     "GetOffset": "offsets of pull consumers are not served yet",  # *
     "QueryOffset": "offsets of pull consumers are not served yet",  # *
@@ -50,6 +49,7 @@ class Proxy:
         self._send = SendMessage(brokers, self.routes, settings, clock)
         self._receive = ReceiveMessage(brokers, settings, clock)
         self._ack = AckMessage(brokers)
+        self._reject = ForwardToDeadLetterQueue(brokers)
         self._change = ChangeInvisibleDuration(brokers, settings)
         self._query = Query(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
@@ -93,6 +93,7 @@ class Proxy:
             ),
             method("AckMessage", self._ack.start, count, refusal=refuse_ack),
             method("ChangeInvisibleDuration", self._change.start, count, refusal=refuse_change),
+            method("ForwardMessageToDeadLetterQueue", self._reject.start, count),
             method("Heartbeat", heartbeat, count),
             method("NotifyClientTermination", self._terminated, count),
             Method(SERVICE + "Telemetry", Shape.BIDI_STREAM, open=self.telemetry.open),

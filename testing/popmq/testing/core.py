@@ -221,6 +221,12 @@ class CoreBroker:
         body = hop.encode_ack(hop.AckRequest(topic, group, handles))
         return hop.decode_ack_reply(self.reply(Kind.ACK, body))
 
+    def reject(self, topic: str, group: str, handle: bytes) -> hop.AckResult:
+        """Give the message up: a dead letter at once."""
+        body = hop.encode_ack(hop.AckRequest(topic, group, [handle]))
+        (result,) = hop.decode_ack_reply(self.reply(Kind.REJECT, body))
+        return result
+
     def change(self, topic: str, group: str, handle: bytes, invisible_ms: int) -> bytes:
         body = hop.encode_change(hop.ChangeRequest(topic, group, handle, invisible_ms))
         return self.reply(Kind.CHANGE, body)

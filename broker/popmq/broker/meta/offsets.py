@@ -1,10 +1,11 @@
 """Offsets that do not follow from other records.
 
 The committed offset of a group itself is no record: it follows from check points and acks (D1).
-Where a group that starts at the newest message begins does not, nor what a group acked whose
-check points stay in memory.  That is written to `rmq_sys_offsets`, 24 bytes a record (big-endian):
+Where a group that starts at the newest message begins does not, nor a reset, nor what a group
+acked whose check points stay in memory.  That is written to `rmq_sys_offsets`, 24 bytes a
+record (big-endian):
 
-    0 version u8 = 1 | 1 reason u8 | 2 reserved u16
+    0 version u8 = 1 | 1 reason u8 (`Reason`) | 2 reserved u16
     4 group_id u32 | 8 topic_id u32 | 12 queue_id u32 | 16 queue_offset u64
 """
 
@@ -21,6 +22,7 @@ _LAYOUT = struct.Struct(">BBHIIIQ")
 class Reason(IntEnum):
     START_AT_NEWEST = 1
     COMMITTED = 2  # everything below is over, and has no record of its own (buffered groups)
+    RESET = 3
 
 
 @dataclass(frozen=True, slots=True)

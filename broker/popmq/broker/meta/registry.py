@@ -10,6 +10,7 @@ from dataclasses import replace
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.snapshot import entry_hash
 from popmq.common import topics
+from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind
 from popmq.common.topics import (
@@ -21,7 +22,13 @@ from popmq.common.topics import (
     SubscriptionGroup,
     TopicConfig,
 )
-from popmq.common.wire.meta_pb2 import GroupRecord, LastIds, MetaRecord, TopicRecord
+from popmq.common.wire.meta_pb2 import (
+    ExponentialRecord,
+    GroupRecord,
+    LastIds,
+    MetaRecord,
+    TopicRecord,
+)
 
 META_VERSION = 1
 QUEUE_LIMIT = 1024
@@ -108,6 +115,14 @@ class Registry:
         self._check_topic(made)
         self._write(MetaRecord(version=META_VERSION, topic=_topic_record(made)))
         return made
+
+    def internal_topic(self, name: str) -> TopicConfig:
+        """A retry or dead-letter topic, made when it is first needed: one queue."""
+        found = self.find_topic(name)
+        if found is not None:
+            return found
+        wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
+        return self.create_topic(wanted, internal=True)
 
     def alter_topic(self, wanted: TopicConfig) -> TopicConfig:
         """Change queues or permission. The type and a smaller number of queues are refused."""
@@ -313,6 +328,8 @@ def _check_group(group: SubscriptionGroup) -> None:
                 Code.BAD_REQUEST,
                 f"a back-off step of {step} ms: it takes 0 to {BACK_OFF_LIMIT_MS} ms",
             )
+    if group.exponential is not None:
+        group.exponential.check()
 
 
 def _topic_record(topic: TopicConfig) -> TopicRecord:
@@ -338,6 +355,15 @@ def _topic(record: TopicRecord) -> TopicConfig:
 
 
 def _group_record(group: SubscriptionGroup) -> GroupRecord:
+    told = group.exponential
+    exponential = None
+    if told is not None:
+        exponential = ExponentialRecord(
+            initial_ms=told.initial_ms,
+            max_ms=told.max_ms,
+            multiplier_milli=told.multiplier_milli,
+            jitter_percent=told.jitter_percent,
+        )
     return GroupRecord(
         id=group.id,
         name=group.name,
@@ -345,6 +371,7 @@ def _group_record(group: SubscriptionGroup) -> GroupRecord:
         max_attempts=group.max_attempts,
         back_off_ms=group.back_off_ms,
         start_at=group.start_at,
+        exponential=exponential,
         check_points=group.check_points,
     )
 
@@ -358,4 +385,11 @@ def _group(record: GroupRecord) -> SubscriptionGroup:
         tuple(record.back_off_ms),
         StartAt(record.start_at),
         CheckPoints(record.check_points or CheckPoints.DURABLE),
+        _exponential(record.exponential) if record.HasField("exponential") else None,
+    )
+
+
+def _exponential(record: ExponentialRecord) -> ExponentialBackOff:
+    return ExponentialBackOff(
+        record.initial_ms, record.max_ms, record.multiplier_milli, record.jitter_percent
     )

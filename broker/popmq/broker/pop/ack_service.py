@@ -4,11 +4,14 @@ A handle is good until its message was revived, not until the clock passes (D6).
 which it can be no good any more has its own sentence.
 """
 
+import struct
+
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
 from popmq.broker.pop.pop_check_point import AUTO_RENEW, PUSH, ReviveKind, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
+from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import InvalidReceiptHandle
@@ -23,6 +26,7 @@ class AckService:
         table: CheckPointTable,
         pop: PopService,
         buffer: CheckPointBuffer,
+        revive: ReviveService,
         *,
         broker: str,
     ) -> None:
@@ -30,10 +34,12 @@ class AckService:
         self._registry = registry
         self._table = table
         self._pop = pop
+        self._revive = revive
         self._buffer = buffer
         self._broker = broker
         self.acked = 0
         self.repeated = 0
+        self.rejected = 0
         self.refused = 0
         self.changed = 0
 
@@ -53,6 +59,22 @@ class AckService:
                 self.refused += 1
                 raise _no_good(receipt, fate)
 
+    def reject(self, *, topic: str, group: str, handle: bytes) -> None:
+        """Make the message a dead letter now; tell the client when it is confirmed.
+
+        Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead, with
+        nothing changed, when the message has to be read from the disk first.
+        """
+        receipt = self._receipt(topic, group, handle)
+        fate = self._fate(receipt)
+        ck = live_check_point(self._table, receipt)
+        if fate is Fate.WAITING and ck is not None:
+            self._revive.reject(ck, receipt.member)
+            self.rejected += 1
+        elif fate is not Fate.DEAD_LETTERED:
+            self.refused += 1
+            raise _no_good(receipt, fate)
+
     def change(self, *, topic: str, group: str, handle: bytes, invisible_ms: int) -> bytes:
         """Make the message visible `invisible_ms` from now; returns the handle that replaces
         this one.  A push consumer's duration is raised to the group's back-off for the
@@ -67,7 +89,10 @@ class AckService:
         self._buffer.write(ck)
         if ck.flags & PUSH:
             config = self._registry.group(group)
-            invisible_ms = max(invisible_ms, config.back_off_after_ms(receipt.attempt))
+            # Retries have places of their own, so each attempt has another name for its jitter.
+            name = struct.pack(">IIQ", receipt.topic_id, receipt.queue_id, receipt.queue_offset)
+            back_off_ms = config.back_off_after_ms(receipt.attempt, name)
+            invisible_ms = max(invisible_ms, back_off_ms)
         record = ReviveRecord(
             ReviveKind.CHANGE,
             self._store.epoch,
@@ -149,6 +174,15 @@ def _no_good(receipt: ReceiptHandle, fate: Fate) -> InvalidReceiptHandle:
             return InvalidReceiptHandle(
                 f"attempt {receipt.attempt} ran out of its invisible time and the message was "
                 f"revived as attempt {receipt.attempt + 1}: this receipt handle is over"
+            )
+        case Fate.DEAD_LETTERED:
+            return InvalidReceiptHandle(
+                f"the message became a dead letter after attempt {receipt.attempt}: this receipt "
+                "handle is over"
+            )
+        case Fate.RESET:
+            return InvalidReceiptHandle(
+                "the group's offset was reset after this delivery: this receipt handle is over"
             )
         case Fate.MOVED:
             return InvalidReceiptHandle(

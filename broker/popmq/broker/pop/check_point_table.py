@@ -36,7 +36,9 @@ class Fate(Enum):
     WAITING = "waiting"
     ACKED = "acked"
     REVIVED = "revived"
+    DEAD_LETTERED = "dead-lettered"
     MOVED = "moved"  # the visibility was changed: a newer handle stands for it
+    RESET = "reset"  # an operator set the group's offset: it counts for nothing any more
     UNKNOWN = "unknown"
 
 
@@ -111,9 +113,13 @@ class CheckPointTable:
         acked, revived, moved = masks
         if moved & bit:
             return Fate.MOVED
+        if acked & revived & bit:
+            return Fate.DEAD_LETTERED
         if acked & bit:
             return Fate.ACKED
-        return Fate.REVIVED if revived & bit else Fate.WAITING
+        if revived & bit:
+            return Fate.REVIVED
+        return Fate.WAITING if ck is not None else Fate.RESET
 
     # -- apply
 
@@ -135,7 +141,14 @@ class CheckPointTable:
             if ended is not None:
                 bits = record.members & ended.waiting
                 over = kind is not _RETURNED
-                self._end(ended, bits, acked=kind is _ACK, over=over, log_ms=log_ms)
+                self._end(
+                    ended,
+                    bits,
+                    acked=kind is _ACK,
+                    revived=kind is not _ACK,
+                    over=over,
+                    log_ms=log_ms,
+                )
             return
         if kind is ReviveKind.UNPARKED:
             self.parking.unpark(record, log_ms)
@@ -168,7 +181,7 @@ class CheckPointTable:
 
     def end_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
         """Apply acks of a check point that is not written yet."""
-        self._end(ck, bits & ck.waiting, acked=True, log_ms=log_ms)
+        self._end(ck, bits & ck.waiting, acked=True, revived=False, log_ms=log_ms)
 
     def written(self, ck: PopCheckPoint, log_ms: int) -> None:
         """It is a record now, with its acks."""
@@ -187,8 +200,50 @@ class CheckPointTable:
             return
         ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
         if ck is not None:
-            bit = 1 << token.member
-            self._end(ck, bit & ck.waiting, acked=False, log_ms=log_ms)
+            bits = ck.waiting & 1 << token.member
+            # Both bits say that it became a dead letter.
+            self._end(ck, bits, acked=token.dead, revived=True, log_ms=log_ms)
+
+    def reset(
+        self,
+        group_id: int,
+        topic_id: int,
+        queue_id: int,
+        offset: int,
+        log_ms: int,
+        *,
+        fifo: bool = False,
+    ) -> int:
+        """The group reads on at `offset`, and its deliveries of this queue are over: no ack of
+        them counts and none comes back.  Returns how many were in flight.
+        """
+        place = (group_id, topic_id, queue_id)
+        progress = self._progress.get(place)
+        if progress is None:
+            self.start(*place, offset, fifo=fifo)
+            return 0
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        for ck in self._open_at(place, progress):
+            self.due_times.remove(ck)
+            self._forget(ck, log_ms)
+        ended = progress.in_flight
+        self.in_flight -= ended
+        progress.reset_to(offset)
+        return ended
+
+    def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
+        """The live check points of one queue, those that changes made included."""
+        if isinstance(progress, FifoProgress):
+            return [
+                ck for ck in self._live.values() if (ck.group_id, ck.topic_id, ck.queue_id) == place
+            ]
+        roots = {ck.key for ck in progress.open if ck.key in self._live}
+        if any(self._live[key].moved for key in roots):
+            after = [ck for ck in self._live.values() if ck.root and ck.root.key in roots]
+        else:
+            after = []
+        return [*(self._live[key] for key in roots), *after]
 
     def drop_topic(self, topic_id: int) -> None:
         self.parked.drop_topic(topic_id)
@@ -297,7 +352,14 @@ class CheckPointTable:
             self._forget(old, log_ms)
 
     def _end(
-        self, ck: PopCheckPoint, bits: int, *, acked: bool, log_ms: int, over: bool = True
+        self,
+        ck: PopCheckPoint,
+        bits: int,
+        *,
+        acked: bool,
+        revived: bool,
+        log_ms: int,
+        over: bool = True,
     ) -> None:
         """These members' deliveries ended; not `over` when the message itself waits in place."""
         if not bits:
@@ -313,7 +375,7 @@ class CheckPointTable:
             ended = bits << (ck.start_offset - one.start_offset)
             if acked:
                 one.acked |= ended
-            else:
+            if revived:
                 one.revived |= ended
         if not ck.waiting:
             self.due_times.remove(ck)

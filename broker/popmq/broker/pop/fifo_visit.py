@@ -122,7 +122,9 @@ class FifoVisit:
         self._enter(units)
         for offset in set(order.waiting_below(low)).difference(kept):
             order.pass_over(offset)
-        self._metrics.expired += low - at - progress.over.count(at, low) - len(kept)
+        expired = low - at - progress.over.count(at, low) - len(kept)
+        self._metrics.expired += expired
+        progress.expired += expired
         for offset in [*kept, low]:
             progress.pass_over(at, offset)
             at = offset + 1

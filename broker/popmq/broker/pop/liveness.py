@@ -8,6 +8,7 @@ from popmq.common.message import tag_hash
 
 SILENCE_MS = 30_000
 CLIENT_LIMIT = 200_000
+NAMES_LIMIT = 20_000
 
 
 def client_number(client_id: str) -> int:
@@ -18,6 +19,24 @@ def client_number(client_id: str) -> int:
 def attempt_number(attempt_id: str) -> int:
     """32 bits that stand for a receive's attempt id in check points of FIFO groups."""
     return tag_hash(attempt_id) & 0xFFFF_FFFF or 1
+
+
+class ClientNames:
+    """The ids behind the numbers, as far as they were heard lately: for people, and soft."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+
+    def number(self, client_id: str) -> int:
+        number = client_number(client_id)
+        if number not in self._names:
+            self._names[number] = client_id
+            if len(self._names) > NAMES_LIMIT:
+                del self._names[next(iter(self._names))]
+        return number
+
+    def name(self, number: int) -> str:
+        return self._names.get(number) or f"#{number:016x}"
 
 
 class Liveness:

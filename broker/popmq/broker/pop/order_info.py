@@ -131,6 +131,18 @@ class OrderInfo:
             if one < offset and one not in self._lines[key].held
         ]
 
+    def is_blocked(self, offset: int) -> bool:
+        """Whether the message was looked at and waits for others of its key."""
+        found = self._open.get(offset)
+        if found is None:
+            return False
+        line = self._lines[found[0]]
+        return found[0] in self._parked or bool(line.held) or line.waiting[:1] != [offset]
+
+    def blocked(self) -> int:
+        """How many messages wait for one of their key that is in flight."""
+        return sum(len(line.waiting) for line in self._lines.values() if line.held)
+
     # -- parked keys
 
     def park(self, key: bytes) -> None:

@@ -3,7 +3,8 @@
 from collections import deque
 
 Key = tuple[int, int]  # epoch, sequence of a check point
-Masks = tuple[int, int, int]  # acked, revived, moved members
+# Acked, revived, moved members. Both of the first two: dead letter. None: ended by a reset.
+Masks = tuple[int, int, int]
 
 OUTCOME_MS = 600_000
 OUTCOME_LIMIT = 500_000

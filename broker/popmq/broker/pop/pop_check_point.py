@@ -159,6 +159,7 @@ class ReviveRecord:
 class PopCheckPoint:
     """A check point in memory; bits of its members say what became of them.
 
+    A member that is both acked and revived became a dead letter.
     `moved` members live on in a check point of their own (made by a change), whose `root`
     is this one; when that ends, the outcome is entered here too, because the committed
     offset of the queue waits for this one.

@@ -147,6 +147,10 @@ class PopService:
             for topic, queue_id in places
         )
 
+    def begin(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> None:
+        """The group's first look at the queue, if it had none yet."""
+        self.progress(group, topic, queue_id)
+
     def queue_order(self, topic: TopicConfig, queue_id: int) -> list[int]:
         if queue_id >= 0:
             return [queue_id]
@@ -190,6 +194,7 @@ class PopService:
         room = self.room(progress, batch)
         if progress.cursor < queue.min_offset:
             self.metrics.expired += queue.min_offset - progress.cursor
+            progress.expired += queue.min_offset - progress.cursor
             progress.skip_to(queue.min_offset)
         offset = progress.cursor
         if room > 0 and offset < queue.count:

@@ -15,15 +15,22 @@ from popmq.broker.pop.pop_check_point import PopCheckPoint
 class QueueProgress:
     """One group in one queue: where it reads on, and what it has open."""
 
-    __slots__ = ("committed", "cursor", "in_flight", "logged", "open", "snapshot")
+    __slots__ = ("committed", "cursor", "expired", "in_flight", "logged", "open", "snapshot")
 
     def __init__(self, start: int) -> None:
         self.committed = start
         self.cursor = start
         self.logged = start  # the part of `cursor` that records say
         self.in_flight = 0
+        self.expired = 0  # soft: went by retention unread, since the broker started
         self.snapshot = 0
         self.open: deque[PopCheckPoint] = deque()
+
+    def reset_to(self, offset: int) -> None:
+        """An operator's word: the group reads on at `offset`; what it had open counts no more."""
+        self.committed = self.cursor = self.logged = offset
+        self.in_flight = 0
+        self.open.clear()
 
     def waiting(self, count: int) -> int:
         """Of `count` messages in the queue, those that were not handed out."""
@@ -91,9 +98,8 @@ class FifoProgress(QueueProgress):
         self._commit()
 
     def reset_to(self, offset: int) -> None:
-        """An operator's word: the group reads on at `offset`; what it had open counts no more."""
-        self.committed = self.cursor = self.logged = self.expired_to = offset
-        self.in_flight = 0
+        super().reset_to(offset)
+        self.expired_to = offset
         self.held.clear()
         self.attempts.clear()
         self.over = OffsetRanges()
@@ -106,6 +112,16 @@ class FifoProgress(QueueProgress):
         self.over.add(start, end)
         self.cursor = max(self.cursor, end)
         self._commit()
+
+    def is_waiting(self, offset: int) -> bool:
+        """Whether the message is neither over nor in flight, as far as it was looked at."""
+        over = offset < self.committed or self.over.end_of(offset) > offset
+        return not over and offset not in self.held
+
+    @property
+    def blocked(self) -> int:
+        """Of those that wait, those behind one of their key that is in flight."""
+        return self.order.blocked() if self.order is not None else 0
 
     def waiting(self, count: int) -> int:
         """Of `count` messages in the queue, those neither over nor in flight."""

@@ -23,8 +23,9 @@ from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
-from popmq.common.message import RevivalToken, StoredMessage
-from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.errors import Code, Refused
+from popmq.common.message import DeadReason, RevivalToken, StoredMessage
+from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at
 MOVE_MS = 20  # how long a body that is just being moved is waited for
@@ -77,6 +78,23 @@ class ReviveService:
         self._liveness.forget(now_ms)
         return revived
 
+    def reject(self, ck: PopCheckPoint, member: int) -> None:
+        """Make a waiting delivery a dead letter now, because its consumer asks for that.
+
+        Raises ColdRead, with nothing changed, when the body is not in memory, and
+        MESSAGE_NOT_FOUND when it cannot be read any more.
+        """
+        topic, group = self._owners(ck)
+        unit = self._bodies.unit_of(ck, member, wait=False)
+        (message,) = self._store.reader.read([unit], wait=False)
+        if isinstance(message, DamagedMessage):
+            raise Refused(
+                Code.MESSAGE_NOT_FOUND,
+                f"the message at position {message.position} cannot be read any more",
+            )
+        self._buffer.write(ck)
+        self._revive_one(ck, member, topic, group, message, DeadReason.REJECTED)
+
     def hand_back(self, client: int) -> int:
         """The client said good-bye: what it holds by auto-renew comes back now."""
         self._liveness.gone(client)
@@ -96,11 +114,7 @@ class ReviveService:
         )
 
     def _revive(self, ck: PopCheckPoint, limit: int) -> int:
-        topic = self._registry.topic_by_id(ck.topic_id)
-        group = self._registry.group_by_id(ck.group_id)
-        # Deleting a topic or a group drops its check points, so both are there.
-        assert topic is not None, f"check point {ck.key} of no topic"
-        assert group is not None, f"check point {ck.key} of no group"
+        topic, group = self._owners(ck)
         self._buffer.write(ck)  # a revival names its check point
         revived = 0
         for member in member_bits(ck.waiting):
@@ -125,6 +139,14 @@ class ReviveService:
             revived += 1
         return revived
 
+    def _owners(self, ck: PopCheckPoint) -> tuple[TopicConfig, SubscriptionGroup]:
+        """Deleting a topic or a group drops its check points, so both are there."""
+        topic = self._registry.topic_by_id(ck.topic_id)
+        group = self._registry.group_by_id(ck.group_id)
+        assert topic is not None, f"check point {ck.key} of no topic"
+        assert group is not None, f"check point {ck.key} of no group"
+        return topic, group
+
     def _warm(self, cold: ColdRead) -> None:
         """An old body comes from the disk; the next steps do something else meanwhile."""
         self._warming = True
@@ -147,15 +169,18 @@ class ReviveService:
         topic: TopicConfig,
         group: SubscriptionGroup,
         message: StoredMessage,
+        reject: DeadReason | None = None,
     ) -> None:
         attempt = message.attempt + self._table.attempts_before(ck, member)
-        dead = attempt >= group.max_attempts
+        dead = reject is not None or attempt >= group.max_attempts
         if ck.flags & FIFO and not dead:
             self._return(ck, member)
             return
         target = self._target(topic, group, dead=dead)
-        # The first copy's place travels along, however often the message is revived.
-        origin = message.token
+        # The first copy's place travels along, however often the message is revived.  Outside of
+        # the retry topic a token is another group's: the message itself is the first copy.
+        origin = message.token if topics.is_retry_topic(topic.name) else None
+        delivered = ck.root or ck  # a change of the invisible duration delivers nothing
         token = RevivalToken(
             dead,
             member,
@@ -164,7 +189,10 @@ class ReviveService:
             origin.topic_id if origin else ck.topic_id,
             origin.queue_id if origin else ck.queue_id,
             origin.queue_offset if origin else ck.offset_of(member),
-            origin.first_log_ms if origin else ck.popped_at_ms,
+            # 0: it was redriven and not delivered since.
+            (origin and origin.first_log_ms) or delivered.popped_at_ms,
+            delivered.popped_at_ms,
+            reject or DeadReason.MAX_ATTEMPTS,
         )
         log_ms = self._store.log_ms()
         self._store.put_message(
@@ -195,11 +223,7 @@ class ReviveService:
             return topic  # a retry of a retry stays in the same topic
         else:
             name = topics.retry_topic(group.name, topic.name)
-        found = self._registry.find_topic(name)
-        if found is not None:
-            return found
-        wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
-        return self._registry.create_topic(wanted, internal=True)
+        return self._registry.internal_topic(name)
 
 
 def _read(cold: ColdRead) -> None:

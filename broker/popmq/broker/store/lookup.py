@@ -39,9 +39,14 @@ class Lookup:
         self._store = store
         self._index = index
 
-    def by_id(self, topic_id: int, message_id: str, *, limit: int = MESSAGES_LIMIT) -> Findings:
-        """Messages of that id, newest first; several when a client sent one again."""
-        return self._by_name(topic_id, ID, message_id, limit, 0, NO_MS)
+    def by_id(
+        self, topic_id: int, message_id: str, *, limit: int = MESSAGES_LIMIT, wait: bool = True
+    ) -> Findings:
+        """Messages of that id, newest first; several when a client sent one again.
+
+        With `wait` off ColdRead is raised instead of waiting for a message from the disk.
+        """
+        return self._by_name(topic_id, ID, message_id, limit, 0, NO_MS, wait=wait)
 
     def by_key(
         self,
@@ -80,8 +85,10 @@ class Lookup:
                 findings.messages.append(message)
         return findings
 
-    def by_time(self, topic_id: int, queue_id: int, wall_ms: int) -> int:
+    def by_time(self, topic_id: int, queue_id: int, wall_ms: int, *, wait: bool = True) -> int:
         """Offset of the first message stored at or after `wall_ms`; the queue's end if none.
+
+        With `wait` off ColdRead is raised instead of waiting for the disk.
 
         A binary search, right as long as the wall clock did not go back.  Where it did, the
         answer is the border of one of the stretches in between: the message before it is older
@@ -91,29 +98,37 @@ class Lookup:
         low, high = queue.min_offset, queue.count
         while low < high:
             middle = (low + high) // 2
-            if self._stored_ms(queue, middle) < wall_ms:
+            if self._stored_ms(queue, middle, wait=wait) < wall_ms:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _stored_ms(self, queue: ConsumeQueue, offset: int) -> int:
+    def _stored_ms(self, queue: ConsumeQueue, offset: int, *, wait: bool) -> int:
         """Of the message at `offset`, or of the next one that is not damaged."""
-        for unit in queue.units(offset, _DAMAGED_LIMIT):
-            message = self._read_one(unit, Findings())
+        for unit in queue.units(offset, _DAMAGED_LIMIT, wait=wait):
+            message = self._read_one(unit, Findings(), wait=wait)
             if message is not None:
                 return message.header.wall_ms
         return NO_MS
 
     def _by_name(
-        self, topic_id: int, kind: int, name: str, limit: int, begin_ms: int, end_ms: int
+        self,
+        topic_id: int,
+        kind: int,
+        name: str,
+        limit: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        wait: bool = True,
     ) -> Findings:
         wanted = (kind, name.encode())
         candidates = self._index.find(topic_id, *wanted, begin_ms=begin_ms, end_ms=end_ms)
         findings = Findings()
         size = 0
         seen: set[tuple[int, int]] = set()
-        for message in self._read(candidates, findings):
+        for message in self._read(candidates, findings, wait=wait):
             header = message.header
             if header.topic_id != topic_id or not begin_ms <= header.wall_ms <= end_ms:
                 continue
@@ -135,7 +150,7 @@ class Lookup:
         return findings
 
     def _read(
-        self, candidates: Iterable[tuple[int, int]], findings: Findings
+        self, candidates: Iterable[tuple[int, int]], findings: Findings, *, wait: bool
     ) -> Iterable[StoredMessage]:
         """The messages that the index points to, each once, up to the bounds on reading."""
         reads = read_bytes = 0
@@ -149,12 +164,14 @@ class Lookup:
             if reads > _READS_LIMIT or read_bytes > max(_READ_BYTES, size):
                 findings.incomplete = f"gave up after {reads - 1} messages; narrow the time"
                 return
-            message = self._read_one(Unit(position, size, 0), findings)
+            message = self._read_one(Unit(position, size, 0), findings, wait=wait)
             if message is not None:
                 yield message
 
-    def _read_one(self, unit: Unit, findings: Findings) -> StoredMessage | None:
-        (message,) = self._store.reader.read([unit])
+    def _read_one(
+        self, unit: Unit, findings: Findings, *, wait: bool = True
+    ) -> StoredMessage | None:
+        (message,) = self._store.reader.read([unit], wait=wait)
         if isinstance(message, DamagedMessage):
             findings.incomplete = f"the message at position {unit.position} is damaged"
             return None

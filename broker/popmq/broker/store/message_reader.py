@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.unit_check import Unit
-from popmq.common.message import BadRecord, StoredMessage, check_record, decode_message
+from popmq.common.errors import StoreDamaged
+from popmq.common.message import (
+    HEADER_SIZE,
+    BadRecord,
+    StoredMessage,
+    check_record,
+    decode_header,
+    decode_message,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +51,31 @@ class MessageReader:
             messages += [self._checked(data, unit, start) for unit in units[first : last + 1]]
             first = last + 1
         return messages
+
+    def stored_ms(self, unit: Unit, *, wait: bool = True) -> int:
+        """Wall time at which a confirmed unit's record was written; 0 when it is damaged.
+
+        Reads the header alone, unchecked but for its place.
+        """
+        read = self._log.read_up_to if wait else self._log.read_warm
+        try:
+            header = decode_header(read(unit.position, HEADER_SIZE))
+        except BadRecord:
+            return 0
+        return header.wall_ms if header.position == unit.position else 0
+
+    def record(self, unit: Unit, *, wait: bool = True) -> bytes:
+        """Any confirmed record, checked, header included. Raises StoreDamaged."""
+        read = self._log.read_up_to if wait else self._log.read_warm
+        data = read(unit.position, unit.size)
+        try:
+            check_record(data, 0, unit.position)
+        except BadRecord as error:
+            raise StoreDamaged(
+                f"{self._folder}/commitlog: the record at position {unit.position} is damaged "
+                f"({error}): look with `popmq doctor --data {self._folder}`"
+            ) from error
+        return data
 
     def _checked(self, data: bytes, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
         offset = unit.position - start

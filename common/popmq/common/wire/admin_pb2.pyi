@@ -68,6 +68,8 @@ class Group(_message.Message):
     START_AT_FIELD_NUMBER: _builtins.int
     CHECK_POINTS_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    RETRY_FIELD_NUMBER: _builtins.int
+    EXPONENTIAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     type: _builtins.str
     """normal | fifo"""
@@ -77,8 +79,12 @@ class Group(_message.Message):
     check_points: _builtins.str
     """durable | buffered"""
     id: _builtins.int
+    retry: _builtins.str
+    """customised (back_off_ms) | exponential; alter: empty leaves it"""
     @_builtins.property
     def back_off_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def exponential(self) -> Global___ExponentialBackOff: ...
     def __init__(
         self,
         *,
@@ -89,14 +95,64 @@ class Group(_message.Message):
         start_at: _builtins.str = ...,
         check_points: _builtins.str = ...,
         id: _builtins.int = ...,
+        retry: _builtins.str = ...,
+        exponential: Global___ExponentialBackOff | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exponential", b"exponential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "exponential", b"exponential", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "retry", b"retry", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
+
+@_typing.final
+class ExponentialBackOff(_message.Message):
+    """Delivery n waits initial * multiplier^(n-1), at most max, and up to jitter more. In an alter
+    a field that is not set stays as it is.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INITIAL_MS_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    MULTIPLIER_MILLI_FIELD_NUMBER: _builtins.int
+    JITTER_PERCENT_FIELD_NUMBER: _builtins.int
+    initial_ms: _builtins.int
+    max_ms: _builtins.int
+    multiplier_milli: _builtins.int
+    """2000 doubles"""
+    jitter_percent: _builtins.int
+    def __init__(
+        self,
+        *,
+        initial_ms: _builtins.int | None = ...,
+        max_ms: _builtins.int | None = ...,
+        multiplier_milli: _builtins.int | None = ...,
+        jitter_percent: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_ms", b"_initial_ms", "_jitter_percent", b"_jitter_percent", "_max_ms", b"_max_ms", "_multiplier_milli", b"_multiplier_milli", "initial_ms", b"initial_ms", "jitter_percent", b"jitter_percent", "max_ms", b"max_ms", "multiplier_milli", b"multiplier_milli"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_ms", b"_initial_ms", "_jitter_percent", b"_jitter_percent", "_max_ms", b"_max_ms", "_multiplier_milli", b"_multiplier_milli", "initial_ms", b"initial_ms", "jitter_percent", b"jitter_percent", "max_ms", b"max_ms", "multiplier_milli", b"multiplier_milli"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__initial_ms: _TypeAlias = _typing.Literal["initial_ms"]  # noqa: Y015
+    _WhichOneofArgType__initial_ms: _TypeAlias = _typing.Literal["_initial_ms", b"_initial_ms"]  # noqa: Y015
+    _WhichOneofReturnType__jitter_percent: _TypeAlias = _typing.Literal["jitter_percent"]  # noqa: Y015
+    _WhichOneofArgType__jitter_percent: _TypeAlias = _typing.Literal["_jitter_percent", b"_jitter_percent"]  # noqa: Y015
+    _WhichOneofReturnType__max_ms: _TypeAlias = _typing.Literal["max_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_ms: _TypeAlias = _typing.Literal["_max_ms", b"_max_ms"]  # noqa: Y015
+    _WhichOneofReturnType__multiplier_milli: _TypeAlias = _typing.Literal["multiplier_milli"]  # noqa: Y015
+    _WhichOneofArgType__multiplier_milli: _TypeAlias = _typing.Literal["_multiplier_milli", b"_multiplier_milli"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__initial_ms) -> _WhichOneofReturnType__initial_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__jitter_percent) -> _WhichOneofReturnType__jitter_percent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_ms) -> _WhichOneofReturnType__max_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__multiplier_milli) -> _WhichOneofReturnType__multiplier_milli | None: ...
+
+Global___ExponentialBackOff: _TypeAlias = ExponentialBackOff  # noqa: Y015
 
 @_typing.final
 class Status(_message.Message):
@@ -660,3 +716,725 @@ class FindMessagesReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindMessagesReply: _TypeAlias = FindMessagesReply  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """What became of a message, for each group. Without `topic` every topic is looked through, without
+    `group` every group that reads the message's topic is told of.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.str
+    topic: _builtins.str
+    group: _builtins.str
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message_id", b"message_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class Proof(_message.Message):
+    """A record of the log that proves something."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    WALL_MS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    """message | check point | change | ack | lost | retry | dead letter | ..."""
+    position: _builtins.int
+    wall_ms: _builtins.int
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        position: _builtins.int = ...,
+        wall_ms: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "text", b"text", "wall_ms", b"wall_ms", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proof: _TypeAlias = Proof  # noqa: Y015
+
+@_typing.final
+class Explained(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    PROOFS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    state: _builtins.str
+    """one of READY, INVISIBLE, DELAYED, BLOCKED, ACKED, ... (docs/concepts/pop.md)"""
+    since_ms: _builtins.int
+    """wall milliseconds; 0: not known"""
+    until_ms: _builtins.int
+    """wall milliseconds; 0: no end is set"""
+    attempt: _builtins.int
+    """of the delivery that is meant, or of the next one"""
+    client: _builtins.str
+    """who holds it"""
+    text: _builtins.str
+    """why it is in this state"""
+    next: _builtins.str
+    """what happens next"""
+    @_builtins.property
+    def proofs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Proof]: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        state: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        client: _builtins.str = ...,
+        text: _builtins.str = ...,
+        next: _builtins.str = ...,
+        proofs: _abc.Iterable[Global___Proof] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "client", b"client", "group", b"group", "next", b"next", "proofs", b"proofs", "since_ms", b"since_ms", "state", b"state", "text", b"text", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Explained: _TypeAlias = Explained  # noqa: Y015
+
+@_typing.final
+class ExplainedMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    STORED_MS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    topic: _builtins.str
+    queue_id: _builtins.int
+    queue_offset: _builtins.int
+    stored_ms: _builtins.int
+    position: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Explained]: ...
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        queue_offset: _builtins.int = ...,
+        stored_ms: _builtins.int = ...,
+        position: _builtins.int = ...,
+        groups: _abc.Iterable[Global___Explained] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "groups", b"groups", "position", b"position", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainedMessage: _TypeAlias = ExplainedMessage  # noqa: Y015
+
+@_typing.final
+class ExplainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainedMessage]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        messages: _abc.Iterable[Global___ExplainedMessage] | None = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "messages", b"messages", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainReply: _TypeAlias = ExplainReply  # noqa: Y015
+
+@_typing.final
+class LagRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """empty: all"""
+    topic: _builtins.str
+    """empty: all"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LagRequest: _TypeAlias = LagRequest  # noqa: Y015
+
+@_typing.final
+class Lag(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    DELAYED_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
+    OLDEST_READY_MS_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    group: _builtins.str
+    topic: _builtins.str
+    ready: _builtins.int
+    """a receive would find it; pending retries are counted"""
+    in_flight: _builtins.int
+    delayed: _builtins.int
+    blocked: _builtins.int
+    retries: _builtins.int
+    """of `ready`: what waits in the retry topic"""
+    expired: _builtins.int
+    """went by retention before the group read it, since the broker started"""
+    oldest_ready_ms: _builtins.int
+    """wall milliseconds at which the oldest ready one was stored; 0: none"""
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        ready: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        delayed: _builtins.int = ...,
+        blocked: _builtins.int = ...,
+        retries: _builtins.int = ...,
+        expired: _builtins.int = ...,
+        oldest_ready_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lag: _TypeAlias = Lag  # noqa: Y015
+
+@_typing.final
+class DeadLetterCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    group: _builtins.str
+    stored: _builtins.int
+    redriven: _builtins.int
+    """of those"""
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        group: _builtins.str = ...,
+        stored: _builtins.int = ...,
+        redriven: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "group", b"group", "redriven", b"redriven", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterCount: _TypeAlias = DeadLetterCount  # noqa: Y015
+
+@_typing.final
+class LagReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    LAGS_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    now_ms: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def lags(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lag]: ...
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterCount]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        lags: _abc.Iterable[Global___Lag] | None = ...,
+        dead_letters: _abc.Iterable[Global___DeadLetterCount] | None = ...,
+        incomplete: _builtins.str = ...,
+        now_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "incomplete", b"incomplete", "lags", b"lags", "now_ms", b"now_ms", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LagReply: _TypeAlias = LagReply  # noqa: Y015
+
+@_typing.final
+class ResetOffsetRequest(_message.Message):
+    """Where the group reads on. With `queue_id` in that queue alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    STORED_MS_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    SKIP_RETRIES_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    topic: _builtins.str
+    oldest: _builtins.bool
+    newest: _builtins.bool
+    offset: _builtins.int
+    stored_ms: _builtins.int
+    """the first message stored then or later"""
+    queue_id: _builtins.int
+    dry_run: _builtins.bool
+    skip_retries: _builtins.bool
+    """not set: with newest yes, else no"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        oldest: _builtins.bool = ...,
+        newest: _builtins.bool = ...,
+        offset: _builtins.int = ...,
+        stored_ms: _builtins.int = ...,
+        queue_id: _builtins.int | None = ...,
+        dry_run: _builtins.bool = ...,
+        skip_retries: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "_skip_retries", b"_skip_retries", "newest", b"newest", "offset", b"offset", "oldest", b"oldest", "queue_id", b"queue_id", "skip_retries", b"skip_retries", "stored_ms", b"stored_ms", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "_skip_retries", b"_skip_retries", "dry_run", b"dry_run", "group", b"group", "newest", b"newest", "offset", b"offset", "oldest", b"oldest", "queue_id", b"queue_id", "skip_retries", b"skip_retries", "stored_ms", b"stored_ms", "to", b"to", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
+    _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
+    _WhichOneofReturnType__skip_retries: _TypeAlias = _typing.Literal["skip_retries"]  # noqa: Y015
+    _WhichOneofArgType__skip_retries: _TypeAlias = _typing.Literal["_skip_retries", b"_skip_retries"]  # noqa: Y015
+    _WhichOneofReturnType_to: _TypeAlias = _typing.Literal["oldest", "newest", "offset", "stored_ms"]  # noqa: Y015
+    _WhichOneofArgType_to: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_id) -> _WhichOneofReturnType__queue_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_retries) -> _WhichOneofReturnType__skip_retries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_to) -> _WhichOneofReturnType_to | None: ...
+
+Global___ResetOffsetRequest: _TypeAlias = ResetOffsetRequest  # noqa: Y015
+
+@_typing.final
+class ResetQueue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    topic: _builtins.str
+    """the topic, or the group's retry topic of it"""
+    queue_id: _builtins.int
+    before: _builtins.int
+    """the offset at which a pop would have read on"""
+    after: _builtins.int
+    in_flight: _builtins.int
+    """deliveries that the reset ends"""
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        before: _builtins.int = ...,
+        after: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "broker", b"broker", "in_flight", b"in_flight", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetQueue: _TypeAlias = ResetQueue  # noqa: Y015
+
+@_typing.final
+class ResetOffsetReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResetQueue]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        queues: _abc.Iterable[Global___ResetQueue] | None = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "queues", b"queues", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetOffsetReply: _TypeAlias = ResetOffsetReply  # noqa: Y015
+
+@_typing.final
+class DeadLetter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DEAD_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ORIGIN_TOPIC_FIELD_NUMBER: _builtins.int
+    ORIGIN_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    ORIGIN_OFFSET_FIELD_NUMBER: _builtins.int
+    FIRST_DELIVERY_MS_FIELD_NUMBER: _builtins.int
+    LAST_DELIVERY_MS_FIELD_NUMBER: _builtins.int
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    queue_offset: _builtins.int
+    """in the dead-letter topic"""
+    position: _builtins.int
+    dead_ms: _builtins.int
+    """wall milliseconds"""
+    attempts: _builtins.int
+    reason: _builtins.str
+    origin_topic: _builtins.str
+    """empty: it was deleted"""
+    origin_queue_id: _builtins.int
+    origin_offset: _builtins.int
+    first_delivery_ms: _builtins.int
+    """wall milliseconds"""
+    last_delivery_ms: _builtins.int
+    """wall milliseconds; 0: an older popmq did not keep it"""
+    redriven: _builtins.bool
+    head: _builtins.bytes
+    """with bodies only"""
+    properties: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        queue_offset: _builtins.int = ...,
+        position: _builtins.int = ...,
+        dead_ms: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        origin_topic: _builtins.str = ...,
+        origin_queue_id: _builtins.int = ...,
+        origin_offset: _builtins.int = ...,
+        first_delivery_ms: _builtins.int = ...,
+        last_delivery_ms: _builtins.int = ...,
+        redriven: _builtins.bool = ...,
+        head: _builtins.bytes = ...,
+        properties: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "broker", b"broker", "dead_ms", b"dead_ms", "first_delivery_ms", b"first_delivery_ms", "head", b"head", "last_delivery_ms", b"last_delivery_ms", "origin_offset", b"origin_offset", "origin_queue_id", b"origin_queue_id", "origin_topic", b"origin_topic", "position", b"position", "properties", b"properties", "queue_offset", b"queue_offset", "reason", b"reason", "redriven", b"redriven"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
+    FROM_OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    BODIES_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    broker: _builtins.str
+    """empty: all"""
+    from_offset: _builtins.int
+    limit: _builtins.int
+    bodies: _builtins.bool
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        broker: _builtins.str = ...,
+        from_offset: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        bodies: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "broker", b"broker", "from_offset", b"from_offset", "group", b"group", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class DeadLetterRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    next_offset: _builtins.int
+    """where to go on"""
+    end_offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        next_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "end_offset", b"end_offset", "next_offset", b"next_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterRange: _TypeAlias = DeadLetterRange  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    LETTERS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterRange]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+        ranges: _abc.Iterable[Global___DeadLetterRange] | None = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "letters", b"letters", "ranges", b"ranges", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersReply: _TypeAlias = ListDeadLettersReply  # noqa: Y015
+
+@_typing.final
+class RedriveRequest(_message.Message):
+    """One piece of a redrive: dead letters from `from_offset` to below `end_offset`, at most `limit`
+    of them redriven. What was redriven already is passed over, so a piece can be repeated.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
+    FROM_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    AFTER_MS_FIELD_NUMBER: _builtins.int
+    BEFORE_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    broker: _builtins.str
+    from_offset: _builtins.int
+    end_offset: _builtins.int
+    """0: up to the end"""
+    limit: _builtins.int
+    dry_run: _builtins.bool
+    topic: _builtins.str
+    """origin topic"""
+    tag: _builtins.str
+    key: _builtins.str
+    after_ms: _builtins.int
+    """dead at or after, wall milliseconds"""
+    before_ms: _builtins.int
+    """dead before; 0: no bound"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        broker: _builtins.str = ...,
+        from_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+        topic: _builtins.str = ...,
+        tag: _builtins.str | None = ...,
+        key: _builtins.str | None = ...,
+        after_ms: _builtins.int = ...,
+        before_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_tag", b"_tag", "key", b"key", "tag", b"tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_tag", b"_tag", "after_ms", b"after_ms", "before_ms", b"before_ms", "broker", b"broker", "dry_run", b"dry_run", "end_offset", b"end_offset", "from_offset", b"from_offset", "group", b"group", "key", b"key", "limit", b"limit", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    _WhichOneofReturnType__tag: _TypeAlias = _typing.Literal["tag"]  # noqa: Y015
+    _WhichOneofArgType__tag: _TypeAlias = _typing.Literal["_tag", b"_tag"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tag) -> _WhichOneofReturnType__tag | None: ...
+
+Global___RedriveRequest: _TypeAlias = RedriveRequest  # noqa: Y015
+
+@_typing.final
+class Redriven(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    ALREADY_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
+    ORPHANED_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    next_offset: _builtins.int
+    end_offset: _builtins.int
+    redriven: _builtins.int
+    """dry run: that would be"""
+    already: _builtins.int
+    """redriven before"""
+    filtered: _builtins.int
+    orphaned: _builtins.int
+    """their topic is gone"""
+    damaged: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        next_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        redriven: _builtins.int = ...,
+        already: _builtins.int = ...,
+        filtered: _builtins.int = ...,
+        orphaned: _builtins.int = ...,
+        damaged: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["already", b"already", "broker", b"broker", "damaged", b"damaged", "end_offset", b"end_offset", "filtered", b"filtered", "next_offset", b"next_offset", "orphaned", b"orphaned", "redriven", b"redriven"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Redriven: _TypeAlias = Redriven  # noqa: Y015
+
+@_typing.final
+class RedriveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Redriven]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        progress: _abc.Iterable[Global___Redriven] | None = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "progress", b"progress", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveReply: _TypeAlias = RedriveReply  # noqa: Y015

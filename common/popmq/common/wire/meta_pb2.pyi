@@ -63,6 +63,7 @@ class GroupRecord(_message.Message):
     BACK_OFF_MS_FIELD_NUMBER: _builtins.int
     START_AT_FIELD_NUMBER: _builtins.int
     CHECK_POINTS_FIELD_NUMBER: _builtins.int
+    EXPONENTIAL_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     type: _builtins.int
@@ -72,6 +73,8 @@ class GroupRecord(_message.Message):
     """0: durable"""
     @_builtins.property
     def back_off_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def exponential(self) -> Global___ExponentialRecord: ...
     def __init__(
         self,
         *,
@@ -82,14 +85,43 @@ class GroupRecord(_message.Message):
         back_off_ms: _abc.Iterable[_builtins.int] | None = ...,
         start_at: _builtins.int = ...,
         check_points: _builtins.int = ...,
+        exponential: Global___ExponentialRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exponential", b"exponential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_off_ms", b"back_off_ms", "check_points", b"check_points", "exponential", b"exponential", "id", b"id", "max_attempts", b"max_attempts", "name", b"name", "start_at", b"start_at", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupRecord: _TypeAlias = GroupRecord  # noqa: Y015
+
+@_typing.final
+class ExponentialRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INITIAL_MS_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    MULTIPLIER_MILLI_FIELD_NUMBER: _builtins.int
+    JITTER_PERCENT_FIELD_NUMBER: _builtins.int
+    initial_ms: _builtins.int
+    max_ms: _builtins.int
+    multiplier_milli: _builtins.int
+    jitter_percent: _builtins.int
+    def __init__(
+        self,
+        *,
+        initial_ms: _builtins.int = ...,
+        max_ms: _builtins.int = ...,
+        multiplier_milli: _builtins.int = ...,
+        jitter_percent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_ms", b"initial_ms", "jitter_percent", b"jitter_percent", "max_ms", b"max_ms", "multiplier_milli", b"multiplier_milli"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExponentialRecord: _TypeAlias = ExponentialRecord  # noqa: Y015
 
 @_typing.final
 class LastIds(_message.Message):

@@ -1,0 +1,84 @@
+"""LAG: the counts at one moment, then the ages, which take a look into the log."""
+
+from popmq.broker.broker import Broker
+from popmq.broker.pop.lag import Lag, lags
+from popmq.common import topics
+from popmq.common.errors import Code
+from popmq.common.wire import admin_pb2 as pb
+
+_READS_A_STEP = 64
+
+
+class LagJob:
+    def __init__(self, broker: Broker, request: pb.LagRequest) -> None:
+        self._broker = broker
+        registry = broker.registry
+        group = registry.group(request.group) if request.group else None
+        topic = None
+        if request.topic:
+            topics.check_readable_topic_name(request.topic)
+            topic = registry.topic(request.topic)
+        self._lags = lags(broker.store, registry, broker.table, group=group, topic=topic)
+        groups = [group] if group else list(registry.groups())
+        self._dead = [
+            count for one in groups if (count := self._dead_letters(one.name)) is not None
+        ]
+        self._heads = [(lag, head) for lag in self._lags for head in lag.heads]
+        self._oldest: dict[int, int] = {}  # lag by identity -> wall milliseconds
+
+    def step(self) -> bytes | None:
+        for _ in range(_READS_A_STEP):
+            if not self._heads:
+                return self._reply()
+            lag, head = self._heads[-1]
+            stored_ms = self._stored_ms(*head)
+            self._heads.pop()
+            if stored_ms:
+                known = self._oldest.get(id(lag), stored_ms)
+                self._oldest[id(lag)] = min(known, stored_ms)
+        return None
+
+    def _stored_ms(self, topic_id: int, queue_id: int, offset: int) -> int:
+        """0 when it is not there any more: time has passed since the counts."""
+        store = self._broker.store
+        if self._broker.registry.topic_by_id(topic_id) is None:
+            return 0
+        queue = store.queue(topic_id, queue_id)
+        if not queue.min_offset <= offset < queue.count:
+            return 0
+        (unit,) = queue.units(offset, 1, wait=False)
+        return store.reader.stored_ms(unit, wait=False)
+
+    def _dead_letters(self, group: str) -> pb.DeadLetterCount | None:
+        topic = self._broker.registry.find_topic(topics.dlq_topic(group))
+        if topic is None:
+            return None
+        queue = self._broker.store.queue(topic.id, 0)
+        return pb.DeadLetterCount(
+            broker=self._broker.settings.broker.name,
+            group=group,
+            stored=queue.count - queue.min_offset,
+            redriven=self._broker.redriven.count(topic.id, queue.min_offset),
+        )
+
+    def _reply(self) -> bytes:
+        return pb.LagReply(
+            status=pb.Status(code=Code.OK, message="OK"),
+            lags=map(self._to_wire, self._lags),
+            dead_letters=self._dead,
+            now_ms=self._broker.wall_ms(),
+        ).SerializeToString()
+
+    def _to_wire(self, lag: Lag) -> pb.Lag:
+        return pb.Lag(
+            broker=self._broker.settings.broker.name,
+            group=lag.group.name,
+            topic=lag.topic.name,
+            ready=lag.ready,
+            in_flight=lag.in_flight,
+            delayed=lag.delayed,
+            blocked=lag.blocked,
+            retries=lag.retries,
+            expired=lag.expired,
+            oldest_ready_ms=self._oldest.get(id(lag), 0),
+        )

@@ -1,0 +1,396 @@
+"""Explain: what became of a message for a group, in exactly one named state, with its proof.
+
+A message's life begins at its first copy and goes on in retry copies, whose tokens name the
+place of the first one; it may end as a dead letter, and go on from there when that is redriven.
+The newest copy counts.  Nothing here waits or changes anything.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+from popmq.broker.meta.offsets import Reason
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_table import CheckPointTable, Fate
+from popmq.broker.pop.evidence import Evidence, Handed, Place, gather
+from popmq.broker.pop.pop_check_point import AUTO_RENEW, PopCheckPoint, ReviveKind
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
+from popmq.broker.pop.stepped import Steps, confirmed, read
+from popmq.broker.store.lookup import Lookup
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.message import StoredMessage
+from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+
+_TRIES = 3
+
+
+class State(Enum):
+    READY = "READY"
+    INVISIBLE = "INVISIBLE"
+    DELAYED = "DELAYED"
+    BLOCKED = "BLOCKED"
+    ACKED = "ACKED"
+    DEAD_LETTERED = "DEAD_LETTERED"
+    FILTERED = "FILTERED"
+    EXPIRED = "EXPIRED"
+    SKIPPED = "SKIPPED"  # an offset that was set passed over it
+    LOST = "LOST"  # its body could not be read when it was to be revived
+    UNKNOWN = "UNKNOWN"  # the proof was not found within the bound
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    what: str
+    position: int
+    wall_ms: int
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Explained:
+    """`until_log_ms` is log time, 0 for no end; every other time is of the wall clock."""
+
+    group: str
+    state: State
+    since_ms: int
+    attempt: int
+    text: str
+    next: str
+    until_log_ms: int = 0
+    client: int = 0
+    proofs: list[Proof] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One stored copy of the message, as the group would read it."""
+
+    message: StoredMessage
+    topic: TopicConfig
+
+    def place(self, group: SubscriptionGroup) -> Place:
+        header = self.message.header
+        return Place(group.id, header.topic_id, header.queue_id, header.queue_offset)
+
+    @property
+    def name(self) -> str:
+        token = self.message.token
+        if token is None or not self.topic.name.startswith("%"):
+            return "message"
+        if token.dead:
+            return "dead letter"
+        if token.parked:
+            return "parked"
+        return "redriven" if token.redriven else "retry"
+
+    @property
+    def proof(self) -> Proof:
+        header = self.message.header
+        text = f"{self.topic.name} queue {header.queue_id} offset {header.queue_offset}"
+        return Proof(self.name, header.position, header.wall_ms, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why a message that is ready by its place is given to nobody: DELAYED or BLOCKED."""
+
+    state: State
+    since_ms: int
+    text: str
+    next: str
+    until_log_ms: int = 0
+
+
+# Parts that hold messages back (timers, order by message group) add themselves here.
+HoldOf = Callable[[Copy, SubscriptionGroup], Hold | None]
+
+
+class Explainer:
+    def __init__(
+        self, store: MessageStore, registry: Registry, table: CheckPointTable, lookup: Lookup
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._lookup = lookup
+        self.holds: list[HoldOf] = []
+
+    def readers(self, topic: TopicConfig) -> list[SubscriptionGroup]:
+        """Every group that ever read the topic, by name."""
+        ids = {place[0] for place, _ in self._table.progress_items() if place[1] == topic.id}
+        found = [self._registry.group_by_id(group_id) for group_id in ids]
+        return sorted((one for one in found if one is not None), key=lambda one: one.name)
+
+    def explain(self, first: Copy, group: SubscriptionGroup, message_id: str) -> Steps[Explained]:
+        """What became of the message whose first copy is `first`."""
+        for _ in range(_TRIES):
+            told = yield from self._explain(first, group, message_id)
+            if told.state is not State.UNKNOWN:
+                break  # else a record that was written meanwhile may say more
+        return told
+
+    def _explain(self, first: Copy, group: SubscriptionGroup, message_id: str) -> Steps[Explained]:
+        evidence = yield from self._evidence(first, group)
+        told = self._at_place(first, group, evidence)
+        if told is None or told.state not in (State.READY, State.INVISIBLE):
+            copy = yield from self._newest_copy(first, group, message_id)
+            last = evidence.last
+            if copy is not None and (last is None or copy.message.header.position > last.position):
+                return (yield from self._explain_copy(first, copy, group))
+        if told is None:
+            told = self._unknown(first, group, evidence)
+        told.proofs.insert(0, first.proof)
+        return told
+
+    def _explain_copy(self, first: Copy, copy: Copy, group: SubscriptionGroup) -> Steps[Explained]:
+        token, header = copy.message.token, copy.message.header
+        assert token is not None, "a copy without a token"
+        if token.dead:
+            told = Explained(
+                group.name,
+                State.DEAD_LETTERED,
+                header.wall_ms,
+                copy.message.attempt,
+                f"became a dead letter after attempt {copy.message.attempt}: "
+                + token.reason.name.lower().replace("_", " "),
+                f"stays in {copy.topic.name} until it expires; `popmq dlq redrive {group.name}` "
+                "sends it back",
+            )
+        else:
+            evidence = yield from self._evidence(copy, group)
+            told = self._at_place(copy, group, evidence) or self._unknown(copy, group, evidence)
+        told.proofs[:0] = [first.proof, copy.proof]
+        return told
+
+    def _evidence(self, copy: Copy, group: SubscriptionGroup) -> Steps[Evidence]:
+        place = copy.place(group)
+        progress = self._progress(place)
+        if progress is None or progress.cursor <= place.offset:
+            return Evidence()
+        ck = _open_at(progress, place.offset)
+        # Log time never goes back, so its record and those about it stand from then on.
+        popped_ms = ck.popped_at_ms if ck is not None else None
+        position = copy.message.header.position
+        yield from confirmed(self._store)
+        found = yield from gather(self._store, place, position=position, popped_ms=popped_ms)
+        return found.since_rewind(place.offset)
+
+    def _newest_copy(
+        self, first: Copy, group: SubscriptionGroup, message_id: str
+    ) -> Steps[Copy | None]:
+        """The last retry copy, redriven copy or dead letter of this first copy."""
+        header = first.message.header
+        origin = (header.topic_id, header.queue_id, header.queue_offset)
+        newest: Copy | None = None
+        for name in (
+            topics.retry_topic(group.name, first.topic.name),
+            topics.parked_topic(group.name, first.topic.name),
+            topics.dlq_topic(group.name),
+        ):
+            topic = self._registry.find_topic(name)
+            if topic is None:
+                continue
+            look = partial(self._lookup.by_id, topic.id, message_id, wait=False)
+            findings = yield from read(look)
+            for message in findings.messages:
+                token = message.token
+                if token is None or origin != (token.topic_id, token.queue_id, token.queue_offset):
+                    continue
+                position = message.header.position
+                if newest is None or position > newest.message.header.position:
+                    newest = Copy(message, topic)
+        return newest
+
+    # -- one place
+
+    def _progress(self, place: Place) -> QueueProgress | None:
+        return self._table.progress(place.group_id, place.topic_id, place.queue_id)
+
+    def _attempt(self, copy: Copy, group: SubscriptionGroup) -> int:
+        """The attempt that the copy stands for; in a FIFO group it counts where it stands."""
+        place = copy.place(group)
+        progress = self._progress(place)
+        ended = progress.attempts.get(place.offset, 0) if isinstance(progress, FifoProgress) else 0
+        return copy.message.attempt + ended
+
+    def _at_place(
+        self, copy: Copy, group: SubscriptionGroup, evidence: Evidence
+    ) -> Explained | None:
+        """The state of a copy by its place and what was found; None when its life went on
+        elsewhere, or nobody can say."""
+        place = copy.place(group)
+        progress = self._progress(place)
+        if progress is None or place.offset >= progress.cursor:
+            return self._unread(copy, group, begun=progress is not None)
+        if isinstance(progress, FifoProgress) and progress.is_waiting(place.offset):
+            return self._unread(copy, group, begun=True)  # again, if it was delivered before
+        ck = _open_at(progress, place.offset)
+        if ck is not None and ck.buffered:
+            return self._buffered(copy, group, ck)
+        last = evidence.last
+        skip = evidence.skipped(place.offset)
+        if last is None:
+            return self._passed_over(copy, group, evidence)
+        proofs = _handed_proofs(evidence)
+        ended = evidence.ended.get(last.key)
+        fate = self._table.fate(*last.key, last.member)
+        attempt = self._attempt(copy, group)
+        if fate is Fate.WAITING:
+            return self._invisible(copy, group, last, proofs)
+        if ended is not None:
+            proofs.append(Proof(ended.name, ended.position, ended.wall_ms))
+        if fate is Fate.ACKED or (ended is not None and ended.kind == ReviveKind.ACK):
+            ended_ms = ended.wall_ms if ended else 0
+            text = f"acked as attempt {attempt}"
+            return _over(group, State.ACKED, ended_ms, attempt, text, proofs)
+        if ended is not None and ended.kind == ReviveKind.LOST:
+            text = "its body could not be read when it was to be revived"
+            return _over(group, State.LOST, ended.wall_ms, attempt, text, proofs)
+        if skip is not None and skip.position > last.position:
+            proofs.append(Proof("reset", skip.position, skip.wall_ms, f"to {skip.offset}"))
+            text = "an operator's reset ended its delivery and passed over it"
+            return _over(group, State.SKIPPED, skip.wall_ms, attempt, text, proofs)
+        return None
+
+    def _unread(self, copy: Copy, group: SubscriptionGroup, *, begun: bool) -> Explained:
+        header = copy.message.header
+        queue = self._store.queue(header.topic_id, header.queue_id)
+        attempt = self._attempt(copy, group)
+        if header.queue_offset < queue.min_offset:
+            text = "it went by retention before the group read it"
+            return _over(group, State.EXPIRED, 0, attempt, text, [])
+        if not begun and group.start_at is StartAt.NEWEST and not self._reads(copy, group):
+            text = "the group never read the topic and starts at the newest message"
+            return _over(group, State.SKIPPED, 0, attempt, text, [])
+        for hold_of in self.holds:
+            hold = hold_of(copy, group)
+            if hold is not None:
+                return Explained(
+                    group.name,
+                    hold.state,
+                    hold.since_ms,
+                    attempt,
+                    hold.text,
+                    hold.next,
+                    hold.until_log_ms,
+                )
+        return Explained(
+            group.name,
+            State.READY,
+            header.wall_ms,
+            attempt,
+            "nobody has it",
+            f"a receive whose filter accepts it gets it as attempt {attempt}",
+        )
+
+    def _reads(self, copy: Copy, group: SubscriptionGroup) -> bool:
+        topic = copy.topic
+        places = (self._table.progress(group.id, topic.id, q) for q in range(topic.queues))
+        return topics.is_retry_topic(topic.name) or any(places)
+
+    def _passed_over(
+        self, copy: Copy, group: SubscriptionGroup, evidence: Evidence
+    ) -> Explained | None:
+        """The group reads behind it, and no check point holds it."""
+        if not evidence.complete:
+            return None
+        header, attempt = copy.message.header, copy.message.attempt
+        done = evidence.committed(header.queue_offset)
+        skip = evidence.skipped(header.queue_offset)
+        if done is not None and (skip is None or done.position < skip.position):
+            text = "acked, or passed over by a filter: buffered check points leave no record of it"
+            proof = Proof("committed", done.position, done.wall_ms, f"to {done.offset}")
+            return _over(group, State.ACKED, done.wall_ms, attempt, text, [proof])
+        if skip is not None:
+            start = skip.reason is Reason.START_AT_NEWEST
+            proof = Proof(
+                "start" if start else "reset", skip.position, skip.wall_ms, f"to {skip.offset}"
+            )
+            text = "the group began behind it" if start else "an operator's reset passed over it"
+            return _over(group, State.SKIPPED, skip.wall_ms, attempt, text, [proof])
+        passed_ms = evidence.passed_wall_ms
+        keeps_ms = copy.topic.retention_ms or self._store.retention_ms
+        queue = self._store.queue(header.topic_id, header.queue_id)
+        if header.queue_offset < queue.min_offset and (
+            not passed_ms or passed_ms - header.wall_ms >= keeps_ms
+        ):
+            text = "it went by retention before the group read it"
+            return _over(group, State.EXPIRED, passed_ms, attempt, text, [])
+        text = "the filter of the receives that came by did not accept it"
+        return _over(group, State.FILTERED, passed_ms, attempt, text, [])
+
+    def _buffered(self, copy: Copy, group: SubscriptionGroup, ck: PopCheckPoint) -> Explained:
+        """Its check point is in memory only: there is no record of it, and perhaps never will."""
+        member = copy.message.header.queue_offset - ck.start_offset
+        if ck.acked >> member & 1:
+            text = "acked; its check point was in memory only"
+            return _over(group, State.ACKED, 0, copy.message.attempt, text, [])
+        handed = Handed(ck.key, member, False, 0, 0, ck.popped_at_ms, ck.revive_at_ms, ck.client)
+        return self._invisible(copy, group, handed, [])
+
+    def _invisible(
+        self, copy: Copy, group: SubscriptionGroup, last: Handed, proofs: list[Proof]
+    ) -> Explained:
+        attempt = self._attempt(copy, group)
+        live = self._table.find(*last.key)
+        then = f"comes back as attempt {attempt + 1}"
+        if attempt >= group.max_attempts:
+            then = f"becomes a dead letter: {group.max_attempts} attempts are all that it gets"
+        if live is not None and live.flags & AUTO_RENEW:
+            then = f"stays away while its client is heard of; then it {then}"
+        return Explained(
+            group.name,
+            State.INVISIBLE,
+            last.wall_ms,
+            attempt,
+            f"delivered as attempt {attempt}" + (", and changed" if last.changed else ""),
+            f"unless it is acked it {then}",
+            last.revive_at_ms,
+            last.client,
+            proofs,
+        )
+
+    def _unknown(self, copy: Copy, group: SubscriptionGroup, evidence: Evidence) -> Explained:
+        text = "it was handed out, and neither an ack nor a later copy of it was found"
+        if not evidence.complete:
+            text = f"no answer within {evidence.scanned} records behind it"
+        proofs = _handed_proofs(evidence)
+        return _over(group, State.UNKNOWN, 0, copy.message.attempt, text, proofs)
+
+
+def _over(
+    group: SubscriptionGroup,
+    state: State,
+    since_ms: int,
+    attempt: int,
+    text: str,
+    proofs: Sequence[Proof],
+) -> Explained:
+    then = "nothing: for this group it is over"
+    return Explained(group.name, state, since_ms, attempt, text, then, proofs=list(proofs))
+
+
+def _handed_proofs(evidence: Evidence) -> list[Proof]:
+    """The last delivery's records: its check point, and the last change of it."""
+    return list(_last_delivery(evidence))
+
+
+def _last_delivery(evidence: Evidence) -> Iterator[Proof]:
+    first = max((at for at, one in enumerate(evidence.handed) if not one.changed), default=0)
+    delivered = evidence.handed[first : first + 1]
+    changed = evidence.handed[first + 1 :][-1:]
+    for one in (*delivered, *changed):
+        what = "change" if one.changed else "check point"
+        epoch, sequence = one.key
+        yield Proof(what, one.position, one.wall_ms, f"epoch {epoch} sequence {sequence}")
+
+
+def _open_at(progress: QueueProgress, offset: int) -> PopCheckPoint | None:
+    """The check point in the queue's line that holds the offset, if it is still in memory."""
+    for ck in progress.open:
+        at = offset - ck.start_offset
+        if at >= 0 and ck.members >> at & 1:
+            return ck
+    return None

@@ -1,0 +1,69 @@
+"""What consumers and operators ask about pop that takes steps: payloads in, payloads out.
+
+`JOBS` makes the job of each kind of request; `jobs.py` runs it.
+"""
+
+from collections.abc import Callable
+
+from popmq.broker.broker import Broker
+from popmq.broker.explain_job import explain_job
+from popmq.broker.jobs import Job
+from popmq.broker.lag_job import LagJob
+from popmq.broker.letter_jobs import ListLettersJob, RedriveJob
+from popmq.broker.reset_job import ResetJob
+from popmq.common.errors import PopmqError
+from popmq.common.hop import AckRequest, AckResult, Kind, decode_ack, encode_ack_reply
+from popmq.common.wire import admin_pb2 as pb
+
+
+class RejectJob:
+    """Dead letters at once, by receipt handle; one result per handle, in order."""
+
+    def __init__(self, broker: Broker, request: AckRequest) -> None:
+        self._acks = broker.acks
+        self._request = request
+        self._results: list[AckResult] = []
+
+    def step(self) -> bytes | None:
+        request = self._request
+        for handle in request.handles[len(self._results) :]:
+            try:
+                self._acks.reject(topic=request.topic, group=request.group, handle=handle)
+                self._results.append(AckResult())
+            except PopmqError as error:
+                self._results.append(AckResult(error.code, str(error)))
+        return encode_ack_reply(self._results)
+
+
+def _reject(broker: Broker, body: bytes) -> Job:
+    return RejectJob(broker, decode_ack(body))
+
+
+def _reset_offset(broker: Broker, body: bytes) -> Job:
+    return ResetJob(broker, pb.ResetOffsetRequest.FromString(body))
+
+
+def _lag(broker: Broker, body: bytes) -> Job:
+    return LagJob(broker, pb.LagRequest.FromString(body))
+
+
+def _list_dead_letters(broker: Broker, body: bytes) -> Job:
+    return ListLettersJob(broker, pb.ListDeadLettersRequest.FromString(body))
+
+
+def _redrive(broker: Broker, body: bytes) -> Job:
+    return RedriveJob(broker, pb.RedriveRequest.FromString(body))
+
+
+def _explain(broker: Broker, body: bytes) -> Job:
+    return explain_job(broker, pb.ExplainRequest.FromString(body))
+
+
+JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
+    Kind.REJECT: _reject,
+    Kind.RESET_OFFSET: _reset_offset,
+    Kind.EXPLAIN: _explain,
+    Kind.LAG: _lag,
+    Kind.LIST_DEAD_LETTERS: _list_dead_letters,
+    Kind.REDRIVE: _redrive,
+}

@@ -1,0 +1,77 @@
+"""Requests that are done in steps: bounded in number, and fair to everything else."""
+
+import pytest
+
+from popmq.broker import jobs
+from popmq.broker.jobs import JobRunner
+from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
+from popmq.testing.core import Answer, CoreBroker
+
+
+class Counted:
+    """Answers at its n-th step."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def step(self) -> bytes | None:
+        self.left -= 1
+        return b"done" if not self.left else None
+
+
+class Broken:
+    def step(self) -> bytes | None:
+        raise AssertionError("a broken invariant")
+
+
+class Refusing:
+    def __init__(self) -> None:
+        self.tried = False
+
+    def step(self) -> bytes | None:
+        if self.tried:
+            raise Refused(Code.NOT_FOUND, "gone meanwhile")
+        self.tried = True
+        return None
+
+
+def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
+    core = CoreBroker()
+    runner = JobRunner(core.broker.store)
+    first, second = Counted(3), Counted(3)
+    answers = [Answer(), Answer()]
+    runner.run(first, answers[0].hear)
+    runner.run(second, answers[1].hear)
+    assert (first.left, second.left) == (2, 2)
+    core.tick()
+    assert (first.left, second.left) == (1, 2)
+    core.settle()
+    assert [one.body for one in answers] == [b"done", b"done"]
+    assert runner.running == 0
+
+
+def test_a_refusal_in_a_later_step_is_the_answer() -> None:
+    core = CoreBroker()
+    runner = JobRunner(core.broker.store)
+    answer = Answer()
+    runner.run(Refusing(), answer.hear)
+    core.settle()
+    assert isinstance(answer.error, PopmqError)
+    assert answer.error.code is Code.NOT_FOUND
+    assert runner.running == 0
+
+
+def test_jobs_are_bounded_in_number_and_one_that_breaks_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jobs, "JOB_LIMIT", 1)
+    core = CoreBroker()
+    runner = JobRunner(core.broker.store)
+    with pytest.raises(AssertionError, match="broken invariant"):
+        runner.run(Broken(), Answer().hear)
+    answer = Answer()
+    runner.run(Counted(2), answer.hear)
+    with pytest.raises(TooManyRequests):
+        runner.run(Counted(1), Answer().hear)
+    core.settle()
+    assert answer.body == b"done"

@@ -1,0 +1,48 @@
+"""The set of redriven dead letters, kept as runs."""
+
+import random
+
+from popmq.broker.pop.redrive import RedrivenLetters
+from popmq.common.message import RevivalToken
+
+
+def token(topic_id: int, offset: int) -> RevivalToken:
+    return RevivalToken(False, 0, topic_id, offset, 64, 0, 0, 0, redriven=True)
+
+
+def test_runs_say_the_same_as_a_set_and_come_back_from_a_snapshot() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        letters, plain = RedrivenLetters(), set()
+        for _ in range(rng.randrange(80)):
+            place = rng.randrange(2), rng.randrange(40)
+            letters.apply(token(*place))
+            plain.add(place)
+        restored = RedrivenLetters()
+        for content, _ in letters.begin_snapshot():
+            restored.restore(content)
+        for one in (letters, restored):
+            for topic in (0, 1):
+                has = [offset for offset in range(45) if one.has(topic, offset)]
+                assert has == sorted(o for t, o in plain if t == topic), seed
+                assert one.count(topic, 10) == len([o for o in has if o >= 10])
+
+
+def test_a_run_without_a_gap_takes_two_numbers() -> None:
+    letters = RedrivenLetters()
+    for offset in range(10_000):
+        letters.apply(token(70, offset))
+    assert [len(content) for content, _ in letters.begin_snapshot()] == [20]
+
+
+def test_a_snapshot_states_the_moment_at_which_it_began() -> None:
+    letters = RedrivenLetters()
+    letters.apply(token(70, 1))
+    pieces = letters.begin_snapshot()
+    letters.apply(token(70, 2))
+    letters.drop_topic(70)
+    restored = RedrivenLetters()
+    for content, _ in pieces:
+        restored.restore(content)
+    assert (restored.has(70, 1), restored.has(70, 2)) == (True, False)
+    assert not letters.has(70, 1)

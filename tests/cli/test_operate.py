@@ -1,0 +1,97 @@
+"""`popmq lag` and `popmq reset-offset`: what they ask for, and what they print."""
+
+import argparse
+import json
+
+import pytest
+
+from popmq.cli.__main__ import build_parser, main
+from popmq.cli.operate import lag_json, lag_lines, reset_lines, reset_request
+from popmq.common.wire import admin_pb2 as admin
+
+NOW_MS = 1_700_000_100_000
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    return build_parser({}).parse_args(["reset-offset", "--group", "g", "--topic", "t", *argv])
+
+
+def lags(*more: admin.Lag) -> admin.LagReply:
+    first = admin.Lag(
+        broker="a",
+        group="g",
+        topic="t",
+        ready=5,
+        in_flight=2,
+        retries=1,
+        oldest_ready_ms=NOW_MS - 90_500,
+    )
+    dead = admin.DeadLetterCount(broker="a", group="g", stored=3, redriven=1)
+    return admin.LagReply(lags=[first, *more], dead_letters=[dead], now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "request_"),
+    [
+        (["--to", "oldest"], admin.ResetOffsetRequest(oldest=True)),
+        (["--to", "newest", "--dry-run"], admin.ResetOffsetRequest(newest=True, dry_run=True)),
+        (["--to", "0", "--queue", "0"], admin.ResetOffsetRequest(offset=0, queue_id=0)),
+        (["--to", "1970-01-01T00:00:02Z"], admin.ResetOffsetRequest(stored_ms=2_000)),
+        (["--to", "7", "--skip-retries"], admin.ResetOffsetRequest(offset=7, skip_retries=True)),
+        (
+            ["--to", "newest", "--keep-retries"],
+            admin.ResetOffsetRequest(newest=True, skip_retries=False),
+        ),
+    ],
+)
+def test_the_arguments_become_one_reset(
+    argv: list[str], request_: admin.ResetOffsetRequest
+) -> None:
+    request_.group, request_.topic = "g", "t"
+    assert reset_request(parsed(*argv)) == request_
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--to", "yesterday"],
+        ["--to", "-1"],
+        ["--to", "9" * 30],
+        ["--to", "newest", "--queue", "x"],
+        ["--to", "newest", "--skip-retries", "--keep-retries"],
+    ],
+)
+def test_a_reset_that_makes_no_sense_is_wrong_usage(argv: list[str]) -> None:
+    assert main(["reset-offset", "--group", "g", "--topic", "t", *argv]) == 2
+
+
+def test_a_reset_is_shown_queue_by_queue() -> None:
+    queue = admin.ResetQueue(broker="a", topic="t", queue_id=1, before=9, after=4, in_flight=2)
+    reply = admin.ResetOffsetReply(queues=[queue])
+    assert reset_lines(reply, dry_run=False) == (
+        "BROKER  TOPIC  QUEUE  BEFORE  AFTER  ENDED\na       t      1      9       4      2"
+    )
+    assert "WOULD-END" in reset_lines(reply, dry_run=True)
+
+
+def test_the_brokers_rows_of_one_group_and_topic_are_one_row() -> None:
+    other = admin.Lag(
+        broker="b", group="g", topic="t", ready=1, in_flight=1, oldest_ready_ms=NOW_MS - 200_000
+    )
+    rows, _, dead = lag_lines(lags(other))
+    assert rows.splitlines()[1].split() == ["g", "t", "9", "6", "3", "0", "0", "1", "0", "200s"]
+    assert dead.splitlines()[1].split() == ["g", "3", "1"]
+
+
+def test_several_rows_have_a_total() -> None:
+    rows = lag_lines(lags(admin.Lag(group="h", topic="u", ready=1)))[0].splitlines()
+    assert rows[-2].split() == ["h", "u", "1", "1", "0", "0", "0", "0", "0", "-"]
+    assert rows[-1].split() == ["total", "8", "6", "2", "0", "0", "1", "0", "-"]
+
+
+def test_as_json_each_row_is_an_object_and_so_is_each_groups_dead_letters() -> None:
+    row, dead = map(json.loads, lag_json(lags()))
+    assert row["lag"] == 7
+    assert (row["ready"], row["in_flight"], row["oldest_ready_age_ms"]) == (5, 2, 90_500)
+    assert dead == {"group": "g", "dead_letters": 3, "redriven": 1}
