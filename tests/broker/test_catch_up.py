@@ -239,3 +239,19 @@ def test_a_topic_made_again_is_not_far_behind(core: CoreBroker) -> None:
     assert core.broker.catch_up.is_behind(("old", "g"))
     core.broker.registry.delete_topic("old")
     assert not core.broker.catch_up.is_behind(("old", "g"))
+
+
+def test_a_receive_that_finds_nothing_leaves_its_group_up_to_date() -> None:
+    core = CoreBroker(
+        settings=Settings(
+            store=StoreSettings(segment_bytes=1 << 20),
+            message=MessageSettings(max_body_bytes=256 << 10),
+            pop=PopSettings(catch_up_behind_bytes=4 << 10),
+        )
+    )
+    core.topic("new")
+    core.topic("orders")
+    for _ in range(20):
+        core.send("orders", bytes(1_000))
+    assert core.receive("new", "g") == []
+    assert not core.broker.catch_up.is_behind(("new", "g"))

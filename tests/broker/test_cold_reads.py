@@ -13,7 +13,7 @@ from popmq.common import hop
 from popmq.common.disk import ColdRead, RealDisk, RealFile, read_or_cold
 from popmq.common.frame_port import call
 from popmq.common.hop import Kind
-from popmq.common.topics import MessageType, TopicConfig
+from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, pop
@@ -52,12 +52,15 @@ class ColdDisk(RealDisk):
         return ColdFile(path, create=create, disk=self)
 
 
-async def broker_with_messages(folder: Path, disk: ColdDisk, count: int) -> BrokerProcess:
+async def broker_with_messages(
+    folder: Path, disk: ColdDisk, count: int, group_type: GroupType = GroupType.NORMAL
+) -> BrokerProcess:
     process = BrokerProcess(
         replace(SMALL, broker=replace(SMALL.broker, data=str(folder))), disk=disk
     )
     await process.start()
     process.broker.registry.create_topic(TopicConfig(0, "orders", 1))
+    process.broker.registry.create_group(SubscriptionGroup(0, "g", group_type))
     for number in range(count):
         entry = hop.PutEntry(MessageType.NORMAL, b"%04d" % number, b"")
         await call(process.port, Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), 5_000)
@@ -65,11 +68,14 @@ async def broker_with_messages(folder: Path, disk: ColdDisk, count: int) -> Brok
     return process
 
 
+@pytest.mark.parametrize("group_type", GroupType)
 @pytest.mark.parametrize("poll_ms", [0, 20_000])
-def test_a_pop_of_old_messages_waits_on_another_thread(tmp_path: Path, poll_ms: int) -> None:
+def test_a_pop_of_old_messages_waits_on_another_thread(
+    tmp_path: Path, poll_ms: int, group_type: GroupType
+) -> None:
     async def run() -> None:
         disk = ColdDisk()
-        process = await broker_with_messages(tmp_path, disk, 10)
+        process = await broker_with_messages(tmp_path, disk, 10, group_type)
         disk.cold = True
         reply = await call(process.port, Kind.POP, pop("orders", "g", poll_ms=poll_ms), 5_000)
         deliveries = hop.decode_pop_reply(reply).deliveries

@@ -9,7 +9,7 @@ from popmq.common.config import PollSettings, PopSettings
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
-from popmq.common.topics import GroupType, MessageType, Permission, StartAt
+from popmq.common.topics import MessageType, Permission, StartAt
 from popmq.testing.core import SMALL, CoreBroker, bodies, pop
 
 
@@ -343,13 +343,6 @@ def test_a_deleted_and_recreated_topic_is_another_topic(core: CoreBroker) -> Non
     assert core.ack("orders", "g", one.handle)[0].code == Code.INVALID_RECEIPT_HANDLE
     core.start()
     assert core.receive("orders", "g") == []
-
-
-def test_a_fifo_group_is_refused_until_it_is_served(core: CoreBroker) -> None:
-    core.group("ordered", type=GroupType.FIFO)
-    with pytest.raises(PopmqError, match="FIFO") as refused:
-        core.receive("orders", "ordered")
-    assert refused.value.code == Code.NOT_IMPLEMENTED
 
 
 @pytest.mark.parametrize(

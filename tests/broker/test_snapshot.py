@@ -12,14 +12,19 @@ import pytest
 from popmq.broker.pop import check_point_snapshot
 from popmq.broker.store.snapshot import read_snapshot
 from popmq.common import hop
-from popmq.common.config import StoreSettings
+from popmq.common.config import PopSettings, StoreSettings
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.hop import Kind
+from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import SMALL, CoreBroker, pop
 
-NEVER = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=1 << 40))
+NEVER = replace(
+    SMALL,
+    store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=1 << 40),
+    pop=PopSettings(fifo_open_offsets=40, fifo_park_after_ms=1_000),
+)
 
 
 def real_core(folder: Path, *, snapshots: bool = True) -> CoreBroker:
@@ -49,11 +54,11 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
     actions = ["send", "pop", "ack", "change", "time", "meta", "reject", "redrive", "reset"]
     match rng.choices(actions, [12, 8, 8, 4, 2, 2, 2, 1, 1])[0]:
         case "send":
-            core.send("orders", b"%06d" % number)
+            core.send("orders", b"%06d" % number, message_group=f"k{number % 7}")
         case "pop":
-            reply = core.reply(
-                Kind.POP, pop("orders", "g", limit=rng.randrange(1, 9), invisible_ms=60_000)
-            )
+            limit, attempt_id = rng.randrange(1, 9), f"attempt {number}"
+            request = pop("orders", "g", limit=limit, attempt_id=attempt_id)
+            reply = core.reply(Kind.POP, request)
             handles += (one.handle for one in hop.decode_pop_reply(reply).deliveries)
         case "ack" if handles:
             core.ack("orders", "g", handles.pop(rng.randrange(len(handles))))
@@ -77,13 +82,15 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
         case "time":
             core.clock.advance(rng.randrange(3_000))
             core.broker.revive.step()
+            core.broker.parking.step()
             core.settle()
         case _:
             core.topic(f"topic-{number}")
 
 
+@pytest.mark.parametrize("group_type", GroupType)
 def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_type: GroupType
 ) -> None:
     """Its hash equals that of a broker which replayed the log up to that position."""
     monkeypatch.setattr(check_point_snapshot, "_PER_PIECE", 1)  # so that it takes many steps
@@ -91,8 +98,8 @@ def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     print(f"seed {seed} (POPMQ_TEST_SEED={seed} repeats it)")
     rng = random.Random(seed)
     core = real_core(tmp_path / "a", snapshots=False)
-    core.topic("orders", queues=3)
-    core.group("g", max_attempts=10_000)
+    core.topic("orders", queues=3, type=MessageType.MIXED)
+    core.group("g", type=group_type, max_attempts=10_000)
     handles: list[bytes] = []
     for number in range(1500):
         live(core, rng, number, handles)
@@ -109,6 +116,8 @@ def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     kill(core)
     position = writer.head.position
     assert pieces > 50
+    if group_type is GroupType.FIFO:
+        assert core.broker.parking.parked > 0
     assert position < store.end - 10_000
     shutil.copytree(tmp_path / "a" / "commitlog", tmp_path / "b" / "commitlog")
     cut_log(tmp_path / "b", position)

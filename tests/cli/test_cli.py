@@ -58,6 +58,10 @@ def test_commands_find_the_proxy_by_argument_then_variable_then_on_this_machine(
         ["config"],
         *(["topic", action, "t"] for action in ("create", "alter", "delete", "show")),
         *(["group", action, "g"] for action in ("create", "alter", "delete", "show")),
+        *(
+            ["group", action, "g", "--topic", "t", "--key", "k"]
+            for action in ("resume", "skip", "dead-letter")
+        ),
         ["topic", "list"],
         ["group", "list"],
     ],

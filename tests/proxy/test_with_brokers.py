@@ -241,3 +241,81 @@ def test_a_delayed_message_whose_time_is_over_is_delivered_at_once(
             assert ids == ["m-1"]
 
     run(test)
+
+
+async def receive_in_order(at: House, *, batch: int, attempt_id: str = "") -> list[pb.Message]:
+    request = service.ReceiveMessageRequest(
+        group=pb.Resource(name="in-order"),
+        message_queue=pb.MessageQueue(topic=pb.Resource(name="orders")),
+        batch_size=batch,
+        invisible_duration=Duration(seconds=10),
+        long_polling_timeout=Duration(),
+        attempt_id=attempt_id,
+    )
+    parts = await at.raw("ReceiveMessage", request.SerializeToString())
+    replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
+    return [one.message for one in replies if one.HasField("message")]
+
+
+def test_a_fifo_group_receives_each_message_group_in_order_and_the_same_attempt_again(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            assert (await at.change_topic("CreateTopic", ORDERS))[0] == Code.OK
+            group = admin_pb2.Group(name="in-order", type="fifo")
+            made = admin_pb2.CreateGroupRequest(group=group)
+            await at.ask("CreateGroup", made, admin_pb2.GroupReply)
+
+            sent = service.SendMessageRequest()
+            for name in ("x1", "x2", "y1", "x3"):
+                message = sent.messages.add(topic=pb.Resource(name="orders"), body=name.encode())
+                message.system_properties.message_id = name
+                message.system_properties.message_group = name[0]
+                message.system_properties.message_type = pb.MessageType.FIFO
+            await at.ask("SendMessage", sent, service.SendMessageResponse)
+
+            first = await receive_in_order(at, batch=1, attempt_id="once")
+            (again,) = await receive_in_order(at, batch=1, attempt_id="once")
+            one = first[0].system_properties
+            assert again.system_properties.receipt_handle == one.receipt_handle
+            assert (again.body, again.system_properties.delivery_attempt) == (first[0].body, 1)
+
+            key = one.message_group
+            others = await receive_in_order(at, batch=32, attempt_id="twice")
+            assert key not in {message.system_properties.message_group for message in others}
+            entry = service.AckMessageEntry(
+                message_id=one.message_id, receipt_handle=one.receipt_handle
+            )
+            ack = service.AckMessageRequest(
+                group=pb.Resource(name="in-order"),
+                topic=pb.Resource(name="orders"),
+                entries=[entry],
+            )
+            assert (
+                await at.ask("AckMessage", ack, service.AckMessageResponse)
+            ).status.code == Code.OK
+            rest = await receive_in_order(at, batch=32)
+            bodies = [message.body for message in (*first, *others, *rest)]
+            assert [body for body in bodies if body[:1] == b"x"] == [b"x1", b"x2", b"x3"]
+            assert sorted(bodies) == [b"x1", b"x2", b"x3", b"y1"]
+
+    run(test)
+
+
+def test_a_fifo_group_is_assigned_every_queue_of_every_broker(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", "b") as at:
+            assert (await at.change_topic("CreateTopic", ORDERS))[0] == Code.OK
+            group = admin_pb2.Group(name="in-order", type="fifo")
+            made = admin_pb2.CreateGroupRequest(group=group)
+            await at.ask("CreateGroup", made, admin_pb2.GroupReply)
+            request = service.QueryAssignmentRequest(
+                topic=pb.Resource(name="orders"), group=pb.Resource(name="in-order")
+            )
+            reply = await at.ask("QueryAssignment", request, service.QueryAssignmentResponse)
+            queues = [one.message_queue for one in reply.assignments]
+            found = sorted((queue.broker.name, queue.id) for queue in queues)
+            assert found == [(broker, queue) for broker in "ab" for queue in range(4)]
+
+    run(test)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from popmq.broker.broker import Broker
 from popmq.broker.lookup_admin import find_messages
+from popmq.broker.parking_admin import add_parked, unpark
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
@@ -18,7 +19,7 @@ from popmq.common.topics import (
     StartAt,
     SubscriptionGroup,
     TopicConfig,
-    is_retry_topic,
+    is_group_owned,
 )
 from popmq.common.wire import admin_pb2 as pb
 
@@ -72,14 +73,18 @@ def _list_topics(broker: Broker, body: bytes) -> bytes:
         topics=[
             _topic_to_wire(topic)
             for topic in broker.registry.topics()
-            if system or not is_retry_topic(topic.name)
+            if system or not is_group_owned(topic.name)
         ],
     ).SerializeToString()
 
 
 def _describe_group(broker: Broker, body: bytes) -> bytes:
     request = pb.DescribeGroupRequest.FromString(body)
-    return _group_reply(broker.registry.group(request.name))
+    group = broker.registry.group(request.name)
+    reply = pb.GroupReply(status=_OK, group=_group_to_wire(group))
+    if request.parked:
+        add_parked(broker, group, reply)
+    return reply.SerializeToString()
 
 
 def _create_group(broker: Broker, body: bytes) -> bytes:
@@ -121,6 +126,7 @@ ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
     Kind.DELETE_GROUP: _delete_group,
     Kind.LIST_GROUPS: _list_groups,
     Kind.FIND_MESSAGES: find_messages,
+    Kind.UNPARK: unpark,
 }
 
 

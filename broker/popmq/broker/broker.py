@@ -17,10 +17,14 @@ from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.explain import Explainer
+from popmq.broker.pop.fifo_hold import FifoHold
+from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
-from popmq.broker.pop.liveness import ClientNames, Liveness, client_number
+from popmq.broker.pop.liveness import ClientNames, Liveness, attempt_number, client_number
 from popmq.broker.pop.long_polling import LongPolling
+from popmq.broker.pop.message_group import message_group
 from popmq.broker.pop.offset_reset import OffsetReset, apply_offset
+from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.broker.pop.redrive import RedrivenLetters
@@ -36,8 +40,22 @@ from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotYet, PopmqError, Refused
-from popmq.common.hop import ClientsReport, FilterType, PopRequest, PutEntry, PutRequest, PutResult
-from popmq.common.message import HEADER_SIZE, RecordKind, peek_message
+from popmq.common.hop import (
+    ClientsReport,
+    Delivery,
+    FilterType,
+    PopRequest,
+    PutEntry,
+    PutRequest,
+    PutResult,
+)
+from popmq.common.message import (
+    HEADER_SIZE,
+    RecordKind,
+    RevivalToken,
+    decode_message,
+    peek_message,
+)
 from popmq.common.steps import Flusher
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 
@@ -97,10 +115,23 @@ class Broker:
             self.revive,
             broker=settings.broker.name,
         )
+        self.parking = ParkingService(
+            self.store, self.registry, self.table, self.bodies, settings.pop
+        )
+        self.fifo = FifoService(
+            self.store,
+            self.registry,
+            self.table,
+            self.bodies,
+            self.pops,
+            self.parking,
+            settings.pop,
+        )
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
+        self.explainer.holds.append(FifoHold(self.table))
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
@@ -109,6 +140,7 @@ class Broker:
         self.store.snapshots.before = self.buffer.write_all
         self.store.on_grown = self._grown
         self.store.on_moved = self.table.apply_moved
+        self.table.on_freed = self._freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
 
@@ -128,6 +160,7 @@ class Broker:
         self.store.snapshots.tables = (
             self.registry,
             self.table,
+            self.table.parked,
             self.store.dispatch,
             self.redriven,
         )
@@ -153,12 +186,10 @@ class Broker:
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
         done = self.catch_up.step() + self.buffer.step() + self.revive.step()
+        done += self.parking.step()
         done += self.polling.step(self.waits_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
-
-    def wall_ms(self) -> int:
-        return self._clock.wall_ms()
 
     def waits_ms(self) -> int:
         """What long polls wait on; a clock that steps cannot move, like log time."""
@@ -193,11 +224,6 @@ class Broker:
             self.liveness.heard(client_number(request.client_id), self.store.log_ms())
         if not topic.readable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
-        if group.type is GroupType.FIFO:
-            raise NotYet(
-                f"consumer group {group.name} is of type FIFO, which is not served yet: receive "
-                "with a normal group"
-            )
         if request.queue_id >= topic.queues:
             raise Refused(
                 Code.BAD_REQUEST,
@@ -213,7 +239,14 @@ class Broker:
             client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
+            attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
         )
+
+    def pop(self, want: Want) -> tuple[list[Delivery], int]:
+        """See `PopService.pop`; a FIFO group's in the order of each message group."""
+        if want.group.type is GroupType.FIFO:
+            return self.fifo.pop(want)
+        return self.pops.pop(want)
 
     def hear(self, report: ClientsReport) -> None:
         """A proxy heard these clients; those that left get nothing back any more."""
@@ -283,7 +316,9 @@ class Broker:
                 )
             case RecordKind.OFFSET:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
-                apply_offset(self.table, offset, record.header.log_ms)
+                group = self.registry.group_by_id(offset.group_id)
+                fifo = group is not None and group.type is GroupType.FIFO
+                apply_offset(self.table, offset, record.header.log_ms, fifo=fifo)
             case RecordKind.MOVED:
                 header = record.header
                 unit = Unit(header.position, header.size, peek_message(record.data)[0])
@@ -292,10 +327,26 @@ class Broker:
                 )
             case RecordKind.MESSAGE:
                 token = peek_message(record.data)[1]
-                if token is not None and token.redriven:
+                if token is not None and token.parked and not token.dead:
+                    self._apply_parked(record, token)
+                elif token is not None and token.redriven:
                     self.redriven.apply(token)
                 elif token is not None:
                     self.table.apply_revival(token, record.header.log_ms)
+
+    def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
+        header = record.header
+        parking = self.registry.topic_by_id(header.topic_id)
+        place = self._base_of(parking) if parking is not None else None
+        if place is not None:
+            self.table.parking.park(
+                (place[1], token.topic_id, token.queue_id),
+                header.topic_id,
+                message_group(decode_message(record.data).properties),
+                origin=token.queue_offset,
+                offset=header.queue_offset,
+                log_ms=header.log_ms,
+            )
 
     def _grown(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
@@ -303,14 +354,26 @@ class Broker:
             topic = self.registry.topic_by_id(topic_id)
             if topic is None:
                 continue
-            if not topics.is_retry_topic(topic.name):
+            if not topics.is_group_owned(topic.name):
                 self.polling.arrived(topic_id)
                 continue
-            group_name, _, base_name = topic.name[len(topics.RETRY_PREFIX) :].partition("+")
-            base = self.registry.find_topic(base_name)
-            group = self.registry.find_group(group_name)
-            if base is not None and group is not None:
-                self.polling.arrived(base.id, group.id)
+            place = self._base_of(topic)
+            if place is not None:
+                self.polling.arrived(*place)
+
+    def _base_of(self, topic: TopicConfig) -> tuple[int, int] | None:
+        """Topic and group that a retry or parking topic belongs to."""
+        group_name, base_name = topics.of_group_and_topic(topic.name)
+        base, group = self.registry.find_topic(base_name), self.registry.find_group(group_name)
+        return (base.id, group.id) if base is not None and group is not None else None
+
+    def _freed(self, topic_id: int, group_id: int) -> None:
+        """A FIFO group may have more messages available: who waits for them tries next step."""
+        topic = self.registry.topic_by_id(topic_id)
+        if topic is not None and topics.is_parked_topic(topic.name):
+            base = self.registry.find_topic(topics.of_group_and_topic(topic.name)[1])
+            topic_id = base.id if base is not None else topic_id
+        self.polling.look_again((topic_id, group_id))
 
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)

@@ -123,7 +123,7 @@ class BrokerServer:
     def _pop(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
         want = self._broker.want(request)
         try:
-            deliveries, rest = self._broker.pops.pop(want)
+            deliveries, rest = self._broker.pop(want)
             if deliveries:
                 self._reply_pop(on_reply, want, deliveries, rest)
             elif request.poll_ms > 0:
@@ -180,7 +180,7 @@ class BrokerServer:
         """A receive that does not wait, with a filter: look on, but not for ever."""
         deliveries: Sequence[Delivery] = ()
         for _ in range(_LOOKS if rest else 0):
-            deliveries, rest = self._broker.pops.pop(want)
+            deliveries, rest = self._broker.pop(want)
             if deliveries or not rest:
                 break
         self._reply_pop(on_reply, want, deliveries, rest)
@@ -197,7 +197,7 @@ class BrokerServer:
         def attempt() -> Attempt:
             try:
                 # Looked up again: the topic may have got more queues meanwhile.
-                deliveries, rest = self._broker.pops.pop(self._broker.want(request))
+                deliveries, rest = self._broker.pop(self._broker.want(request))
             except ColdRead as cold:
                 key = (want.topic.id, want.group.id)
                 self._warm(cold, lambda error: self._look_again(key, error))

@@ -39,12 +39,7 @@ TopicRequest = (
     | admin.DeleteTopicRequest
     | admin.DescribeTopicRequest
 )
-GroupRequest = (
-    admin.CreateGroupRequest
-    | admin.AlterGroupRequest
-    | admin.DeleteGroupRequest
-    | admin.DescribeGroupRequest
-)
+GroupRequest = admin.CreateGroupRequest | admin.AlterGroupRequest | admin.DeleteGroupRequest
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
@@ -209,6 +204,19 @@ class Client:
         reply = self._call(ADMIN + method, request, admin.GroupReply)
         check_status(reply.status)
         return reply.group
+
+    def described_group(self, name: str) -> admin.GroupReply:
+        """With what is parked for it."""
+        request = admin.DescribeGroupRequest(name=name, parked=True)
+        reply = self._call(ADMIN + "DescribeGroup", request, admin.GroupReply)
+        check_status(reply.status)
+        return reply
+
+    def unpark(self, request: admin.UnparkRequest) -> int:
+        """How many messages it was about."""
+        reply = self._call(ADMIN + "Unpark", request, admin.UnparkReply)
+        check_status(reply.status)
+        return reply.messages
 
     def groups(self) -> list[admin.Group]:
         reply = self._call(ADMIN + "ListGroups", admin.ListGroupsRequest(), admin.ListGroupsReply)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 from popmq.cli.client import Client, GroupRequest, TopicRequest
 from popmq.cli.messages import Subparsers, count_argument, duration_argument
+from popmq.cli.parked import COLUMNS as PARKED_COLUMNS
+from popmq.cli.parked import add_actions, parked_fields
 from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
 from popmq.common.wire import admin_pb2 as admin
 
@@ -93,8 +95,9 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     alter.set_defaults(complete=False)
     alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
     _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
-    _action(actions, common, "show", on_group("DescribeGroup", _describe_group))
+    _action(actions, common, "show", run_group_show)
     actions.add_parser("list", parents=[common]).set_defaults(run=run_group_list)
+    add_actions(actions, common)
 
 
 def _add_retry(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +182,31 @@ def on_group(method: str, request: Callable[[argparse.Namespace], GroupRequest])
     return run
 
 
+def run_group_show(args: argparse.Namespace) -> int:
+    """Its settings and, if there are any, the message groups that are parked for it."""
+    with Client(args.endpoint) as client:
+        reply = client.described_group(args.name)
+    parked = parked_fields(reply.parked)
+    if args.json:
+        fields = group_fields(reply.group)
+        print(json.dumps({**fields, "parked_keys": reply.parked_keys, "parked": parked}))
+        return 0
+    _print([group_fields(reply.group)], GROUP_COLUMNS, as_json=False)
+    if parked:
+        shown = f", the {len(parked)} parked for longest" if len(parked) < reply.parked_keys else ""
+        print(f"\nparked message groups: {reply.parked_keys}{shown}")
+        header = [name.upper().removesuffix("_MS") for name in PARKED_COLUMNS]
+        rows = [
+            [
+                format_duration(int(one[name]) // 1000 * 1000) if name == "parked_ms" else one[name]
+                for name in PARKED_COLUMNS
+            ]
+            for one in parked
+        ]
+        print(columns(header, rows))
+    return 0
+
+
 def run_topic_list(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
         topics = client.topics(system=args.system)
@@ -219,10 +247,6 @@ def _alter_group(args: argparse.Namespace) -> admin.AlterGroupRequest:
 
 def _delete_group(args: argparse.Namespace) -> admin.DeleteGroupRequest:
     return admin.DeleteGroupRequest(name=args.name)
-
-
-def _describe_group(args: argparse.Namespace) -> admin.DescribeGroupRequest:
-    return admin.DescribeGroupRequest(name=args.name)
 
 
 def topic_of(args: argparse.Namespace) -> admin.Topic:

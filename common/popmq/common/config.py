@@ -218,6 +218,10 @@ class PopSettings(_Section):
     catch_up_percent: int = _within(20, 1, 100)
     catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
     revive_step_ms: int = _within(16, 1, 60_000)
+    # Of a FIFO group in one queue: messages that were looked at and are not over.
+    fifo_open_offsets: int = _within(10_000, 1, 1_000_000)
+    fifo_park_after_ms: int = _within(60_000, 1, 7 * DAY_MS)
+    fifo_parked_messages: int = _within(100_000, 0, 10_000_000)  # of a group in one topic
 
     def relations(self) -> None:
         low, high = self.invisible_min_ms, self.invisible_max_ms

@@ -44,6 +44,7 @@ class Kind(IntEnum):
     RESET_OFFSET = 50
     LIST_DEAD_LETTERS = 51
     REDRIVE = 52
+    UNPARK = 56
     REGISTER = 64
     ROUTES = 65
 

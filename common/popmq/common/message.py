@@ -47,7 +47,7 @@ _MESSAGE = struct.Struct(">QIIHHI")
 _REST_AND_MESSAGE = struct.Struct(">BBHIQQQIIQQIIHHI")
 _TOKEN = struct.Struct(">BBHIQIIQQ")  # version 1
 _TOKEN_2 = struct.Struct(">BBHIQIIQQQ")
-_DEAD, _REDRIVEN = 1, 2
+_DEAD, _REDRIVEN, _PARKED = 1, 2, 4  # flags of a token
 
 assert _FRONT.size + _REST.size == _HEADER.size == HEADER_SIZE
 assert _HEADER.size + _MESSAGE.size == MESSAGE_HEADER_SIZE
@@ -104,7 +104,7 @@ class RevivalToken:
     """Names the delivery that a retry or dead-letter record ends, and the message's first copy.
 
         0  version u8 = 2 (1: without the last field)
-        1  member u8 | 2 flags u16: 1 dead letter, 2 redriven; from bit 8 on the DeadReason
+        1  member u8 | 2 flags u16: 1 dead, 2 redriven, 4 parked; from bit 8 on the DeadReason
         4  check_point_epoch u32 | 8 check_point_sequence u64
         16 topic_id u32 | 20 queue_id u32 | 24 queue_offset u64   of the first copy
         32 first_log_ms u64   first delivery
@@ -129,9 +129,13 @@ class RevivalToken:
     last_log_ms: int = 0
     reason: DeadReason = DeadReason.MAX_ATTEMPTS
     redriven: bool = False
+    # With `dead`: a dead letter out of a parking topic, whose id and offset stand in the check
+    # point's place.  Else: parked, out of the place that topic, queue and offset name.
+    parked: bool = False
 
     def encode(self) -> bytes:
         flags = (_DEAD if self.dead else 0) | (_REDRIVEN if self.redriven else 0)
+        flags |= _PARKED if self.parked else 0
         return _TOKEN_2.pack(
             2,
             self.member,
@@ -169,6 +173,7 @@ class RevivalToken:
             last[0] if last else 0,
             reason,
             bool(flags & _REDRIVEN),
+            bool(flags & _PARKED),
         )
 
 

@@ -21,6 +21,7 @@ REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
 REVIVE_QUEUES = 8
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+PARKED_PREFIX = "%PARKED%"
 
 TOPIC_NAME_LIMIT = 127
 GROUP_NAME_LIMIT = 120
@@ -156,12 +157,33 @@ def dlq_topic(group: str) -> str:
     return f"{DLQ_PREFIX}{group}"
 
 
+def parked_topic(group: str, topic: str) -> str:
+    """Where a FIFO group's messages of message groups that are stuck wait for an operator."""
+    return f"{PARKED_PREFIX}{group}+{topic}"
+
+
 def revive_topic(cluster: str) -> str:
     return f"{REVIVE_PREFIX}{cluster}"
 
 
 def is_retry_topic(name: str) -> bool:
     return name.startswith(RETRY_PREFIX)
+
+
+def is_parked_topic(name: str) -> bool:
+    return name.startswith(PARKED_PREFIX)
+
+
+def of_group_and_topic(name: str) -> tuple[str, str]:
+    """The group and the topic that a retry or a parking topic belongs to."""
+    prefix = PARKED_PREFIX if is_parked_topic(name) else RETRY_PREFIX
+    group, _, topic = name[len(prefix) :].partition("+")
+    return group, topic
+
+
+def is_group_owned(name: str) -> bool:
+    """A retry or a parking topic: one group's messages of one topic, and nobody else's."""
+    return is_retry_topic(name) or is_parked_topic(name)
 
 
 def is_system_topic(name: str) -> bool:
@@ -175,11 +197,11 @@ def check_topic_name(name: str) -> None:
     allows, but nobody sends to it.
     """
     check_readable_topic_name(name)
-    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+    if name.startswith((RETRY_PREFIX, DLQ_PREFIX, PARKED_PREFIX)):
         raise Refused(
             Code.ILLEGAL_TOPIC,
             f"topic {name} is written by popmq only: names that start with "
-            f"{RETRY_PREFIX} or {DLQ_PREFIX} cannot be created or sent to",
+            f"{RETRY_PREFIX}, {DLQ_PREFIX} or {PARKED_PREFIX} cannot be created or sent to",
         )
 
 
@@ -197,7 +219,7 @@ def check_readable_topic_name(name: str) -> None:
             Code.ILLEGAL_TOPIC,
             f"topic name {name!r} has characters outside ^[%|a-zA-Z0-9_-]+$",
         )
-    if is_system_topic(name) or is_retry_topic(name):
+    if is_system_topic(name) or is_group_owned(name):
         raise Refused(Code.ILLEGAL_TOPIC, f"{name} is a system topic; clients cannot use it")
 
 

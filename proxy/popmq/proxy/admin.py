@@ -40,6 +40,7 @@ Reply = (
     | admin_pb2.GroupReply
     | admin_pb2.ListGroupsReply
     | Gathered
+    | admin_pb2.UnparkReply
 )
 
 R = TypeVar("R", bound=Message)
@@ -70,6 +71,7 @@ _COMMANDS = (
     _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
+    _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True),
     *(
         _Command(name, kind, reply, gathers=reply)
         for name, kind, reply in (

@@ -15,7 +15,7 @@ from popmq.proxy.rpc import Answer, Rpc
 
 TIMEOUT_MS = 10_000
 
-_NOT_FOUND = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
+_NOT_FOUND = (Code.NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 # A request to create, and how to ask for what is there.
 _DESCRIBE = {
     Kind.CREATE_TOPIC: Kind.DESCRIBE_TOPIC,

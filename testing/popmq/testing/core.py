@@ -177,21 +177,45 @@ class CoreBroker:
         return made
 
     def send(
-        self, topic: str, body: bytes, *, tag_hash: int = 0, queue_id: int = -1
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag_hash: int = 0,
+        queue_id: int = -1,
+        message_group: str = "",
     ) -> hop.PutResult:
-        """One NORMAL message; its `head` is the body, since the broker looks at neither slice."""
-        entry = hop.PutEntry(MessageType.NORMAL, body, b"", tag_hash, queue_id)
+        """One NORMAL message, or a FIFO one of that message group; its `head` is the body, since
+        the broker does not look into it."""
+        kind = MessageType.FIFO if message_group else MessageType.NORMAL
+        properties = _message_group(message_group.encode()) if message_group else b""
+        entry = hop.PutEntry(kind, body, properties, tag_hash, queue_id)
         reply = self.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
         return hop.decode_put_reply(reply)[0]
 
     def receive(
-        self, topic: str, group: str, *, limit: int = 32, invisible_ms: int = 60_000
+        self,
+        topic: str,
+        group: str,
+        *,
+        limit: int = 32,
+        invisible_ms: int = 60_000,
+        attempt_id: str = "",
+        client_id: str = "a-client",
+        expression: str = "",
+        queue_id: int = -1,
     ) -> list[Delivery]:
-        return list(
-            hop.decode_pop_reply(
-                self.reply(Kind.POP, pop(topic, group, limit=limit, invisible_ms=invisible_ms))
-            ).deliveries
+        request = pop(
+            topic,
+            group,
+            limit=limit,
+            invisible_ms=invisible_ms,
+            attempt_id=attempt_id,
+            client_id=client_id,
+            expression=expression,
+            queue_id=queue_id,
         )
+        return list(hop.decode_pop_reply(self.reply(Kind.POP, request)).deliveries)
 
     def ack(self, topic: str, group: str, *handles: bytes) -> list[hop.AckResult]:
         body = hop.encode_ack(hop.AckRequest(topic, group, handles))
@@ -219,6 +243,8 @@ def pop(
     auto_renew: bool = False,
     queue_id: int = -1,
     reply_bytes: int = 8 << 20,
+    attempt_id: str = "",
+    client_id: str = "a-client",
 ) -> bytes:
     """An encoded POP request."""
     filter_type = hop.FilterType.TAG if expression else hop.FilterType.NONE
@@ -226,7 +252,7 @@ def pop(
         hop.PopRequest(
             topic,
             group,
-            "a-client",
+            client_id,
             limit,
             invisible_ms,
             poll_ms,
@@ -234,6 +260,7 @@ def pop(
             auto_renew,
             filter_type,
             expression,
+            attempt_id,
             reply_bytes=reply_bytes,
         )
     )
@@ -242,3 +269,8 @@ def pop(
 def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
     """What was delivered, sorted: queues are visited in no order that matters."""
     return sorted(one.head for one in deliveries)
+
+
+def _message_group(name: bytes) -> bytes:
+    """Field 17 of the public protocol's SystemProperties; names of up to 127 bytes."""
+    return b"\x8a\x01" + bytes((len(name),)) + name

@@ -13,9 +13,9 @@ from dataclasses import fields
 from enum import Enum, auto
 
 from popmq.broker.broker import Broker
-from popmq.broker.pop.check_point_table import QueueProgress
 from popmq.broker.pop.outcomes import OUTCOME_MS, Key, Masks
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
+from popmq.broker.pop.queue_progress import QueueProgress
 from popmq.broker.store.message_keys import names_in
 from popmq.broker.store.snapshot import snapshot_names
 from popmq.common import topics

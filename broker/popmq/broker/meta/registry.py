@@ -144,11 +144,11 @@ class Registry:
         return new
 
     def delete_topic(self, name: str) -> TopicConfig:
-        """Delete the topic with its messages, and every group's retry topic of it."""
+        """Delete the topic with its messages, and what groups have of it in topics of their own."""
         topics.check_readable_topic_name(name)
         gone = self.topic(name)
-        retries = [t for t in self._topics.values() if t.name.endswith(f"+{name}")]
-        for topic in (gone, *(t for t in retries if topics.is_retry_topic(t.name))):
+        copies = [t for t in self._topics.values() if t.name.endswith(f"+{name}")]
+        for topic in (gone, *(t for t in copies if topics.is_group_owned(t.name))):
             self._write(MetaRecord(version=META_VERSION, topic_deleted=topic.id))
         return gone
 
@@ -179,10 +179,10 @@ class Registry:
         return new
 
     def delete_group(self, name: str) -> SubscriptionGroup:
-        """Delete the group, its progress, and its retry topics. Its dead letters stay."""
+        """Delete the group, its progress, and its topics. Its dead letters stay."""
         gone = self.group(name)
-        prefix = f"{topics.RETRY_PREFIX}{name}+"
-        for topic in [t for t in self._topics.values() if t.name.startswith(prefix)]:
+        own = (topics.retry_topic(name, ""), topics.parked_topic(name, ""))
+        for topic in [t for t in self._topics.values() if t.name.startswith(own)]:
             self._write(MetaRecord(version=META_VERSION, topic_deleted=topic.id))
         self._write(MetaRecord(version=META_VERSION, group_deleted=gone.id))
         return gone

@@ -153,7 +153,10 @@ class AckService:
                 )
             read = self._registry.topic_by_id(receipt.topic_id)
             name = read.name if read else ""
-            if name != topic and name != topics.retry_topic(group, topic):
+            if name != topic and name not in (
+                topics.retry_topic(group, topic),
+                topics.parked_topic(group, topic),
+            ):
                 owner = read.name if read else "a topic that was deleted"
                 raise InvalidReceiptHandle(
                     f"the receipt handle is of a message of {owner}, not of topic {topic}"

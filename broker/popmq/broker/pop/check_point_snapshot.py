@@ -8,23 +8,28 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from popmq.broker.pop.pop_check_point import PopCheckPoint
+from popmq.broker.pop.pop_check_point import FIFO, PopCheckPoint, member_bits
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.retention import Body
 from popmq.broker.store.snapshot import entry_hash
 from popmq.broker.store.unit_check import Unit
 
 if TYPE_CHECKING:
-    from popmq.broker.pop.check_point_table import CheckPointTable, Place, QueueProgress
+    from popmq.broker.pop.check_point_table import CheckPointTable, Place
     from popmq.broker.pop.outcomes import Key
 
 _PER_PIECE = 256
-_CHECK_POINT, _PROGRESS, _OUTCOME, _MOVED = b"c", b"p", b"o", b"m"
-# epoch, root epoch, flags, topic, group, queue | sequence, root sequence, members, start, next,
-# popped, revive at, client, acked, revived, moved
+_CHECK_POINT, _PROGRESS, _OUTCOME, _MOVED, _FIFO = b"c", b"p", b"o", b"m", b"f"
+# epoch, root epoch (without a root: the receive's attempt id), flags, topic, group, queue |
+# sequence, root sequence, members, start, next, popped, revive at, client, acked, revived, moved
 _LIVE = struct.Struct(">IIIIIIQQQQQQQQQQQ")
 # group, topic, queue, open | committed, cursor, logged
 _QUEUE = struct.Struct(">IIIIQQQ")
 _OPEN = struct.Struct(">IQQ?")  # epoch, sequence, next offset, finished
+# Of a FIFO group: group, topic, queue | ranges that are over, attempts | committed, cursor, logged
+_FIFO_QUEUE = struct.Struct(">IIIIIQQQ")
+_RANGE = struct.Struct(">QQ")
+_ATTEMPTS = struct.Struct(">QI")  # offset, deliveries that ended
 _BODY = struct.Struct(">IIQQIQ")  # topic, queue, offset, position, size, tag hash
 _ENDED = struct.Struct(">QIQQQQ")  # log_ms, epoch, sequence, acked, revived, moved
 
@@ -33,7 +38,7 @@ def encode_check_point(ck: PopCheckPoint) -> bytes:
     root = ck.root
     return _LIVE.pack(
         ck.epoch,
-        root.epoch if root else 0,
+        root.epoch if root else ck.attempt_id,
         ck.flags,
         ck.topic_id,
         ck.group_id,
@@ -52,13 +57,27 @@ def encode_check_point(ck: PopCheckPoint) -> bytes:
     )
 
 
-def encode_progress(place: "Place", progress: "QueueProgress") -> bytes:
+def encode_progress(place: "Place", progress: QueueProgress) -> bytes:
     head = _QUEUE.pack(
         *place, len(progress.open), progress.committed, progress.cursor, progress.logged
     )
     return head + b"".join(
         _OPEN.pack(ck.epoch, ck.sequence, ck.next_offset, ck.finished) for ck in progress.open
     )
+
+
+def encode_fifo_progress(place: "Place", progress: FifoProgress) -> bytes:
+    attempts = sorted(progress.attempts.items())
+    head = _FIFO_QUEUE.pack(
+        *place,
+        len(progress.over),
+        len(attempts),
+        progress.committed,
+        progress.cursor,
+        progress.logged,
+    )
+    ranges = b"".join(_RANGE.pack(*one) for one in progress.over)
+    return head + ranges + b"".join(_ATTEMPTS.pack(*one) for one in attempts)
 
 
 class TableSnapshot:
@@ -73,6 +92,7 @@ class TableSnapshot:
         self._outcome = table.outcomes.get
         self._kept_check_points: list[bytes] = []
         self._kept_progress: list[bytes] = []
+        self._kept_fifo: list[bytes] = []
 
     def keep(self, ck: PopCheckPoint) -> None:
         """Called before a check point changes."""
@@ -80,11 +100,14 @@ class TableSnapshot:
             ck.snapshot = self.number
             self._kept_check_points.append(encode_check_point(ck))
 
-    def keep_progress(self, place: "Place", progress: "QueueProgress") -> None:
+    def keep_progress(self, place: "Place", progress: QueueProgress) -> None:
         """Called before a queue's progress changes, or one of its open check points ends."""
         if progress.snapshot < self.number:
             progress.snapshot = self.number
-            self._kept_progress.append(encode_progress(place, progress))
+            if isinstance(progress, FifoProgress):
+                self._kept_fifo.append(encode_fifo_progress(place, progress))
+            else:
+                self._kept_progress.append(encode_progress(place, progress))
 
     def pieces(self) -> Iterator[tuple[bytes, int]]:
         for at in range(0, len(self._check_points), _PER_PIECE):
@@ -95,10 +118,12 @@ class TableSnapshot:
             for place, progress in self._progress[at : at + _PER_PIECE]:
                 self.keep_progress(place, progress)
             yield self._progress_piece()
+            yield from self._fifo_pieces()
         if self._kept_check_points:
             yield self._live_piece()
         if self._kept_progress:
             yield self._progress_piece()
+        yield from self._fifo_pieces()
         for at in range(0, len(self._moved), _PER_PIECE):
             some = self._moved[at : at + _PER_PIECE]
             bodies = [_BODY.pack(*identity, *unit) for identity, unit in some]
@@ -114,6 +139,12 @@ class TableSnapshot:
     def _progress_piece(self) -> tuple[bytes, int]:
         entries, self._kept_progress = self._kept_progress, []
         return _PROGRESS + b"".join(entries), sum(map(_progress_hash, entries))
+
+    def _fifo_pieces(self) -> Iterator[tuple[bytes, int]]:
+        """One queue a piece: what is over and what came back is a list of its own."""
+        while self._kept_fifo:
+            entry = self._kept_fifo.pop()
+            yield _FIFO + entry, _fifo_hash(entry)
 
     def _outcome_piece(self, outcomes: "Iterator[tuple[int, Key]]") -> bytes:
         entries = []
@@ -132,6 +163,13 @@ def _progress_hash(entry: bytes) -> int:
     return entry_hash(_QUEUE.pack(group_id, topic_id, queue_id, 0, 0, 0, logged))
 
 
+def _fifo_hash(entry: bytes) -> int:
+    """As far as records say: not what filters passed over, nor what follows from that."""
+    group_id, topic_id, queue_id, ranges, attempts, _, _, logged = _FIFO_QUEUE.unpack_from(entry)
+    head = _FIFO_QUEUE.pack(group_id, topic_id, queue_id, 0, attempts, 0, 0, logged)
+    return entry_hash(head + entry[_FIFO_QUEUE.size + ranges * _RANGE.size :])
+
+
 class TableRestorer:
     """Puts the pieces of a snapshot back into an empty table."""
 
@@ -147,6 +185,8 @@ class TableRestorer:
                 self._live(fields)
         elif kind == _PROGRESS:
             self._progress(data)
+        elif kind == _FIFO:
+            self._fifo(data)
         elif kind == _MOVED:
             for topic_id, queue_id, offset, *unit in _BODY.iter_unpack(data):
                 self._table.apply_moved(Body(topic_id, queue_id, offset, Unit(*unit)))
@@ -158,6 +198,12 @@ class TableRestorer:
     def finish(self) -> None:
         table = self._table
         table.sort_live()
+        for ck in table:
+            progress = table.progress(ck.group_id, ck.topic_id, ck.queue_id)
+            if ck.flags & FIFO and isinstance(progress, FifoProgress):
+                progress.held.update(ck.offset_of(member) for member in member_bits(ck.waiting))
+                progress.in_flight = len(progress.held)
+                table.in_flight += ck.waiting.bit_count()
         for key, root in self._roots.items():
             table.live(key).root = table.live(root)
         for place, committed, cursor, logged, opened in self._places:
@@ -191,8 +237,22 @@ class TableRestorer:
             moved,
         )
         self._table.restore_live(ck)
-        if root_epoch:
+        if root_sequence:
             self._roots[ck.key] = (root_epoch, root_sequence)
+        else:
+            ck.attempt_id = root_epoch
+
+    def _fifo(self, data: bytes) -> None:
+        *place, ranges, attempts, committed, cursor, logged = _FIFO_QUEUE.unpack_from(data)
+        group_id, topic_id, queue_id = place
+        progress = self._table.start(group_id, topic_id, queue_id, committed, fifo=True)
+        assert isinstance(progress, FifoProgress)
+        progress.cursor, progress.logged = cursor, logged
+        middle = _FIFO_QUEUE.size + ranges * _RANGE.size
+        for start, end in _RANGE.iter_unpack(data[_FIFO_QUEUE.size : middle]):
+            progress.over.add(start, end)
+        progress.attempts.update(_ATTEMPTS.iter_unpack(data[middle:]))
+        assert len(progress.attempts) == attempts
 
     def _progress(self, data: bytes) -> None:
         at = 0

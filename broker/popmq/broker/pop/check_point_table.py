@@ -4,24 +4,30 @@ A function of the log: every change comes through one of the `apply` methods, in
 on the master at append and at recovery from the scan.  Nothing here reads a clock.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.due_times import STEP_MS, DueTimes
 from popmq.broker.pop.outcomes import Key, Outcomes
+from popmq.broker.pop.parked_keys import ParkedKeys
+from popmq.broker.pop.parking_records import ParkingRecords
 from popmq.broker.pop.pop_check_point import (
+    FIFO,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
+    member_bits,
 )
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
 from popmq.common.message import RevivalToken
 
 Place = tuple[int, int, int]  # group, topic, queue
 Identity = tuple[int, int, int]  # topic, queue, offset of a message
+# Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
+_ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
 
 
 class Fate(Enum):
@@ -34,33 +40,6 @@ class Fate(Enum):
     MOVED = "moved"  # the visibility was changed: a newer handle stands for it
     RESET = "reset"  # an operator set the group's offset: it counts for nothing any more
     UNKNOWN = "unknown"
-
-
-class QueueProgress:
-    """One group in one queue: where it reads on, and what it has open."""
-
-    __slots__ = ("committed", "cursor", "expired", "in_flight", "logged", "open", "snapshot")
-
-    def __init__(self, start: int) -> None:
-        self.committed = start
-        self.cursor = start
-        self.logged = start  # the part of `cursor` that records say
-        self.in_flight = 0
-        self.expired = 0  # soft: went by retention unread, since the broker started
-        self.snapshot = 0
-        self.open: deque[PopCheckPoint] = deque()
-
-    def reset_to(self, offset: int) -> None:
-        """An operator's word: the group reads on at `offset`; what it had open counts no more."""
-        self.committed = self.cursor = self.logged = offset
-        self.in_flight = 0
-        self.open.clear()
-
-    def skip_to(self, offset: int) -> None:
-        """Pass over messages that no one is to get (filtered); not a record, redone if lost."""
-        self.cursor = max(self.cursor, offset)
-        if not self.open:
-            self.committed = self.cursor
 
 
 class CheckPointTable:
@@ -76,7 +55,13 @@ class CheckPointTable:
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
+        # Live FIFO check points by the receive that they answer, if it named its attempt.
+        self._receives: dict[tuple[int, int, int, int], dict[Key, PopCheckPoint]] = {}
         self.in_flight = 0
+        self.parked = ParkedKeys()
+        self.parking = ParkingRecords(self, self.parked)
+        # Who hears that messages of a FIFO group (topic id, group id) may be available again.
+        self.on_freed: Callable[[int, int], None] = lambda topic_id, group_id: None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -89,11 +74,33 @@ class CheckPointTable:
     def progress(self, group_id: int, topic_id: int, queue_id: int) -> QueueProgress | None:
         return self._progress.get((group_id, topic_id, queue_id))
 
+    def changing(self, place: Place) -> FifoProgress:
+        """A FIFO group's progress, made if need be, kept for a snapshot before it changes."""
+        progress = self._progress.get(place) or self.start(*place, 0, fifo=True)
+        assert isinstance(progress, FifoProgress), f"group {place[0]} keeps no order"
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        return progress
+
     def progress_items(self) -> Iterator[tuple[Place, QueueProgress]]:
         return iter(self._progress.items())
 
     def find(self, epoch: int, sequence: int) -> PopCheckPoint | None:
         return self._live.get((epoch, sequence))
+
+    def received(
+        self, group_id: int, topic_id: int, client: int, attempt_id: int
+    ) -> list[PopCheckPoint]:
+        """What the client's receive of that attempt id was given and is not over, in order."""
+        found = self._receives.get((group_id, topic_id, client, attempt_id), {})
+        return list(found.values())
+
+    def attempts_before(self, ck: PopCheckPoint, member: int) -> int:
+        """Deliveries from this place that ended before this one; retry copies carry their own."""
+        progress = self._progress.get((ck.group_id, ck.topic_id, ck.queue_id))
+        if not isinstance(progress, FifoProgress):
+            return 0
+        return progress.attempts.get(ck.offset_of(member), 0)
 
     def fate(self, epoch: int, sequence: int, member: int) -> Fate:
         ck = self._live.get((epoch, sequence))
@@ -116,28 +123,44 @@ class CheckPointTable:
 
     # -- apply
 
-    def start(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> QueueProgress:
+    def start(
+        self, group_id: int, topic_id: int, queue_id: int, offset: int, *, fifo: bool = False
+    ) -> QueueProgress:
         """The group's first look at the queue."""
-        made = self._progress[(group_id, topic_id, queue_id)] = QueueProgress(offset)
+        made = FifoProgress(offset) if fifo else QueueProgress(offset)
+        self._progress[(group_id, topic_id, queue_id)] = made
         if self._saving is not None:
             made.snapshot = self._saving.number
         return made
 
     def apply(self, record: ReviveRecord, log_ms: int) -> None:
         """One record of the revive topic; `log_ms` is when it was written."""
-        if record.kind in (ReviveKind.ACK, ReviveKind.LOST):
-            acked = record.kind is ReviveKind.ACK
+        kind = record.kind
+        if kind is _ACK or kind is _LOST or kind is _RETURNED:
             ended = self._live.get((record.epoch, record.sequence))
             if ended is not None:
                 bits = record.members & ended.waiting
-                self._end(ended, bits, acked=acked, revived=not acked, log_ms=log_ms)
+                over = kind is not _RETURNED
+                self._end(
+                    ended,
+                    bits,
+                    acked=kind is _ACK,
+                    revived=kind is not _ACK,
+                    over=over,
+                    log_ms=log_ms,
+                )
+            return
+        if kind is ReviveKind.UNPARKED:
+            self.parking.unpark(record, log_ms)
             return
         ck = record.check_point(log_ms)
         if record.kind is ReviveKind.CHANGE:
             self._take_over(ck, (record.old_epoch, record.link), log_ms)
         else:
-            self._open(ck)
-            self._logged(ck)
+            ck.attempt_id = record.old_epoch
+            self._open(ck, log_ms)
+            if not record.flags & FIFO:
+                self._logged(ck)
 
     def commit(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> None:
         """Everything below `offset` is over, says a record (check_point_buffer.py)."""
@@ -153,7 +176,7 @@ class CheckPointTable:
         """Apply a check point that is not written yet."""
         ck = record.check_point(log_ms)
         ck.buffered = True
-        self._open(ck)
+        self._open(ck, log_ms)
         return ck
 
     def end_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
@@ -172,24 +195,36 @@ class CheckPointTable:
 
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""
+        if token.parked:
+            self.parking.over(token.check_point_epoch, {token.check_point_sequence}, log_ms)
+            return
         ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
         if ck is not None:
             bits = ck.waiting & 1 << token.member
             # Both bits say that it became a dead letter.
             self._end(ck, bits, acked=token.dead, revived=True, log_ms=log_ms)
 
-    def reset(self, group_id: int, topic_id: int, queue_id: int, offset: int, log_ms: int) -> int:
+    def reset(
+        self,
+        group_id: int,
+        topic_id: int,
+        queue_id: int,
+        offset: int,
+        log_ms: int,
+        *,
+        fifo: bool = False,
+    ) -> int:
         """The group reads on at `offset`, and its deliveries of this queue are over: no ack of
         them counts and none comes back.  Returns how many were in flight.
         """
         place = (group_id, topic_id, queue_id)
         progress = self._progress.get(place)
         if progress is None:
-            self.start(*place, offset)
+            self.start(*place, offset, fifo=fifo)
             return 0
         if self._saving is not None:
             self._saving.keep_progress(place, progress)
-        for ck in self._open_at(progress):
+        for ck in self._open_at(place, progress):
             self.due_times.remove(ck)
             self._forget(ck, log_ms)
         ended = progress.in_flight
@@ -197,8 +232,12 @@ class CheckPointTable:
         progress.reset_to(offset)
         return ended
 
-    def _open_at(self, progress: QueueProgress) -> list[PopCheckPoint]:
-        """The live check points of one queue's line, those that changes made included."""
+    def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
+        """The live check points of one queue, those that changes made included."""
+        if isinstance(progress, FifoProgress):
+            return [
+                ck for ck in self._live.values() if (ck.group_id, ck.topic_id, ck.queue_id) == place
+            ]
         roots = {ck.key for ck in progress.open if ck.key in self._live}
         if any(self._live[key].moved for key in roots):
             after = [ck for ck in self._live.values() if ck.root and ck.root.key in roots]
@@ -207,16 +246,21 @@ class CheckPointTable:
         return [*(self._live[key] for key in roots), *after]
 
     def drop_topic(self, topic_id: int) -> None:
+        self.parked.drop_topic(topic_id)
         self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
 
     def drop_group(self, group_id: int) -> None:
+        self.parked.drop_group(group_id)
         self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
 
     # -- retention (store/retention.py)
 
     def moved_body(self, ck: PopCheckPoint, member: int) -> Unit | None:
         """Where the member's message is now, if retention moved it."""
-        return self._moved.get((ck.topic_id, ck.queue_id, ck.offset_of(member)))
+        return self.moved_to((ck.topic_id, ck.queue_id, ck.offset_of(member)))
+
+    def moved_to(self, identity: Identity) -> Unit | None:
+        return self._moved.get(identity)
 
     def apply_moved(self, body: Body) -> None:
         """A body was appended again. Several groups may hold it, so the entry stays until a
@@ -263,19 +307,26 @@ class CheckPointTable:
         self._live = dict(sorted(self._live.items()))
         for ck in self._live.values():
             self.due_times.add(ck)
+            self._note_receive(ck)
 
     # -- inside
 
-    def _open(self, ck: PopCheckPoint) -> None:
+    def _open(self, ck: PopCheckPoint, log_ms: int) -> None:
         place = (ck.group_id, ck.topic_id, ck.queue_id)
-        progress = self._progress.get(place) or self.start(*place, ck.start_offset)
+        fifo = bool(ck.flags & FIFO)
+        start = ck.next_offset if fifo else ck.start_offset
+        progress = self._progress.get(place) or self.start(*place, start, fifo=fifo)
         if self._saving is not None:
             self._saving.keep_progress(place, progress)
             ck.snapshot = self._saving.number
-        progress.open.append(ck)
-        progress.cursor = max(progress.cursor, ck.next_offset)
         count = ck.members.bit_count()
-        progress.in_flight += count
+        if isinstance(progress, FifoProgress):
+            progress.opened(_offsets(ck, ck.members), ck.next_offset, log_ms)
+            self._note_receive(ck)
+        else:
+            progress.open.append(ck)
+            progress.cursor = max(progress.cursor, ck.next_offset)
+            progress.in_flight += count
         self.in_flight += count
         self._live[ck.key] = ck
         self.due_times.add(ck)
@@ -301,8 +352,16 @@ class CheckPointTable:
             self._forget(old, log_ms)
 
     def _end(
-        self, ck: PopCheckPoint, bits: int, *, acked: bool, revived: bool, log_ms: int
+        self,
+        ck: PopCheckPoint,
+        bits: int,
+        *,
+        acked: bool,
+        revived: bool,
+        log_ms: int,
+        over: bool = True,
     ) -> None:
+        """These members' deliveries ended; not `over` when the message itself waits in place."""
         if not bits:
             return
         root = ck.root or ck
@@ -322,11 +381,20 @@ class CheckPointTable:
             self.due_times.remove(ck)
         count = bits.bit_count()
         self.in_flight -= count
-        progress.in_flight -= count
         if ck is not root:
             self._forget(ck, log_ms)
         if root.finished:
             self._forget(root, log_ms)
+        if isinstance(progress, FifoProgress):
+            offsets = _offsets(ck, bits)
+            progress.ended(offsets, over=over, log_ms=log_ms)
+            if over:
+                for offset in offsets:
+                    self.parked.over(ck.topic_id, offset)
+            self.on_freed(ck.topic_id, ck.group_id)
+            return
+        progress.in_flight -= count
+        if root.finished:
             self._commit(progress)
 
     def _commit(self, progress: QueueProgress) -> None:
@@ -338,8 +406,21 @@ class CheckPointTable:
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
         del self._live[ck.key]
+        if ck.attempt_id:
+            self._forget_receive(ck)
         if not ck.buffered:
             self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+
+    def _note_receive(self, ck: PopCheckPoint) -> None:
+        if ck.attempt_id:
+            self._receives.setdefault(ck.receive, {})[ck.key] = ck
+
+    def _forget_receive(self, ck: PopCheckPoint) -> None:
+        if ck.attempt_id:
+            of_receive = self._receives[ck.receive]
+            del of_receive[ck.key]
+            if not of_receive:
+                del self._receives[ck.receive]
 
     def _drop(
         self,
@@ -348,6 +429,11 @@ class CheckPointTable:
     ) -> None:
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
             del self._live[ck.key]
+            self._forget_receive(ck)
             self.due_times.remove(ck)
         for key in [key for key in self._progress if of_progress(key)]:
             self.in_flight -= self._progress.pop(key).in_flight
+
+
+def _offsets(ck: PopCheckPoint, bits: int) -> list[int]:
+    return [ck.start_offset + member for member in member_bits(bits)]

@@ -12,9 +12,10 @@ from functools import partial
 
 from popmq.broker.meta.offsets import Reason
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.check_point_table import CheckPointTable, Fate, QueueProgress
+from popmq.broker.pop.check_point_table import CheckPointTable, Fate
 from popmq.broker.pop.evidence import Evidence, Handed, Place, gather
 from popmq.broker.pop.pop_check_point import AUTO_RENEW, PopCheckPoint, ReviveKind
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.pop.stepped import Steps, confirmed, read
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
@@ -80,6 +81,8 @@ class Copy:
             return "message"
         if token.dead:
             return "dead letter"
+        if token.parked:
+            return "parked"
         return "redriven" if token.redriven else "retry"
 
     @property
@@ -183,6 +186,7 @@ class Explainer:
         newest: Copy | None = None
         for name in (
             topics.retry_topic(group.name, first.topic.name),
+            topics.parked_topic(group.name, first.topic.name),
             topics.dlq_topic(group.name),
         ):
             topic = self._registry.find_topic(name)
@@ -204,6 +208,13 @@ class Explainer:
     def _progress(self, place: Place) -> QueueProgress | None:
         return self._table.progress(place.group_id, place.topic_id, place.queue_id)
 
+    def _attempt(self, copy: Copy, group: SubscriptionGroup) -> int:
+        """The attempt that the copy stands for; in a FIFO group it counts where it stands."""
+        place = copy.place(group)
+        progress = self._progress(place)
+        ended = progress.attempts.get(place.offset, 0) if isinstance(progress, FifoProgress) else 0
+        return copy.message.attempt + ended
+
     def _at_place(
         self, copy: Copy, group: SubscriptionGroup, evidence: Evidence
     ) -> Explained | None:
@@ -213,6 +224,8 @@ class Explainer:
         progress = self._progress(place)
         if progress is None or place.offset >= progress.cursor:
             return self._unread(copy, group, begun=progress is not None)
+        if isinstance(progress, FifoProgress) and progress.is_waiting(place.offset):
+            return self._unread(copy, group, begun=True)  # again, if it was delivered before
         ck = _open_at(progress, place.offset)
         if ck is not None and ck.buffered:
             return self._buffered(copy, group, ck)
@@ -223,7 +236,7 @@ class Explainer:
         proofs = _handed_proofs(evidence)
         ended = evidence.ended.get(last.key)
         fate = self._table.fate(*last.key, last.member)
-        attempt = copy.message.attempt
+        attempt = self._attempt(copy, group)
         if fate is Fate.WAITING:
             return self._invisible(copy, group, last, proofs)
         if ended is not None:
@@ -244,7 +257,7 @@ class Explainer:
     def _unread(self, copy: Copy, group: SubscriptionGroup, *, begun: bool) -> Explained:
         header = copy.message.header
         queue = self._store.queue(header.topic_id, header.queue_id)
-        attempt = copy.message.attempt
+        attempt = self._attempt(copy, group)
         if header.queue_offset < queue.min_offset:
             text = "it went by retention before the group read it"
             return _over(group, State.EXPIRED, 0, attempt, text, [])
@@ -320,7 +333,7 @@ class Explainer:
     def _invisible(
         self, copy: Copy, group: SubscriptionGroup, last: Handed, proofs: list[Proof]
     ) -> Explained:
-        attempt = copy.message.attempt
+        attempt = self._attempt(copy, group)
         live = self._table.find(*last.key)
         then = f"comes back as attempt {attempt + 1}"
         if attempt >= group.max_attempts:

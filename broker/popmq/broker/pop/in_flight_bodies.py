@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from popmq.broker.pop.check_point_table import CheckPointTable, Identity
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
+from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
@@ -20,13 +21,19 @@ class InFlightBodies:
 
     def unit_of(self, ck: PopCheckPoint, member: int, *, wait: bool = True) -> Unit:
         """Where the member's message is now; ColdRead instead of a wait for the disk."""
-        moved = self._table.moved_body(ck, member)
+        return self.unit_at((ck.topic_id, ck.queue_id, ck.offset_of(member)), wait=wait)
+
+    def unit_at(self, identity: Identity, *, wait: bool = True) -> Unit:
+        topic_id, queue_id, offset = identity
+        moved = self.moved_to(identity)
         if moved is not None:
             return moved
-        (unit,) = self._store.queue(ck.topic_id, ck.queue_id).units(
-            ck.offset_of(member), 1, wait=wait
-        )
+        (unit,) = self._store.queue(topic_id, queue_id).units(offset, 1, wait=wait)
         return unit
+
+    def moved_to(self, identity: Identity) -> Unit | None:
+        """Where retention moved the message to, if it did."""
+        return self._table.moved_to(identity)
 
     def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
         """Each body once, whichever groups hold it.
@@ -43,7 +50,22 @@ class InFlightBodies:
                 bodies = self._bodies_of(ck, held)
                 piece += [body for body in bodies if body.unit.position < position]
             yield piece
+        # Last, because what was in flight above may have come back to its place meanwhile.
+        yield from self._returned_below(position, held)
         self._table.keep_moved(held)
+
+    def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[Body]]:
+        """Messages of FIFO groups that wait in place for their next attempt, or are parked."""
+        found = []
+        for (_, topic_id, queue_id), progress in list(self._table.progress_items()):
+            if isinstance(progress, FifoProgress):
+                found += [(topic_id, queue_id, offset) for offset in progress.attempts]
+        found += [(topic_id, 0, offset) for topic_id, offset in self._table.parked.places()]
+        identities = [identity for identity in dict.fromkeys(found) if identity not in held]
+        held.update(identities)
+        for at in range(0, len(identities), _PER_PIECE):
+            bodies = [Body(*one, self.unit_at(one)) for one in identities[at : at + _PER_PIECE]]
+            yield [body for body in bodies if body.unit.position < position]
 
     def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[Body]:
         if self._table.find(ck.epoch, ck.sequence) is not ck:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.check_point_table import CheckPointTable, QueueProgress
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
@@ -66,8 +67,8 @@ def _pairs(
             continue
         seen.add((group_id, topic_id))
         group, topic = registry.group_by_id(group_id), registry.topic_by_id(topic_id)
-        # A group reads a retry topic only with its base topic.
-        if group is not None and topic is not None and not topics.is_retry_topic(topic.name):
+        # A group reads a retry or parking topic only with its base topic.
+        if group is not None and topic is not None and not topics.is_group_owned(topic.name):
             yield group, topic
 
 
@@ -85,6 +86,11 @@ def _count(store: MessageStore, registry: Registry, table: CheckPointTable, lag:
     if retry is not None:
         lag.retries = _add_queue(store, lag, retry, 0, table.progress(lag.group.id, retry.id, 0))
         lag.ready += lag.retries
+    parked = registry.find_topic(topics.parked_topic(lag.group.name, lag.topic.name))
+    progress = table.progress(lag.group.id, parked.id, 0) if parked is not None else None
+    if parked is not None and progress is not None:
+        lag.in_flight += progress.in_flight
+        lag.blocked += progress.waiting(store.queue(parked.id, 0).count)
 
 
 def _add_queue(
@@ -97,6 +103,14 @@ def _add_queue(
     """Add all but the ready messages of one queue; returns how many those are."""
     queue = store.queue(topic.id, queue_id)
     start = queue.min_offset
+    if isinstance(progress, FifoProgress):
+        lag.in_flight += progress.in_flight
+        lag.expired += progress.expired
+        lag.blocked += progress.blocked
+        ready = max(0, progress.waiting(queue.count) - progress.blocked)
+        if ready:
+            lag.heads.append((topic.id, queue_id, max(start, progress.committed)))
+        return ready
     if progress is not None:
         lag.in_flight += progress.in_flight
         lag.expired += progress.expired + max(0, start - progress.cursor)

@@ -16,6 +16,11 @@ def client_number(client_id: str) -> int:
     return tag_hash(client_id)
 
 
+def attempt_number(attempt_id: str) -> int:
+    """32 bits that stand for a receive's attempt id in check points of FIFO groups."""
+    return tag_hash(attempt_id) & 0xFFFF_FFFF or 1
+
+
 class ClientNames:
     """The ids behind the numbers, as far as they were heard lately: for people, and soft."""
 

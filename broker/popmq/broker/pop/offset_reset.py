@@ -17,7 +17,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.message import RecordKind
-from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig
 
 
 class ResetTo(Enum):
@@ -138,18 +138,18 @@ class OffsetReset:
             queue_id=0,
             body=record.encode(),
         )
-        apply_offset(self._table, record, log_ms)
+        apply_offset(self._table, record, log_ms, fifo=group.type is GroupType.FIFO)
         self.resets += 1
         return done
 
 
-def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int) -> None:
+def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int, *, fifo: bool) -> None:
     """One OFFSET record, in log order."""
     place = (record.group_id, record.topic_id, record.queue_id)
     match record.reason:
         case Reason.RESET:
-            table.reset(*place, record.queue_offset, log_ms)
+            table.reset(*place, record.queue_offset, log_ms, fifo=fifo)
         case Reason.COMMITTED:
             table.commit(*place, record.queue_offset)
         case Reason.START_AT_NEWEST:
-            table.start(*place, record.queue_offset)
+            table.start(*place, record.queue_offset, fifo=fifo)

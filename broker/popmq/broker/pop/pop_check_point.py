@@ -4,19 +4,28 @@ Everything about pop that must survive is one fixed-width record of the revive t
 bytes (big-endian) behind the record header, 128 in all.
 
     0  version u8 = 1
-    1  kind u8          1 check point, 2 ack, 3 change, 4 lost (its body cannot be read)
-    2  flags u16        1 auto renew, 2 of a push consumer
+    1  kind u8          1 check point, 2 ack, 3 change, 4 lost (its body cannot be read),
+                        5 returned (FIFO: waits in place for its next attempt),
+                        6 unparked (FIFO: what an operator says of a parked key)
+    2  flags u16        1 auto renew, 2 of a push consumer, 4 of a FIFO group
     4  epoch u32        of the check point
     8  sequence u64     of the check point
-    16 members u64      bit i = the message at start_offset + i: handed out / acked / changed / lost
+    16 members u64      bit i = the message at start_offset + i: handed out / acked / changed /
+                        lost / returned
     24 start_offset u64
     32 topic_id u32     the topic that was read, a retry topic included
     36 group_id u32
     40 queue_id u32
-    44 old_epoch u32    change: epoch of the check point whose member it takes over
-    48 link u64         check point: where the next pop goes on; change: the old sequence
+    44 old_epoch u32    change: epoch of the check point whose member it takes over; check point
+                        of a FIFO group: 32 bits of the receive's attempt id, 0 for none
+    48 link u64         check point: where the next pop goes on (FIFO: the committed offset, below
+                        which all is over); change: the old sequence
     56 revive_at_ms u64 log time at which unacked members come back
     64 client u64       hash of the client that received them
+
+Unparked has the parking topic's id, the group's, in `start_offset` the offset there of one of the
+key's messages, in `flags` the Unpark, and the messages it speaks of are those from `members`
+to below `link`.
 
 A change makes a new check point and ends the old one's member in the same record, so there
 is no moment with two live ones (RocketMQ writes two records).
@@ -32,6 +41,7 @@ CHECK_POINT_VERSION = 1
 MEMBER_LIMIT = 64  # a wider span makes several check points
 AUTO_RENEW = 1  # invisible while its client lives; a change ends that
 PUSH = 2
+FIFO = 4
 _LAYOUT = struct.Struct(">BBHIQQQIIIIQQQ")
 RECORD_SIZE = 128
 assert _LAYOUT.size == 72
@@ -42,6 +52,16 @@ class ReviveKind(IntEnum):
     ACK = 2
     CHANGE = 3
     LOST = 4
+    RETURNED = 5
+    UNPARKED = 6
+
+
+class Unpark(IntEnum):
+    """What is to become of a parked key's messages."""
+
+    RESUME = 1
+    SKIP = 2
+    DEAD_LETTER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +181,7 @@ class PopCheckPoint:
     revived: int = 0
     moved: int = 0
     root: "PopCheckPoint | None" = None
+    attempt_id: int = 0  # FIFO: 32 bits of the receive's attempt id
     buffered: bool = False  # no record yet (check_point_buffer.py)
     snapshot: int = 0  # number of the last snapshot that has it
     due_ms: int = 0  # when to look at it; soft, `revive_at_ms` is the record's
@@ -183,6 +204,11 @@ class PopCheckPoint:
     def finished(self) -> bool:
         """Every member is acked or revived, by this check point or by one it moved to."""
         return self.members & ~(self.acked | self.revived) == 0
+
+    @property
+    def receive(self) -> tuple[int, int, int, int]:
+        """Names the receive that a FIFO check point answers, as long as it has an attempt id."""
+        return (self.group_id, self.topic_id, self.client, self.attempt_id)
 
     def offset_of(self, member: int) -> int:
         return self.start_offset + member

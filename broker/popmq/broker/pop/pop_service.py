@@ -6,6 +6,7 @@ the layer above.
 """
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from popmq.broker.filter.tag import TagFilter
@@ -13,7 +14,7 @@ from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
-from popmq.broker.pop.check_point_table import CheckPointTable, QueueProgress
+from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
@@ -22,6 +23,7 @@ from popmq.broker.pop.pop_check_point import (
     ReviveKind,
     ReviveRecord,
 )
+from popmq.broker.pop.queue_progress import QueueProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
@@ -32,7 +34,7 @@ from popmq.common.errors import TooManyRequests
 from popmq.common.hop import Delivery
 from popmq.common.message import RecordKind, StoredMessage
 from popmq.common.receipt import ReceiptHandle
-from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig
 
 _SCAN_UNITS = 800  # index units that one pop of one queue looks through for its filter
 
@@ -50,6 +52,7 @@ class Want:
     client: int
     auto_renew: bool
     reply_bytes: int
+    attempt_id: int = 0  # 32 bits of the receive's attempt id; 0 when it has none
 
 
 @dataclass(slots=True)
@@ -103,16 +106,20 @@ class PopService:
         self._store.guard.check_write()
         self.metrics.pops += 1
         end = self._store.end
-        batch = _Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
+        batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
         retry_first = self._rng.randrange(100) < self._settings.retry_first_percent
-        sources = [(want.topic, self._queue_order(want.topic, want.queue_id))]
+        sources = [(want.topic, self.queue_order(want.topic, want.queue_id))]
         if retry is not None:
             sources.insert(0 if retry_first else 1, (retry, [0]))
         for topic, queue_ids in sources:
             for queue_id in queue_ids:
                 self._take(want, topic, queue_id, batch)
         self.wrote = self._store.end != end
+        return self.finish(want, batch)
+
+    def finish(self, want: Want, batch: "Batch") -> tuple[list[Delivery], int]:
+        """What the batch came to; raises what `pop` raises."""
         place = (want.topic.name, want.group.name)
         if not batch.deliveries:
             if batch.cold:
@@ -123,43 +130,46 @@ class PopService:
             if batch.refusal:
                 self.metrics.refused_in_flight += 1
                 raise TooManyRequests(batch.refusal)
-        self._catch_up.delivered(place, batch.position, self._store.end)
+        else:
+            self._catch_up.delivered(place, batch.position, self._store.end)
         self.metrics.delivered += len(batch.deliveries)
         return batch.deliveries, batch.rest
 
     def has_ready(self, want: Want) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
-        places = [(want.topic, q) for q in self._queue_order(want.topic, want.queue_id)]
+        places = [(want.topic, q) for q in self.queue_order(want.topic, want.queue_id)]
         if retry is not None:
             places.append((retry, 0))
         return any(
             self._store.queue(topic.id, queue_id).count
-            > self._progress(want.group, topic, queue_id).cursor
+            > self.progress(want.group, topic, queue_id).cursor
             for topic, queue_id in places
         )
 
     def begin(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> None:
         """The group's first look at the queue, if it had none yet."""
-        self._progress(group, topic, queue_id)
+        self.progress(group, topic, queue_id)
 
-    def _queue_order(self, topic: TopicConfig, queue_id: int) -> list[int]:
+    def queue_order(self, topic: TopicConfig, queue_id: int) -> list[int]:
         if queue_id >= 0:
             return [queue_id]
         first = self._rng.randrange(topic.queues)
         return [(first + i) % topic.queues for i in range(topic.queues)]
 
-    def _progress(
+    def progress(
         self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int
     ) -> QueueProgress:
+        """Made at the group's first look at the queue."""
         known = self._table.progress(group.id, topic.id, queue_id)
         if known is not None:
             return known
-        if group.start_at is StartAt.NEWEST and not topics.is_retry_topic(topic.name):
+        if group.start_at is StartAt.NEWEST and not topics.is_group_owned(topic.name):
             self._start_at_newest(group, topic)
             known = self._table.progress(group.id, topic.id, queue_id)
         queue = self._store.queue(topic.id, queue_id)
-        return known or self._table.start(group.id, topic.id, queue_id, queue.min_offset)
+        fifo = group.type is GroupType.FIFO
+        return known or self._table.start(group.id, topic.id, queue_id, queue.min_offset, fifo=fifo)
 
     def _start_at_newest(self, group: SubscriptionGroup, topic: TopicConfig) -> None:
         """At the group's first look at the topic, for all queues; one added later is new to all."""
@@ -175,13 +185,13 @@ class PopService:
                 queue_id=0,
                 body=record.encode(),
             )
-            self._table.start(*place, start)
+            self._table.start(*place, start, fifo=group.type is GroupType.FIFO)
 
-    def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: "_Batch") -> None:
+    def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: "Batch") -> None:
         """Fill the batch from one queue and write the check points of what was taken."""
-        progress = self._progress(want.group, topic, queue_id)
+        progress = self.progress(want.group, topic, queue_id)
         queue = self._store.queue(topic.id, queue_id)
-        room = self._room(progress, batch)
+        room = self.room(progress, batch)
         if progress.cursor < queue.min_offset:
             self.metrics.expired += queue.min_offset - progress.cursor
             progress.expired += queue.min_offset - progress.cursor
@@ -200,7 +210,7 @@ class PopService:
         want: Want,
         topic: TopicConfig,
         queue_id: int,
-        batch: "_Batch",
+        batch: "Batch",
         progress: QueueProgress,
         *,
         scan: int,
@@ -222,7 +232,7 @@ class PopService:
             batch.bytes_left = left
             raise
 
-    def _room(self, progress: QueueProgress, batch: "_Batch") -> int:
+    def room(self, progress: QueueProgress, batch: "Batch") -> int:
         per_queue = self._settings.max_in_flight_per_queue - progress.in_flight
         per_broker = self._settings.max_in_flight_per_broker - self._table.in_flight
         if per_queue <= 0:
@@ -246,7 +256,7 @@ class PopService:
         queue_id: int,
         taken: "list[tuple[int, Unit]]",
         end: int,
-        batch: "_Batch",
+        batch: "Batch",
         progress: QueueProgress,
     ) -> None:
         read = self._store.reader.read([unit for _, unit in taken], wait=False)
@@ -277,7 +287,7 @@ class PopService:
         queue_id: int,
         group: list[tuple[int, StoredMessage]],
         next_offset: int,
-        batch: "_Batch",
+        batch: "Batch",
     ) -> None:
         """One check point and its deliveries."""
         start = group[0][0]
@@ -303,32 +313,42 @@ class PopService:
         else:
             self._buffer.write_queue((want.group.id, topic.id, queue_id))
             put_revive(self._store, self._table, record)
-        for offset, message in group:
+        batch.deliveries += self.deliveries(record, group, {})
+
+    def deliveries(
+        self,
+        check_point: ReviveRecord,
+        messages: list[tuple[int, StoredMessage]],
+        attempts: Mapping[int, int],
+    ) -> list[Delivery]:
+        """Members as their consumer sees them, with their handles; `attempts` counts those that
+        ended where the message stands."""
+        key, broker = self._registry.receipt_key, self._broker
+        topic_id, group_id = check_point.topic_id, check_point.group_id
+        queue_id, start = check_point.queue_id, check_point.start_offset
+        epoch, sequence = check_point.epoch, check_point.sequence
+        made = []
+        for offset, message in messages:
+            attempt = message.attempt + attempts.get(offset, 0)
+            member = offset - start
             handle = ReceiptHandle(
-                self._broker,
-                topic.id,
-                want.group.id,
-                queue_id,
-                offset,
-                message.attempt,
-                record.epoch,
-                record.sequence,
-                offset - start,
+                broker, topic_id, group_id, queue_id, offset, attempt, epoch, sequence, member
             )
-            batch.deliveries.append(
+            made.append(
                 Delivery(
                     queue_id,
                     offset,
-                    message.attempt,
+                    attempt,
                     message.header.wall_ms,
-                    handle.encode(self._registry.receipt_key),
+                    handle.encode(key),
                     message.head,
                     message.properties,
                 )
             )
+        return made
 
 
-class _Batch:
+class Batch:
     """What one pop collects, within its count and its bytes."""
 
     __slots__ = ("bytes_left", "cold", "deliveries", "limit", "position", "refusal", "rest")

@@ -2,7 +2,7 @@
 
 The retry or dead-letter record *is* the revival: it carries the check point and
 the member that it ends, so it is written once whatever crashes, and there is no separate
-revive log to fall behind.
+revive log to fall behind.  Messages of FIFO groups come back in place, by a record of their own.
 """
 
 from popmq.broker.meta.registry import Registry
@@ -12,6 +12,7 @@ from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import Liveness
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
+    FIFO,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
@@ -51,6 +52,7 @@ class ReviveService:
         self._liveness = liveness
         self.renewed = 0
         self.retried = 0
+        self.returned = 0
         self.dead_lettered = 0
         self.lost = 0
         self._warming = False
@@ -172,7 +174,11 @@ class ReviveService:
         message: StoredMessage,
         reject: DeadReason | None = None,
     ) -> None:
-        dead = reject is not None or message.attempt >= group.max_attempts
+        attempt = message.attempt + self._table.attempts_before(ck, member)
+        dead = reject is not None or attempt >= group.max_attempts
+        if ck.flags & FIFO and not dead:
+            self._return(ck, member)
+            return
         target = self._target(topic, group, dead=dead)
         # The first copy's place travels along, however often the message is revived.  Outside of
         # the retry topic a token is another group's: the message itself is the first copy.
@@ -199,13 +205,19 @@ class ReviveService:
             properties=message.properties,
             tag_hash=message.tag_hash,
             token=token.encode(),
-            attempt=message.attempt if dead else message.attempt + 1,
+            attempt=attempt if dead else attempt + 1,
         )
         self._table.apply_revival(token, log_ms)
         if dead:
             self.dead_lettered += 1
         else:
             self.retried += 1
+
+    def _return(self, ck: PopCheckPoint, member: int) -> None:
+        """Order is kept in place: the message waits where it is for its next attempt."""
+        self.returned += 1
+        record = ReviveRecord(ReviveKind.RETURNED, ck.epoch, ck.sequence, 1 << member)
+        put_revive(self._store, self._table, record)
 
     def _target(self, topic: TopicConfig, group: SubscriptionGroup, *, dead: bool) -> TopicConfig:
         if dead:

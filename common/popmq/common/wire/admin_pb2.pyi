@@ -333,15 +333,19 @@ class DescribeGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    parked: _builtins.bool
+    """with the message groups that are parked"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        parked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parked", b"parked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,23 +431,125 @@ class GroupReply(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    PARKED_KEYS_FIELD_NUMBER: _builtins.int
+    parked_keys: _builtins.int
+    """how many there are"""
     @_builtins.property
     def status(self) -> Global___Status: ...
     @_builtins.property
     def group(self) -> Global___Group: ...
+    @_builtins.property
+    def parked(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedKey]:
+        """longest first, at most 1,000"""
+
     def __init__(
         self,
         *,
         status: Global___Status | None = ...,
         group: Global___Group | None = ...,
+        parked: _abc.Iterable[Global___ParkedKey] | None = ...,
+        parked_keys: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "parked", b"parked", "parked_keys", b"parked_keys", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupReply: _TypeAlias = GroupReply  # noqa: Y015
+
+@_typing.final
+class ParkedKey(_message.Message):
+    """A message group of a FIFO group that was moved out of the way in one queue of one topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    PARKED_MS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    key: _builtins.str
+    """the message group; empty: messages without one"""
+    queue_id: _builtins.int
+    messages: _builtins.int
+    parked_ms: _builtins.int
+    """for how long"""
+    state: _builtins.str
+    """parked | resumed | dead-lettering"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        parked_ms: _builtins.int = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "messages", b"messages", "parked_ms", b"parked_ms", "queue_id", b"queue_id", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkedKey: _TypeAlias = ParkedKey  # noqa: Y015
+
+@_typing.final
+class UnparkRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    topic: _builtins.str
+    key: _builtins.str
+    action: _builtins.str
+    """resume | skip | dead-letter"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        action: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "group", b"group", "key", b"key", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnparkRequest: _TypeAlias = UnparkRequest  # noqa: Y015
+
+@_typing.final
+class UnparkReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    """that it is about"""
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnparkReply: _TypeAlias = UnparkReply  # noqa: Y015
 
 @_typing.final
 class ListGroupsReply(_message.Message):

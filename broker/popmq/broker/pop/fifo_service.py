@@ -1,0 +1,265 @@
+"""FifoService: pop for groups of type FIFO, in the order of each message group.
+
+A receive takes messages of keys (message groups) that have nothing in flight, in the order of
+their offsets; a key that is busy holds up nobody else.  What comes back waits in its place, so
+there is no retry topic (docs/concepts/pop.md, FIFO groups).
+"""
+
+from popmq.broker.filter.tag import EVERYTHING
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.fifo_visit import FifoVisit
+from popmq.broker.pop.in_flight_bodies import InFlightBodies
+from popmq.broker.pop.order_info import OrderInfo
+from popmq.broker.pop.parked_keys import ParkedKey
+from popmq.broker.pop.parking_service import ParkingService
+from popmq.broker.pop.pop_check_point import (
+    AUTO_RENEW,
+    FIFO,
+    MEMBER_LIMIT,
+    PUSH,
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+    Unpark,
+    member_bits,
+)
+from popmq.broker.pop.pop_service import Batch, PopService, Want, put_revive
+from popmq.broker.pop.queue_progress import FifoProgress
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.config import PopSettings
+from popmq.common.disk import ColdRead
+from popmq.common.hop import Delivery
+from popmq.common.message import StoredMessage
+from popmq.common.topics import TopicConfig
+
+
+class FifoService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        bodies: InFlightBodies,
+        pops: PopService,
+        parking: ParkingService,
+        settings: PopSettings,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._parking = parking
+        self._table = table
+        self._bodies = bodies
+        self._pops = pops
+        self._settings = settings
+
+    def pop(self, want: Want) -> tuple[list[Delivery], int]:
+        """Like `PopService.pop`, in order; the same attempt id gets the same again."""
+        self._store.guard.check_write()
+        self._pops.metrics.pops += 1
+        batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
+        for ck in self._received(want):
+            self._give_again(ck, batch)
+        if not batch.deliveries:
+            self._take_resumed(want, batch)
+            for queue_id in self._pops.queue_order(want.topic, want.queue_id):
+                self._take(want, want.topic, queue_id, batch)
+            if not batch.deliveries:  # the queues may have been looked at far enough by now
+                self._take_resumed(want, batch)
+        return self._pops.finish(want, batch)
+
+    def has_ready(self, want: Want) -> bool:
+        """Whether a pop might find something: reads no message, writes nothing."""
+        if self._received(want):
+            return True
+        return any(
+            visit.rest or visit.order.has_ready()
+            for visit in (
+                self._visit(want, want.topic, queue_id)
+                for queue_id in self._pops.queue_order(want.topic, want.queue_id)
+            )
+        )
+
+    def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch) -> None:
+        """Fill the batch from one queue and write the check points of what was taken."""
+        visit = self._visit(want, topic, queue_id)
+        room = self._pops.room(visit.progress, batch)
+        left = batch.bytes_left
+        try:
+            visit.expire()
+            found = visit.read(visit.choose(batch, room)) if room > 0 else []
+        except ColdRead as cold:
+            batch.bytes_left = left
+            batch.cold.append(cold)
+        else:
+            self._deliver(want, topic, visit, found, batch)
+        self._parking.look(want.group, topic, queue_id, visit)
+        batch.rest += visit.rest
+
+    def _visit(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoVisit:
+        progress = self._progress(want, topic, queue_id)
+        if progress.order is None:
+            progress.order = OrderInfo(progress.committed)
+            for key in self._table.parked.of_topic(want.group.id, topic.id):
+                if key.queue_id == queue_id:
+                    progress.order.park(key.name)
+        return FifoVisit(
+            self._store,
+            self._bodies,
+            self._pops.metrics,
+            topic.id,
+            queue_id,
+            progress,
+            tags=want.tags,
+            open_limit=self._settings.fifo_open_offsets,
+        )
+
+    def _progress(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoProgress:
+        progress = self._pops.progress(want.group, topic, queue_id)
+        assert isinstance(progress, FifoProgress), f"group {want.group.name} keeps no order"
+        return progress
+
+    def _deliver(
+        self,
+        want: Want,
+        topic: TopicConfig,
+        visit: FifoVisit,
+        found: list[tuple[int, StoredMessage]],
+        batch: Batch,
+    ) -> None:
+        """Check points of at most 64 offsets each, and their deliveries."""
+        if found:
+            batch.position = found[-1][1].header.position
+        first = 0
+        while first < len(found):
+            start = found[first][0]
+            behind = first
+            members = 0
+            while behind < len(found) and found[behind][0] - start < MEMBER_LIMIT:
+                members |= 1 << (found[behind][0] - start)
+                behind += 1
+            record = ReviveRecord(
+                ReviveKind.CHECK_POINT,
+                self._store.epoch,
+                self._pops.next_sequence(),
+                members,
+                start_offset=start,
+                topic_id=topic.id,
+                group_id=want.group.id,
+                queue_id=visit.queue_id,
+                old_epoch=want.attempt_id,
+                link=visit.progress.committed,
+                revive_at_ms=self._store.log_ms() + want.invisible_ms,
+                client=want.client,
+                flags=FIFO | AUTO_RENEW | PUSH if want.auto_renew else FIFO,
+            )
+            put_revive(self._store, self._table, record)
+            batch.deliveries += self._pops.deliveries(
+                record, found[first:behind], visit.progress.attempts
+            )
+            first = behind
+
+    # -- parked keys that were resumed
+
+    def _take_resumed(self, want: Want, batch: Batch) -> None:
+        """Their messages come out of the parking queue, in the order that they had before."""
+        keys = self._table.parked.resumed(want.group.id, want.topic.id)
+        if not keys:
+            return
+        parking = self._registry.topic_by_id(keys[0].parking_id)
+        assert parking is not None, "keys parked in no topic"
+        progress = self._progress(want, parking, 0)
+        if progress.order is None:
+            progress.order = OrderInfo(0)
+        # What is parked had passed the filter already.
+        visit = FifoVisit(
+            self._store,
+            self._bodies,
+            self._pops.metrics,
+            parking.id,
+            0,
+            progress,
+            tags=EVERYTHING,
+            open_limit=1 << 60,
+            look_on=False,
+        )
+        room = self._pops.room(progress, batch)
+        left = batch.bytes_left
+        try:
+            for key in keys:
+                if want.queue_id in (-1, key.queue_id):
+                    self._feed(key, visit)
+            taken = visit.choose(batch, room) if room > 0 else []
+            found = visit.read(taken)
+        except ColdRead as cold:
+            batch.bytes_left = left
+            batch.cold.append(cold)
+            return
+        self._deliver(want, parking, visit, found, batch)
+        for offset in {offset for offset, _ in taken} - {offset for offset, _ in found}:
+            self._parking.say(keys[0].group_id, parking.id, offset, Unpark.SKIP, alone=True)
+
+    def _feed(self, key: ParkedKey, visit: FifoVisit) -> None:
+        """Let the key's next messages be chosen: as many as stand in their order there.
+
+        A message that was in flight when its key was parked stands behind later ones, and the
+        ones behind it wait until it is over.  One that is still in flight holds up all.
+        """
+        base = self._table.progress(key.group_id, key.topic_id, key.queue_id)
+        if not isinstance(base, FifoProgress) or base.order is None:
+            return
+        before = -1
+        for origin, offset in key.messages[:MEMBER_LIMIT]:
+            confirmed = offset < visit.queue.count
+            if offset < before or not confirmed or base.order.busy_below(key.name, origin):
+                return
+            before = offset
+            if offset not in visit.order:
+                unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
+                held = offset in visit.progress.held
+                visit.order.look(offset, key.line, unit, held=held)
+
+    # -- the same receive once more
+
+    def _received(self, want: Want) -> list[PopCheckPoint]:
+        """What a receive of this attempt id was given and still has."""
+        if not want.attempt_id:
+            return []
+        now_ms = self._store.log_ms()
+        name = topics.parked_topic(want.group.name, want.topic.name)
+        places = (self._registry.find_topic(name), want.topic)
+        return [
+            ck
+            for topic in places
+            if topic is not None
+            for ck in self._table.received(want.group.id, topic.id, want.client, want.attempt_id)
+            if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
+        ]
+
+    def _give_again(self, ck: PopCheckPoint, batch: Batch) -> None:
+        """The client may not have seen the reply: nothing is written, the handles are the same."""
+        members = member_bits(ck.waiting)[: batch.limit - len(batch.deliveries)]
+        units = [self._bodies.unit_of(ck, member, wait=False) for member in members]
+        record = ReviveRecord(
+            ReviveKind.CHECK_POINT,
+            ck.epoch,
+            ck.sequence,
+            ck.members,
+            start_offset=ck.start_offset,
+            topic_id=ck.topic_id,
+            group_id=ck.group_id,
+            queue_id=ck.queue_id,
+        )
+        messages = self._store.reader.read(units, wait=False)
+        found = [
+            (ck.offset_of(member), message)
+            for member, message in zip(members, messages, strict=True)
+            if not isinstance(message, DamagedMessage)
+        ]
+        progress = self._table.progress(ck.group_id, ck.topic_id, ck.queue_id)
+        assert isinstance(progress, FifoProgress), "a FIFO check point without progress"
+        batch.deliveries += self._pops.deliveries(record, found, progress.attempts)
+        if found:
+            batch.position = found[-1][1].header.position

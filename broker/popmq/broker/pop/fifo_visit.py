@@ -1,0 +1,185 @@
+"""FifoVisit: one receive of a FIFO group at one queue; which messages it takes.
+
+Reads on in the queue as far as it must, remembers in OrderInfo whose message group is busy,
+and passes over what no one is to get.  Nothing is delivered here.
+"""
+
+from popmq.broker.filter.tag import TagFilter
+from popmq.broker.pop.in_flight_bodies import InFlightBodies
+from popmq.broker.pop.message_group import message_group
+from popmq.broker.pop.pop_service import Batch, PopMetrics
+from popmq.broker.pop.queue_progress import FifoProgress
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.unit_check import Unit
+from popmq.common.disk import ColdRead
+from popmq.common.message import StoredMessage
+
+_LOOK_UNITS = 800  # that one receive looks at in one queue
+_READ_UNITS = 32  # of them in one read
+_READ_BYTES = 1 << 20
+
+
+class FifoVisit:
+    def __init__(
+        self,
+        store: MessageStore,
+        bodies: InFlightBodies,
+        metrics: PopMetrics,
+        topic_id: int,
+        queue_id: int,
+        progress: FifoProgress,
+        *,
+        tags: TagFilter,
+        open_limit: int,
+        look_on: bool = True,
+    ) -> None:
+        self._store = store
+        self._bodies = bodies
+        self._metrics = metrics
+        self._place = (topic_id, queue_id)
+        self.queue = store.queue(topic_id, queue_id)
+        self._tags = tags
+        self._open_limit = open_limit
+        self._left = _LOOK_UNITS if look_on else 0
+        self._read: dict[int, StoredMessage] = {}  # by this visit
+        self.progress = progress
+        self.queue_id = queue_id
+        assert progress.order is not None, "a visit without order info"
+        self.order = progress.order
+        # What was held before a start may have ended before it was looked at.
+        self.order.scanned = max(self.order.scanned, progress.committed)
+
+    @property
+    def full(self) -> bool:
+        """At the bound of open messages: nothing more is looked at until some are over."""
+        return len(self.order) >= self._open_limit
+
+    @property
+    def rest(self) -> int:
+        """Messages that may be looked at and were not."""
+        return 0 if self.full else max(0, self.queue.count - self.order.scanned)
+
+    def choose(self, batch: Batch, room: int) -> list[tuple[int, Unit]]:
+        """At most `room` messages of available keys, in the order of their offsets.
+
+        They are out of the order info until they are held or given back.  Raises ColdRead when
+        there is nothing to take before something was read from the disk.
+        """
+        taken: list[tuple[int, Unit]] = []
+        while len(taken) < room:
+            found = self.order.next_ready()
+            if found is None:
+                try:
+                    if not self._look_on():
+                        break
+                except ColdRead:
+                    if taken:
+                        break  # these can leave; the next receive waits for the disk
+                    raise
+                continue
+            offset, unit = found
+            if not self._tags.accepts(unit.tag_hash):
+                self._pass_over(offset)
+                continue
+            first = not batch.deliveries and not taken
+            if unit.size > batch.bytes_left and not first:
+                self.order.give_back(offset)
+                break
+            batch.bytes_left -= unit.size
+            taken.append(found)
+        return taken
+
+    def read(self, taken: list[tuple[int, Unit]]) -> list[tuple[int, StoredMessage]]:
+        """The chosen messages; a damaged one is passed over. ColdRead gives all of them back."""
+        missing = [(offset, unit) for offset, unit in taken if offset not in self._read]
+        try:
+            messages = self._messages(missing)
+        except ColdRead:
+            for offset, _ in taken:
+                self.order.give_back(offset)
+            raise
+        for (offset, _), message in zip(missing, messages, strict=True):
+            if isinstance(message, DamagedMessage):
+                self._pass_over(offset)
+            else:
+                self._read[offset] = message
+        return [(offset, self._read[offset]) for offset, _ in taken if offset in self._read]
+
+    def expire(self) -> None:
+        """Pass over what went by retention, but not what was delivered: that is kept alive."""
+        low, progress, order = self.queue.min_offset, self.progress, self.order
+        at = max(progress.committed, progress.expired_to)
+        if low <= at:
+            return
+        kept = [
+            offset
+            for offset in sorted(progress.held | progress.attempts.keys())
+            if at <= offset < low and progress.over.end_of(offset) == offset
+        ]
+        unknown = [offset for offset in kept if offset not in order]
+        units = [(one, self._bodies.unit_at((*self._place, one), wait=False)) for one in unknown]
+        self._enter(units)
+        for offset in set(order.waiting_below(low)).difference(kept):
+            order.pass_over(offset)
+        expired = low - at - progress.over.count(at, low) - len(kept)
+        self._metrics.expired += expired
+        progress.expired += expired
+        for offset in [*kept, low]:
+            progress.pass_over(at, offset)
+            at = offset + 1
+        order.scanned = max(order.scanned, low)
+        progress.expired_to = low
+
+    def _look_on(self) -> bool:
+        """Read a piece of the queue; False when there is none or it is enough for a receive."""
+        order, progress = self.order, self.progress
+        offset = order.scanned
+        if offset >= self.queue.count or self._left <= 0 or self.full:
+            return False
+        over_end = progress.over.end_of(offset)
+        if over_end > offset:
+            order.scanned = over_end
+            return True
+        limit = min(_READ_UNITS, self._open_limit - len(order))
+        next_over = progress.over.next_start(offset)
+        if next_over is not None:
+            limit = min(limit, next_over - offset)
+        wanted: list[tuple[int, Unit]] = []
+        passed: list[int] = []
+        end, size = offset, 0
+        for unit in self.queue.units(offset, limit, wait=False):
+            if end not in progress.held and not self._tags.accepts(unit.tag_hash):
+                passed.append(end)
+            elif wanted and size + unit.size > _READ_BYTES:
+                break
+            else:
+                wanted.append((end, unit))
+                size += unit.size
+            end += 1
+        self._enter(wanted)
+        for one in passed:
+            progress.pass_over(one, one + 1)
+        self._left -= end - offset
+        order.scanned = end
+        progress.cursor = max(progress.cursor, end)
+        return True
+
+    def _enter(self, units: list[tuple[int, Unit]]) -> None:
+        """Read these messages and remember their keys; ColdRead with nothing changed."""
+        for (offset, unit), message in zip(units, self._messages(units), strict=True):
+            held = offset in self.progress.held
+            if not isinstance(message, DamagedMessage):
+                self.order.look(offset, message_group(message.properties), unit, held=held)
+                if not held:
+                    self._read[offset] = message
+            elif not held:  # what is in flight is given up when its time is over
+                self.progress.pass_over(offset, offset + 1)
+
+    def _messages(self, units: list[tuple[int, Unit]]) -> list[StoredMessage | DamagedMessage]:
+        where = [self._bodies.moved_to((*self._place, offset)) or unit for offset, unit in units]
+        return self._store.reader.read(where, wait=False)
+
+    def _pass_over(self, offset: int) -> None:
+        self.order.pass_over(offset)
+        self.progress.pass_over(offset, offset + 1)

@@ -1,0 +1,73 @@
+"""ParkingRecords: what the records about parked keys do to the tables.
+
+A parking record ends a message in its first place and lists it in ParkedKeys; an unparked record
+says what is to become of a key; a dead letter out of a parking topic ends one message there.
+Part of the check-point table's `apply`: a function of the log.
+"""
+
+from typing import TYPE_CHECKING
+
+from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
+from popmq.broker.pop.pop_check_point import ReviveRecord, Unpark
+from popmq.broker.pop.queue_progress import FifoProgress
+
+if TYPE_CHECKING:
+    from popmq.broker.pop.check_point_table import CheckPointTable, Place
+
+
+class ParkingRecords:
+    def __init__(self, table: "CheckPointTable", parked: ParkedKeys) -> None:
+        self._table = table
+        self._parked = parked
+        parked.on_unparked = self._unparked
+
+    def park(
+        self,
+        place: "Place",
+        parking_id: int,
+        name: bytes,
+        *,
+        origin: int,
+        offset: int,
+        log_ms: int,
+    ) -> None:
+        """A message of key `name` left its place for the parking topic: it is over there."""
+        self._table.changing(place).ended([origin], over=True, log_ms=log_ms)
+        self._table.changing((place[0], parking_id, 0))  # there when deliveries begin
+        self._parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
+        self._table.on_freed(place[1], place[0])
+
+    def unpark(self, record: ReviveRecord, log_ms: int) -> None:
+        """An operator's word, or a message that turned out to be damaged."""
+        key = self._parked.owner(record.topic_id, record.start_offset)
+        if key is None:
+            return
+        if record.flags != Unpark.SKIP:
+            self._parked.say(key, Unpark(record.flags), record.link)
+        else:
+            held = self._table.changing((key.group_id, key.parking_id, 0)).held
+            low, end = record.members, record.link
+            skipped = {offset for _, offset in key.messages if low <= offset < end} - held
+            self.over(key.parking_id, skipped, log_ms)
+        self._table.on_freed(key.topic_id, key.group_id)
+
+    def over(self, parking_id: int, offsets: set[int], log_ms: int) -> None:
+        """Messages of one key in the parking queue that are not in flight are over."""
+        key = self._parked.owner(parking_id, min(offsets)) if offsets else None
+        if key is None:
+            return
+        progress = self._table.changing((key.group_id, parking_id, 0))
+        for offset in sorted(offsets):
+            if progress.order is not None:
+                progress.order.drop(offset)
+            progress.ended([offset], over=True, log_ms=log_ms)
+        if len(offsets) == 1:
+            self._parked.over(parking_id, min(offsets))
+        else:
+            self._parked.skip(key, offsets)
+
+    def _unparked(self, key: ParkedKey) -> None:
+        progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)
+        if isinstance(progress, FifoProgress) and progress.order is not None:
+            progress.order.unpark(key.name)
+        self._table.on_freed(key.topic_id, key.group_id)

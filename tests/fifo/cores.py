@@ -1,0 +1,53 @@
+"""A broker core with a FIFO group `g` on topic `orders`, and short ways to use it."""
+
+from popmq.broker.pop.queue_progress import FifoProgress
+from popmq.common.errors import Code
+from popmq.common.hop import Delivery
+from popmq.common.message import tag_hash
+from popmq.common.topics import GroupType, MessageType
+from popmq.testing.core import CoreBroker
+
+
+def made_core() -> CoreBroker:
+    made = CoreBroker()
+    made.topic("orders", type=MessageType.MIXED)
+    made.group("g", type=GroupType.FIFO)
+    return made
+
+
+def send(core: CoreBroker, *names: str, queue_id: int = 0, tag: str = "") -> None:
+    """Messages named by their key and number: `a1` is the first of message group `a`."""
+    for name in names:
+        hashed = tag_hash(tag) if tag else 0
+        key = name.rstrip("0123456789")
+        core.send("orders", name.encode(), queue_id=queue_id, message_group=key, tag_hash=hashed)
+
+
+def names(deliveries: list[Delivery]) -> list[str]:
+    return [one.head.decode() for one in deliveries]
+
+
+def attempts(deliveries: list[Delivery]) -> list[tuple[str, int]]:
+    return [(one.head.decode(), one.attempt) for one in deliveries]
+
+
+def receive(core: CoreBroker, *, limit: int = 32, invisible_ms: int = 60_000) -> list[Delivery]:
+    return core.receive("orders", "g", limit=limit, invisible_ms=invisible_ms)
+
+
+def ack(core: CoreBroker, *deliveries: Delivery) -> None:
+    results = core.ack("orders", "g", *(one.handle for one in deliveries))
+    assert [result.code for result in results] == [Code.OK] * len(deliveries)
+
+
+def progress(core: CoreBroker, queue_id: int = 0, group: str = "g") -> FifoProgress:
+    topic, config = core.broker.registry.topic("orders"), core.broker.registry.group(group)
+    found = core.broker.table.progress(config.id, topic.id, queue_id)
+    assert isinstance(found, FifoProgress)
+    return found
+
+
+def restart(core: CoreBroker) -> None:
+    """After a power cut: what was not synced is gone."""
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()

@@ -1,0 +1,27 @@
+"""Order per message group in random lives, with partial acks, expiries, changes and power cuts."""
+
+import os
+import random
+from collections import Counter
+
+import pytest
+from fifo.fifo_history import History
+
+SEEDS = 40
+
+
+def test_order_attempts_and_progress_hold_in_random_histories() -> None:
+    fixed = os.environ.get("POPMQ_TEST_SEED")
+    first = int(fixed) if fixed else random.SystemRandom().randrange(1 << 32)
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + (1 if fixed else SEEDS)):
+        history = History(seed)
+        try:
+            history.run(250)
+        except AssertionError as error:
+            pytest.fail(f"{error} (POPMQ_TEST_SEED={seed} repeats it)")
+        seen.update(history.counts)
+    print(dict(seen))
+    if not fixed:
+        kinds = ("again", "cut", "restart", "change", "dead", "RESUME", "SKIP", "DEAD_LETTER")
+        assert all(seen[kind] for kind in kinds), dict(seen)

@@ -1,0 +1,141 @@
+"""Operators and FIFO groups: reset, reject, lag and explain."""
+
+import pytest
+from fifo.cores import ack, attempts, made_core, names, progress, receive, restart, send
+
+from popmq.broker.pop.pop_check_point import Unpark
+from popmq.common import hop
+from popmq.common.errors import Code
+from popmq.common.hop import Kind
+from popmq.common.topics import GroupType, MessageType
+from popmq.common.wire import admin_pb2 as pb
+from popmq.proxy.api import definition_pb2 as api
+from popmq.testing.core import CoreBroker
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    return made_core()
+
+
+def reset(core: CoreBroker, **to: object) -> list[pb.ResetQueue]:
+    request = pb.ResetOffsetRequest(group="g", topic="orders", **to)  # type: ignore[arg-type]
+    reply = core.reply(Kind.RESET_OFFSET, request.SerializeToString())
+    return list(pb.ResetOffsetReply.FromString(reply).queues)
+
+
+def lag(core: CoreBroker) -> pb.Lag:
+    request = pb.LagRequest(group="g", topic="orders")
+    reply = pb.LagReply.FromString(core.reply(Kind.LAG, request.SerializeToString()))
+    (found,) = reply.lags
+    return found
+
+
+def told(core: CoreBroker, message_id: str) -> tuple[str, int]:
+    request = pb.ExplainRequest(message_id=message_id, group="g", topic="orders")
+    reply = pb.ExplainReply.FromString(core.reply(Kind.EXPLAIN, request.SerializeToString()))
+    (message,) = reply.messages
+    (explained,) = message.groups
+    return explained.state, explained.attempt
+
+
+def send_with_ids(core: CoreBroker, *message_ids: str) -> None:
+    for message_id in message_ids:
+        properties = api.SystemProperties(message_id=message_id, message_group=message_id[:1])
+        entry = hop.PutEntry(
+            MessageType.FIFO, message_id.encode(), properties.SerializeToString(), 0, 0
+        )
+        core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_old_acks_after_a_reset_do_not_move_the_offset_and_order_begins_anew(
+    core: CoreBroker, restarted: bool
+) -> None:
+    send(core, "a1", "a2", "a3", "a4")
+    old = receive(core)
+    ack(core, old[0])
+    (done,) = reset(core, queue_id=0, offset=2)
+    assert (done.after, done.in_flight) == (2, 3)
+    if restarted:
+        restart(core)
+    results = core.ack("orders", "g", *(one.handle for one in old[1:]))
+    assert {result.code for result in results} == {Code.INVALID_RECEIPT_HANDLE}
+    assert progress(core).committed == 2
+    assert core.broker.table.in_flight == 0
+    new = receive(core)
+    assert attempts(new) == [("a3", 1), ("a4", 1)]
+    ack(core, *new)
+    assert progress(core).committed == 4
+
+
+def test_a_reset_skips_forward_in_a_fifo_group_and_back(core: CoreBroker) -> None:
+    send(core, "a1", "b1", "a2", "b2")
+    receive(core, limit=1)
+    reset(core, newest=True)
+    assert receive(core) == []
+    send(core, "a3")
+    assert names(receive(core)) == ["a3"]
+    reset(core, oldest=True)
+    assert names(receive(core)) == ["a1", "b1", "a2", "b2", "a3"]
+
+
+def test_a_group_that_never_read_is_reset_and_keeps_order_from_there(core: CoreBroker) -> None:
+    send(core, "a1", "a2", "a3")
+    reset(core, queue_id=0, offset=1)
+    restart(core)
+    (one,) = receive(core, limit=1)
+    assert (one.head, receive(core)) == (b"a2", [])
+
+
+def test_a_rejected_message_is_a_dead_letter_and_its_message_group_goes_on(
+    core: CoreBroker,
+) -> None:
+    send(core, "a1", "a2")
+    (one,) = receive(core, limit=1)
+    assert core.reject("orders", "g", one.handle).code == Code.OK
+    assert names(receive(core)) == ["a2"]
+    core.group("reader")
+    assert names(core.receive("%DLQ%g", "reader")) == ["a1"]
+
+
+def test_lag_counts_what_waits_behind_a_busy_message_group_as_blocked(core: CoreBroker) -> None:
+    send(core, "a1", "a2", "a3", "b1")
+    (one,) = receive(core, limit=1)
+    found = lag(core)
+    assert (found.ready, found.blocked, found.in_flight) == (1, 2, 1)
+    ack(core, one)
+    assert (lag(core).ready, lag(core).blocked) == (3, 0)
+
+
+def test_explain_tells_of_blocked_returned_and_acked_messages(core: CoreBroker) -> None:
+    send_with_ids(core, "a1", "a2")
+    (one,) = receive(core, limit=1, invisible_ms=1_000)
+    assert told(core, "a1") == ("INVISIBLE", 1)
+    assert told(core, "a2") == ("BLOCKED", 1)
+    core.advance(1_100)
+    assert told(core, "a1") == ("READY", 2)
+    (again, later) = receive(core)
+    assert told(core, "a1") == ("INVISIBLE", 2)
+    ack(core, again)
+    assert told(core, "a1")[0] == "ACKED"
+    assert (told(core, "a2"), later.head, one.attempt) == (("INVISIBLE", 1), b"a2", 1)
+
+
+def test_explain_tells_of_parked_messages_and_of_those_that_became_dead_letters(
+    core: CoreBroker,
+) -> None:
+    core.group("h", type=GroupType.FIFO)
+    send_with_ids(core, "a1", "a2")
+    receive(core, limit=1)
+    group, topic = core.broker.registry.group("g"), core.broker.registry.topic("orders")
+    order = progress(core).order
+    assert order is not None
+    order.park(b"a")  # as at the bound
+    receive(core)
+    core.run_steps()
+    assert told(core, "a2") == ("BLOCKED", 1)
+    assert lag(core).blocked == 1
+    core.broker.parking.change(group, topic, "a", Unpark.DEAD_LETTER)
+    core.run_steps()
+    assert told(core, "a2")[0] == "DEAD_LETTERED"

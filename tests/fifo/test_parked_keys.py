@@ -1,0 +1,257 @@
+"""Message groups that are stuck are parked at the bound of open messages, and come back."""
+
+from dataclasses import replace
+
+import pytest
+from fifo.cores import attempts, names
+
+from popmq.broker.pop.pop_check_point import Unpark
+from popmq.common.config import PopSettings
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Delivery
+from popmq.common.topics import GroupType, MessageType
+from popmq.testing.core import SMALL, CoreBroker
+
+PARKING = "%PARKED%g+orders"
+
+
+def made(**settings: int) -> CoreBroker:
+    values = {"fifo_open_offsets": 12, "fifo_park_after_ms": 5_000, **settings}
+    core = CoreBroker(settings=replace(SMALL, pop=PopSettings(**values)))
+    core.topic("orders", queues=1, type=MessageType.FIFO)
+    core.group("g", type=GroupType.FIFO, max_attempts=100)
+    return core
+
+
+def send(core: CoreBroker, *messages: str) -> None:
+    for name in messages:
+        core.send("orders", name.encode(), message_group=name.rstrip("0123456789"))
+
+
+def receive(core: CoreBroker, invisible_ms: int = 3_600_000, **kwargs: object) -> list[Delivery]:
+    return core.receive("orders", "g", invisible_ms=invisible_ms, **kwargs)  # type: ignore[arg-type]
+
+
+def ack(core: CoreBroker, *deliveries: Delivery) -> None:
+    results = core.ack("orders", "g", *(one.handle for one in deliveries))
+    assert {result.code for result in results} <= {Code.OK}
+
+
+def parked(core: CoreBroker) -> dict[str, int]:
+    group = core.broker.registry.group("g")
+    return {
+        key.name.decode(): len(key.messages) for key in core.broker.table.parked.of_group(group.id)
+    }
+
+
+def say(core: CoreBroker, key: str, what: Unpark) -> int:
+    registry = core.broker.registry
+    messages = core.broker.parking.change(registry.group("g"), registry.topic("orders"), key, what)
+    core.run_steps()
+    return messages
+
+
+def restart(core: CoreBroker, how: str) -> None:
+    if how == "clean":
+        core.stop()
+    else:
+        core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+
+
+def with_a_parked_key() -> tuple[CoreBroker, Delivery]:
+    """`a1` is in flight and stuck, `a2` to `a11` are parked, `b1` and `b2` are over."""
+    core = made()
+    send(core, "a1")
+    (stuck,) = receive(core)
+    send(core, *(f"a{number}" for number in range(2, 12)), "b1", "b2")
+    (busy,) = receive(core)
+    assert busy.head == b"b1", "b2 is behind the bound"
+    core.advance(6_000)
+    ack(core, busy)
+    others = receive(core)
+    assert names(others) == ["b2"], "which fills the window again"
+    ack(core, *others)
+    core.run_steps()
+    assert parked(core) == {"a": 10}
+    return core, stuck
+
+
+def test_a_key_stuck_at_the_bound_is_parked_and_the_others_go_on() -> None:
+    core, _ = with_a_parked_key()
+    send(core, "b3", "c1")
+    assert names(receive(core)) == ["b3", "c1"]
+
+
+def test_a_busy_key_is_not_parked_however_many_messages_wait() -> None:
+    core = made()
+    send(core, *(f"a{number}" for number in range(1, 40)))
+    for _ in range(20):
+        (one,) = receive(core, limit=1)
+        core.advance(4_000)
+        assert receive(core) == []
+        ack(core, one)
+        core.run_steps()
+    assert parked(core) == {}
+
+
+def test_later_messages_of_a_parked_key_follow_it() -> None:
+    core, _ = with_a_parked_key()
+    ack(core, *receive(core))
+    send(core, "a12", "d1", "a13")
+    assert names(receive(core)) == ["d1"]
+    core.run_steps()
+    assert parked(core) == {"a": 12}
+
+
+@pytest.mark.parametrize("how", ["none", "clean", "power cut"])
+def test_a_resumed_key_comes_first_in_order_with_its_attempts_and_is_then_as_before(
+    how: str,
+) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, *receive(core))
+    core.change("orders", "g", stuck.handle, 0)  # a1 came back, and is parked behind a11
+    core.advance(50)
+    receive(core)
+    core.run_steps()
+    assert parked(core) == {"a": 11}
+    if how != "none":
+        restart(core, how)
+    assert parked(core) == {"a": 11}
+    assert say(core, "a", Unpark.RESUME) == 11
+    send(core, "e1", "a12")
+    got: list[tuple[str, int]] = []
+    for _ in range(8):
+        batch = receive(core, limit=5)
+        got += attempts(batch)
+        ack(core, *batch)
+        core.run_steps()
+        if how != "none":
+            restart(core, how)
+    of_key = [one for one in got if one[0].startswith("a")]
+    assert of_key == [("a1", 2), *((f"a{number}", 1) for number in range(2, 13))]
+    assert ("e1", 1) in got
+    assert parked(core) == {}
+    send(core, "a13")
+    (last,) = receive(core)
+    assert (last.head, last.queue_offset) == (
+        b"a13",
+        core.broker.store.queue(core.broker.registry.topic("orders").id, 0).count - 1,
+    )
+
+
+def test_a_resumed_key_waits_for_its_message_that_is_in_flight() -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, *receive(core))
+    say(core, "a", Unpark.RESUME)
+    assert receive(core) == []
+    ack(core, stuck)
+    core.run_steps()
+    assert names(receive(core)) == [f"a{number}" for number in range(2, 12)]
+
+
+def test_failures_of_resumed_messages_are_retried_in_order_and_end_as_dead_letters() -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck, *receive(core))
+    core.broker.registry.alter_group(replace(core.broker.registry.group("g"), max_attempts=2))
+    say(core, "a", Unpark.RESUME)
+    assert attempts(receive(core, 1_000, limit=2)) == [("a2", 1), ("a3", 1)]
+    core.advance(1_100)
+    got = receive(core, 1_000, limit=2)
+    assert attempts(got) == [("a2", 2), ("a3", 2)]
+    ack(core, got[1])
+    core.advance(1_100)
+    assert attempts(receive(core, limit=1)) == [("a4", 1)]
+    core.group("reader")
+    assert names(core.receive("%DLQ%g", "reader")) == ["a2"]
+
+
+@pytest.mark.parametrize("how", ["none", "clean", "power cut"])
+def test_skipped_messages_are_over_and_the_key_is_parked_no_more(how: str) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, *receive(core))
+    assert say(core, "a", Unpark.SKIP) == 10
+    if how != "none":
+        restart(core, how)
+    assert parked(core) == {}
+    send(core, "a12")
+    assert receive(core) == [], "a1 is in flight"
+    ack(core, stuck)
+    assert names(receive(core)) == ["a12"]
+    parking = core.broker.registry.find_topic(PARKING)
+    assert parking is not None
+    progress = core.broker.table.progress(core.broker.registry.group("g").id, parking.id, 0)
+    assert progress is not None
+    assert progress.committed == 10
+
+
+@pytest.mark.parametrize("how", ["none", "clean", "power cut"])
+def test_dead_lettered_messages_go_there_in_order_once(how: str) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck, *receive(core))
+    registry = core.broker.registry
+    core.broker.parking.change(
+        registry.group("g"), registry.topic("orders"), "a", Unpark.DEAD_LETTER
+    )
+    assert core.broker.parking.step(limit=4) == 4
+    core.settle()
+    if how != "none":
+        restart(core, how)
+    core.run_steps()
+    assert parked(core) == {}
+    core.group("reader")
+    assert names(core.receive("%DLQ%g", "reader")) == [f"a{number}" for number in range(2, 12)]
+    send(core, "a12")
+    assert names(receive(core)) == ["a12"]
+
+
+def test_at_the_bound_of_parked_messages_the_queue_waits() -> None:
+    core = made(fifo_parked_messages=4)
+    send(core, "a1")
+    (stuck,) = receive(core)
+    send(core, *(f"a{number}" for number in range(2, 14)), "b1")
+    core.advance(6_000)
+    receive(core)
+    core.run_steps()
+    assert parked(core) == {"a": 4}
+    say(core, "a", Unpark.SKIP)
+    receive(core)
+    core.run_steps()
+    ack(core, stuck)
+    assert sum(parked(core).values()) <= 4
+
+
+def test_nobody_can_name_or_send_to_a_parking_topic() -> None:
+    core, _ = with_a_parked_key()
+    for attempt in (lambda: core.send(PARKING, b"x"), lambda: core.receive(PARKING, "h")):
+        with pytest.raises(PopmqError, match="%PARKED%g") as refused:
+            attempt()
+        assert refused.value.code == Code.ILLEGAL_TOPIC
+    with pytest.raises(PopmqError, match="%PARKED%g"):
+        core.topic(PARKING)
+
+
+def test_an_unknown_key_is_refused_with_the_command_that_lists_them() -> None:
+    core, _ = with_a_parked_key()
+    with pytest.raises(PopmqError, match="popmq group show g") as refused:
+        say(core, "nobody", Unpark.RESUME)
+    assert refused.value.code == Code.NOT_FOUND
+
+
+@pytest.mark.parametrize("gone", ["topic", "group"])
+def test_parked_keys_go_with_their_topic_and_their_group(gone: str) -> None:
+    core, _ = with_a_parked_key()
+    registry = core.broker.registry
+    registry.delete_topic("orders") if gone == "topic" else registry.delete_group("g")
+    assert registry.find_topic(PARKING) is None
+    assert list(core.broker.table.parked.places()) == []
+    assert [one for one in core.broker.table.progress_items()] == []
+
+
+def test_the_same_attempt_id_gets_resumed_messages_again() -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck, *receive(core))
+    say(core, "a", Unpark.RESUME)
+    first = receive(core, limit=3, attempt_id="one")
+    assert names(first) == ["a2", "a3", "a4"]
+    assert receive(core, limit=3, attempt_id="one") == first
