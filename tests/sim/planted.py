@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from sim import planted_pop as pop
 from sim import planted_retention as retention
 from sim import planted_store as store
 from sim import planted_tables as tables
@@ -69,6 +70,13 @@ PLANTED = [
     Planted("key index vouches for the tail", store.key_index_vouches_for_the_tail),
     Planted("key index loses a chunk", store.key_index_chunk_lost),
     Planted("key index finds others", store.key_index_of_all_topics),
+    Planted(
+        "check point before those in front", pop.check_point_written_before_those_in_front, 150
+    ),
+    Planted("durable before buffered", pop.durable_check_point_before_the_buffered, 150),
+    Planted("buffered ack too early", pop.buffered_ack_answered_before_it_is_durable, 300),
+    Planted("buffered acks not written", pop.buffered_acks_not_written, 150),
+    Planted("snapshot without the buffer", pop.snapshot_without_the_buffer, 150),
     Planted("topic expires too early", retention.topic_expires_too_early, retains=True),
     Planted("topic keeps its oldest", retention.topic_keeps_its_oldest, retains=True),
     Planted("topic's expiry not counted", retention.expired_by_topic_not_counted, retains=True),

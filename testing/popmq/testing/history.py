@@ -12,6 +12,7 @@ class Place:
     gone: int = 0
     max_attempts: int = 0
     from_newest: bool = False
+    buffered: bool = False  # a crash may forget its deliveries
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +79,7 @@ class Held:
     acked: int = 0
     acks_open: int = 0  # asked, not answered
     changes_open: int = 0
+    era: int = 0  # crashes before it
 
     @property
     def life(self) -> Life:

@@ -19,6 +19,8 @@ class Oracle:
         self.log_lost = False  # a damaged sector took durable records along: only bytes count
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.at = 0  # event number
+        self.era = 0  # crashes so far
+        self.forgotten = 0  # deliveries that came again as the same attempt, as they may
         self.now_ms = 0
         self.log_ms = 0
         self.healed_ms = -1
@@ -71,7 +73,8 @@ class Oracle:
             self.complain("bytes", f"{who}: the send was refused", life)
         if not self.log_lost:
             self._check_attempt(pop, life, who, attempt)
-        held = Held(reader, sent, attempt, handle, pop.asked_log_ms, pop.asked_ms, pop.invisible_ms)
+        times = pop.asked_log_ms, pop.asked_ms, pop.invisible_ms
+        held = Held(reader, sent, attempt, handle, *times, era=self.era)
         life.attempt, life.lost_pops, life.held = attempt, reader.lost_pops, held
         return held
 
@@ -81,14 +84,16 @@ class Oracle:
         if attempt > pop.reader.group.max_attempts or life.dead:
             self.complain("I8 max-N", f"{who}: attempt {attempt} after the last one", life)
         unseen = pop.reader.lost_pops - life.lost_pops
-        if not life.attempt < attempt <= life.attempt + 1 + unseen:
+        before = life.held
+        forgotten = before is not None and self.may_be_forgotten(before)
+        if not life.attempt - forgotten < attempt <= life.attempt + 1 + unseen:
             self.complain(
                 "attempts",
                 f"{who}: attempt {attempt} after {life.attempt}, {unseen} replies were lost",
                 life,
             )
-        before = life.held
-        if before is None or attempt > life.attempt + 1:
+        self.forgotten += forgotten and attempt == life.attempt
+        if before is None or forgotten or attempt > life.attempt + 1:
             return
         elapsed = self.log_ms - before.asked_log_ms
         if before.superseded != 1 and elapsed < before.invisible_ms:
@@ -146,7 +151,12 @@ class Oracle:
         known = not held.life.acked or elapsed < OUTCOME_MS
         fresh = known and elapsed < held.invisible_ms
         steady = held.reader.alive and not held.superseded and not held.changes_open
-        return fresh and steady and not held.life.dead and not self.log_lost
+        sure = not self.log_lost and not self.may_be_forgotten(held)
+        return fresh and steady and not held.life.dead and sure
+
+    def may_be_forgotten(self, held: Held) -> bool:
+        """Its check point was in memory only, perhaps, and a crash came since."""
+        return held.reader.group.buffered and held.era < self.era
 
     def acked(self, held: Held, ok: bool, refuse: str) -> None:
         life = held.life
@@ -168,7 +178,7 @@ class Oracle:
             self.complain("I6 stale-handle", f"{self._who(held)}: change of a {why} handle", life)
         held.superseded = 2
         times = asked.asked_log_ms, asked.asked_ms, invisible_ms
-        new = Held(held.reader, held.sent, held.attempt, handle, *times)
+        new = Held(held.reader, held.sent, held.attempt, handle, *times, era=self.era)
         if life.held is held:
             life.held = new
         return new

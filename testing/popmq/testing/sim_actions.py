@@ -4,7 +4,7 @@ import random
 
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import Oracle
-from popmq.testing.sim_clients import INVISIBLE_MS, QUIET, Clients
+from popmq.testing.sim_clients import INVISIBLE_MS, MAX_INVISIBLE_MS, QUIET, Clients
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sometimes import Sometimes, Tally
 
@@ -37,10 +37,12 @@ class Actions:
     def _receive(self) -> None:
         rng, reader = self.rng, self._reader()
         if reader is not None:
+            # Short ones are not buffered.
+            often = (MAX_INVISIBLE_MS,) * 8 if reader.group.buffered else ()
             self.clients.receive(
                 reader,
                 limit=rng.choice((1, 3, 8, 32)),
-                invisible_ms=rng.choice(self._invisible_ms),
+                invisible_ms=rng.choice((*self._invisible_ms, *often)),
                 poll_ms=rng.choice((0, 0, 400, 3_000)),
                 queue_id=rng.choice((-1, -1, -1, 0)),
             )

@@ -108,10 +108,15 @@ class Requests:
         body = pb.CreateTopicRequest(topic=topic).SerializeToString()
         self._admin(Kind.CREATE_TOPIC, body, self.topics, name, place)
 
-    def make_group(self, name: str, max_attempts: int, *, newest: bool = False) -> None:
-        place = Place(name, max_attempts=max_attempts, from_newest=newest)
+    def make_group(
+        self, name: str, max_attempts: int, *, newest: bool = False, buffered: bool = False
+    ) -> None:
+        place = Place(name, max_attempts=max_attempts, from_newest=newest, buffered=buffered)
         group = pb.Group(
-            name=name, max_attempts=max_attempts, start_at="newest" if newest else "oldest"
+            name=name,
+            max_attempts=max_attempts,
+            start_at="newest" if newest else "oldest",
+            check_points="buffered" if buffered else "durable",
         )
         body = pb.CreateGroupRequest(group=group).SerializeToString()
         self._admin(Kind.CREATE_GROUP, body, self.groups, name, place)

@@ -211,11 +211,17 @@ class RetentionChecks:
         when its segment went."""
         group = self._machine.broker.registry.group(reader.group.name)
         attempt = life.attempt if life else 0
+        # A delivery that a crash forgot is unread again, and so it was when its copy went.
+        held = life.held if life else None
+        forgotten = held is not None and self._oracle.may_be_forgotten(held)
+        attempt -= forgotten
         if (reader.group.name, sent.number) in self._letters:
             return True
         retry = topics.retry_topic(reader.group.name, reader.topic.name)
         for copy, gone in self._gone.items():
-            if gone.number != sent.number or gone.attempt <= attempt or group.id in gone.popped:
+            if gone.number != sent.number or gone.attempt <= attempt:
+                continue
+            if group.id in gone.popped and not forgotten:
                 continue
             config = self._machine.broker.registry.topic_by_id(copy[0])
             if config is not None and config.name in (reader.topic.name, retry):

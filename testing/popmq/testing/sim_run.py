@@ -134,6 +134,7 @@ class Simulator(Actions):
             places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
             what = f"{type(error).__name__}: {error}"
             self.oracle.violations.append(Violation("I0 broken", what, places))
+        self.tally.hit(Sometimes.BUFFERED_FORGOTTEN, self.oracle.forgotten)
         for violation in self.oracle.violations:
             self.note(str(violation))
         return Outcome(self.seed, self.oracle.violations, self.trace, self.tally)
@@ -171,8 +172,9 @@ class Simulator(Actions):
         clients = self.clients
         clients.make_topic("t0", self.rng.choice((1, 3)))
         clients.make_topic("t1", 1)
-        clients.make_group("g", self.rng.choice((2, 3, 4)))
-        clients.make_group("h", 40)
+        buffered = self.rng.choice(("", "", "g", "gh"))
+        clients.make_group("g", self.rng.choice((2, 3, 4)), buffered="g" in buffered)
+        clients.make_group("h", 40, buffered="h" in buffered)
         clients.make_group("n", 40, newest=True)
         clients.make_group("audit", 40)
         self.machine.settle()
@@ -270,6 +272,7 @@ class Simulator(Actions):
         """Crash as the life ended, and start until it holds."""
         rng, machine = self.rng, self.machine
         self._count_store()
+        self.oracle.era += self._last_kind != "stop"
         self.retention.cut_power_in = None
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
@@ -363,6 +366,8 @@ class Simulator(Actions):
             self.clients.dismissed()
             self.machine.stop()
             self.tally.hit(Sometimes.CLEAN_STOP)
+        else:
+            self.oracle.era += 1
         self._count_store()
         self.retention.cut_power_in = None
         self.tally.hit(Sometimes.PADDED_ROLL, self.checks.padded_segments())
@@ -379,6 +384,9 @@ class Simulator(Actions):
         store = self.machine.broker.store
         self.retention.before_crash()
         self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
+        buffer = self.machine.broker.buffer
+        self.tally.hit(Sometimes.BUFFERED_COMMIT, buffer.commits)
+        self.tally.hit(Sometimes.BUFFERED_WRITTEN, buffer.written)
         self.tally.hit(Sometimes.CHECKPOINT, store.checkpoints.made)
         self.tally.hit(Sometimes.SNAPSHOT, store.snapshots.made)
         for topic, place in self.clients.topics.items():

@@ -24,12 +24,13 @@ class StoreChecks:
         self._committed.clear()
 
     def after_start(self) -> None:
-        """The log ends where it may; what a filter passed over is no record and is redone."""
-        filtering = {reader.group.name for reader in self._oracle.readers if reader.tags}
+        """The log ends where it may; what a filter passed over is no record and is redone,
+        and so is what a buffered group took and did not ack."""
+        soft = {r.group.name for r in self._oracle.readers if r.tags or r.group.buffered}
         groups = self._machine.broker.registry
         for place in list(self._committed):
             group = groups.group_by_id(place[0])
-            if group is None or group.name in filtering:
+            if group is None or group.name in soft:
                 del self._committed[place]
         machine, ends = self._machine, self._machine.ends
         if self._oracle.log_lost:

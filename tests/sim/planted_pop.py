@@ -1,0 +1,37 @@
+"""Mistakes planted into buffered check points."""
+
+import pytest
+
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
+from popmq.broker.pop.pop_check_point import PopCheckPoint
+
+Patch = pytest.MonkeyPatch
+
+
+def check_point_written_before_those_in_front(patch: Patch) -> None:
+    def wrong(self: CheckPointBuffer, ck: PopCheckPoint) -> None:
+        self.before_batch()
+        if ck.buffered:
+            self._write_one(ck)
+
+    patch.setattr(CheckPointBuffer, "write", wrong)
+
+
+def durable_check_point_before_the_buffered(patch: Patch) -> None:
+    patch.setattr(CheckPointBuffer, "write_queue", lambda self, place: None)
+
+
+def buffered_ack_answered_before_it_is_durable(patch: Patch) -> None:
+    patch.setattr(
+        CheckPointBuffer,
+        "when_confirmed",
+        lambda self, callback: self._store.when_confirmed(callback),
+    )
+
+
+def buffered_acks_not_written(patch: Patch) -> None:
+    patch.setattr(CheckPointBuffer, "_commit", lambda self, place, acked: None)
+
+
+def snapshot_without_the_buffer(patch: Patch) -> None:
+    patch.setattr(CheckPointBuffer, "write_all", CheckPointBuffer.before_batch)
