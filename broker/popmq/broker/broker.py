@@ -173,6 +173,9 @@ class Broker:
         if not self.registry.receipt_key:
             self.registry.set_receipt_key(self._rng.randbytes(32))
 
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
     def wall_ms_of(self, log_ms: int) -> int:
         """About when that was on the wall clock, for people; 0 stays 0."""
         return self._clock.wall_ms() - (self.store.log_ms() - log_ms) if log_ms else 0
