@@ -21,7 +21,7 @@ from common.frame_peers import (
     serving,
 )
 
-from popmq.common import frames
+from popmq.common import frame_server, frames
 from popmq.common.errors import (
     Code,
     DeadlineExceeded,
@@ -195,6 +195,46 @@ def test_a_peer_that_vanishes_cancels_what_it_waited_for() -> None:
             await handler.asked.get()
             peer.writer.transport.abort()
             assert await handler.cancelled.get() == 101
+
+    run(test())
+
+
+def test_a_cancel_that_crossed_with_the_answer_of_a_pop_is_told_once_and_of_others_not() -> None:
+    async def test() -> None:
+        handler = Handler()
+        async with serving(handler) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            peer.writer.write(frame(Kind.POP, 1, b"", timeout_ms=LONG_MS))
+            await handler.asked.get()
+            handler.waiting[101](b"message")
+            assert await peer.read() == (Kind.REPLY, 1, b"message")
+            peer.writer.write(frame(Kind.PUT, 2, b"x", timeout_ms=LONG_MS))
+            assert await peer.read() == (Kind.REPLY, 2, b"x")
+            for request_id in (1, 2, 1):
+                peer.writer.write(frame(Kind.CANCEL, request_id, b""))
+            peer.writer.write(frame(Kind.PUT, 3, b"y", timeout_ms=LONG_MS))
+            assert await peer.read() == (Kind.REPLY, 3, b"y")
+            assert handler.cancelled.get_nowait() == 101
+            assert handler.cancelled.empty()
+
+    run(test())
+
+
+def test_answered_pops_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_server, "_ANSWERED_LIMIT", 2)
+
+    async def test() -> None:
+        handler = Handler()
+        handler.on_pop = lambda: handler.waiting[handler.last_id](b"message")  # at once
+        async with serving(handler) as bound, raw_peer(bound) as peer:
+            await peer.greet()
+            for request_id in (1, 2, 3):
+                peer.writer.write(frame(Kind.POP, request_id, b"", timeout_ms=LONG_MS))
+                await peer.read()
+            for request_id in (1, 2, 3):
+                peer.writer.write(frame(Kind.CANCEL, request_id, b""))
+            assert await handler.cancelled.get() == 102
+            assert await handler.cancelled.get() == 103
 
     run(test())
 

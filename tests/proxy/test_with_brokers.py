@@ -38,6 +38,12 @@ class AwaitedCall:
         self.sent: list[bytes] = []
         self.status: GrpcStatus | None = None
         self.ended = asyncio.Event()
+        self.gone: list[Callable[[], None]] = []
+
+    def leave(self) -> None:
+        """The client goes away."""
+        for callback in self.gone:
+            callback()
 
     def remaining_ms(self) -> int | None:
         return None
@@ -49,7 +55,8 @@ class AwaitedCall:
         self.status = status
         self.ended.set()
 
-    def on_gone(self, callback: Callable[[], None]) -> None: ...
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        self.gone.append(callback)
 
 
 class Away:
@@ -239,6 +246,37 @@ def test_a_delayed_message_whose_time_is_over_is_delivered_at_once(
             found = [service.ReceiveMessageResponse.FromString(one).message for one in parts]
             ids = [one.system_properties.message_id for one in found if one.body]
             assert ids == ["m-1"]
+
+    run(test)
+
+
+def test_what_a_client_that_left_before_the_reply_popped_is_delivered_as_the_same_attempt(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            topic = admin_pb2.Topic(name="jobs", queues=1)
+            assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
+            sent = pb.Message(topic=pb.Resource(name="jobs"), body=b"x")
+            sent.system_properties.message_id = "m-1"
+            request = service.SendMessageRequest(messages=[sent])
+            await at.ask("SendMessage", request, service.SendMessageResponse)
+            receive = service.ReceiveMessageRequest(
+                group=pb.Resource(name="workers"),
+                message_queue=pb.MessageQueue(topic=pb.Resource(name="jobs")),
+                invisible_duration=Duration(seconds=600),
+                long_polling_timeout=Duration(seconds=10),
+            )
+            left = AwaitedCall()
+            start = at.methods["ReceiveMessage"].start
+            assert start is not None
+            start(left, receive.SerializeToString())  # it popped, and waits for the disk
+            left.leave()
+            parts = await at.raw("ReceiveMessage", receive.SerializeToString())
+            replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
+            (got,) = [one.message for one in replies if one.HasField("message")]
+            assert (got.body, got.system_properties.delivery_attempt) == (b"x", 1)
+            assert not left.sent
 
     run(test)
 

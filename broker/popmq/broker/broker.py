@@ -27,6 +27,7 @@ from popmq.broker.pop.offset_reset import OffsetReset, apply_offset
 from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.pop.pop_undo import PopUndo
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
@@ -100,6 +101,7 @@ class Broker:
             broker=settings.broker.name,
             rng=rng,
         )
+        self.undo = PopUndo(self.table)
         self.bodies = InFlightBodies(self.store, self.table)
         self.liveness = Liveness()
         self.clients = ClientNames()

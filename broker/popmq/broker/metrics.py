@@ -57,6 +57,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("changed_invisible", "Invisible durations changed.", broker.acks.changed)
     yield Metric("pop_revive_retry_messages", "Messages revived.", broker.revive.retried)
     yield Metric("pop_revive_returned_messages", "Back in a FIFO group.", broker.revive.returned)
+    yield Metric("pops_undone", "Check points whose reply nobody took.", broker.undo.undone)
     yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
     yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
     yield Metric("parked_messages", "Moved to parking topics.", broker.parking.parked)

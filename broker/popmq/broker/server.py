@@ -56,7 +56,7 @@ class BrokerServer:
         waiter = self._waiting.pop(request_id, None)
         if waiter is not None:
             self._broker.polling.remove(waiter)
-        elif self._broker.catch_up.cancel(request_id):
+        elif self._broker.undo.cancel(request_id) or self._broker.catch_up.cancel(request_id):
             return
         elif self._cold:
             self._gone.add(request_id)
@@ -123,19 +123,28 @@ class BrokerServer:
     def _pop(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
         want = self._broker.want(request)
         try:
-            deliveries, rest = self._broker.pop(want)
+            deliveries, rest = self._take(want, number)
             if deliveries:
-                self._reply_pop(on_reply, want, deliveries, rest)
+                self._reply_pop(on_reply, want, deliveries, rest, number)
             elif request.poll_ms > 0:
                 self._park(request, want, on_reply, number, unfinished=rest > 0)
             else:
-                self._look_through(want, on_reply, rest)
+                self._look_through(want, on_reply, rest, number)
         except ColdRead as cold:
             if self._cold >= _COLD_LIMIT:
                 raise TooManyRequests(
                     f"{_COLD_LIMIT} receives wait for old messages from the disk: try again"
                 ) from None
             self._warm(cold, lambda error: self._pop_again(request, on_reply, number, error))
+
+    def _take(self, want: Want, number: int) -> tuple[Sequence[Delivery], int]:
+        """Pop for receive `number`, which can be undone until its answer has left."""
+        first = self._broker.pops.sequence + 1
+        deliveries, rest = self._broker.pop(want)
+        if deliveries:
+            end = self._broker.pops.sequence + 1
+            self._broker.undo.popped(number, self._broker.store.epoch, first, end)
+        return deliveries, rest
 
     def _warm(self, cold: ColdRead, then: Done) -> None:
         """Read from the disk on a thread that may wait; the loop goes on meanwhile (D3)."""
@@ -176,14 +185,14 @@ class BrokerServer:
         else:  # the waiting receive ends when its time is over
             logger.error("cannot read from the disk", extra={"reason": str(error)})
 
-    def _look_through(self, want: Want, on_reply: OnReply, rest: int) -> None:
+    def _look_through(self, want: Want, on_reply: OnReply, rest: int, number: int) -> None:
         """A receive that does not wait, with a filter: look on, but not for ever."""
         deliveries: Sequence[Delivery] = ()
         for _ in range(_LOOKS if rest else 0):
-            deliveries, rest = self._broker.pop(want)
+            deliveries, rest = self._take(want, number)
             if deliveries or not rest:
                 break
-        self._reply_pop(on_reply, want, deliveries, rest)
+        self._reply_pop(on_reply, want, deliveries, rest, number)
 
     def _park(
         self,
@@ -197,7 +206,7 @@ class BrokerServer:
         def attempt() -> Attempt:
             try:
                 # Looked up again: the topic may have got more queues meanwhile.
-                deliveries, rest = self._broker.pop(self._broker.want(request))
+                deliveries, rest = self._take(self._broker.want(request), number)
             except ColdRead as cold:
                 key = (want.topic.id, want.group.id)
                 self._warm(cold, lambda error: self._look_again(key, error))
@@ -209,12 +218,12 @@ class BrokerServer:
             if not deliveries:
                 return Attempt.MORE if rest else Attempt.EMPTY
             self._waiting.pop(number, None)
-            self._reply_pop(on_reply, want, deliveries, rest)
+            self._reply_pop(on_reply, want, deliveries, rest, number)
             return Attempt.ANSWERED
 
         def give_up() -> None:
             self._waiting.pop(number, None)
-            self._reply_pop(on_reply, want, (), 0)
+            self._reply_pop(on_reply, want, (), 0, number)
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
@@ -229,19 +238,31 @@ class BrokerServer:
             self._broker.polling.look_again(waiter.key)
 
     def _reply_pop(
-        self, on_reply: OnReply, want: Want, deliveries: Sequence[Delivery], rest: int
+        self,
+        on_reply: OnReply,
+        want: Want,
+        deliveries: Sequence[Delivery],
+        rest: int,
+        number: int,
     ) -> None:
         reply = PopReply(deliveries, rest, self._broker.wall_ms() if deliveries else 0)
+
+        def answer() -> None:
+            on_reply(hop.encode_pop_reply(reply))
+
+        def leave() -> None:
+            if deliveries:
+                self._broker.undo.release(number, answer)
+            else:
+                answer()
+
         if want.group.buffered and not self._broker.pops.wrote:
-            on_reply(hop.encode_pop_reply(reply))  # nothing was written: it rests on nothing new
-            return
-        if self._broker.catch_up.is_behind((want.topic.name, want.group.name)):
+            leave()  # nothing was written: it rests on nothing new
+        elif self._broker.catch_up.is_behind((want.topic.name, want.group.name)):
             charge = self._broker.catch_up.charge
-            self._broker.when_confirmed(
-                lambda: charge(lambda: on_reply(hop.encode_pop_reply(reply)))
-            )
+            self._broker.when_confirmed(lambda: charge(leave))
         else:
-            self._reply(on_reply, lambda: hop.encode_pop_reply(reply))
+            self._broker.when_confirmed(leave)
 
 
 def _read(cold: ColdRead) -> None:

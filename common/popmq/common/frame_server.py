@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _REQUESTS = {int(kind): kind for kind in Kind if kind >= FIRST_REQUEST_KIND}
 _POP = int(Kind.POP)
 _NO_ID = -1  # the port was asked and has not returned its id yet
+_ANSWERED_LIMIT = 4_096  # answered pops that a CANCEL on its way may still name
 
 
 class FrameServer:
@@ -105,6 +106,7 @@ class _ServerConnection(Connection):
         self._max_reply = server.settings.max_frame_bytes - FRAME_OVERHEAD
         self._in_flight: dict[int, int] = {}  # the asker's id -> the port's
         self._pops: set[int] = set()  # those of them that may wait for a message
+        self._answered: dict[int, int] = {}  # pops whose answer may cross with a CANCEL
         self._arrived_ms = 0
         self._greeting: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None  # while paused
@@ -141,6 +143,7 @@ class _ServerConnection(Connection):
             self._greeting.cancel()
         self._stop_watching()
         self._pops.clear()
+        self._answered.clear()
         in_flight, self._in_flight = self._in_flight, {}
         for port_id in in_flight.values():
             if port_id != _NO_ID:
@@ -180,6 +183,8 @@ class _ServerConnection(Connection):
         elif kind == CANCEL:
             self._pops.discard(request_id)
             port_id = self._in_flight.pop(request_id, None)
+            if port_id is None:  # the peer threw the answer away
+                port_id = self._answered.pop(request_id, None)
             if port_id is not None:
                 self._give_up(port_id)
         else:
@@ -222,13 +227,21 @@ class _ServerConnection(Connection):
         else:
             if request_id in self._in_flight:
                 self._in_flight[request_id] = port_id
+            elif request_id in self._answered:
+                self._answered[request_id] = port_id
             elif self.closing:  # dropped while the port was being asked
                 self._give_up(port_id)
 
     def _reply(self, request_id: int, answer: bytes | PopmqError) -> None:
-        if self._in_flight.pop(request_id, None) is not None:
+        port_id = self._in_flight.pop(request_id, None)
+        if port_id is None:
+            return
+        if request_id in self._pops:
             self._pops.discard(request_id)
-            self._say(request_id, answer)
+            self._answered[request_id] = port_id
+            if len(self._answered) > _ANSWERED_LIMIT:
+                del self._answered[next(iter(self._answered))]
+        self._say(request_id, answer)
 
     def _say(self, request_id: int, answer: bytes | PopmqError) -> None:
         if isinstance(answer, PopmqError):

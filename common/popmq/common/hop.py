@@ -63,7 +63,8 @@ class Port(Protocol):
         ...
 
     def cancel(self, request_id: int) -> None:
-        """The asker is gone: `on_reply` will not be called, and a waiting pop is given up."""
+        """The asker is gone: `on_reply` will not be called, a waiting pop is given up, and one
+        whose answer the asker did not take is undone."""
         ...
 
 

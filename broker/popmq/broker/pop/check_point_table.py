@@ -14,6 +14,7 @@ from popmq.broker.pop.parked_keys import ParkedKeys
 from popmq.broker.pop.parking_records import ParkingRecords
 from popmq.broker.pop.pop_check_point import (
     FIFO,
+    UNCOUNTED,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
@@ -140,13 +141,13 @@ class CheckPointTable:
             ended = self._live.get((record.epoch, record.sequence))
             if ended is not None:
                 bits = record.members & ended.waiting
-                over = kind is not _RETURNED
                 self._end(
                     ended,
                     bits,
                     acked=kind is _ACK,
                     revived=kind is not _ACK,
-                    over=over,
+                    over=kind is not _RETURNED,
+                    counted=not record.flags & UNCOUNTED,
                     log_ms=log_ms,
                 )
             return
@@ -360,8 +361,10 @@ class CheckPointTable:
         revived: bool,
         log_ms: int,
         over: bool = True,
+        counted: bool = True,
     ) -> None:
-        """These members' deliveries ended; not `over` when the message itself waits in place."""
+        """These members' deliveries ended; not `over` when the message itself waits in place, for
+        its next attempt or, if not `counted`, for the same one."""
         if not bits:
             return
         root = ck.root or ck
@@ -387,7 +390,7 @@ class CheckPointTable:
             self._forget(root, log_ms)
         if isinstance(progress, FifoProgress):
             offsets = _offsets(ck, bits)
-            progress.ended(offsets, over=over, log_ms=log_ms)
+            progress.ended(offsets, over=over, counted=counted, log_ms=log_ms)
             if over:
                 for offset in offsets:
                     self.parked.over(ck.topic_id, offset)

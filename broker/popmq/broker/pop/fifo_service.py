@@ -240,6 +240,7 @@ class FifoService:
 
     def _give_again(self, ck: PopCheckPoint, batch: Batch) -> None:
         """The client may not have seen the reply: nothing is written, the handles are the same."""
+        ck.given_again = True
         members = member_bits(ck.waiting)[: batch.limit - len(batch.deliveries)]
         units = [self._bodies.unit_of(ck, member, wait=False) for member in members]
         record = ReviveRecord(

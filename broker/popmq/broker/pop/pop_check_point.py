@@ -7,7 +7,8 @@ bytes (big-endian) behind the record header, 128 in all.
     1  kind u8          1 check point, 2 ack, 3 change, 4 lost (its body cannot be read),
                         5 returned (FIFO: waits in place for its next attempt),
                         6 unparked (FIFO: what an operator says of a parked key)
-    2  flags u16        1 auto renew, 2 of a push consumer, 4 of a FIFO group
+    2  flags u16        1 auto renew, 2 of a push consumer, 4 of a FIFO group; of returned: 8 not
+                        counted as an attempt (nobody saw the delivery)
     4  epoch u32        of the check point
     8  sequence u64     of the check point
     16 members u64      bit i = the message at start_offset + i: handed out / acked / changed /
@@ -42,6 +43,7 @@ MEMBER_LIMIT = 64  # a wider span makes several check points
 AUTO_RENEW = 1  # invisible while its client lives; a change ends that
 PUSH = 2
 FIFO = 4
+UNCOUNTED = 8
 _LAYOUT = struct.Struct(">BBHIQQQIIIIQQQ")
 RECORD_SIZE = 128
 assert _LAYOUT.size == 72
@@ -183,6 +185,8 @@ class PopCheckPoint:
     root: "PopCheckPoint | None" = None
     attempt_id: int = 0  # FIFO: 32 bits of the receive's attempt id
     buffered: bool = False  # no record yet (check_point_buffer.py)
+    undone: bool = False  # soft: its reply reached nobody (pop_undo.py)
+    given_again: bool = False  # soft: to a second receive of the same attempt id
     snapshot: int = 0  # number of the last snapshot that has it
     due_ms: int = 0  # when to look at it; soft, `revive_at_ms` is the record's
 

@@ -90,6 +90,11 @@ class PopService:
         self.wrote = False  # whether the last pop appended anything
         self.metrics = PopMetrics()
 
+    @property
+    def sequence(self) -> int:
+        """Of the last check point that was made in this epoch."""
+        return self._sequence
+
     def next_sequence(self) -> int:
         """Check points of one epoch are numbered from 1."""
         self._sequence += 1

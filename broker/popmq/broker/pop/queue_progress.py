@@ -48,8 +48,9 @@ class FifoProgress(QueueProgress):
 
     Below `committed` everything is over; above it, what is in `over`.  `held` are the offsets
     in flight.  `attempts` counts the deliveries of a message that ended without an end to the
-    message.  `cursor` is the highest offset that was looked at, and `logged` what check points
-    said of `committed`.  `open` stays empty: order does not hang on check points.
+    message; 0 stands there for one that nobody saw.  `cursor` is the highest offset that was
+    looked at, and `logged` what check points said of `committed`.  `open` stays empty: order does
+    not hang on check points.
     """
 
     __slots__ = ("attempts", "expired_to", "held", "order", "over", "park_look_ms")
@@ -81,8 +82,11 @@ class FifoProgress(QueueProgress):
             for offset in offsets:
                 self.order.hold(offset, log_ms)
 
-    def ended(self, offsets: Sequence[int], *, over: bool, log_ms: int) -> None:
-        """These deliveries ended: the messages are over, or wait for their next attempt."""
+    def ended(
+        self, offsets: Sequence[int], *, over: bool, log_ms: int, counted: bool = True
+    ) -> None:
+        """These deliveries ended: the messages are over, or wait for their next attempt; for the
+        same one if this is not `counted`."""
         for offset in offsets:
             self.held.discard(offset)
             if over:
@@ -91,7 +95,7 @@ class FifoProgress(QueueProgress):
                 if self.order is not None:
                     self.order.over(offset, log_ms)
             else:
-                self.attempts[offset] = self.attempts.get(offset, 0) + 1
+                self.attempts[offset] = self.attempts.get(offset, 0) + counted
                 if self.order is not None:
                     self.order.returned(offset)
         self.in_flight = len(self.held)

@@ -13,6 +13,7 @@ from popmq.broker.pop.liveness import Liveness
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
     FIFO,
+    UNCOUNTED,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
@@ -112,6 +113,7 @@ class ReviveService:
         """Whether the delivery goes on, because its push consumer lives: nothing is written."""
         return bool(
             ck.flags & AUTO_RENEW
+            and not ck.undone
             and now_ms - ck.popped_at_ms < RENEW_LIMIT_MS
             and self._liveness.alive(ck.client, now_ms)
         )
@@ -175,7 +177,7 @@ class ReviveService:
         reject: DeadReason | None = None,
     ) -> None:
         attempt = message.attempt + self._table.attempts_before(ck, member)
-        dead = reject is not None or attempt >= group.max_attempts
+        dead = reject is not None or (attempt >= group.max_attempts and not ck.undone)
         if ck.flags & FIFO and not dead:
             self._return(ck, member)
             return
@@ -184,6 +186,7 @@ class ReviveService:
         # the retry topic a token is another group's: the message itself is the first copy.
         origin = message.token if topics.is_retry_topic(topic.name) else None
         delivered = ck.root or ck  # a change of the invisible duration delivers nothing
+        popped_at_ms = 0 if ck.undone else delivered.popped_at_ms
         token = RevivalToken(
             dead,
             member,
@@ -192,9 +195,9 @@ class ReviveService:
             origin.topic_id if origin else ck.topic_id,
             origin.queue_id if origin else ck.queue_id,
             origin.queue_offset if origin else ck.offset_of(member),
-            # 0: it was redriven and not delivered since.
-            (origin and origin.first_log_ms) or delivered.popped_at_ms,
-            delivered.popped_at_ms,
+            # 0: it was redriven, or its receive undone, and not delivered since.
+            (origin and origin.first_log_ms) or popped_at_ms,
+            popped_at_ms,
             reject or DeadReason.MAX_ATTEMPTS,
         )
         log_ms = self._store.log_ms()
@@ -205,7 +208,7 @@ class ReviveService:
             properties=message.properties,
             tag_hash=message.tag_hash,
             token=token.encode(),
-            attempt=attempt if dead else attempt + 1,
+            attempt=attempt if dead or ck.undone else attempt + 1,
         )
         self._table.apply_revival(token, log_ms)
         if dead:
@@ -216,7 +219,8 @@ class ReviveService:
     def _return(self, ck: PopCheckPoint, member: int) -> None:
         """Order is kept in place: the message waits where it is for its next attempt."""
         self.returned += 1
-        record = ReviveRecord(ReviveKind.RETURNED, ck.epoch, ck.sequence, 1 << member)
+        flags = UNCOUNTED if ck.undone else 0
+        record = ReviveRecord(ReviveKind.RETURNED, ck.epoch, ck.sequence, 1 << member, flags=flags)
         put_revive(self._store, self._table, record)
 
     def _target(self, topic: TopicConfig, group: SubscriptionGroup, *, dead: bool) -> TopicConfig:
