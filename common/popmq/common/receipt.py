@@ -18,7 +18,7 @@ import binascii
 import hmac
 import struct
 from binascii import a2b_base64, b2a_base64
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -34,8 +34,7 @@ _CHECK = struct.Struct(">I")
 _BEHIND_NAME = _SIGNED.size + _SIGNATURE_SIZE + _MEMBER.size + _CHECK.size
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptHandle:
+class ReceiptHandle(NamedTuple):
     """One delivery of one message: member `member` of check point (epoch, sequence)."""
 
     broker: str
