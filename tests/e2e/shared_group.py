@@ -38,9 +38,10 @@ BACK_OFF_MS = 1_000
 PUSH_INVISIBLE_MS = 5_000
 ODDS = {"poison": 0.005, "nack": 0.05, "leave": 0.02}
 LOOK_S = 0.05
+SEND_S = 120.0
 # From a settled message to the next: keys of a killed push consumer may be all that is left,
 # and its broker waits 30 s for a sign of life.
-PROGRESS_S = 90.0
+PROGRESS_S = 60.0
 KINDS = ("python-push", "python-simple", "node-push", "node-simple")
 
 
@@ -137,9 +138,10 @@ class SharedGroup:
             started = time.monotonic()
             producer.tell(op="send", count=self.count, keys=self.keys)
             self._kill_some(cluster, stack)
-            producer.wait(lambda: producer.count("done") > 0, "all sent", within_s=PROGRESS_S)
+            producer.wait(lambda: producer.count("done") > 0, "all sent", within_s=SEND_S)
             assert producer.of("send_failed") == []
-            self._drain(cluster)
+            # What is left then, the books tell.
+            self._progress(partial(self._is_empty, cluster))
             self.took_s = time.monotonic() - started
             for member in self.slots:
                 member.client.wait(
@@ -180,7 +182,8 @@ class SharedGroup:
         for kind, moment in zip(
             victims, sorted(self.dice.sample(moments, self.kills)), strict=True
         ):
-            self._wait_progress(partial(self._has_settled, moment), f"{moment} settled")
+            went_on = self._progress(partial(self._has_settled, moment))
+            assert went_on, f"{self.settled} settled, and none for {PROGRESS_S:g} s"
             slot = self.dice.choice(
                 [i for i, member in enumerate(self.slots) if member.kind == kind]
             )
@@ -191,36 +194,29 @@ class SharedGroup:
     def _has_settled(self, count: int) -> bool:
         return self.settled >= count
 
-    def _wait_progress(self, done: Callable[[], bool], what: str) -> None:
-        """Until `done()`; fail when nothing at all was settled for PROGRESS_S."""
+    def _progress(self, done: Callable[[], bool]) -> bool:
+        """Wait until `done()`; false when nothing at all was settled for PROGRESS_S."""
         until = time.monotonic() + PROGRESS_S
         while not done():
             if news := sum(member.settled_since() for member in self.members):
                 self.settled += news
                 until = time.monotonic() + PROGRESS_S
-                continue
-            assert time.monotonic() < until, (
-                f"{self.settled} settled, and none for {PROGRESS_S:g} s; waiting for {what}"
-            )
-            time.sleep(LOOK_S)
+            elif time.monotonic() > until:
+                return False
+            else:
+                time.sleep(LOOK_S)
+        return True
 
-    def _drain(self, cluster: Cluster) -> None:
-        """Until the broker owes the group nothing."""
+    def _is_empty(self, cluster: Cluster) -> bool:
+        """Whether the broker owes the group nothing."""
         labels = f'{{group="{GROUP}",topic="{TOPIC}"}}'
         names = [f"popmq_consumer_{kind}_messages{labels}" for kind in ("ready", "inflight")]
-        self._wait_progress(
-            lambda: (
-                all(cluster.broker.metric(name) == 0 for name in names)
-                and _lag(cluster)["lag"] == 0
-            ),
-            "an empty group",
-        )
+        empty = all(cluster.broker.metric(name) == 0 for name in names)
+        return empty and _lag(cluster)["lag"] == 0
 
     def _judge(self, cluster: Cluster, producer: OfficialClient) -> SharedReport:
         for member in self.slots:
             member.client.end()
-        lag = _lag(cluster)
-        assert (lag["lag"], lag["ready"], lag["in_flight"]) == (0, 0, 0)
         sent = [Sent(e["message_id"], e["key"], e["number"]) for e in producer.of("sent")]
         seen = [one for member in self.members for one in member.deliveries()]
         letters = [
@@ -235,7 +231,7 @@ class SharedGroup:
         kills_ms = [m.killed_ms for m in self.members if m.killed_ms is not None]
         assert len(kills_ms) == self.kills
         rules = Rules(MAX_ATTEMPTS, self.invisible_s * 1_000, BACK_OFF_MS, ordered=self.keys > 0)
-        return check_shared(
+        report = check_shared(
             sent=sent,
             seen=seen,
             letters=letters,
@@ -243,6 +239,13 @@ class SharedGroup:
             rules=rules,
             kills_ms=kills_ms,
         )
+        lag = _lag(cluster)
+        report.faults += [
+            f"popmq lag: {name} {lag[name]}"
+            for name in ("ready", "in_flight", "delayed", "blocked", "retries", "expired")
+            if lag[name]
+        ]
+        return report
 
 
 def _lag(cluster: Cluster) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def settle_all(run: SharedGroup) -> None:
     assert (report.lost, report.unknown) == (0, 0)
 
 
-@pytest.mark.parametrize("keys", [0, 30])
+@pytest.mark.parametrize("keys", [0, 50])
 @pytest.mark.timeout(120)
 def test_killed_consumers_of_the_python_client_leave_nothing_behind(
     tmp_path: Path, keys: int
