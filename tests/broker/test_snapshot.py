@@ -275,3 +275,23 @@ def test_a_body_that_cannot_be_read_any_more_does_not_hold_the_queue_back(tmp_pa
     progress = core.broker.table.progress(group.id, topic.id, 0)
     assert progress is not None
     assert progress.committed == 2
+
+
+def test_a_changed_delivery_of_a_deleted_topic_is_not_looked_at_after_a_snapshot(
+    tmp_path: Path,
+) -> None:
+    """Seed 10666: its first check point waits for nothing, and came due all the same."""
+    core = real_core(tmp_path)
+    core.topic("orders")
+    core.group("g")
+    core.send("orders", b"one")
+    (one,) = core.receive("orders", "g", invisible_ms=5_000)
+    handle = core.change("orders", "g", one.handle, 20_000)
+    core.stop()
+    core = real_core(tmp_path)
+    assert core.broker.store.snapshots.position
+    assert core.ack("orders", "g", handle)[0].code == Code.OK
+    core.broker.registry.delete_topic("orders")
+    core.settle()
+    core.advance(30_000)
+    assert core.broker.table.in_flight == 0

@@ -88,7 +88,7 @@ PLANTED = [
     Planted(
         "deleted before moves", retention.deleted_before_the_moves_are_confirmed, 80, retains=True
     ),
-    Planted("moved record ignored", retention.moved_record_ignored_at_recovery, 80, retains=True),
+    Planted("moved record ignored", retention.moved_record_ignored_at_recovery, 200, retains=True),
     Planted("rebuilt from 0", retention.numbers_begin_at_0_in_a_rebuilt_index, 80, retains=True),
     Planted("too early", retention.messages_expire_too_early, retains=True),
 ]

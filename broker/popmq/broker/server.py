@@ -107,7 +107,7 @@ class BrokerServer:
         for handle in request.handles:
             try:
                 self._broker.acks.ack(topic=request.topic, group=request.group, handle=handle)
-                results.append(AckResult())
+                results.append(hop.ACKED)
             except PopmqError as error:
                 results.append(AckResult(error.code, str(error)))
         self._reply(on_reply, lambda: hop.encode_ack_reply(results))

@@ -6,6 +6,7 @@ so that a disk which lies (drops what was not synced, tears a write) proves them
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -36,6 +37,10 @@ class DiskFile(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+_SCRATCH_BYTES = 1 << 20
+_LOCAL = threading.local()
 
 
 class ColdRead(Exception):
@@ -86,8 +91,8 @@ class RealFile:
 
     def read_cached(self, size: int, offset: int) -> bytes | None:
         """Like `read`, but None where the disk would have to be waited for."""
-        data = bytearray(size)
-        view, done = memoryview(data), 0
+        scratch = _scratch()
+        view, done = memoryview(scratch if size <= len(scratch) else bytearray(size))[:size], 0
         try:
             while done < size:
                 count = os.preadv(self._fd, [view[done:]], offset + done, os.RWF_NOWAIT)
@@ -100,7 +105,7 @@ class RealFile:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
             return self.read(size, offset)  # a file system that cannot tell
-        return bytes(data)
+        return bytes(view)
 
     def next_data(self, offset: int) -> int | None:
         """The first byte from `offset` that was ever written; None when there is none."""
@@ -179,6 +184,14 @@ class RealDisk:
         found = os.statvfs(folder)
         usable = found.f_blocks - found.f_bfree + found.f_bavail
         return found.f_bavail * found.f_frsize, usable * found.f_frsize
+
+
+def _scratch() -> bytearray:
+    """Where a thread's reads go first: a fresh one would be zeroed for each read."""
+    found: bytearray | None = getattr(_LOCAL, "scratch", None)
+    if found is None:
+        found = _LOCAL.scratch = bytearray(_SCRATCH_BYTES)
+    return found
 
 
 def read_or_cold(file: DiskFile, size: int, offset: int) -> bytes:

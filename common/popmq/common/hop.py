@@ -156,6 +156,9 @@ class AckResult(NamedTuple):
     message: str = ""
 
 
+ACKED = AckResult()
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeRequest:
     topic: str
@@ -171,6 +174,7 @@ _POP = struct.Struct(">HIQIIiBBI")
 _POP_REPLY = struct.Struct(">HQQ")
 _DELIVERY = struct.Struct(">IQHQHII")
 _ACK_RESULT = struct.Struct(">IH")
+_ACKED_ENTRY = _ACK_RESULT.pack(Code.OK, 0)
 _CHANGE = struct.Struct(">qH")
 _ERROR = struct.Struct(">I")
 
@@ -361,6 +365,9 @@ def decode_ack(body: bytes) -> AckRequest:
 def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
     parts = [U16.pack(len(results))]
     for result in results:
+        if result is ACKED:
+            parts.append(_ACKED_ENTRY)
+            continue
         text = sentence(result.message)
         parts.append(_ACK_RESULT.pack(result.code, len(text)) + text)
     return b"".join(parts)

@@ -15,7 +15,7 @@ from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import InvalidReceiptHandle
-from popmq.common.receipt import ReceiptHandle, decode_receipt
+from popmq.common.receipt import ReceiptHandle, ReceiptReader
 
 
 class AckService:
@@ -36,6 +36,7 @@ class AckService:
         self._pop = pop
         self._revive = revive
         self._buffer = buffer
+        self._receipts = ReceiptReader()
         self._broker = broker
         self.acked = 0
         self.repeated = 0
@@ -140,7 +141,7 @@ class AckService:
     def _receipt(self, topic: str, group: str, handle: bytes) -> ReceiptHandle:
         self._store.guard.check_write()
         try:
-            receipt = decode_receipt(handle, self._registry.receipt_key)
+            receipt = self._receipts.decode(handle, self._registry.receipt_key)
             if receipt.broker != self._broker:
                 raise InvalidReceiptHandle(
                     f"the receipt handle belongs to broker {receipt.broker}, this is {self._broker}"

@@ -306,7 +306,8 @@ class CheckPointTable:
         """In the order in which they were made, as if the log had been replayed."""
         self._live = dict(sorted(self._live.items()))
         for ck in self._live.values():
-            self.due_times.add(ck)
+            if ck.waiting:  # else it is there for those that changes made of it
+                self.due_times.add(ck)
             self._note_receive(ck)
 
     # -- inside

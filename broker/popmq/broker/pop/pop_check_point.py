@@ -34,6 +34,7 @@ is no moment with two live ones (RocketMQ writes two records).
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from popmq.common.errors import StoreDamaged
 
@@ -64,8 +65,7 @@ class Unpark(IntEnum):
     DEAD_LETTER = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ReviveRecord:
+class ReviveRecord(NamedTuple):
     kind: ReviveKind
     epoch: int
     sequence: int

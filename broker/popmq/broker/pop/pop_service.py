@@ -33,7 +33,7 @@ from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.hop import Delivery
 from popmq.common.message import RecordKind, StoredMessage
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.receipt import ReceiptHandle, encode_member, sign_check_point
 from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig
 
 _SCAN_UNITS = 800  # index units that one pop of one queue looks through for its filter
@@ -328,19 +328,21 @@ class PopService:
         queue_id, start = check_point.queue_id, check_point.start_offset
         epoch, sequence = check_point.epoch, check_point.sequence
         made = []
+        signed: dict[int, bytes] = {}  # by attempt
         for offset, message in messages:
             attempt = message.attempt + attempts.get(offset, 0)
-            member = offset - start
-            handle = ReceiptHandle(
-                broker, topic_id, group_id, queue_id, offset, attempt, epoch, sequence, member
-            )
+            common = signed.get(attempt)
+            if common is None:
+                common = signed[attempt] = sign_check_point(
+                    key, broker, topic_id, group_id, queue_id, attempt, epoch, sequence
+                )
             made.append(
                 Delivery(
                     queue_id,
                     offset,
                     attempt,
                     message.header.wall_ms,
-                    handle.encode(key),
+                    encode_member(common, offset, offset - start),
                     message.head,
                     message.properties,
                 )

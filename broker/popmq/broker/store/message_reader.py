@@ -85,7 +85,10 @@ class MessageReader:
     def _checked(self, data: bytes, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
         offset = unit.position - start
         try:
-            return decode_message(data, offset, check_record(data, offset, unit.position))
+            header = check_record(data, offset, unit.position)
+            if header.size != unit.size:  # a unit of a record that is gone leads to its neighbour
+                raise BadRecord(f"a record of {header.size} bytes, its unit says {unit.size}")
+            return decode_message(data, offset, header)
         except BadRecord as error:
             self.damaged += 1
             logger.error(

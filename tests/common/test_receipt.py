@@ -1,0 +1,117 @@
+"""Receipt handles: what they say, and what is not believed."""
+
+import random
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+import pytest
+from crc32c import crc32c
+
+from popmq.common.errors import InvalidReceiptHandle
+from popmq.common.receipt import (
+    ReceiptHandle,
+    ReceiptReader,
+    broker_of,
+    encode_member,
+    sign_check_point,
+)
+
+KEY = bytes(range(32))
+HANDLE = ReceiptHandle("broker-a", 64, 7, 3, 1 << 40, 17, 5, 1 << 50, 63)
+
+
+def raw(handle: bytes) -> bytes:
+    return urlsafe_b64decode(handle + b"=" * (-len(handle) % 4))
+
+
+def text(data: bytes) -> bytes:
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def test_a_handle_says_what_it_was_made_of() -> None:
+    rng = random.Random(1)
+    reader = ReceiptReader()
+    for _ in range(200):
+        handle = ReceiptHandle(
+            "b" * rng.randrange(1, 200),
+            rng.getrandbits(32),
+            rng.getrandbits(32),
+            rng.getrandbits(32),
+            rng.getrandbits(64),
+            rng.getrandbits(16),
+            rng.getrandbits(32),
+            rng.getrandbits(64),
+            rng.randrange(64),
+        )
+        encoded = handle.encode(KEY)
+        assert reader.decode(encoded, KEY) == handle
+        assert broker_of(encoded) == handle.broker
+        assert not set(encoded) & set(b"+/= \n")
+
+
+def test_one_signature_serves_all_messages_of_a_receive() -> None:
+    common = sign_check_point(KEY, "broker-a", 64, 7, 3, 17, 5, 1 << 50)
+    assert encode_member(common, HANDLE.queue_offset, HANDLE.member) == HANDLE.encode(KEY)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "signature known"])
+def test_a_handle_with_any_byte_changed_is_refused(known: bool) -> None:
+    data = raw(HANDLE.encode(KEY))
+    reader = ReceiptReader()
+    if known:
+        reader.decode(HANDLE.encode(KEY), KEY)
+    for at in range(len(data)):
+        for bit in (0, 3, 7):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            with pytest.raises(InvalidReceiptHandle):
+                reader.decode(text(bytes(changed)), KEY)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "signature known"])
+def test_a_check_point_that_was_made_up_is_refused_whatever_its_check_says(known: bool) -> None:
+    reader = ReceiptReader()
+    if known:
+        reader.decode(HANDLE.encode(KEY), KEY)
+    data = raw(HANDLE.encode(KEY))
+    signed = len(data) - 13  # before offset, member and check
+    for at in range(2, signed):
+        changed = bytearray(data[:-4])
+        changed[at] ^= 1
+        forged = bytes(changed) + crc32c(bytes(changed)).to_bytes(4, "big")
+        with pytest.raises(InvalidReceiptHandle, match="signature does not match"):
+            reader.decode(text(forged), KEY)
+
+
+def test_a_handle_of_another_key_is_refused_even_if_that_signature_is_known() -> None:
+    reader = ReceiptReader()
+    reader.decode(HANDLE.encode(KEY), KEY)
+    with pytest.raises(InvalidReceiptHandle, match="made by another cluster"):
+        reader.decode(HANDLE.encode(KEY), b"x" * 32)
+    with pytest.raises(InvalidReceiptHandle, match="made by another cluster"):
+        reader.decode(HANDLE.encode(b"x" * 32), KEY)
+
+
+def test_signatures_that_are_remembered_are_bounded() -> None:
+    reader = ReceiptReader()
+    for sequence in range(ReceiptReader._REMEMBERED + 10):
+        handle = ReceiptHandle("b", 1, 1, 0, 0, 1, 1, sequence, 0)
+        assert reader.decode(handle.encode(KEY), KEY) == handle
+    assert len(reader._right) <= ReceiptReader._REMEMBERED
+
+
+@pytest.mark.parametrize(
+    ("handle", "said"),
+    [
+        (b"", "0 bytes, which no popmq handle has"),
+        (b"####", "not base64|bytes, which no popmq handle has"),
+        (b"abcde", "not base64"),
+        (HANDLE.encode(KEY)[:-4], "bytes, which no popmq handle has"),
+        (text(b"\x01" + raw(HANDLE.encode(KEY))[1:]), "unknown version 1"),
+    ],
+    ids=["empty", "no alphabet", "no length", "cut", "version"],
+)
+def test_what_is_no_handle_is_told_apart(handle: bytes, said: str) -> None:
+    with pytest.raises(InvalidReceiptHandle, match=said):
+        ReceiptReader().decode(handle, KEY)
+    with pytest.raises(InvalidReceiptHandle, match=said):
+        broker_of(handle)
