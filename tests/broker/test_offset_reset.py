@@ -137,6 +137,18 @@ def test_a_reset_to_newest_skips_pending_retries_too(core: CoreBroker) -> None:
     assert in_flight(core) == 0
 
 
+def test_a_retry_that_is_just_being_written_is_skipped_with_the_others(core: CoreBroker) -> None:
+    send(core, 2)
+    core.receive("orders", "g", limit=1, invisible_ms=1_000)
+    core.clock.advance(1_100)
+    core.broker.step()  # the retry's record is appended, and not on the disk yet
+    reset(core, newest=True)
+    core.advance(20_000)
+    assert core.receive("orders", "g") == []
+    core.start()
+    assert core.receive("orders", "g") == []
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_pending_retries_come_after_a_reset_to_an_older_place_unless_skipped(
     core: CoreBroker, keep: bool

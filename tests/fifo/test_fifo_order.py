@@ -283,3 +283,17 @@ def test_a_changed_message_in_the_middle_comes_again_before_later_ones(core: Cor
     assert receive(core) == [], "a3 is in flight"
     core.advance(5_100)
     assert attempts(receive(core)) == [("a2", 2), ("a3", 2), ("a4", 1)]
+
+
+def test_what_was_acked_behind_a_filtered_message_stays_over_after_a_restart(
+    core: CoreBroker,
+) -> None:
+    send(core, "a1", tag="A")
+    send(core, "b1", tag="B")
+    send(core, "c1", tag="A")
+    got = core.receive("orders", "g", expression="A", queue_id=0)
+    assert names(got) == ["a1", "c1"]
+    ack(core, *got)
+    restart(core)
+    assert core.receive("orders", "g", expression="A", queue_id=0) == []
+    assert progress(core).committed == 3

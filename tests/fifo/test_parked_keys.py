@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from fifo.cores import attempts, names
 
+from popmq.broker.pop.parked_keys import ParkedKeys
 from popmq.broker.pop.pop_check_point import Unpark
 from popmq.common.config import PopSettings
 from popmq.common.errors import Code, PopmqError
@@ -255,3 +256,18 @@ def test_the_same_attempt_id_gets_resumed_messages_again() -> None:
     first = receive(core, limit=3, attempt_id="one")
     assert names(first) == ["a2", "a3", "a4"]
     assert receive(core, limit=3, attempt_id="one") == first
+
+
+def test_a_snapshot_that_was_given_up_leaves_nothing_in_the_next() -> None:
+    """As a clean stop does it, when it comes while one is being taken."""
+    keys = ParkedKeys()
+    place = (1, 2, 0)
+    keys.park(place, 9, b"a", origin=0, offset=0, log_ms=1)
+    keys.begin_snapshot()
+    keys.park(place, 9, b"a", origin=1, offset=1, log_ms=2)  # kept as it was before
+    restored = ParkedKeys()
+    for content, _ in keys.begin_snapshot():
+        restored.restore(content)
+    (key,) = restored.of_group(1)
+    assert key.messages == [(0, 0), (1, 1)]
+    assert restored.messages_of(1, 2) == 2

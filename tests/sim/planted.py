@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from sim import planted_fifo as fifo
+from sim import planted_operators as operators
 from sim import planted_pop as pop
 from sim import planted_retention as retention
 from sim import planted_store as store
@@ -77,6 +79,31 @@ PLANTED = [
     Planted("buffered ack too early", pop.buffered_ack_answered_before_it_is_durable, 300),
     Planted("buffered acks not written", pop.buffered_acks_not_written, 150),
     Planted("snapshot without the buffer", pop.snapshot_without_the_buffer, 150),
+    Planted("next of a key while one is in flight", fifo.next_while_one_is_in_flight),
+    Planted("order lost after a start", fifo.order_lost_after_a_start),
+    Planted("FIFO attempt not counted", fifo.attempt_not_counted),
+    Planted("FIFO retry through the retry topic", fifo.retried_through_the_retry_topic),
+    Planted("returned message at the end", fifo.returned_message_goes_to_the_end),
+    Planted("snapshot forgets what is over", fifo.snapshot_forgets_what_is_over, 80),
+    Planted("snapshot forgets FIFO attempts", fifo.snapshot_forgets_attempts),
+    Planted("repeated receive is new", fifo.repeated_receive_is_a_new_one),
+    Planted(
+        "repeated receive is new after a start", fifo.repeated_receive_is_a_new_one_after_a_start
+    ),
+    Planted("parked out of order", fifo.parked_messages_in_the_order_of_parking, 150),
+    Planted("resumed key does not wait", fifo.resumed_key_does_not_wait, 150),
+    Planted("snapshot forgets what was said", fifo.snapshot_forgets_what_was_said, 1500, rare=True),
+    Planted("given up snapshot mixed in", fifo.given_up_snapshot_is_mixed_in, 1500, rare=True),
+    Planted("reject written twice", operators.reject_written_twice, 80),
+    Planted("reject not done", operators.reject_answered_and_not_done),
+    Planted("reset leaves deliveries", operators.reset_leaves_what_is_in_flight),
+    Planted("handle accepted after a reset", operators.handle_accepted_after_a_reset, 200),
+    Planted("reset forgotten at recovery", operators.reset_forgotten_at_recovery),
+    Planted("redriven twice", operators.redriven_twice, 300),
+    Planted("snapshot forgets redrives", operators.snapshot_forgets_what_was_redriven, 300),
+    Planted("renewed delivery comes back", operators.renewed_delivery_comes_back, 150),
+    Planted("silent client keeps", operators.silent_client_keeps_its_deliveries, 150),
+    Planted("good-bye ignored", operators.good_bye_ignored, 150),
     Planted("topic expires too early", retention.topic_expires_too_early, retains=True),
     Planted("topic keeps its oldest", retention.topic_keeps_its_oldest, retains=True),
     Planted("topic's expiry not counted", retention.expired_by_topic_not_counted, retains=True),

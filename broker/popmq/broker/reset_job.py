@@ -65,7 +65,8 @@ class ResetJob:
         ]
         retry = self._reset.retry_topic(group, topic)
         if retry is not None and self._skip_retries:
-            places.append((retry, 0, self._broker.store.queue(retry.id, 0).count))
+            # Those that are not confirmed yet are pending too, and stand in front of the reset.
+            places.append((retry, 0, self._broker.store.dispatch.next_offset(retry.id, 0)))
         if self._dry_run:
             return [self._reset.plan(group, *place) for place in places]
         done = [self._reset.apply(group, *place) for place in places]

@@ -13,6 +13,8 @@ class Place:
     max_attempts: int = 0
     from_newest: bool = False
     buffered: bool = False  # a crash may forget its deliveries
+    fifo: bool = False
+    back_off_ms: int = 0  # the least that a failed push delivery stays away
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +29,8 @@ class Sent:
     ok_ms: int = 0
     refused: bool = False
     queue_id: int = -1
+    offset: int = -1
+    key: bytes = b""  # message group
     asked_log_ms: int = 0
     asked_wall_ms: int = 0
     expired: bool = False  # the first copy lies below a cut
@@ -41,7 +45,9 @@ class Reader:
     tags: tuple[str, ...] = ()
     open_pops: int = 0
     lost_pops: int = 0
-    lost_at: int = 0
+    lost_at: int = 0  # event number; also of a reset: who holds what is not sure
+    resets_open: int = 0
+    reset_at: int = 0  # event number at which the last one was asked for
     lives: dict[int, "Life"] = field(default_factory=dict)
 
     @property
@@ -59,9 +65,24 @@ class Life:
     attempt: int = 0
     lost_pops: int = 0
     acked: int = 0  # 1 perhaps, 2 for sure
+    acked_at: int = 0  # event number of the OK
     dead: int = 0
+    rejected: int = 0  # as acked
+    ending: int = 0  # acks and rejects that are asked, not answered
+    chain: int = 0  # how often it began anew, after a reset or a redrive
+    again: int = 0  # redrives that may have sent it back
+    letters: bool = False  # an earlier chain may have died
+    loose: bool = False  # nobody knows how many copies of it there are
+    passed: bool = False  # a reset may have passed over it
+    said: bool = False  # an operator may have skipped it, or made it a dead letter
     held: "Held | None" = None
     events: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+
+    def begin_again(self, lost_pops: int) -> None:
+        """Its deliveries so far count for nothing any more."""
+        self.chain += 1
+        self.attempt = self.acked = self.rejected = 0
+        self.lost_pops, self.held = lost_pops, None
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +101,11 @@ class Held:
     acks_open: int = 0  # asked, not answered
     changes_open: int = 0
     era: int = 0  # crashes before it
+    chain: int = 0
+    received_at: int = 0  # event number
+    rejected: bool = False
+    push: bool = False
+    renewed_by: str = ""  # the client that keeps it by being alive
 
     @property
     def life(self) -> Life:
@@ -97,6 +123,9 @@ class Pop:
     asked_ms: int
     asked_log_ms: int
     dismissed: bool = False
+    lost_before: int = 0  # pops of the reader that were lost when it was asked for
+    attempt_id: str = ""
+    client_id: str = ""  # of a push consumer
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,12 @@ Knows nothing of the product.  Times are the simulator's: `log_ms` is an upper b
 log time can have moved, so "too early" is judged with it, and "too late" with elapsed time.
 """
 
+from popmq.testing import chains
+from popmq.testing.client_lives import ClientLives
+from popmq.testing.fifo_order import FifoOrder
 from popmq.testing.history import Held, Life, Place, Pop, Reader, Sent, Violation
+from popmq.testing.limbo import check_limbo
 
-LIMBO_MS = 2_000
 OUTCOME_MS = 600_000  # how long the answer to a repeated ack is known
 
 
@@ -15,11 +18,14 @@ class Oracle:
         self.messages: list[Sent] = []
         self.readers: list[Reader] = []
         self.violations: list[Violation] = []
+        self.order = FifoOrder(self)
         self._numbered: dict[tuple[Place, int, int], Sent] = {}
         self.log_lost = False  # a damaged sector took durable records along: only bytes count
+        self.parks = False  # FIFO groups hold few open messages and park keys
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.at = 0  # event number
         self.era = 0  # crashes so far
+        self.clients = ClientLives()
         self.forgotten = 0  # deliveries that came again as the same attempt, as they may
         self.now_ms = 0
         self.log_ms = 0
@@ -33,6 +39,7 @@ class Oracle:
     def numbered(self, sent: Sent, offset: int) -> None:
         """A send was OK, with this offset."""
         place = (sent.topic, sent.queue_id, offset)
+        sent.offset = offset
         other = self._numbered.setdefault(place, sent)
         if other is not sent and not self.log_lost:
             self.complain(
@@ -71,16 +78,24 @@ class Oracle:
             self.complain("filter", f"{who}: tag {sent.tag!r} is not among {pop.tags}", life)
         if sent.refused:
             self.complain("bytes", f"{who}: the send was refused", life)
-        if not self.log_lost:
+        if pop.attempt_id and life.held is not None and life.held.handle == handle:
+            return life.held  # the same receive once more
+        forgotten = life.held is not None and self.may_be_forgotten(life.held)
+        chains.look(pop, life, attempt, forgotten=forgotten)
+        if not self.log_lost and not life.loose:
             self._check_attempt(pop, life, who, attempt)
         times = pop.asked_log_ms, pop.asked_ms, pop.invisible_ms
-        held = Held(reader, sent, attempt, handle, *times, era=self.era)
-        life.attempt, life.lost_pops, life.held = attempt, reader.lost_pops, held
+        held = Held(reader, sent, attempt, handle, *times, era=self.era, chain=life.chain)
+        held.push, held.renewed_by = bool(pop.client_id), pop.client_id
+        held.received_at = self.at
+        life.attempt, life.lost_pops, life.held = attempt, pop.lost_before, held
         return held
 
     def _check_attempt(self, pop: Pop, life: Life, who: str, attempt: int) -> None:
         if life.acked == 2:
             self.complain("I5 ack-final", f"{who}: delivered after its ack was OK", life)
+        if life.rejected == 2:
+            self.complain("I5 ack-final", f"{who}: delivered after its reject was OK", life)
         if attempt > pop.reader.group.max_attempts or life.dead:
             self.complain("I8 max-N", f"{who}: attempt {attempt} after the last one", life)
         unseen = pop.reader.lost_pops - life.lost_pops
@@ -96,54 +111,23 @@ class Oracle:
         if before is None or forgotten or attempt > life.attempt + 1:
             return
         elapsed = self.log_ms - before.asked_log_ms
-        if before.superseded != 1 and elapsed < before.invisible_ms:
+        sure = before.superseded != 1 and not self.clients.left(before)
+        if sure and elapsed < before.invisible_ms:
             self.complain(
                 "I3 no-early",
                 f"{who}: again after {elapsed} ms, was invisible for {before.invisible_ms}",
                 life,
             )
+        if self.clients.keeps(before, self.log_ms):
+            self.complain("I3 no-early", f"{who}: again while {before.renewed_by} lives", life)
         if self.healed_ms >= 0 and not self.limited:
-            self._check_limbo(before, life, who)
-
-    def _check_limbo(self, before: Held, life: Life, who: str) -> None:
-        began = max(self.healed_ms, before.asked_ms)
-        late = self.now_ms - began - before.invisible_ms
-        if before.superseded != 1 and late > LIMBO_MS:
-            self.complain("I2 no-limbo", f"{who}: came back {late} ms late", life)
-
-    def popped_empty(self, pop: Pop) -> None:
-        """I13: nothing that nobody else can hold was confirmed before it was asked for."""
-        reader = pop.reader
-        unsure = pop.dismissed or reader.open_pops or self.log_lost
-        if reader.group.from_newest or not reader.alive or unsure:
-            return
-        for sent in self.messages:
-            waited = sent.ok_ms < pop.asked_ms + pop.poll_ms
-            if (
-                sent.ok_at
-                and (sent.ok_at < pop.asked_at or waited)
-                and sent.topic is reader.topic
-                and sent.number not in reader.lives
-                and reader.accepts(sent)
-                and (not pop.tags or sent.tag in pop.tags)
-                and pop.queue_id in (-1, sent.queue_id)
-                and reader.lost_at < sent.asked_at
-                and not sent.expired
-            ):
-                self.complain(
-                    "I13 no-false-empty",
-                    f"group {reader.group.name}: empty at {self.at}, asked at {pop.asked_at}, "
-                    f"message {sent.number} of {sent.topic.name} was confirmed at {sent.ok_at}",
-                )
-                return
+            check_limbo(self, before, life, who)
 
     # -- ack and change
 
     def must_refuse(self, held: Held) -> str:
         """Why an ack asked now may not be OK; "" when it may."""
-        if held.superseded == 2:
-            return "superseded"
-        return "revived" if held.life.attempt > held.attempt or held.life.dead else ""
+        return chains.over_because(held)
 
     def must_accept(self, held: Held) -> bool:
         """Whether an ack answered now has to be OK: its time cannot have passed."""
@@ -152,6 +136,10 @@ class Oracle:
         fresh = known and elapsed < held.invisible_ms
         steady = held.reader.alive and not held.superseded and not held.changes_open
         sure = not self.log_lost and not self.may_be_forgotten(held)
+        sure = sure and held.chain == held.life.chain and not held.life.loose
+        life = held.life
+        sure = sure and not held.reader.resets_open
+        steady = steady and not (life.rejected or life.ending or self.clients.left(held))
         return fresh and steady and not held.life.dead and sure
 
     def may_be_forgotten(self, held: Held) -> bool:
@@ -162,13 +150,30 @@ class Oracle:
         life = held.life
         life.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} {'OK' if ok else 'no'}")
         if ok:
-            held.acked = life.acked = 2
+            held.acked = 2
+        if ok and (life.loose or held.chain == life.chain):
+            life.acked, life.acked_at = 2, self.at
         if not held.reader.alive or self.log_lost:
             return
         if ok and refuse:
             self.complain("I6 stale-handle", f"{self._who(held)}: OK for a {refuse} handle", life)
         if not ok and self.must_accept(held):
             self.complain("I6 live-handle", f"{self._who(held)}: ack refused in time", life)
+
+    def rejected(self, held: Held, ok: bool, refuse: str) -> None:
+        life = held.life
+        life.events.append(
+            f"{self.at} t={self.now_ms} reject {held.attempt} {'OK' if ok else 'no'}"
+        )
+        if ok and (life.loose or held.chain == life.chain):
+            life.rejected = 2
+        held.rejected |= ok
+        if not held.reader.alive or self.log_lost:
+            return
+        if ok and refuse:
+            self.complain("I6 stale-handle", f"{self._who(held)}: reject of a {refuse} one", life)
+        if not ok and self.must_accept(held) and not life.acked:
+            self.complain("I6 live-handle", f"{self._who(held)}: reject refused in time", life)
 
     def changed(self, held: Held, handle: bytes, invisible_ms: int, asked: Pop, why: str) -> Held:
         """A change was OK; `asked` has the times at which it was asked for."""
@@ -179,12 +184,13 @@ class Oracle:
         held.superseded = 2
         times = asked.asked_log_ms, asked.asked_ms, invisible_ms
         new = Held(held.reader, held.sent, held.attempt, handle, *times, era=self.era)
+        new.chain, new.push = held.chain, held.push
         if life.held is held:
             life.held = new
         return new
 
     def change_refused(self, held: Held) -> None:
-        if self.must_accept(held) and not held.life.acked and not held.acks_open:
+        if self.must_accept(held) and not held.life.acked:
             self.complain("I6 live-handle", f"{self._who(held)}: change refused in time", held.life)
 
     def _who(self, held: Held) -> str:

@@ -4,9 +4,11 @@ import random
 
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import Oracle
-from popmq.testing.sim_clients import INVISIBLE_MS, MAX_INVISIBLE_MS, QUIET, Clients
+from popmq.testing.sim_clients import INVISIBLE_MS, MAX_INVISIBLE_MS, QUIET
 from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_operators import PUSH_CLIENTS, Operators
 from popmq.testing.sometimes import Sometimes, Tally
+from popmq.testing.store_checks import StoreChecks
 
 
 class Actions:
@@ -16,10 +18,12 @@ class Actions:
     tally: Tally
     oracle: Oracle
     machine: Machine
-    clients: Clients
+    clients: Operators
+    checks: StoreChecks
     trace: list[str]
     _invisible_ms: tuple[int, ...] = INVISIBLE_MS
     _long_ms: tuple[int, ...] = ()
+    _pushes = False  # whether there are push consumers
 
     def note(self, line: str) -> None:
         self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
@@ -32,11 +36,17 @@ class Actions:
 
     def _reader(self) -> Reader | None:
         usable = [r for r in self.oracle.readers if r.alive]
+        ordered = [r for r in usable if r.group.fifo]
+        if ordered and self.rng.random() < 0.4:
+            return self.rng.choice(ordered)
         return self.rng.choice(usable) if usable else None
 
     def _receive(self) -> None:
         rng, reader = self.rng, self._reader()
-        if reader is not None:
+        if reader is not None and reader.group.fifo and rng.random() < 0.4:
+            limit, invisible_ms = rng.choice((1, 2, 8, 32)), rng.choice(self._invisible_ms)
+            self.clients.receive_named(reader, limit=limit, invisible_ms=invisible_ms)
+        elif reader is not None:
             # Short ones are not buffered.
             often = (MAX_INVISIBLE_MS,) * 8 if reader.group.buffered else ()
             self.clients.receive(
@@ -45,6 +55,7 @@ class Actions:
                 invisible_ms=rng.choice((*self._invisible_ms, *often)),
                 poll_ms=rng.choice((0, 0, 400, 3_000)),
                 queue_id=rng.choice((-1, -1, -1, 0)),
+                client_id=rng.choice(PUSH_CLIENTS) if self._pushes and rng.random() < 0.3 else "",
             )
 
     def _some_held(self) -> Held | None:
@@ -76,6 +87,56 @@ class Actions:
         held = self._some_held()
         if held is not None:
             self.clients.change(held, self.rng.choice((1, 1, 500, 5_000, *self._long_ms)))
+
+    def _reject(self) -> None:
+        held = self._some_held()
+        if held is not None:
+            for _ in range(self.rng.choice((1, 1, 2))):
+                self.clients.reject(held)
+                self.machine.settle(until=lambda: self.rng.random() < 0.1)
+
+    def _repeat(self) -> None:
+        self.clients.repeat()
+
+    def _silence(self) -> None:
+        """Push consumers are heard for a while, or for longer nobody is."""
+        if self.rng.random() < 0.8:
+            self.clients.heard()
+        else:
+            self.machine.advance(36_000)
+
+    def _reset(self) -> None:
+        """The offset of a group is set while it reads."""
+        reader = self._reader()
+        if reader is not None and not (reader.group.fifo and self.oracle.parks):
+            self.clients.reset(reader, self.checks.forget_offsets)
+            mine = [held for held in self.clients.held if held.reader is reader]
+            if mine and self.rng.random() < 0.5:
+                self.machine.settle(until=lambda: self.rng.random() < 0.1)
+                self.clients.ack(mine[-3:])
+
+    def _redrive(self) -> None:
+        for _ in range(self.rng.choice((1, 1, 2))):
+            self.clients.redrive("g")
+
+    def _stick(self) -> None:
+        """Messages of few message groups, one of which is held for long."""
+        fifo, machine = self.clients.topics["fo"], self.machine
+        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
+        reader = self.rng.choice(readers)
+        for limit in (1, 2):
+            self.clients.send(fifo)
+            self.clients.send(fifo)
+            machine.settle()
+            self.clients.receive_named(reader, limit=limit, invisible_ms=MAX_INVISIBLE_MS)
+            machine.settle(until=lambda: self.rng.random() < 0.05)
+            machine.advance(self.rng.choice((20, 1_200)))
+        machine.step()
+
+    def _unpark(self) -> None:
+        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
+        if readers:
+            self.clients.unpark(self.rng.choice(readers))
 
     def _administer(self) -> None:
         name, places, make, drop = self.rng.choice(
@@ -110,9 +171,9 @@ class Actions:
 
     def _loop(self) -> None:
         if self.machine.loop_ready:
-            before = self.clients.heard
+            before = self.clients.answered
             self.machine.loop()
-            self.tally.hit(Sometimes.GROUP_COMMIT, int(self.clients.heard > before + 1))
+            self.tally.hit(Sometimes.GROUP_COMMIT, int(self.clients.answered > before + 1))
 
     def _flush(self) -> None:
         lanes = self.machine.ready_lanes

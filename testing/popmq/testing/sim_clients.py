@@ -11,6 +11,7 @@ from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
 from popmq.common.topics import MessageType
 from popmq.testing.core import pop as encode_pop
+from popmq.testing.false_empty import popped_empty
 from popmq.testing.history import Held, Place, Pop, Reader, Sent
 from popmq.testing.sim_requests import Requests
 from popmq.testing.sometimes import Sometimes
@@ -25,8 +26,15 @@ TAGS = ("", "A", "B")
 INVISIBLE_MS = (1, 150, 1_000, 3_000, 8_000)
 MAX_INVISIBLE_MS = max(INVISIBLE_MS)
 BRIEF = "brief"  # a topic with a retention of its own
+KEYS = (b"", b"a", b"a", b"b", b"c", b"d")
+FIFO_QUEUES = 2
 QUIET = "quiet"  # a topic that hardly anything is sent to
 LONG_MS = (5_400_000, 10_800_000)  # longer than messages are kept, where they expire
+
+
+def queue_of(sent: Sent) -> int:
+    """Where a message of its message group belongs."""
+    return (sent.key or b"a")[0] % FIFO_QUEUES
 
 
 class Clients(Requests):
@@ -42,10 +50,11 @@ class Clients(Requests):
             sent = self._message(topic)
             batch.append(sent)
             queue_id = rng.choice((-1, -1, 0))
+            kind = MessageType.NORMAL
+            if topic.fifo:
+                kind, queue_id = self._in_order(sent)
             entries.append(
-                hop.PutEntry(
-                    MessageType.NORMAL, sent.head, sent.properties, tag_hash(sent.tag), queue_id
-                )
+                hop.PutEntry(kind, sent.head, sent.properties, tag_hash(sent.tag), queue_id)
             )
 
         def hear(answer: bytes | PopmqError) -> None:
@@ -63,6 +72,7 @@ class Clients(Requests):
                     oracle.numbered(sent, result.queue_offset)
                 else:
                     sent.refused = True
+                assert result.code != Code.OK or not topic.fifo or queue_of(sent) == sent.queue_id
             self._note(f"sent {[sent.number for sent in batch if sent.ok_at]}")
 
         names = ",".join(f"{sent.number}{sent.tag}" for sent in batch)
@@ -75,20 +85,31 @@ class Clients(Requests):
         size = self.uniform or rng.choice((20, 60, 100, 300, 1_200, 2_000))
         front = b"%06d|" % number
         head = front + rng.randbytes(size - len(front))
-        properties = self._properties(number)
+        properties = self._properties(number, ordered=topic.fifo)
         sent = Sent(number, topic, rng.choice(TAGS), head, properties, self._oracle.at)
         sent.asked_log_ms = self._machine.log_ms
         sent.asked_wall_ms = self._machine.clock.wall_ms()
         self._oracle.messages.append(sent)
         return sent
 
-    def _properties(self, number: int) -> bytes:
+    def _in_order(self, sent: Sent) -> tuple[MessageType, int]:
+        """Of one of a few message groups, each in a queue of its own; now and then of none."""
+        sent.key = self._rng.choice(KEYS)
+        if sent.key:
+            sent.properties += b"\x8a\x01" + bytes((len(sent.key),)) + sent.key
+        sent.queue_id = queue_of(sent)
+        self._oracle.order.put(sent)
+        return (MessageType.FIFO if sent.key else MessageType.NORMAL), sent.queue_id
+
+    def _properties(self, number: int, *, ordered: bool) -> bytes:
         """An id, now and then that of the message before, and a key of several messages; or
         nothing that can be looked up."""
         rng = self._rng
         named = _field(3, b"m%06d" % (number - (rng.random() < 0.1)))
         named += _field(2, b"k%02d" % (number % 23))
-        return named if self.uniform else rng.choice((named, named, b"", rng.randbytes(40)))
+        # What is no protobuf has no message group.
+        others = (b"",) if ordered else (b"", rng.randbytes(40))
+        return named if self.uniform else rng.choice((named, named, *others))
 
     # -- consumers
 
@@ -100,13 +121,23 @@ class Clients(Requests):
         invisible_ms: int = 60_000,
         poll_ms: int = 0,
         queue_id: int = -1,
+        client_id: str = "",
+        attempt_id: str = "",
+        repeats: bool = False,
         then: Callable[[list[Held]], None] = lambda held: None,
     ) -> None:
+        """With a `client_id` as a push consumer, whose deliveries last as long as it lives."""
         oracle, machine = self._oracle, self._machine
         now_ms = machine.clock.boot_ms()
         pop = Pop(
             reader, reader.tags, queue_id, invisible_ms, poll_ms, oracle.at, now_ms, machine.log_ms
         )
+        pop.client_id, pop.attempt_id = client_id, attempt_id
+        pop.lost_before = reader.lost_pops
+        if repeats:
+            pop.invisible_ms = 0  # what it is given again was made by an earlier one
+        if client_id:
+            oracle.clients.heard(client_id, machine.log_ms)
         reader.open_pops += 1
 
         def hear(answer: bytes | PopmqError) -> None:
@@ -118,16 +149,20 @@ class Clients(Requests):
                     self._check_known(reader.topic, answer, reader.group)
                 return
             deliveries = hop.decode_pop_reply(answer).deliveries
-            got = [self._delivered(pop, one) for one in deliveries]
-            self._note(f"got {[(h.sent.number, h.attempt) for h in got if h]}")
+            before = {id(life.held) for life in reader.lives.values()}
+            got = [held for one in deliveries if (held := self._delivered(pop, one)) is not None]
+            again = [held for held in got if id(held) in before]
+            self._note(f"got {[(h.sent.number, h.attempt) for h in got]}")
             if not deliveries:
                 self.quiet += 1
-                oracle.popped_empty(pop)
+                popped_empty(oracle, pop)
                 waited = now_ms + poll_ms <= oracle.now_ms and not pop.dismissed
                 self._tally.hit(Sometimes.POLL_TIMEOUT, int(poll_ms > 0 and waited))
             self._tally.hit(Sometimes.WOKEN, int(bool(deliveries) and oracle.now_ms > now_ms))
-            self.held += [held for held in got if held is not None]
-            then([held for held in got if held is not None])
+            oracle.order.reply(pop, got, again)
+            self.held += [held for held in got if held not in again]
+            self._tally.hit(Sometimes.GIVEN_AGAIN, len(again))
+            then(got)
 
         what = f"pop {reader.topic.name} {reader.group.name} {limit} {invisible_ms} {poll_ms}"
         body = encode_pop(
@@ -138,6 +173,9 @@ class Clients(Requests):
             poll_ms=poll_ms,
             expression="||".join(reader.tags),
             queue_id=queue_id,
+            auto_renew=bool(client_id),
+            client_id=client_id or "a-client",
+            attempt_id=attempt_id,
         )
         self._ask(what, Kind.POP, body, hear, lost=lambda: oracle.pop_lost(pop), pop=pop)
 
@@ -148,6 +186,8 @@ class Clients(Requests):
         before = life.attempt if life else 0
         self._tally.hit(Sometimes.REVIVED, int(before > 0))
         self._tally.hit(Sometimes.LOST_REPLY, int(one.attempt > before + 1))
+        kept = life is not None and life.held is not None and life.held.renewed_by
+        self._tally.hit(Sometimes.FELL_SILENT, int(bool(kept) and one.attempt > before > 0))
         return self._oracle.delivered(
             pop, number, one.head, one.properties, one.attempt, one.handle
         )
@@ -177,6 +217,7 @@ class Clients(Requests):
                 return
             results = hop.decode_ack_reply(answer)
             for held, refuse, result in zip(some, reasons, results, strict=True):
+                held.life.ending -= 1
                 if result.code in (Code.OK, Code.INVALID_RECEIPT_HANDLE):
                     self._ack_heard(held, refuse, result.code == Code.OK)
                 else:
@@ -188,10 +229,14 @@ class Clients(Requests):
             self._tally.hit(Sometimes.ACK_LOST)
             for held in some:
                 held.acks_open -= 1
-                held.life.acked = held.life.acked or 1
+                held.life.ending -= 1
+                held.acked = held.acked or 1
+                if held.life.loose or held.chain == held.life.chain:
+                    held.life.acked = held.life.acked or 1
 
         for held in some:
             held.acks_open += 1
+            held.life.ending += 1
         names = ",".join(f"{held.sent.number}/{held.attempt}" for held in some)
         body = hop.encode_ack(
             hop.AckRequest(reader.topic.name, reader.group.name, [held.handle for held in some])
@@ -205,6 +250,9 @@ class Clients(Requests):
         tally.hit(Sometimes.LATE_ACK, int(ok and held.acked == 0 and late))
         tally.hit(Sometimes.SUPERSEDED, int(not ok and refuse == "superseded"))
         tally.hit(Sometimes.STALE, int(not ok and refuse == "revived"))
+        tally.hit(Sometimes.AFTER_RESET, int(not ok and refuse == "reset"))
+        tally.hit(Sometimes.AFTER_REJECT, int(not ok and refuse == "rejected"))
+        tally.hit(Sometimes.OTHER_PROXY, int(ok and held.received_at < self.proxy_died_at))
         self._note(f"ack {held.sent.number}/{held.attempt} {'OK' if ok else 'refused'}")
         self._oracle.acked(held, ok, refuse)
 
@@ -245,6 +293,7 @@ class Clients(Requests):
             machine.log_ms,
         )
 
+        reader = held.reader
         held.changes_open += 1
 
         def hear(answer: bytes | PopmqError) -> None:
@@ -254,14 +303,14 @@ class Clients(Requests):
                     oracle.change_refused(held)
             else:
                 self._note(f"changed {held.sent.number}/{held.attempt}")
-                self.held.append(oracle.changed(held, answer, invisible_ms, asked, why))
+                away_ms = max(invisible_ms, reader.group.back_off_ms if held.push else 0)
+                self.held.append(oracle.changed(held, answer, away_ms, asked, why))
 
         def lost() -> None:
             self._tally.hit(Sometimes.CHANGE_LOST)
             held.changes_open -= 1
             held.superseded = held.superseded or 1
 
-        reader = held.reader
         body = hop.encode_change(
             hop.ChangeRequest(reader.topic.name, reader.group.name, held.handle, invisible_ms)
         )

@@ -4,10 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from popmq.common import topics
-from popmq.testing.history import Held, Place, Reader
-from popmq.testing.oracle import LIMBO_MS, Oracle
-from popmq.testing.sim_clients import LONG_MS, MAX_INVISIBLE_MS, QUIET, Clients
+from popmq.common.wire import admin_pb2 as pb
+from popmq.testing.client_lives import LOOK_MS, SILENCE_MS
+from popmq.testing.history import Held, Life, Place, Reader
+from popmq.testing.limbo import LIMBO_MS
+from popmq.testing.oracle import Oracle
+from popmq.testing.sim_clients import KEYS, LONG_MS, MAX_INVISIBLE_MS, QUIET, Clients
 from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_operators import PUSH_CLIENTS, Operators
 from popmq.testing.sim_retention import RetentionChecks
 from popmq.testing.sim_topic_retention import TopicRetention
 from popmq.testing.sim_verdict import dead_letter, finish
@@ -19,22 +23,32 @@ _ROUND_MS = 500
 
 def drain(
     machine: Machine,
-    clients: Clients,
+    clients: Operators,
     oracle: Oracle,
     checks: StoreChecks,
     retention: RetentionChecks,
     topic_retention: TopicRetention,
     note: Callable[[str], None],
+    *,
+    silence: bool,
 ) -> None:
-    """Receive and ack until everything that was invisible had its time and two seconds more."""
+    """Receive and ack until everything that was invisible had its time and two seconds more.
+
+    Push consumers are gone: they say good-bye, or there is `silence`.
+    """
     audit = clients.groups["audit"]
     assert audit is not None
     lasting = [reader for reader in oracle.readers if reader.alive]
     auditors = [Reader(audit, place) for place in clients.topics.values() if place is not None]
     oracle.readers += auditors
-    rounds = (MAX_INVISIBLE_MS + LIMBO_MS) // _ROUND_MS + 2
+    longest_ms = MAX_INVISIBLE_MS + LIMBO_MS + (SILENCE_MS + LOOK_MS) * silence
+    for client_id in PUSH_CLIENTS if not silence else ():
+        clients.report(client_id, gone=True)
+    # A parked key waits for the one of its messages that is in flight, and is then resumed.
+    rounds = (longest_ms * (1 + oracle.parks)) // _ROUND_MS + 2
     for number in range(rounds):
         before = clients.quiet
+        _resume(machine, clients, lasting)
         for reader in lasting if number else lasting + auditors:
             _empty(machine, clients, reader)
         if not number and not oracle.log_lost:
@@ -42,12 +56,14 @@ def drain(
         if oracle.violations:
             return
         all_quiet = clients.quiet - before == len(lasting)
-        if number and all_quiet and machine.nothing_in_flight:
+        if number and all_quiet and machine.nothing_in_flight and machine.nothing_parked:
             break
         machine.advance(_ROUND_MS)
         machine.run_steps()
     for reader in lasting:
         _empty(machine, clients, reader)
+    if not retention.on and not oracle.log_lost:
+        _send_back(machine, clients, oracle, lasting)
     if retention.on:
         _grow_old(machine, clients, oracle, lasting + auditors, retention, topic_retention)
     if not oracle.log_lost:
@@ -61,6 +77,48 @@ def drain(
     passed = [s for r in lasting for s in oracle.messages if s.ok_at and not r.accepts(s)]
     clients.count(Sometimes.FILTERED, len(passed))
     note(f"drained {len(oracle.messages)} messages")
+
+
+def _resume(machine: Machine, clients: Operators, readers: list[Reader]) -> None:
+    if machine.nothing_parked:
+        return
+    for reader in readers:
+        for key in sorted(set(KEYS)) if reader.group.fifo else ():
+            clients.unpark(reader, key, "resume")
+    machine.settle()
+
+
+def _send_back(machine: Machine, clients: Operators, oracle: Oracle, lasting: list[Reader]) -> None:
+    """All dead letters of normal groups come once more, and are acked."""
+    for name in sorted({reader.group.name for reader in lasting if not reader.group.fifo}):
+        readers = {one.topic.name: one for one in lasting if one.group.name == name}
+        wanted = _letters(machine, clients, name, readers)
+        at = oracle.at
+        clients.redrive(name)
+        machine.settle()
+        for reader in readers.values():
+            _empty(machine, clients, reader)
+        for number, life in wanted:
+            if not life.loose and life.acked_at < at:
+                oracle.complain("redrive", f"letter of {number}, {name} did not come back", life)
+
+
+def _letters(
+    machine: Machine, clients: Operators, group: str, readers: dict[str, Reader]
+) -> list[tuple[int, Life]]:
+    """The number and the life of each dead letter that was not sent back yet."""
+    found: list[tuple[int, Life]] = []
+
+    def told(letters: list[pb.DeadLetter]) -> None:
+        for letter in letters:
+            reader = readers.get(letter.origin_topic)
+            if reader is not None and not letter.redriven:
+                number = int(letter.head[:6])
+                found.append((number, reader.lives.setdefault(number, Life())))
+
+    clients.letters(group, told)
+    machine.settle()
+    return found
 
 
 def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[Reader]) -> None:

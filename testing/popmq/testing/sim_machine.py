@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from popmq.broker.broker import Broker
 from popmq.broker.meta.topic_expiry import TopicExpiry
+from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.server import BrokerServer
 from popmq.broker.store.key_index import ENTRIES_PER_FILE, KeyIndex
 from popmq.broker.store.lookup import Lookup
@@ -215,6 +216,16 @@ class Machine:
     @property
     def nothing_in_flight(self) -> bool:
         return not len(self.broker.table)
+
+    @property
+    def nothing_parked(self) -> bool:
+        return not any(True for _ in self.broker.table.parked.places())
+
+    @property
+    def blocked(self) -> int:
+        """Messages of FIFO groups that wait for one of their key."""
+        lines = (progress for _, progress in self.broker.table.progress_items())
+        return sum(one.blocked for one in lines if isinstance(one, FifoProgress))
 
     # -- inside
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from popmq.broker.broker import Broker
 from popmq.broker.pop.outcomes import OUTCOME_MS, Key, Masks
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
-from popmq.broker.pop.queue_progress import QueueProgress
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_keys import names_in
 from popmq.broker.store.snapshot import snapshot_names
 from popmq.common import topics
@@ -95,7 +95,18 @@ class ReplayCheck:
                 if ck.root is None:
                     place = f"{ck.topic_id}/{ck.queue_id}/{ck.offset_of(member)}"
                     yield f"moved body {place}", broker.table.moved_body(ck, member)
+            yield f"attempt id of {ck.key}", _receive_of(broker, ck)
         yield "check points: in flight", broker.table.in_flight
+        for group in broker.registry.groups():
+            for key in broker.table.parked.of_group(group.id):
+                name = (group.name, key.topic_id, key.queue_id, key.name)
+                said = (key.state, key.until, key.since_ms)
+                yield f"parked {name}", (said, key.messages)
+        redriven = b"".join(content for content, _ in broker.redriven.begin_snapshot())
+        yield (
+            "redriven letters",
+            sorted(redriven[at : at + 20] for at in range(0, len(redriven), 20)),
+        )
         for topic_id, queue_id in _queues(broker):
             following = broker.store.dispatch.next_offset(topic_id, queue_id)
             yield f"dispatch: next offset of {topic_id}/{queue_id}", following
@@ -150,6 +161,11 @@ class ReplayCheck:
                 self._complain(f"outcome {key}: {mine} and {theirs}")
 
 
+def _receive_of(broker: Broker, ck: PopCheckPoint) -> bool:
+    """Whether a receive with the check point's attempt id is told of it."""
+    return ck in broker.table.received(ck.group_id, ck.topic_id, ck.client, ck.attempt_id)
+
+
 def _meta_records(content: bytes) -> Iterator[tuple[str, object]]:
     at = 0
     while at < len(content):
@@ -176,11 +192,16 @@ def _hard(progress: QueueProgress) -> tuple[object, ...]:
     """What records say: where it was read up to, where its line begins, and the line."""
     line = [(ck.next_offset, ck.finished) for ck in progress.open]
     begins = progress.open[0].start_offset if progress.open else progress.logged
+    if isinstance(progress, FifoProgress):
+        held, attempts = sorted(progress.held), sorted(progress.attempts.items())
+        return progress.logged, progress.in_flight, held, attempts
     return progress.logged, begins, progress.in_flight, line
 
 
 def _read(progress: QueueProgress) -> tuple[int, int]:
-    return progress.committed, progress.cursor
+    # How far a FIFO group looked is no record: it looks again.
+    fifo = isinstance(progress, FifoProgress)
+    return progress.committed, 0 if fifo else progress.cursor
 
 
 def _show(progress: QueueProgress | None) -> str:

@@ -15,6 +15,7 @@ from popmq.testing.oracle import Oracle
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sometimes import Sometimes, Tally
 
+BACK_OFF_MS = 500
 _ADMIN_OK = (Code.OK, Code.BAD_REQUEST, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 
 
@@ -46,7 +47,10 @@ class Requests:
         self.topics: dict[str, Place | None] = {}  # None: a create or delete was not answered
         self.groups: dict[str, Place | None] = {}
         self.held: list[Held] = []
-        self.heard = 0
+        self.answered = 0
+        self._names = 0  # attempt ids so far
+        self._named: list[tuple[str, list[Held], int]] = []  # what they gave, and in which era
+        self.proxy_died_at = 0  # event number
         self.quiet = 0  # receives answered with nothing, errors not counted
 
     # -- connections
@@ -56,6 +60,18 @@ class Requests:
         waiting, self._open = self._open, {}
         for request in waiting.values():
             request.lost()
+
+    def lose(self, numbers: list[int]) -> None:
+        """A proxy ends: its requests are not answered, and whoever waited there is gone."""
+        for number in numbers:
+            request = self._open.pop(number)
+            self._machine.server.cancel(request.id)
+            request.lost()
+
+    @property
+    def asked(self) -> list[int]:
+        """Requests that are not answered yet."""
+        return list(self._open)
 
     def dismissed(self) -> None:
         """The broker stops cleanly: whoever waits is sent home."""
@@ -84,7 +100,7 @@ class Requests:
             self._oracle.at += 1
             self._oracle.now_ms = self._machine.clock.boot_ms()
             self._oracle.log_ms = self._machine.log_ms
-            self.heard += 1
+            self.answered += 1
             if isinstance(answer, PopmqError):
                 self._note(f"{number} -> {answer.code.name}")
                 if answer.code == Code.INTERNAL_ERROR and not self._oracle.log_lost:
@@ -102,19 +118,31 @@ class Requests:
 
     # -- administration
 
-    def make_topic(self, name: str, queues: int, *, retention_ms: int = 0) -> None:
-        place = Place(name)
-        topic = pb.Topic(name=name, queues=queues, retention_ms=retention_ms)
+    def make_topic(
+        self, name: str, queues: int, *, retention_ms: int = 0, fifo: bool = False
+    ) -> None:
+        place = Place(name, fifo=fifo)
+        kind = "mixed" if fifo else "normal"
+        topic = pb.Topic(name=name, queues=queues, type=kind, retention_ms=retention_ms)
         body = pb.CreateTopicRequest(topic=topic).SerializeToString()
         self._admin(Kind.CREATE_TOPIC, body, self.topics, name, place)
 
     def make_group(
-        self, name: str, max_attempts: int, *, newest: bool = False, buffered: bool = False
+        self,
+        name: str,
+        max_attempts: int,
+        *,
+        newest: bool = False,
+        buffered: bool = False,
+        fifo: bool = False,
     ) -> None:
         place = Place(name, max_attempts=max_attempts, from_newest=newest, buffered=buffered)
+        place.fifo, place.back_off_ms = fifo, BACK_OFF_MS
         group = pb.Group(
             name=name,
+            type="fifo" if fifo else "normal",
             max_attempts=max_attempts,
+            back_off_ms=[BACK_OFF_MS],
             start_at="newest" if newest else "oldest",
             check_points="buffered" if buffered else "durable",
         )

@@ -21,12 +21,13 @@ from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_actions import Actions
-from popmq.testing.sim_clients import BRIEF, INVISIBLE_MS, LONG_MS, QUIET, Clients
+from popmq.testing.sim_clients import BRIEF, FIFO_QUEUES, INVISIBLE_MS, LONG_MS, QUIET
 from popmq.testing.sim_drain import drain
 from popmq.testing.sim_faults import FailedPages
 from popmq.testing.sim_lookup import LookupChecks
 from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_operators import Operators
 from popmq.testing.sim_replay import Replay, ReplayCheck
 from popmq.testing.sim_retention import RetentionChecks
 from popmq.testing.sim_topic_retention import BRIEF_MS, TopicRetention
@@ -72,8 +73,10 @@ class Simulator(Actions):
         self.tally = Tally()
         self.oracle = Oracle()
         self.retains = seed % 3 == 0
+        self.keeps_order = not self.retains and self.rng.random() < 0.5
+        self.oracle.parks = self.keeps_order and self.rng.random() < 0.5
         self.machine = Machine(self._settings(), self.rng, self.tally)
-        self.clients = Clients(self.machine, self.oracle, self.rng, self.tally, self.note)
+        self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
@@ -88,7 +91,7 @@ class Simulator(Actions):
         self._linger = 0  # moves that a process makes after its disk failed
         self._soft = False  # this life's crash is one of the process
         self._last_kind = ""
-        self._actions: list[tuple[Callable[[], None], int]] = [
+        self._actions: list[tuple[Callable[[], None], float]] = [
             (self.clients.send, 14),
             (self._receive, 14),
             (self._ack, 10),
@@ -101,6 +104,16 @@ class Simulator(Actions):
             (self._time, 6),
             (self._settle, 6),
         ]
+        self._pushes = self.rng.random() < 0.3
+        self._actions += [(self._reject, 1), (self.clients.proxy_dies, 1)]
+        if self._pushes:
+            self._actions += [(self._silence, 4)]
+        if self.keeps_order:
+            self._actions += [(self._repeat, 4), (self._stick, 1)]
+        if self.oracle.parks:
+            self._actions += [(self._unpark, 3), (self._stick, 4)]
+        if not self.retains:
+            self._actions += [(self._reset, 2), (self._redrive, 2)]
         if self.retains:
             self._long_ms = LONG_MS
             self._invisible_ms = (*INVISIBLE_MS, *LONG_MS)
@@ -125,6 +138,7 @@ class Simulator(Actions):
                     self.retention,
                     self.topic_retention,
                     self.note,
+                    silence=self._pushes and self.rng.random() < 0.2,
                 )
                 self.lookups.look(5)
         except Ended as end:
@@ -160,6 +174,8 @@ class Simulator(Actions):
             pop=PopSettings(
                 max_in_flight_per_queue=rng.choice((5, 1000, 1000)),
                 retry_first_percent=rng.choice((0, 20, 100)),
+                fifo_open_offsets=rng.choice((3, 5)) if self.oracle.parks else 10_000,
+                fifo_park_after_ms=500,
             ),
             group=GroupSettings(auto_create=False),
         )
@@ -177,7 +193,16 @@ class Simulator(Actions):
         clients.make_group("h", 40, buffered="h" in buffered)
         clients.make_group("n", 40, newest=True)
         clients.make_group("audit", 40)
+        if self.keeps_order:
+            clients.make_topic("fo", FIFO_QUEUES, fifo=True)
+            clients.make_group("f", self.rng.choice((3, 4)), fifo=True)
+            clients.make_group("ft", 40, fifo=True)
         self.machine.settle()
+        if self.keeps_order:
+            self._read("f", "fo")
+            self._read("ft", "fo", "A", "B")
+            if self.rng.random() < 0.3:
+                self._read("g", "fo")
         self._read("g", "t0")
         self._read("g", "t1")
         self._read("h", "t0", "A")
@@ -208,6 +233,7 @@ class Simulator(Actions):
                     if self._linger < 0:
                         break
                 elif self.machine.at_rest:
+                    self.tally.hit(Sometimes.BLOCKED, int(self.machine.blocked > 0))
                     self.checks.at_rest()
                     if self.rng.random() < 0.05:
                         self.lookups.look(13)
@@ -314,6 +340,8 @@ class Simulator(Actions):
         if self.topic_retention.on_start() or passed_over:
             self.checks.forget_offsets()
         self.checks.after_start()
+        if self.keeps_order and self.rng.random() < 0.5:
+            self.clients.repeat()
         if not self.oracle.log_lost:
             self.checks.at_rest()
             self.lookups.look(7)
@@ -384,6 +412,11 @@ class Simulator(Actions):
         store = self.machine.broker.store
         self.retention.before_crash()
         self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
+        broker = self.machine.broker
+        self.tally.hit(Sometimes.RENEWED, broker.revive.renewed)
+        self.tally.hit(Sometimes.RETURNED, broker.revive.returned)
+        self.tally.hit(Sometimes.PARKED, broker.parking.parked)
+        self.tally.hit(Sometimes.PARKED_DEAD, broker.parking.dead_lettered)
         buffer = self.machine.broker.buffer
         self.tally.hit(Sometimes.BUFFERED_COMMIT, buffer.commits)
         self.tally.hit(Sometimes.BUFFERED_WRITTEN, buffer.written)

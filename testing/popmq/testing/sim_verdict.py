@@ -15,7 +15,8 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     if not readers:
         return  # the group was made without an answer
     lives = [reader.lives.setdefault(number, Life()) for reader in readers]
-    if copies > max(1, len(readers)):
+    chains = sum(1 + life.chain + life.loose * copies for life in lives)
+    if copies > max(1, chains):
         oracle.complain(
             "I8 max-N", f"{copies} dead letters of message {number}, {group}", lives[-1]
         )
@@ -24,6 +25,10 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     if len(readers) > 1:
         return  # the group was made again: which of them it died in, nobody can say
     life, reader = lives[0], readers[0]
+    if life.loose or life.chain:
+        return  # of which of its lives it is a letter, neither
+    if life.rejected or life.said:
+        return
     if life.attempt < reader.group.max_attempts and reader.lost_pops == life.lost_pops:
         oracle.complain("I8 max-N", f"message {number} died at {life.attempt}", life)
     if life.acked == 2:
@@ -37,7 +42,9 @@ def finish(oracle: Oracle, readers: list[Reader], excused: Excuse) -> None:
             if not sent.ok_at or sent.topic is not reader.topic or not reader.accepts(sent):
                 continue
             life = reader.lives.get(sent.number)
-            missing = life is None or not (life.acked or life.dead)
+            missing = life is None or not (life.acked or life.dead or life.passed or life.said)
+            if life is not None and life.rejected == 2 and not life.dead and not life.loose:
+                missing = True
             if missing and not excused(reader, sent, life):
                 known = life is not None and life.attempt > 0
                 oracle.complain(

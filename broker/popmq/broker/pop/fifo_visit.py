@@ -134,7 +134,9 @@ class FifoVisit:
     def _look_on(self) -> bool:
         """Read a piece of the queue; False when there is none or it is enough for a receive."""
         order, progress = self.order, self.progress
-        offset = order.scanned
+        # What was passed over last may have joined the committed offset with what was over
+        # behind it.
+        offset = order.scanned = max(order.scanned, progress.committed)
         if offset >= self.queue.count or self._left <= 0 or self.full:
             return False
         over_end = progress.over.end_of(offset)

@@ -174,6 +174,7 @@ class ParkedKeys:
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         self._snapshots += 1
         self._saving = self._snapshots
+        self._kept = []  # what was kept for one that was given up is no part of this one
         return self._pieces([key for keys in self._keys.values() for key in keys.values()])
 
     def _pieces(self, keys: list[ParkedKey]) -> Iterator[tuple[bytes, int]]:

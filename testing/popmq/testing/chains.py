@@ -1,0 +1,97 @@
+"""Chains: what operators and rejects do to the life of a message, as far as clients can know.
+
+A reset and a redrive begin a message's deliveries anew: attempts count from 1 and older handles
+are over.  Knows nothing of the product; the oracle judges by what is kept here.
+"""
+
+from collections.abc import Sequence
+
+from popmq.testing.history import Held, Life, Pop, Reader, Sent
+
+
+def may_be_dead(reader: Reader, life: Life) -> bool:
+    """Whether a dead letter of it is possible, lost replies counted."""
+    unseen = reader.lost_pops - life.lost_pops
+    last = life.attempt + unseen >= reader.group.max_attempts
+    return last or bool(life.rejected or life.dead or life.said or life.ending)
+
+
+def may_be_over(reader: Reader, life: Life) -> bool:
+    """Whether the group may be through with it."""
+    unsure = life.loose or life.passed or life.ending
+    return bool(life.acked or unsure or may_be_dead(reader, life))
+
+
+def look(pop: Pop, life: Life, attempt: int, *, forgotten: bool) -> None:
+    """A delivery came: it begins a chain that a redrive made, or goes on with the old one."""
+    reader = pop.reader
+    # From before a reset, or after it?  It was asked for before; or it does not wait for the
+    # reset's record, as a buffered group's.
+    asked_before = pop.asked_at <= reader.reset_at and not reader.resets_open
+    life.loose |= asked_before or (reader.resets_open > 0 and reader.group.buffered)
+    unseen = reader.lost_pops - life.lost_pops
+    earlier = attempt <= life.attempt - forgotten or life.rejected
+    if life.again and earlier and attempt <= 1 + unseen and life.acked != 2:
+        life.again -= 1
+        life.begin_again(life.lost_pops)
+
+
+def over_because(held: Held) -> str:
+    """Why the handle certainly stands for nothing any more; "" when it may."""
+    life = held.life
+    if held.superseded == 2:
+        return "superseded"
+    if held.acked or life.loose:
+        return ""
+    if life.chain > held.chain:
+        return "" if held.rejected else "reset"
+    if life.rejected == 2:
+        return "rejected"
+    return "revived" if life.attempt > held.attempt or life.dead else ""
+
+
+def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
+    """Every letter of a group may come back once more."""
+    for reader in readers:
+        for sent in messages:
+            life = reader.lives.get(sent.number)
+            if sent.topic is not reader.topic or (life is None and not reader.lost_pops):
+                continue
+            life = reader.lives.setdefault(sent.number, Life())
+            if life.letters:
+                life.loose = True  # a letter of an earlier chain, beside what is on its way
+            elif may_be_dead(reader, life):
+                life.again += 1
+
+
+def reset_done(
+    reader: Reader,
+    messages: Sequence[Sent],
+    offsets: dict[int, int],
+    *,
+    whole: bool,
+    retries_left: bool,
+) -> None:
+    """The group reads on at these offsets, by queue (all of the topic's if `whole`); nothing that
+    was on its way from them comes back."""
+    for sent in messages:
+        unknown = sent.queue_id < 0 and not whole
+        if sent.topic is not reader.topic or (sent.queue_id not in (-1, *offsets)):
+            continue
+        life = reader.lives.setdefault(sent.number, Life())
+        popped = life.attempt > 0 or reader.lost_pops > life.lost_pops or life.chain > 0
+        perhaps_acked = life.loose and life.acked > 0  # perhaps since
+        life.letters |= popped and may_be_dead(reader, life)
+        life.loose |= unknown or (retries_left and popped)
+        life.begin_again(reader.lost_pops)
+        life.acked = int(perhaps_acked)
+        life.passed = sent.offset < offsets.get(sent.queue_id, 1 << 60)
+
+
+def reset_lost(reader: Reader, messages: Sequence[Sent]) -> None:
+    """It was asked for, and nobody knows whether it happened."""
+    for sent in messages:
+        if sent.topic is reader.topic:
+            life = reader.lives.setdefault(sent.number, Life())
+            life.loose = life.passed = True
+            life.acked = min(life.acked, 1)

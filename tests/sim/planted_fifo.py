@@ -1,0 +1,157 @@
+"""Mistakes planted into FIFO groups: their order, attempts, repeated receives and parked keys."""
+
+from typing import Any
+
+import pytest
+
+from popmq.broker.pop import check_point_snapshot
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.fifo_service import FifoService
+from popmq.broker.pop.offset_ranges import OffsetRanges
+from popmq.broker.pop.order_info import OrderInfo
+from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
+from popmq.broker.pop.pop_check_point import FIFO
+from popmq.broker.pop.queue_progress import FifoProgress
+from popmq.broker.pop.revive_service import ReviveService
+
+Patch = pytest.MonkeyPatch
+
+
+def next_while_one_is_in_flight(patch: Patch) -> None:
+    """A message in flight does not make its key busy."""
+    hold = OrderInfo.hold
+
+    def held(self: OrderInfo, offset: int, log_ms: int) -> None:
+        hold(self, offset, log_ms)
+        self._line(self.key_of(offset)).held.discard(offset)
+
+    patch.setattr(OrderInfo, "hold", held)
+
+
+def order_lost_after_a_start(patch: Patch) -> None:
+    """What is in flight is not looked at, so its key is free."""
+    look = OrderInfo.look
+
+    def wrong(self: OrderInfo, offset: int, key: bytes, unit: Any, *, held: bool) -> None:
+        if not held:
+            look(self, offset, key, unit, held=False)
+
+    patch.setattr(OrderInfo, "look", wrong)
+
+
+def attempt_not_counted(patch: Patch) -> None:
+    ended = FifoProgress.ended
+
+    def wrong(self: FifoProgress, offsets: Any, *, over: bool, log_ms: int) -> None:
+        ended(self, offsets, over=over, log_ms=log_ms)
+        for offset in offsets:
+            self.attempts.pop(offset, None)
+
+    patch.setattr(FifoProgress, "ended", wrong)
+
+
+def retried_through_the_retry_topic(patch: Patch) -> None:
+    revive = ReviveService._revive_one
+
+    def wrong(self: ReviveService, ck: Any, *more: Any) -> None:
+        flags, ck.flags = ck.flags, ck.flags & ~FIFO
+        revive(self, ck, *more)
+        ck.flags = flags
+
+    patch.setattr(ReviveService, "_revive_one", wrong)
+
+
+def returned_message_goes_to_the_end(patch: Patch) -> None:
+    """What comes back waits behind the later messages of its key."""
+
+    def wrong(self: OrderInfo, offset: int) -> None:
+        found = self._open.get(offset)
+        if found is not None:
+            line = self._lines[found[0]]
+            line.held.discard(offset)
+            self._offer(found[0], line)
+            if not line.waiting:
+                line.waiting.append(offset)
+                self._offer(found[0], line)
+            else:
+                line.waiting.append(offset)
+
+    patch.setattr(OrderInfo, "returned", wrong)
+
+
+def _snapshot_without(patch: Patch, name: str, empty: Any) -> None:
+    encode = check_point_snapshot.encode_fifo_progress
+
+    def wrong(place: Any, progress: FifoProgress) -> bytes:
+        kept = getattr(progress, name)
+        setattr(progress, name, empty())
+        try:
+            return encode(place, progress)
+        finally:
+            setattr(progress, name, kept)
+
+    patch.setattr(check_point_snapshot, "encode_fifo_progress", wrong)
+
+
+def snapshot_forgets_what_is_over(patch: Patch) -> None:
+    _snapshot_without(patch, "over", OffsetRanges)
+
+
+def snapshot_forgets_attempts(patch: Patch) -> None:
+    _snapshot_without(patch, "attempts", dict)
+
+
+def repeated_receive_is_a_new_one(patch: Patch) -> None:
+    patch.setattr(FifoService, "_received", lambda self, want: [])
+
+
+def repeated_receive_is_a_new_one_after_a_start(patch: Patch) -> None:
+    """The attempt ids of check points in a snapshot are not entered."""
+
+    def wrong(self: CheckPointTable) -> None:
+        for ck in self._live.values():
+            ck.attempt_id = 0
+        sort_live(self)
+
+    sort_live = CheckPointTable.sort_live
+    patch.setattr(CheckPointTable, "sort_live", wrong)
+
+
+def parked_messages_in_the_order_of_parking(patch: Patch) -> None:
+    park = ParkedKeys.park
+
+    def wrong(self: ParkedKeys, place: Any, parking_id: int, name: bytes, **more: int) -> None:
+        park(self, place, parking_id, name, **more)
+        self._owner[(parking_id, more["offset"])].messages.sort(key=lambda one: one[1])
+
+    patch.setattr(ParkedKeys, "park", wrong)
+
+
+def resumed_key_does_not_wait(patch: Patch) -> None:
+    """A message of it may still be in flight where it came from."""
+    patch.setattr(OrderInfo, "busy_below", lambda self, key, offset: False)
+
+
+def snapshot_forgets_what_was_said(patch: Patch) -> None:
+    encode = ParkedKey.encode
+
+    def wrong(self: ParkedKey) -> bytes:
+        said, self.state = self.state, None
+        try:
+            return encode(self)
+        finally:
+            self.state = said
+
+    patch.setattr(ParkedKey, "encode", wrong)
+
+
+def given_up_snapshot_is_mixed_in(patch: Patch) -> None:
+    begin = ParkedKeys.begin_snapshot
+
+    def wrong(self: ParkedKeys) -> Any:
+        kept = self._kept
+        pieces = begin(self)
+        self._kept = kept
+        return pieces
+
+    patch.setattr(ParkedKeys, "begin_snapshot", wrong)

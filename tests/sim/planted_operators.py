@@ -1,0 +1,80 @@
+"""Mistakes planted into rejects, resets, redrives and auto-renew."""
+
+from typing import Any
+
+import pytest
+
+from popmq.broker import broker
+from popmq.broker.meta.offsets import OffsetRecord, Reason
+from popmq.broker.pop.ack_service import AckService
+from popmq.broker.pop.check_point_table import CheckPointTable, Fate
+from popmq.broker.pop.liveness import Liveness
+from popmq.broker.pop.offset_reset import apply_offset
+from popmq.broker.pop.redrive import RedrivenLetters
+from popmq.broker.pop.revive_service import ReviveService
+
+Patch = pytest.MonkeyPatch
+
+
+def reject_written_twice(patch: Patch) -> None:
+    """One dead letter more than there were rejects."""
+    revive = ReviveService._revive_one
+
+    def wrong(self: ReviveService, *found: Any) -> None:
+        revive(self, *found)
+        if len(found) == 6:  # with the reason of a reject
+            revive(self, *found)
+
+    patch.setattr(ReviveService, "_revive_one", wrong)
+
+
+def reject_answered_and_not_done(patch: Patch) -> None:
+    def wrong(self: AckService, *, topic: str, group: str, handle: bytes) -> None:
+        self._receipt(topic, group, handle)
+
+    patch.setattr(AckService, "reject", wrong)
+
+
+def reset_leaves_what_is_in_flight(patch: Patch) -> None:
+    """An old ack moves the offset that the reset set."""
+    patch.setattr(CheckPointTable, "_open_at", lambda self, place, progress: [])
+
+
+def handle_accepted_after_a_reset(patch: Patch) -> None:
+    fate = CheckPointTable.fate
+
+    def wrong(self: CheckPointTable, epoch: int, sequence: int, member: int) -> Fate:
+        found = fate(self, epoch, sequence, member)
+        return Fate.ACKED if found is Fate.RESET else found
+
+    patch.setattr(CheckPointTable, "fate", wrong)
+
+
+def reset_forgotten_at_recovery(patch: Patch) -> None:
+    def wrong(table: Any, record: OffsetRecord, log_ms: int, **more: Any) -> None:
+        if record.reason is not Reason.RESET:
+            apply_offset(table, record, log_ms, **more)
+
+    patch.setattr(broker, "apply_offset", wrong)
+
+
+def redriven_twice(patch: Patch) -> None:
+    patch.setattr(RedrivenLetters, "has", lambda self, topic_id, offset: False)
+
+
+def snapshot_forgets_what_was_redriven(patch: Patch) -> None:
+    patch.setattr(RedrivenLetters, "begin_snapshot", lambda self: iter(()))
+
+
+def renewed_delivery_comes_back(patch: Patch) -> None:
+    """The client lives, and loses what it holds."""
+    patch.setattr(ReviveService, "_renews", lambda self, ck, now_ms: False)
+
+
+def silent_client_keeps_its_deliveries(patch: Patch) -> None:
+    patch.setattr(Liveness, "alive", lambda self, client, now_ms: True)
+
+
+def good_bye_ignored(patch: Patch) -> None:
+    """What the client held comes back after the silence, and not at once."""
+    patch.setattr(ReviveService, "hand_back", lambda self, client: 0)
