@@ -63,7 +63,7 @@ PLANTED = [
     Planted("one attempt too many", tables.last_attempt_counted_wrongly),
     Planted("revival written twice", tables.revival_written_twice),
     Planted("snapshot without pre-images", tables.snapshot_keeps_no_pre_images),
-    Planted("offset commits over a hole", tables.offset_commits_over_a_hole, seeds=200),
+    Planted("offset commits over a hole", tables.offset_commits_over_a_hole, seeds=600),
     Planted("flush of the live list", store.flush_of_the_live_list),
     Planted("confirmed by the flusher", store.position_confirmed_by_the_flusher),
     Planted("outcomes not restored", tables.outcomes_not_restored),
