@@ -215,7 +215,7 @@ class PopSettings(_Section):
     max_batch: int = _within(32, 1, 64)  # the members of a check point are bits of a u64
     reply_bytes: int = _within(8 * MIB, 64 * KIB, GIB)
     retry_first_percent: int = _within(20, 0, 100)
-    catch_up_percent: int = _within(20, 1, 100)
+    catch_up_percent: int = _within(8, 1, 100)
     catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
     revive_step_ms: int = _within(16, 1, 60_000)
     # Of a FIFO group in one queue: messages that were looked at and are not over.
