@@ -113,7 +113,7 @@ PLANTED = [
     ),
     Planted("minimum not raised", retention.minimum_not_raised_before_the_moves, retains=True),
     Planted(
-        "deleted before moves", retention.deleted_before_the_moves_are_confirmed, 80, retains=True
+        "deleted before moves", retention.deleted_before_the_moves_are_confirmed, 160, retains=True
     ),
     Planted("moved record ignored", retention.moved_record_ignored_at_recovery, 200, retains=True),
     Planted("rebuilt from 0", retention.numbers_begin_at_0_in_a_rebuilt_index, 80, retains=True),
