@@ -26,7 +26,7 @@ def test_planted_mistake_is_found(planted: Planted) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1_200)
 def test_how_often_each_planted_mistake_is_found() -> None:
     counts: dict[str, int] = {}
     for planted in PLANTED:
