@@ -6,6 +6,8 @@ The scan expects bytes that a real parser has accepted; on others it raises `Bad
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from popmq.common.varint import read_varint
+
 VARINT, FIXED64, LEN, START_GROUP, END_GROUP, FIXED32 = range(6)
 
 
@@ -36,6 +38,10 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Fiel
             at = field.end
     except IndexError as error:
         raise BadWire("the message ends inside a field") from error
+    except BadWire:
+        raise
+    except ValueError as error:
+        raise BadWire(str(error)) from error
 
 
 def cut(
@@ -86,13 +92,13 @@ _SMALL = tuple(bytes((value,)) for value in range(0x80))
 
 
 def _field(data: bytes, start: int) -> Field:
-    key, at = _read_varint(data, start)
+    key, at = read_varint(data, start)
     number, wire_type = key >> 3, key & 7
     if wire_type == LEN:
-        size, at = _read_varint(data, at)
+        size, at = read_varint(data, at)
         return Field(number, wire_type, start, at, at + size)
     if wire_type == VARINT:
-        return Field(number, wire_type, start, at, _read_varint(data, at)[1])
+        return Field(number, wire_type, start, at, read_varint(data, at)[1])
     if wire_type == FIXED32:
         return Field(number, wire_type, start, at, at + 4)
     if wire_type == FIXED64:
@@ -105,7 +111,7 @@ def _field(data: bytes, start: int) -> Field:
 def _end_of_group(data: bytes, at: int) -> int:
     depth = 1
     while depth:
-        key, after = _read_varint(data, at)
+        key, after = read_varint(data, at)
         if key & 7 == END_GROUP:
             depth -= 1
             at = after
@@ -115,19 +121,3 @@ def _end_of_group(data: bytes, at: int) -> int:
         else:
             at = _field(data, at).end
     return at
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    byte = data[at]
-    at += 1
-    if byte < 0x80:
-        return byte, at
-    value, shift = byte & 0x7F, 7
-    while shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise BadWire("a varint is longer than ten bytes")

@@ -6,6 +6,8 @@ field 3 the message id.  Nothing else is decoded, and bytes that are no protobuf
 
 from hashlib import blake2b
 
+from popmq.common.varint import read_varint
+
 ID, KEY = 1, 2  # the kinds of names
 # More names of one message than this are not indexed; a proxy refuses such a message anyway.
 NAMES_LIMIT = 128
@@ -24,13 +26,13 @@ def names_in(properties: bytes) -> list[tuple[int, bytes]]:
             tag = properties[at]
             at += 1
             if tag >= 0x80:
-                tag, at = _varint(properties, at - 1)
+                tag, at = read_varint(properties, at - 1)
             wire_type = tag & 7
             if wire_type == _LEN:
                 size = properties[at]
                 at += 1
                 if size >= 0x80:
-                    size, at = _varint(properties, at - 1)
+                    size, at = read_varint(properties, at - 1)
                 if tag == _KEYS_TAG and size:
                     found.append((KEY, properties[at : at + size]))
                 elif tag == _ID_TAG and size:
@@ -56,15 +58,3 @@ def names_in(properties: bytes) -> list[tuple[int, bytes]]:
 def name_hash(topic_id: int, kind: int, name: bytes) -> bytes:
     """8 bytes that say where a name stands in the index; equal ones prove nothing."""
     return blake2b((topic_id << 8 | kind).to_bytes(5, "big") + name, digest_size=8).digest()
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("a varint is longer than ten bytes")
