@@ -268,11 +268,6 @@ class PollSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
-class TimerSettings(_Section):
-    max_delay_ms: int = _within(366 * DAY_MS, 1, 36_500 * DAY_MS)
-
-
-@dataclass(frozen=True, slots=True)
 class FramesSettings(_Section):
     max_in_flight: int = _within(4096, 1, 1_000_000)
     max_frame_bytes: int = _within(64 * MIB, 4 * KIB, GIB)
@@ -294,7 +289,6 @@ class Settings:
     topic: TopicSettings = TopicSettings()
     poll: PollSettings = PollSettings()
     frames: FramesSettings = FramesSettings()
-    timer: TimerSettings = TimerSettings()
 
     def __post_init__(self) -> None:
         """The largest message must fit wherever it passes, or it could never be stored or read."""
