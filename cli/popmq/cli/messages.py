@@ -277,7 +277,7 @@ def as_line(message: api.Message) -> str:
     if properties.HasField("delivery_timestamp"):
         parts.append(f"due={iso_time(_milliseconds(properties.delivery_timestamp))}")
     if (late_ms := lateness_ms(properties)) is not None:
-        parts.append(f"late={late_ms / 1000:g}s")
+        parts.append(f"late={late_ms / 1000:.3f}s")
     return "  ".join(parts)
 
 
