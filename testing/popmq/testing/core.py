@@ -109,7 +109,7 @@ class CoreBroker:
     def stop(self) -> None:
         self.broker.stop()
         self.settle()
-        self.broker.store.close()
+        self.broker.close()
 
     def settle(self) -> None:
         while self._soon:
