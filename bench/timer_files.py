@@ -15,7 +15,7 @@ import time
 
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
 from popmq.common.config import TimerSettings
-from popmq.common.disk import RealDisk
+from popmq.common.disk import ColdRead, RealDisk
 from popmq.common.steps import FlusherThread
 
 SETTINGS = TimerSettings()
@@ -50,12 +50,15 @@ async def fill(files: TimerFiles, slots: list[int]) -> float:
 
 def read(files: TimerFiles, slots: int) -> tuple[int, float]:
     """Units, and CPU seconds."""
-    begin = time.thread_time()
-    count = sum(
-        len(units)
-        for slot in files.occupied(0, slots * SETTINGS.slot_ms)
-        for units in files.read_slot(slot.time_ms, wait=False)
-    )
+    begin, count = time.thread_time(), 0
+    for slot in files.occupied(0, slots * SETTINGS.slot_ms):
+        chain, left = files.read_slot(slot.time_ms, wait=False), slot.num
+        while left:
+            try:
+                left -= len(next(chain))
+            except ColdRead as cold:
+                cold.warm()
+        count += slot.num
     return count, time.thread_time() - begin
 
 

@@ -23,9 +23,9 @@ from popmq.broker.timer.timer_wheel import Slot
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 
-_BLOCK_BYTES = 128 * UNIT_SIZE
-_BLOCKS = 48
-_PIECE_BYTES = 128 * _BLOCK_BYTES
+_BLOCK_BYTES = 32 * UNIT_SIZE
+_BLOCKS = 256
+_PIECE_BYTES = 16384 * UNIT_SIZE
 _SLICE_UNITS = 512
 
 
