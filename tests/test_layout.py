@@ -61,6 +61,7 @@ CORE_PLACES = (
     "broker/popmq/broker/store",
     "broker/popmq/broker/meta",
     "broker/popmq/broker/pop",
+    "broker/popmq/broker/timer",
     "broker/popmq/broker/filter",
     "common/popmq/common/message.py",
     "common/popmq/common/receipt.py",
