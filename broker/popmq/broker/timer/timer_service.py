@@ -104,9 +104,7 @@ class TimerService:
     def cursors(self) -> Cursors:
         """What a checkpoint of this moment may say."""
         enqueued = self.enqueue.commit_queue_offset
-        return Cursors(
-            self._last_read_ms, enqueued, enqueued, self._store.epoch, self._wall_ms()
-        )
+        return Cursors(self._last_read_ms, enqueued, enqueued, self._store.epoch, self._wall_ms())
 
     # -- steps
 
