@@ -90,6 +90,7 @@ class TimerFiles:
         StoreDamaged when a file lies in the log's folder that is no segment.
         """
         self.checkpoint = found = read_checkpoint(self._disk, self._path) or TimerCheckPoint()
+        fresh = not (found.counter or self._log.names() or self._wheel.exists())
         recovered = recover(self._wheel, self._log, found)
         if recovered is None:
             self._log.close()
@@ -99,7 +100,8 @@ class TimerFiles:
             self._log.remove_files()
             self._begin_anew([])
             self.rebuilt = True
-            logger.warning("timer files begun anew", extra={"folder": self._path})
+            if not fresh:
+                logger.warning("timer files begun anew", extra={"folder": self._path})
             return
         self.last_unit, self.newest_position = recovered
         self._log.write_again(found.log_position)
