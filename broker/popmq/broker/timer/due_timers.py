@@ -72,13 +72,15 @@ class DueTimers:
     def add_late(self, timer: Timer) -> None:
         heappush(self._late, timer.key)
 
-    def load(self, now_ms: int, limit: int) -> int:
+    def load(self, now_ms: int, limit: int, window_end_ms: int) -> int:
         """Load a slice of the slot that is next, if it is near; returns how many were read.
+
+        Does not pass `window_end_ms` over empty slots: the wheel's oldest ones are in use still.
 
         Raises ColdRead (call again) and TimerDamaged.
         """
         if self._chain is None:
-            self._open_next(now_ms)
+            self._open_next(now_ms, window_end_ms)
             if self._chain is None:
                 return 0
         done = 0
@@ -153,7 +155,7 @@ class DueTimers:
         if self._heap:
             due_ms = self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)
             until = min(until, due_ms - due_ms % self._slot_ms)
-        return until
+        return min([until, *(unit.slot_time_ms for unit in self.rolled[:1])])
 
     # -- inside
 
@@ -169,9 +171,9 @@ class DueTimers:
         unit = self._moved.get(identity) or Unit(identity, size, 0)
         return Due(rest >> _IDENTITY_BITS, identity, unit, False)
 
-    def _open_next(self, now_ms: int) -> None:
+    def _open_next(self, now_ms: int, window_end_ms: int) -> None:
         """Begin with the next slot if it is time; else what has no units needs no loading."""
-        begun = now_ms - now_ms % self._slot_ms + self._slot_ms
+        begun = min(now_ms - now_ms % self._slot_ms + self._slot_ms, window_end_ms)
         slot_ms = self._files.next_occupied(self.loaded_until, now_ms + self._look_ms, wait=False)
         if slot_ms is None:
             self.loaded_until = self.ready_until = max(self.loaded_until, begun)

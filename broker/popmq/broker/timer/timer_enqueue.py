@@ -56,6 +56,11 @@ class TimerEnqueue:
     def behind(self) -> int:
         return self._queue.count - self.curr_queue_offset
 
+    @property
+    def window_end_ms(self) -> int:
+        """Slots from here on may not be used yet, nor passed by."""
+        return self.base_ms + self._window * self._slot_ms
+
     def over(self, until_ms: int) -> None:
         self.base_ms = max(self.base_ms, until_ms)
 
@@ -115,7 +120,7 @@ class TimerEnqueue:
             hop = self._window
             if ahead - hop < hop // 3:  # RocketMQ's rule: no last hop that is hardly one
                 hop = hop // 2
-            slot_ms = self.base_ms + hop * self._slot_ms
+            slot_ms = max(self.base_ms + hop * self._slot_ms, self._due.loaded_until)
         self._files.add(
             slot_time_ms=max(slot_ms, self.base_ms),
             due_ms=timer.due_ms,

@@ -77,6 +77,7 @@ class TimerFiles:
         self._flush_due_ms = self._clean_due_ms = self._idle_due_ms = 0
         self.checkpoint = TimerCheckPoint()  # the newest durable one
         self.last_unit: TimerUnit | None = None  # that `open` found
+        self.newest_position: int | None = None  # of the records whose units were found
         self.rebuilt = False  # begun anew: the queue is enqueued from its start
         self.blocked = False  # the disk is full; everything waits in memory
         self.flushes = 0
@@ -99,7 +100,7 @@ class TimerFiles:
             self.rebuilt = True
             logger.warning("timer files begun anew", extra={"folder": self._path})
             return
-        self.last_unit = recovered.last_unit
+        self.last_unit, self.newest_position = recovered
         self._log.write_again(found.log_position)
         self._log.synced = found.log_position
         files, taken = self._log.flush(), self._wheel.take_dirty()

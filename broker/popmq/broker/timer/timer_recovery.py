@@ -14,6 +14,7 @@ from popmq.broker.timer.timer_wheel import TimerWheel
 
 class Recovered(NamedTuple):
     last_unit: TimerUnit | None
+    newest_position: int | None  # of the newest record that has a unit
 
 
 def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered | None:
@@ -24,7 +25,7 @@ def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
     if not wheel.load() or not log.load():
         return None
     try:
-        last_unit = _revise(wheel, log, checkpoint)
+        last_unit, newest = _revise(wheel, log, checkpoint)
         if log.scanned < checkpoint.log_position:
             return None  # rolled units, too, may be lost, and no record comes again for them
         log.cut(log.scanned)
@@ -33,21 +34,25 @@ def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
     except TimerDamaged:
         return None
     log.find_latest()
-    return Recovered(last_unit)
+    return Recovered(last_unit, newest)
 
 
-def _revise(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> TimerUnit | None:
-    """Count the units that the wheel does not know; returns the last one."""
+def _revise(
+    wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint
+) -> tuple[TimerUnit | None, int | None]:
+    """Count the units that the wheel does not know; returns the last one, and the position of the
+    newest record (a unit that rolled is of an older one)."""
     vouched, over_ms = checkpoint.log_position, checkpoint.last_read_ms
-    unit = None
+    unit, newest = None, None
     for position, unit in log.scan(log.segment_before(vouched)):
+        newest = unit.position if newest is None else max(newest, unit.position)
         if unit.slot_time_ms < over_ms:
             continue
         wheel.revise(unit.slot_time_ms, position, starts=unit.prev < 0)
         if position >= vouched:
             # The slot may have been read from a page that never reached the disk.
             wheel.touch(unit.slot_time_ms)
-    return unit
+    return unit, newest
 
 
 def _mend_slots(wheel: TimerWheel, log: TimerLog) -> bool:

@@ -104,8 +104,6 @@ class TimerService:
     def cursors(self) -> Cursors:
         """What a checkpoint of this moment may say."""
         enqueued = self.enqueue.commit_queue_offset
-        if self.due.rolled:  # they are in a slot that counts as over
-            return Cursors(0, enqueued, enqueued, self._store.epoch, self._wall_ms())
         return Cursors(self._last_read_ms, enqueued, enqueued, self._store.epoch, self._wall_ms())
 
     # -- steps
@@ -117,11 +115,13 @@ class TimerService:
             return done
         try:
             done += self.enqueue.step(_ENQUEUE_LIMIT)
-            if self.firing:
-                done += self.due.load(self._wall_ms(), _LOAD_LIMIT)
-                if self.enqueue.caught_up and not self.due.rolled:
-                    done += self._fire(_FIRE_LIMIT)
-                    self._mark_over()
+            if self.firing and self.enqueue.caught_up and not self.due.rolled:
+                window_end_ms = self.enqueue.window_end_ms
+                done += self.due.load(self._wall_ms(), _LOAD_LIMIT, window_end_ms)
+            if self.firing and self.enqueue.caught_up and not self.due.rolled:
+                done += self._fire(_FIRE_LIMIT)
+            if self.firing and self.enqueue.caught_up:
+                done += self._mark_over()
             self._touch()
         except ColdRead as cold:
             self._warm(cold)
@@ -204,16 +204,20 @@ class TimerService:
         self.state.ended(ending)
         self.due.ended(due)
 
-    def _mark_over(self) -> None:
-        """Slots are over for good when the firings of their timers are confirmed."""
+    def _mark_over(self) -> int:
+        """Slots are over for good when the firings of their timers are confirmed.
+
+        Returns 1 when that lets the wheel turn on by more than a slot.
+        """
         over_ms, end = self._over
         if self._store.confirmed < end:
-            return
+            return 0
         self._clear(over_ms)
         self._last_read_ms = max(self._last_read_ms, over_ms)
         until_ms = self.due.over_until(self._wall_ms())
         self._over = (max(over_ms, until_ms), self._store.end)
         self.enqueue.over(self._last_read_ms)
+        return int(until_ms > over_ms + self._slot_ms)
 
     def _clear(self, until_ms: int) -> None:
         at_ms = self._last_read_ms
