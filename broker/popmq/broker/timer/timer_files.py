@@ -72,7 +72,6 @@ class TimerFiles:
         )
         self._running = False
         self._failed: BaseException | None = None
-        self._resets = 0
         self._replaced: list[MappedFile] | None = None  # a reset that the disk has yet to see
         self._replacing: list[MappedFile] | None = None  # the same, handed to the flusher
         self._flush_due_ms = self._clean_due_ms = self._idle_due_ms = 0
@@ -117,7 +116,6 @@ class TimerFiles:
         """
         self._replaced = (self._replaced or []) + self._log.reset()
         self._wheel.reset()
-        self._resets += 1
         self._flush_due_ms = 0
         self.rebuilt = True
         self.last_unit = None
@@ -214,7 +212,7 @@ class TimerFiles:
             return 0
         self._idle_due_ms = now_ms + self._settings.clean_ms
         self._running = True
-        resets, replaced = self._resets, self._replaced
+        replaced = self._replaced
         self._replaced, self._replacing = None, replaced
         taken, made = self._wheel.take_dirty(), self._vouched(found)
 
@@ -227,7 +225,7 @@ class TimerFiles:
                 self._failed = error  # a stop may come before `_done`
                 raise
 
-        self._flusher.submit(work, lambda error: self._done(resets, error))
+        self._flusher.submit(work, self._done)
         return 1
 
     def flush_now(self, cursors: Cursors) -> None:
@@ -305,7 +303,7 @@ class TimerFiles:
             self.checkpoint = made
             self._wheel.begin_file()
 
-    def _done(self, resets: int, error: BaseException | None) -> None:
+    def _done(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, _DiskFull):
             # Still "running": after a failed fsync nothing may be vouched for any more.
             self._on_failure(error)
@@ -318,8 +316,7 @@ class TimerFiles:
             self._write_failed(error)
             return
         self._replacing = None
-        if resets == self._resets:
-            self._flushed()
+        self._flushed()
 
     def _flushed(self) -> None:
         self._log.synced = self.checkpoint.log_position
