@@ -63,12 +63,12 @@ class TimerQueue:
 
     def read(self, offset: int, limit: int, *, wait: bool = True) -> Sequence[Entry]:
         """Confirmed records from `offset` on. ColdRead instead of waiting with `wait` off."""
-        limit = min(limit, self.count - offset)
-        if limit <= 0:
-            return ()
         recent = self._recent
         while recent and recent[0].offset < offset:
             recent.popleft()
+        limit = min(limit, self.count - offset)
+        if limit <= 0:
+            return ()
         if recent and recent[0].offset == offset:
             return [recent[at] for at in range(min(limit, len(recent)))]
         units = self.queue.units(offset, limit, wait=wait)
