@@ -315,6 +315,7 @@ class Broker:
                 Code.BAD_REQUEST,
                 f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
             )
+        self.store.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         due_ms = 0
         if entry.type == MessageType.DELAY and entry.due_ms:

@@ -206,6 +206,16 @@ class MessageStore:
                 f"{self._settings.max_pending_bytes} (store.max_pending_bytes); try again"
             )
 
+    def check_size(self, head: bytes, properties: bytes) -> None:
+        """Raise PAYLOAD_TOO_LARGE unless the message, and each later copy of it, can be stored."""
+        size = message_size(head, properties)
+        if size + LARGEST_TOKEN > self._settings.segment_bytes:
+            raise Refused(
+                Code.PAYLOAD_TOO_LARGE,
+                f"a message of {size} bytes and its retries do not fit a segment of "
+                f"{self._settings.segment_bytes} bytes (store.segment_bytes)",
+            )
+
     def put_message(
         self,
         *,
@@ -219,12 +229,6 @@ class MessageStore:
     ) -> int:
         """Append a message; returns its queue offset. Wait for `end` before you tell anyone."""
         size = message_size(head, properties, token)
-        if not token and size + LARGEST_TOKEN > self._settings.segment_bytes:
-            raise Refused(
-                Code.PAYLOAD_TOO_LARGE,
-                f"a message of {size} bytes and its retries do not fit a segment of "
-                f"{self._settings.segment_bytes} bytes (store.segment_bytes)",
-            )
         stamp = self._stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id)
         position = self._log.place(size, stamp)
@@ -251,8 +255,11 @@ class MessageStore:
         return queue_offset
 
     def move(self, body: Body) -> None:
-        """Append a live body again at the tail, under its old identity (retention)."""
-        (message,) = self.reader.read([body.unit])
+        """Append a live body again at the tail, under its old identity (retention).
+
+        ColdRead, with nothing changed, instead of a wait for the disk.
+        """
+        (message,) = self.reader.read([body.unit], wait=False)
         if isinstance(message, DamagedMessage):
             return
         token = message.any_token.encode() if message.any_token else b""
