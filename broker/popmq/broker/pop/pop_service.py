@@ -8,6 +8,7 @@ the layer above.
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from popmq.broker.filter.tag import TagFilter
 from popmq.broker.meta.offsets import OffsetRecord, Reason
@@ -39,8 +40,7 @@ from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConf
 _SCAN_UNITS = 800  # index units that one pop of one queue looks through for its filter
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """What one receive asks for, resolved: `queue_id` -1 means all queues."""
 
     topic: TopicConfig
