@@ -217,8 +217,8 @@ def encode_record(
         queue_id,
         queue_offset,
     )
-    front = _FRONT.pack(size or HEADER_SIZE + len(body), crc32c(body, crc32c(rest)))
-    return front + rest + body
+    tail = rest + body
+    return _FRONT.pack(size or HEADER_SIZE + len(body), crc32c(tail)) + tail
 
 
 def encode_message(
