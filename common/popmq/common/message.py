@@ -317,7 +317,9 @@ def decode_message(
     )
 
 
-def intact_message(data: bytes, at: int, position: int, size: int) -> StoredMessage | None:
+def intact_message(
+    data: bytes | memoryview, at: int, position: int, size: int
+) -> StoredMessage | None:
     """`check_record` and `decode_message` in one go, because this runs for all that is delivered.
 
     The record of `size` bytes is at byte `at` of `data`.  None when `check_record` would raise or
@@ -354,7 +356,7 @@ def intact_message(data: bytes, at: int, position: int, size: int) -> StoredMess
         or version != RECORD_VERSION
         or kind not in _WITH_MESSAGE
         or properties_at + properties_size != end
-        or crc32c(memoryview(data)[at + 8 : end]) != crc
+        or crc32c(data[at + 8 : end]) != crc
     ):
         return None
     return StoredMessage(
@@ -363,9 +365,9 @@ def intact_message(data: bytes, at: int, position: int, size: int) -> StoredMess
         ),
         tag,
         attempt,
-        RevivalToken.decode(data[head_at - token_size : head_at]) if token_size else None,
-        data[head_at:properties_at],
-        data[properties_at:end],
+        RevivalToken.decode(bytes(data[head_at - token_size : head_at])) if token_size else None,
+        bytes(data[head_at:properties_at]),
+        bytes(data[properties_at:end]),
     )
 
 

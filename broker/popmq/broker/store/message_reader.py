@@ -45,11 +45,12 @@ class MessageReader:
         A damaged one is counted and logged, and stands in the result as `DamagedMessage`.
         With `wait` off ColdRead is raised instead of waiting for the disk.
         """
-        read = self._log.read_up_to if wait else self._log.read_warm
+        # What lies between the messages is never copied out of the view.
+        read = self._log.read_up_to if wait else self._log.view_warm
         messages: list[StoredMessage | DamagedMessage] = []
         for span in self._spans(units):
             start, last = span[0].position, span[-1]
-            data = read(start, last.position + last.size - start)
+            data = memoryview(read(start, last.position + last.size - start))
             messages += [self._checked(data, unit, start) for unit in span]
         return messages
 
@@ -95,7 +96,7 @@ class MessageReader:
             ) from error
         return data
 
-    def _checked(self, data: bytes, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
+    def _checked(self, data: memoryview, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
         position, size, _ = unit
         offset = position - start
         try:
