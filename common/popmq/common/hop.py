@@ -326,21 +326,11 @@ def decode_pop(body: bytes) -> PopRequest:
 
 def encode_pop_reply(reply: PopReply) -> bytes:
     parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
-    for one in reply.deliveries:
-        parts += (
-            _DELIVERY.pack(
-                one.queue_id,
-                one.queue_offset,
-                one.attempt,
-                one.stored_ms,
-                len(one.handle),
-                len(one.head),
-                len(one.properties),
-            ),
-            one.handle,
-            one.head,
-            one.properties,
+    for queue, offset, attempt, stored, handle, head, properties in reply.deliveries:
+        fields = _DELIVERY.pack(
+            queue, offset, attempt, stored, len(handle), len(head), len(properties)
         )
+        parts += (fields, handle, head, properties)
     return b"".join(parts)
 
 
