@@ -54,6 +54,12 @@ class MessageReader:
             messages += [self._checked(data, unit, start) for unit in span]
         return messages
 
+    def touch(self, units: list[Unit]) -> None:
+        """Raise ColdRead unless the bytes of all these units are in memory."""
+        for span in self._spans(units):
+            start, last = span[0].position, span[-1]
+            self._log.view_warm(start, last.position + last.size - start)
+
     def _spans(self, units: list[Unit]) -> Iterator[list[Unit]]:
         """The units in pieces, of which each costs less to read in one go."""
         span: list[Unit] = []

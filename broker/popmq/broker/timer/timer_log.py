@@ -23,9 +23,9 @@ from popmq.broker.timer.timer_wheel import Slot
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 
-_BLOCK_BYTES = 128 * UNIT_SIZE
-_BLOCKS = 48
-_PIECE_BYTES = 128 * _BLOCK_BYTES
+_BLOCK_BYTES = 32 * UNIT_SIZE
+_BLOCKS = 256
+_PIECE_BYTES = 16384 * UNIT_SIZE
 _SLICE_UNITS = 512
 
 
@@ -46,6 +46,7 @@ class TimerLog:
         self._latest: dict[int, int] = {}  # start of an older segment -> the same
         self._blocks: OrderedDict[int, bytes] = OrderedDict()  # by position
         self.end = 0
+        self.synced = 0  # set by who syncs
         self.scanned = 0  # where the last `scan` stopped
 
     # -- start and stop
@@ -68,10 +69,14 @@ class TimerLog:
         return True
 
     def remove_files(self) -> None:
-        """Delete every segment that the folder holds, after a `load` that failed."""
-        for name in self._disk.names(self._folder):
+        """Delete every segment that the folder holds; none is open then."""
+        self.reset()
+        self._place_end(0)
+        names = [name for name in self._disk.names(self._folder) if name.isdigit()]
+        for name in names:
             self._disk.remove(f"{self._folder}/{name}")
-        self._disk.sync_folder(self._folder)
+        if names:
+            self._disk.sync_folder(self._folder)
 
     def reset(self) -> list[MappedFile]:
         """Forget all units; the caller deletes the files, oldest first.
@@ -115,11 +120,17 @@ class TimerLog:
         return at
 
     @property
+    def next_position(self) -> int:
+        """What `append` will return."""
+        at = self.end
+        return at if at != self._next_blank else at + self._segment_bytes - self._blank_at
+
+    @property
     def unwritten_bytes(self) -> int:
         return len(self._tail)
 
     def flush(self) -> list[MappedFile]:
-        """Write what is in memory to the files (page cache); returns all of them, for `sync`.
+        """Write what is in memory to the files (page cache); returns what is to be synced.
 
         OSError when the disk is full; what was not written stays in memory.
         """
@@ -129,7 +140,7 @@ class TimerLog:
             file.write(self._written, [piece])
             del self._tail[: len(piece)]
             self._written += len(piece)
-        return list(self._files)
+        return [file for file in self._files if file.end > self.synced]
 
     # -- out
 
@@ -180,10 +191,9 @@ class TimerLog:
         self._blocks.clear()
         self._place_end(position)
 
-    def write_again(self, position: int) -> list[MappedFile]:
+    def write_again(self, position: int) -> None:
         """Make what was read from `position` on dirty: the page cache alone may have kept it."""
         self._files.write_again(position, self._written)
-        return list(self._files)
 
     def find_latest(self) -> None:
         """Learn the latest slot time of each segment, after `cut`."""
@@ -223,7 +233,7 @@ class TimerLog:
         return at + remaining
 
     def _place_end(self, position: int) -> None:
-        self.end = self._written = position
+        self.end = self._written = self.synced = position
         self._next_blank = position - position % self._segment_bytes + self._blank_at
 
     def _latest_in(self, start: int) -> int:

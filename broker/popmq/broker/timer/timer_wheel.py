@@ -9,7 +9,7 @@ flush; everything else is read from the file (docs/concepts/timer.md).
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Slot(NamedTuple):
 
 
 EMPTY = Slot(-1, -1, -1, 0)
-_Held = tuple[int, int, int, int]  # (time / slot_ms, first, last, num)
+Held = tuple[int, int, int, int]  # (time / slot_ms, first, last, num)
 
 
 class TimerWheel:
@@ -52,8 +52,8 @@ class TimerWheel:
         self._file: DiskFile | None = None
         self._former: list[DiskFile] = []  # somebody may still read them
         self._used = bytearray((slots + 7) // 8)
-        self._dirty: dict[int, _Held | None] = {}
-        self._flushing: dict[int, _Held | None] = {}
+        self._dirty: dict[int, Held | None] = {}
+        self._flushing: dict[int, Held | None] = {}
         self.highest = -1  # lastPos of the slots that `load` found
 
     # -- start and stop
@@ -133,15 +133,19 @@ class TimerWheel:
         self._dirty[index] = (time, first, position, num + 1)
         return last
 
-    def revise(self, time_ms: int, position: int) -> None:
-        """A scan came by this unit: count it when it is behind the slot's last one."""
+    def revise(self, time_ms: int, position: int, *, starts: bool = False) -> None:
+        """A scan came by this unit: count it when it is behind the slot's last one.
+
+        One that `starts` a chain came when the units before it were over.
+        """
         time = time_ms // self._slot_ms
         index = time % self._slots
         held = self._held(index, True)
         if held is None or held[0] < time:
             self._put(index, (time, position, position, 1))
         elif held[0] == time and position > held[2]:
-            self._dirty[index] = (time, held[1], position, held[3] + 1)
+            ends = (position, position, 1) if starts else (held[1], position, held[3] + 1)
+            self._dirty[index] = (time, *ends)
 
     def touch(self, time_ms: int) -> None:
         """Write the slot again at the next flush: what was read of it may not be durable."""
@@ -194,28 +198,27 @@ class TimerWheel:
     def is_dirty(self) -> bool:
         return bool(self._dirty)
 
-    def take_dirty(self) -> bool:
+    def take_dirty(self) -> Mapping[int, Held | None]:
         """Begin a flush of what changed: `write` and `sync` follow, then `flushed` or `keep`."""
         assert not self._flushing, "two flushes of the wheel at once"
         self._flushing, self._dirty = self._dirty, {}
-        return bool(self._flushing)
+        return self._flushing
 
-    def write(self) -> None:
+    def write(self, taken: Mapping[int, Held | None]) -> None:
         """Write what was taken, page by page, on the flusher. OSError when the disk is full."""
-        flushing = self._flushing
         file = self._open_file()
-        for page, group in groupby(sorted(flushing), key=lambda index: index // _PAGE_SLOTS):
+        for page, group in groupby(sorted(taken), key=lambda index: index // _PAGE_SLOTS):
             indexes = list(group)
             first, count = indexes[0], indexes[-1] - indexes[0] + 1
             if count == len(indexes):
-                data = b"".join(_encoded(flushing[index]) for index in indexes)
+                data = b"".join(_encoded(taken[index]) for index in indexes)
                 file.write(data, first * SLOT_SIZE)
                 continue
             at = page * _PAGE_BYTES
             whole = bytearray(file.read(min(_PAGE_BYTES, self._slots * SLOT_SIZE - at), at))
             for index in indexes:
                 offset = index * SLOT_SIZE - at
-                whole[offset : offset + SLOT_SIZE] = _encoded(flushing[index])
+                whole[offset : offset + SLOT_SIZE] = _encoded(taken[index])
             file.write(whole, at)
 
     def sync(self) -> None:
@@ -233,11 +236,11 @@ class TimerWheel:
 
     # -- inside
 
-    def _put(self, index: int, held: _Held) -> None:
+    def _put(self, index: int, held: Held) -> None:
         self._used[index >> 3] |= 1 << (index & 7)
         self._dirty[index] = held
 
-    def _held(self, index: int, wait: bool) -> _Held | None:
+    def _held(self, index: int, wait: bool) -> Held | None:
         if not self._used[index >> 3] >> (index & 7) & 1:
             return None
         held = self._dirty.get(index)
@@ -246,7 +249,7 @@ class TimerWheel:
         held = self._flushing.get(index)
         return held if held is not None else self._from_file(index, wait)
 
-    def _from_file(self, index: int, wait: bool) -> _Held:
+    def _from_file(self, index: int, wait: bool) -> Held:
         file = self._open_file()
         at = index * SLOT_SIZE
         data = file.read(SLOT_SIZE, at) if wait else read_or_cold(file, SLOT_SIZE, at)
@@ -255,7 +258,7 @@ class TimerWheel:
             raise TimerDamaged(f"{self._path}: slot {index} is not what was written")
         return held
 
-    def _intact(self, data: bytes, at: int, index: int) -> _Held | None:
+    def _intact(self, data: bytes, at: int, index: int) -> Held | None:
         if len(data) < at + SLOT_SIZE:
             return None
         time, first, last, num, check = _SLOT.unpack_from(data, at)
@@ -315,7 +318,7 @@ class TimerWheel:
         return self._file
 
 
-def _encoded(held: _Held | None) -> bytes:
+def _encoded(held: Held | None) -> bytes:
     if held is None:
         return _EMPTY_SLOT
     fields = _FIELDS.pack(*held)

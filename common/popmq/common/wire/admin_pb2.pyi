@@ -1579,7 +1579,7 @@ class ListTimersRequest(_message.Message):
     end_ms: _builtins.int
     """due before; 0: no end"""
     limit: _builtins.int
-    """0: 100"""
+    """of each broker; 0: 100"""
     def __init__(
         self,
         *,
