@@ -350,7 +350,7 @@ def test_recalled_timers_have_a_bound(core: CoreBroker) -> None:
     for name in ("A", "B"):
         sent(core, b"x", core.clock.wall_ms() + 60_000, message_id=name)
     recall(core, "A")
-    with pytest.raises(TooManyRequests, match="timer.cancelled_limit"):
+    with pytest.raises(TooManyRequests, match=r"timer\.cancelled_limit"):
         recall(core, "B")
 
 
@@ -360,7 +360,7 @@ def test_a_rescheduling_beyond_the_longest_delay_is_refused_and_changes_nothing(
     due_ms = core.clock.wall_ms() + 60_000
     sent(core, b"A", due_ms, message_id="A")
     topic = core.broker.registry.topic("orders").id
-    with pytest.raises(Refused, match="timer.max_delay_ms"):
+    with pytest.raises(Refused, match=r"timer\.max_delay_ms"):
         core.broker.timers.recall.reschedule(topic, "A", due_ms + 400 * 24 * HOUR)
     advance_to(core, due_ms)
     assert received(core) == [b"A"]

@@ -318,7 +318,9 @@ class Broker:
                 f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
             )
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
-        due_ms = self.timers.admission.due_ms(entry) if entry.due_ms else 0
+        due_ms = 0
+        if entry.type == MessageType.DELAY and entry.due_ms:
+            due_ms = self.timers.admission.due_ms(entry)
         if due_ms:
             timer = self.timers.admission.put(topic.id, queue_id, entry, due_ms)
             return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
@@ -378,7 +380,6 @@ def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
         )
-    # A DELAY message without a due time is one whose time is over: it is delivered at once.
     if kind is MessageType.TRANSACTION:
         raise NotYet("TRANSACTION messages are not served yet: send others")
 
