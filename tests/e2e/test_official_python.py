@@ -10,6 +10,8 @@ from e2e.processes import Cluster
 
 SEED = 20_260_101
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=pytest.mark.heavy)])
 @pytest.mark.timeout(180)
