@@ -294,12 +294,14 @@ class Broker:
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group; made with the defaults when group.auto_create allows it."""
-        topics.check_group_name(name)
         found = self.registry.find_group(name)
-        if found is None and self.settings.group.auto_create:
+        if found is not None:
+            return found
+        topics.check_group_name(name)
+        if self.settings.group.auto_create:
             wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
             return self.registry.create_group(wanted)
-        return found or self.registry.group(name)
+        return self.registry.group(name)
 
     # -- inside
 

@@ -286,8 +286,8 @@ class MessageStore:
         self._appended(size)
         self.on_moved(body._replace(unit=Unit(position, size, message.tag_hash)))
 
-    def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> None:
-        """Append a system record; a topic id of 0 belongs to no queue."""
+    def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> int:
+        """Append a system record; a topic id of 0 belongs to no queue. Returns its log time."""
         stamp = self._stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id) if topic_id else 0
         size = HEADER_SIZE + len(body)
@@ -308,6 +308,7 @@ class MessageStore:
                 Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
             )
         self._appended(size)
+        return stamp.log_ms
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         """Run `callback` once everything appended so far is confirmed; at once if it is."""
