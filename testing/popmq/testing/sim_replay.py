@@ -144,8 +144,8 @@ class ReplayCheck:
             soft = brief or expired or (group is not None and group.name in filtering)
             mine, theirs = one.get(place), other.get(place)
             if mine is None or theirs is None:
-                # A first look that found nothing is no record.
-                looked = mine is not None and not mine.open and (soft or not mine.logged)
+                # A first look that found nothing is no record, wherever it began.
+                looked = mine is not None and not any(_hard(mine))
                 if not looked:
                     self._complain(f"progress {place}: {_show(mine)} and {_show(theirs)}")
             elif _hard(mine) != _hard(theirs) or (not soft and _read(mine) != _read(theirs)):
