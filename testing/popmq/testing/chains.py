@@ -31,7 +31,8 @@ def look(pop: Pop, life: Life, attempt: int, *, forgotten: bool) -> None:
     life.loose |= asked_before or (reader.resets_open > 0 and reader.group.buffered)
     unseen = reader.lost_pops - life.lost_pops
     earlier = attempt <= life.attempt - forgotten or life.rejected
-    if life.again and earlier and attempt <= 1 + unseen and life.acked != 2:
+    could_die = life.acked != 2 or life.inherits
+    if life.again and earlier and attempt <= 1 + unseen and could_die:
         life.again -= 1
         life.begin_again(life.lost_pops)
 
@@ -51,17 +52,36 @@ def over_because(held: Held) -> str:
 
 
 def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
-    """Every letter of a group may come back once more."""
+    """Every letter of the readers' group may come back once more; of `readers`, some may be an
+    earlier group's of that name: its letters are sent to the one that has the name now."""
     for reader in readers:
+        others = [one for one in readers if one.group is not reader.group]
+        before = [one for one in others if one.topic is reader.topic]
         for sent in messages:
-            life = reader.lives.get(sent.number)
-            if sent.topic is not reader.topic or (life is None and not reader.lost_pops):
+            if sent.topic is not reader.topic:
+                continue
+            inherited = sum(_may_have_died(one, sent) for one in before)
+            if not inherited and not _may_have_come(reader, sent):
                 continue
             life = reader.lives.setdefault(sent.number, Life())
-            if life.letters:
+            if inherited:
+                # Two copies are on their way, unless its own is certainly over.
+                life.loose |= life.acked != 2 or life.letters
+                life.inherits = True
+                life.again += inherited
+            elif life.letters:
                 life.loose = True  # a letter of an earlier chain, beside what is on its way
             elif may_be_dead(reader, life):
                 life.again += 1
+
+
+def _may_have_come(reader: Reader, sent: Sent) -> bool:
+    return sent.number in reader.lives or reader.lost_pops > 0
+
+
+def _may_have_died(reader: Reader, sent: Sent) -> bool:
+    life = reader.lives.get(sent.number, Life())
+    return _may_have_come(reader, sent) and may_be_dead(reader, life)
 
 
 def reset_done(

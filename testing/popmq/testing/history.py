@@ -72,6 +72,7 @@ class Life:
     chain: int = 0  # how often it began anew, after a reset or a redrive
     again: int = 0  # redrives that may have sent it back
     letters: bool = False  # an earlier chain may have died
+    inherits: bool = False  # some of the letters sent back may be an earlier group's
     loose: bool = False  # nobody knows how many copies of it there are
     passed: bool = False  # a reset may have passed over it
     said: bool = False  # an operator may have skipped it, or made it a dead letter
@@ -101,6 +102,8 @@ class Held:
     acks_open: int = 0  # asked, not answered
     changes_open: int = 0
     era: int = 0  # crashes before it
+    process: int = 0  # starts of the broker before it
+    recorded: bool = False  # a change made it, so that it is a record
     chain: int = 0
     received_at: int = 0  # event number
     rejected: bool = False

@@ -25,6 +25,7 @@ class Oracle:
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.at = 0  # event number
         self.era = 0  # crashes so far
+        self.process = 0  # ends of the broker so far, clean or not
         self.clients = ClientLives()
         self.forgotten = 0  # deliveries that came again as the same attempt, as they may
         self.now_ms = 0
@@ -87,6 +88,7 @@ class Oracle:
         times = pop.asked_log_ms, pop.asked_ms, pop.invisible_ms
         held = Held(reader, sent, attempt, handle, *times, era=self.era, chain=life.chain)
         held.push, held.renewed_by = bool(pop.client_id), pop.client_id
+        held.process = self.process
         held.received_at = self.at
         life.attempt, life.lost_pops, life.held = attempt, pop.lost_before, held
         return held
@@ -136,6 +138,7 @@ class Oracle:
         fresh = known and elapsed < held.invisible_ms
         steady = held.reader.alive and not held.superseded and not held.changes_open
         sure = not self.log_lost and not self.may_be_forgotten(held)
+        sure = sure and not (held.life.acked and self._never_written(held))
         sure = sure and held.chain == held.life.chain and not held.life.loose
         life = held.life
         sure = sure and not held.reader.resets_open
@@ -144,7 +147,13 @@ class Oracle:
 
     def may_be_forgotten(self, held: Held) -> bool:
         """Its check point was in memory only, perhaps, and a crash came since."""
-        return held.reader.group.buffered and held.era < self.era
+        return held.reader.group.buffered and held.era < self.era and not held.recorded
+
+    def _never_written(self, held: Held) -> bool:
+        """Its check point and its ack met in memory, perhaps, and that broker has ended: the
+        ack cannot be repeated (docs/concepts/pop.md, Buffered check points)."""
+        in_memory = held.reader.group.buffered and not held.recorded
+        return in_memory and held.process < self.process
 
     def acked(self, held: Held, ok: bool, refuse: str) -> None:
         life = held.life
@@ -185,6 +194,7 @@ class Oracle:
         times = asked.asked_log_ms, asked.asked_ms, invisible_ms
         new = Held(held.reader, held.sent, held.attempt, handle, *times, era=self.era)
         new.chain, new.push = held.chain, held.push
+        new.process, new.recorded = self.process, True
         if life.held is held:
             life.held = new
         return new

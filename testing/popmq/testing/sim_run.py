@@ -299,6 +299,7 @@ class Simulator(Actions):
         rng, machine = self.rng, self.machine
         self._count_store()
         self.oracle.era += self._last_kind != "stop"
+        self.oracle.process += 1
         self.retention.cut_power_in = None
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
@@ -396,6 +397,7 @@ class Simulator(Actions):
             self.tally.hit(Sometimes.CLEAN_STOP)
         else:
             self.oracle.era += 1
+        self.oracle.process += 1
         self._count_store()
         self.retention.cut_power_in = None
         self.tally.hit(Sometimes.PADDED_ROLL, self.checks.padded_segments())
