@@ -14,6 +14,7 @@ from sim import planted_pop as pop
 from sim import planted_retention as retention
 from sim import planted_store as store
 from sim import planted_tables as tables
+from sim import planted_undo as undo
 
 Patch = pytest.MonkeyPatch
 
@@ -104,6 +105,11 @@ PLANTED = [
     Planted("renewed delivery comes back", operators.renewed_delivery_comes_back, 150),
     Planted("silent client keeps", operators.silent_client_keeps_its_deliveries, 150),
     Planted("good-bye ignored", operators.good_bye_ignored, 150),
+    Planted("undone attempt counted", undo.undone_attempt_counted),
+    Planted("undone FIFO attempt counted", undo.undone_fifo_attempt_counted),
+    Planted("last attempt dies unseen", undo.last_attempt_dies_unseen, 150),
+    Planted("cancel ignored", undo.cancel_ignored),
+    Planted("crossed answer not undone", undo.crossed_answer_not_undone),
     Planted("topic expires too early", retention.topic_expires_too_early, retains=True),
     Planted("topic keeps its oldest", retention.topic_keeps_its_oldest, retains=True),
     Planted("topic's expiry not counted", retention.expired_by_topic_not_counted, retains=True),

@@ -11,7 +11,7 @@ from popmq.testing.history import Held, Life, Pop, Reader, Sent
 
 def may_be_dead(reader: Reader, life: Life) -> bool:
     """Whether a dead letter of it is possible, lost replies counted."""
-    unseen = reader.lost_pops - life.lost_pops
+    unseen = reader.unseen(life)
     last = life.attempt + unseen >= reader.group.max_attempts
     return last or bool(life.rejected or life.dead or life.said or life.ending)
 
@@ -29,7 +29,7 @@ def look(pop: Pop, life: Life, attempt: int, *, forgotten: bool) -> None:
     # reset's record, as a buffered group's.
     asked_before = pop.asked_at <= reader.reset_at and not reader.resets_open
     life.loose |= asked_before or (reader.resets_open > 0 and reader.group.buffered)
-    unseen = reader.lost_pops - life.lost_pops
+    unseen = reader.unseen(life)
     earlier = attempt <= life.attempt - forgotten or life.rejected
     could_die = life.acked != 2 or life.inherits
     if life.again and earlier and attempt <= 1 + unseen and could_die:
@@ -76,7 +76,7 @@ def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
 
 
 def _may_have_come(reader: Reader, sent: Sent) -> bool:
-    return sent.number in reader.lives or reader.lost_pops > 0
+    return sent.number in reader.lives or reader.unseen(Life()) > 0
 
 
 def _may_have_died(reader: Reader, sent: Sent) -> bool:
@@ -99,7 +99,8 @@ def reset_done(
         if sent.topic is not reader.topic or (sent.queue_id not in (-1, *offsets)):
             continue
         life = reader.lives.setdefault(sent.number, Life())
-        popped = life.attempt > 0 or reader.lost_pops > life.lost_pops or life.chain > 0
+        popped = life.attempt > 0 or reader.unseen(life) > 0 or life.chain > 0
+        popped = popped or reader.left_pops > 0  # what is undone is a retry, too
         perhaps_acked = life.loose and life.acked > 0  # perhaps since
         life.letters |= popped and may_be_dead(reader, life)
         life.loose |= unknown or (retries_left and popped)

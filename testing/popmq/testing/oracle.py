@@ -55,9 +55,41 @@ class Oracle:
     # -- receive
 
     def pop_lost(self, pop: Pop) -> None:
-        pop.reader.open_pops -= 1
+        self._over(pop)
         pop.reader.lost_pops += 1
+
+    def pop_crossed(self, pop: Pop) -> None:
+        """It was answered to nobody, and the broker does not know that yet."""
+        pop.crossing = True
+        pop.reader.crossing += 1
+
+    def pop_left(self, pop: Pop) -> None:
+        """Its client left before it had an answer: it counts for nothing, unless its time was
+        over by then, or others have a part in what it was given."""
+        reader = pop.reader
+        reader.left_pops += 1
+        ended = self.log_ms - pop.asked_log_ms >= pop.invisible_ms
+        if ended or pop.repeats or self.clients.left_since(pop.client_id, pop.asked_log_ms):
+            self.pop_lost(pop)
+            return
+        self._over(pop)
+        reader.undone_pops += 1
+
+    def _over(self, pop: Pop) -> None:
+        pop.reader.open_pops -= 1
+        pop.reader.crossing -= pop.crossing
         pop.reader.lost_at = self.at
+
+    def all_undone(self) -> None:
+        """Of the receives whose clients left nothing is in flight any more, on the disk too."""
+        for reader in self.readers:
+            reader.undone_pops = 0
+
+    def ended(self) -> None:
+        """The broker ended: what it was to undo may count."""
+        for reader in self.readers:
+            reader.lost_pops += reader.undone_pops
+            reader.undone_pops = 0
 
     def delivered(
         self, pop: Pop, number: int, head: bytes, properties: bytes, attempt: int, handle: bytes
@@ -100,7 +132,7 @@ class Oracle:
             self.complain("I5 ack-final", f"{who}: delivered after its reject was OK", life)
         if attempt > pop.reader.group.max_attempts or life.dead:
             self.complain("I8 max-N", f"{who}: attempt {attempt} after the last one", life)
-        unseen = pop.reader.lost_pops - life.lost_pops
+        unseen = pop.reader.unseen(life)
         before = life.held
         forgotten = before is not None and self.may_be_forgotten(before)
         if not life.attempt - forgotten < attempt <= life.attempt + 1 + unseen:

@@ -96,7 +96,8 @@ class Simulator(Actions):
             (self._receive, 14),
             (self._ack, 10),
             (self._change, 4),
-            (self.clients.cancel, 1),
+            (self._leave, 3),
+            (self.clients.hear_of_leaving, 4),
             (self._administer, 1),
             (self._loop, 22),
             (self._flush, 18),
@@ -189,13 +190,13 @@ class Simulator(Actions):
         clients.make_topic("t0", self.rng.choice((1, 3)))
         clients.make_topic("t1", 1)
         buffered = self.rng.choice(("", "", "g", "gh"))
-        clients.make_group("g", self.rng.choice((2, 3, 4)), buffered="g" in buffered)
+        clients.make_group("g", self.rng.choice((1, 2, 3, 4)), buffered="g" in buffered)
         clients.make_group("h", 40, buffered="h" in buffered)
         clients.make_group("n", 40, newest=True)
         clients.make_group("audit", 40)
         if self.keeps_order:
             clients.make_topic("fo", FIFO_QUEUES, fifo=True)
-            clients.make_group("f", self.rng.choice((3, 4)), fifo=True)
+            clients.make_group("f", self.rng.choice((2, 3, 4)), fifo=True)
             clients.make_group("ft", 40, fifo=True)
         self.machine.settle()
         if self.keeps_order:
@@ -416,6 +417,7 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
         broker = self.machine.broker
         self.tally.hit(Sometimes.RENEWED, broker.revive.renewed)
+        self.tally.hit(Sometimes.UNDONE, broker.undo.undone)
         self.tally.hit(Sometimes.RETURNED, broker.revive.returned)
         self.tally.hit(Sometimes.PARKED, broker.parking.parked)
         self.tally.hit(Sometimes.PARKED_DEAD, broker.parking.dead_lettered)
