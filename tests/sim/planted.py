@@ -123,5 +123,11 @@ PLANTED = [
     ),
     Planted("moved record ignored", retention.moved_record_ignored_at_recovery, 200, retains=True),
     Planted("rebuilt from 0", retention.numbers_begin_at_0_in_a_rebuilt_index, 80, retains=True),
+    Planted(
+        "returned message forgotten by retention",
+        retention.what_came_back_is_forgotten_by_the_next_round,
+        150,
+        retains=True,
+    ),
     Planted("too early", retention.messages_expire_too_early, retains=True),
 ]

@@ -6,6 +6,7 @@ import pytest
 
 from popmq.broker.broker import Broker
 from popmq.broker.meta.topic_expiry import TopicExpiry
+from popmq.broker.pop.order_info import OrderInfo
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store import (
     retention,
@@ -91,3 +92,8 @@ def expired_by_topic_not_counted(patch: Patch) -> None:
             self.metrics.expired = before
 
     patch.setattr(PopService, "_take", wrong)
+
+
+def what_came_back_is_forgotten_by_the_next_round(patch: Patch) -> None:
+    between = OrderInfo.waiting_between
+    patch.setattr(OrderInfo, "waiting_between", lambda self, start, end: between(self, 0, end))

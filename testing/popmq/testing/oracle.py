@@ -22,6 +22,7 @@ class Oracle:
         self._numbered: dict[tuple[Place, int, int], Sent] = {}
         self.log_lost = False  # a damaged sector took durable records along: only bytes count
         self.parks = False  # FIFO groups hold few open messages and park keys
+        self.longest_ms = 0  # that anything is invisible
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.at = 0  # event number
         self.era = 0  # crashes so far

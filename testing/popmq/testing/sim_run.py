@@ -73,8 +73,9 @@ class Simulator(Actions):
         self.tally = Tally()
         self.oracle = Oracle()
         self.retains = seed % 3 == 0
-        self.keeps_order = not self.retains and self.rng.random() < 0.5
-        self.oracle.parks = self.keeps_order and self.rng.random() < 0.5
+        self.keeps_order = self.rng.random() < 0.5
+        self.oracle.parks = self.keeps_order and not self.retains and self.rng.random() < 0.5
+        self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
         self.machine = Machine(self._settings(), self.rng, self.tally)
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
@@ -113,8 +114,7 @@ class Simulator(Actions):
             self._actions += [(self._repeat, 4), (self._stick, 1)]
         if self.oracle.parks:
             self._actions += [(self._unpark, 3), (self._stick, 4)]
-        if not self.retains:
-            self._actions += [(self._reset, 2), (self._redrive, 2)]
+        self._actions += [(self._reset, 2), (self._redrive, 2)]
         if self.retains:
             self._long_ms = LONG_MS
             self._invisible_ms = (*INVISIBLE_MS, *LONG_MS)
