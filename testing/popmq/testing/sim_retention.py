@@ -54,6 +54,8 @@ class RetentionChecks:
         self._moved_before = 0
         self._owed: dict[_Place, int] = {}  # up to which minimum a gap was counted
         self._gaps = 0
+        # Queues of which something had expired, though a crash may have taken that back.
+        self.raised: set[tuple[int, int]] = set()
 
     @property
     def starts_at(self) -> int:
@@ -143,6 +145,8 @@ class RetentionChecks:
             low = store.queue(*place[1:]).min_offset
             self._gaps += _unread(progress, self._owed.get(place, 0), low)
             self._owed[place] = low
+            if low:
+                self.raised.add(place[1:])
 
     def _before_reset(self, place: _Place) -> None:
         """What the group would have been told to have missed is passed over by the operator."""

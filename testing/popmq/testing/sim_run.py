@@ -82,7 +82,8 @@ class Simulator(Actions):
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
         self.topic_retention = TopicRetention(self.machine, self.oracle, self.tally, self.retention)
-        self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle)
+        raised = self.retention.raised
+        self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, raised)
         self.machine.on_recovered = self._recovered
         self.lookups = LookupChecks(self.machine, self.oracle, self.tally, self.clients.topics)
         self.machine.index_entries = self.rng.choice((8, *[ENTRIES_PER_FILE] * 4))

@@ -334,6 +334,8 @@ class CheckPointTable:
             progress.opened(_offsets(ck, ck.members), ck.next_offset, log_ms)
             self._note_receive(ck)
         else:
+            if not progress.open:  # what was passed over before it is over
+                progress.committed = max(progress.committed, ck.start_offset)
             progress.open.append(ck)
             progress.cursor = max(progress.cursor, ck.next_offset)
             progress.in_flight += count
