@@ -116,13 +116,13 @@ def measure(records: int, body: int) -> Growth:
         began = time.perf_counter()
         broker = started(folder)
         with_snapshot_s = time.perf_counter() - began
-        broker.store.release_files()
+        broker.release_files()
         shutil.rmtree(folder / "snapshot")
         began, cpu = time.perf_counter(), cpu_s()
         broker = started(folder)
         without_s, cpu = time.perf_counter() - began, cpu_s() - cpu
         read = broker.store.metrics.recovered_records
-        broker.store.release_files()
+        broker.release_files()
         disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Growth(
         records,

@@ -1,6 +1,8 @@
 """Old messages come from the disk: on a thread that may wait, never on the event loop (D3)."""
 
 import asyncio
+import ctypes
+import mmap
 import os
 import threading
 from dataclasses import replace
@@ -17,6 +19,20 @@ from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, Topic
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, pop
+
+PAGE = mmap.PAGESIZE
+
+
+def pages_in_memory(path: Path) -> set[int]:
+    """Numbers of the file's pages that the kernel holds; asking reads none (mincore)."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as view:
+        pages = (ctypes.c_ubyte * -(-len(view) // PAGE))()
+        start = ctypes.c_char.from_buffer(view)
+        ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(view)), pages
+        )
+        del start
+        return {number for number, page in enumerate(pages) if page & 1}
 
 
 class ColdFile(RealFile):
@@ -152,6 +168,28 @@ def test_pages_that_the_kernel_dropped_are_told_from_those_it_has(tmp_path: Path
         cold.warm()
         data = read_or_cold(file, 100, 0)
     assert data == bytes(range(100))
+    file.close()
+
+
+def test_a_cold_read_brings_what_is_next_into_memory_and_not_megabytes_more(
+    tmp_path: Path,
+) -> None:
+    """The kernel's own read-ahead of megabytes is what a group commit would wait behind."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(16 << 20))
+    file = RealFile(str(path), create=False)
+    file.sync()
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+    before = pages_in_memory(path)
+    for at in range(0, 2 << 20, 64 << 10):  # as a consumer reads on
+        if file.read_cached(64 << 10, at) is None:
+            file.warm(64 << 10, at)
+    fetched = pages_in_memory(path) - before
+    assert {*range((2 << 20) // PAGE)} <= fetched | before
+    assert max(fetched, default=0) * PAGE < 3 << 20
     file.close()
 
 

@@ -94,7 +94,7 @@ def made_store(folder: Path, *, clean: bool, snapshots: bool) -> None:
         if not snapshots:
             shutil.rmtree(folder / "snapshot")
     else:
-        core.broker.store.release_files()
+        core.broker.release_files()
 
 
 def delivered(folder: Path, snapshots: bool) -> dict[str, list[bytes]]:
@@ -301,7 +301,7 @@ def test_a_record_out_of_order_needs_a_human(tmp_path: Path) -> None:
 def test_the_only_segment_may_be_short(tmp_path: Path, size: int) -> None:
     core = start(tmp_path)
     core.topic("orders", queues=1)
-    core.broker.store.release_files()
+    core.broker.release_files()
     file = tmp_path / "commitlog" / f"{0:020d}"
     file.write_bytes(file.read_bytes()[:size])
     for name in sorted((tmp_path / "commitlog").iterdir())[1:]:

@@ -35,7 +35,7 @@ def made_damaged_store(folder: Path) -> None:
         core.send("orders", b"orders-%03d-" % number + bytes(120_000))
         if number == 20:
             core.advance(11_000)
-    core.broker.store.release_files()
+    core.broker.release_files()
     file = folder / "commitlog" / f"{0:020d}"
     data = file.read_bytes()
     at = data.index(b"orders-003-") + 50

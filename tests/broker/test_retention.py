@@ -87,7 +87,7 @@ def test_a_message_in_flight_for_longer_than_the_retention_is_moved_and_comes_ba
         if clean:
             core.stop()
         else:
-            core.broker.store.release_files()
+            core.broker.release_files()
         core.start()
         assert core.broker.table.in_flight == 1
     core.clock.advance(13 * HOUR_MS)
@@ -118,7 +118,7 @@ def test_offsets_go_on_after_everything_of_a_queue_expired(tmp_path: Path) -> No
     fill(core, 300)
     for restart in (False, True, True):
         if restart:
-            core.broker.store.release_files()
+            core.broker.release_files()
             core.start()
         assert numbers(core, f"fresh-{core.broker.store.epoch}", "quiet") == []
     assert core.send("quiet", b"00005").queue_offset == 5

@@ -35,7 +35,7 @@ def real_core(folder: Path, *, snapshots: bool = True) -> CoreBroker:
 
 
 def kill(core: CoreBroker) -> None:
-    core.broker.store.release_files()
+    core.broker.release_files()
 
 
 def snapshot_files(folder: Path) -> list[Path]:

@@ -31,7 +31,7 @@ def real_core(folder: Path) -> CoreBroker:
 
 def kill(core: CoreBroker) -> None:
     """What kill -9 does to a store: its files stay as they are, nothing is closed properly."""
-    core.broker.store.release_files()
+    core.broker.release_files()
 
 
 def log_files(folder: Path) -> list[Path]:

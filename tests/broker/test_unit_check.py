@@ -112,7 +112,7 @@ def test_a_whole_file_of_damaged_units_is_mended_unit_by_unit(tmp_path: Path) ->
     file.write_bytes(b"\x7f" * len(whole))
     assert taken(core) == sent
     core.advance(11_000)  # a checkpoint syncs what was mended
-    core.broker.store.release_files()
+    core.broker.release_files()
     assert file.read_bytes() == whole
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_unit_of_a_damaged_record_harms_that_message_only(tmp_path: Pa
     sent = stored(tmp_path)
     core = started(tmp_path)
     (unit,) = core.broker.store.queue(64, 0).units(10, 1)
-    core.broker.store.release_files()
+    core.broker.release_files()
     log = tmp_path / "commitlog" / f"{0:020d}"
     with log.open("r+b") as opened:
         opened.seek(unit.position + unit.size - 3)

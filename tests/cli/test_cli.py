@@ -64,6 +64,11 @@ def test_commands_find_the_proxy_by_argument_then_variable_then_on_this_machine(
         ),
         ["topic", "list"],
         ["group", "list"],
+        ["timers", "forecast"],
+        ["timers", "list"],
+        ["timers", "show", "01AB"],
+        ["timers", "cancel", "01AB", "--topic", "t"],
+        ["timers", "reschedule", "01AB", "--delay", "9s"],
     ],
 )
 def test_every_command_takes_an_endpoint_and_json(command: list[str]) -> None:
@@ -176,18 +181,6 @@ def test_a_group_key_makes_a_message_fifo() -> None:
     properties = sent("--group-key", "customer-7").system_properties
     assert properties.message_type == api.FIFO
     assert properties.message_group == "customer-7"
-
-
-def test_a_delay_counts_from_now() -> None:
-    properties = sent("--delay", "90s").system_properties
-    assert properties.message_type == api.DELAY
-    assert properties.delivery_timestamp.ToMilliseconds() == 1_090_500
-
-
-def test_a_time_may_have_a_zone() -> None:
-    properties = sent("--at", "2030-01-31T12:00:00.25+01:00").system_properties
-    assert properties.message_type == api.DELAY
-    assert properties.delivery_timestamp.ToMilliseconds() == 1_896_087_600_250
 
 
 def test_message_ids_have_the_public_form_and_differ() -> None:

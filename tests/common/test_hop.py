@@ -13,6 +13,7 @@ from popmq.common.hop import (
     PutResult,
     decode_ack_reply,
     decode_error,
+    decode_put,
     decode_put_reply,
     encode_ack,
     encode_ack_reply,
@@ -43,6 +44,8 @@ def pop(**fields: object) -> PopRequest:
         lambda: encode_change(ChangeRequest("t", "g", b"", 1 << 63)),
         lambda: encode_put(PutRequest(LONG, [])),
         lambda: encode_put(PutRequest("t", [PutEntry(1, b"", b"", message_id=LONG)])),
+        lambda: encode_put(PutRequest("t", [PutEntry(1, b"", b"", spread_ms=1 << 32)])),
+        lambda: encode_put(PutRequest("t", [PutEntry(1, b"", b"", due_ms=1 << 63)])),
         lambda: encode_pop(pop(client_id=LONG)),
         lambda: encode_pop(pop(expression=LONG)),
         lambda: encode_pop(pop(invisible_ms=-1)),
@@ -69,3 +72,28 @@ def test_a_long_error_text_is_cut_between_two_characters(letter: str) -> None:
 def test_an_error_text_of_the_limit_stays_whole() -> None:
     text = "x" * ERROR_TEXT_LIMIT
     assert str(decode_error(encode_error(Refused(Code.BAD_REQUEST, text)))) == text
+
+
+def test_the_bytes_of_a_put_stay_as_they_are() -> None:
+    entries = [
+        PutEntry(3, b"head", b"p", tag_hash=7, queue_id=-1, due_ms=1_700_000_000_123),
+        PutEntry(3, b"", b"", message_id="id", queue_id=2, due_ms=-90_000, spread_ms=60_000),
+    ]
+    request = PutRequest("later", entries, auto_create=True)
+    body = encode_put(request)
+    first = "03 ffffffff 0000000000000007 0000018bcfe5687b 00000000 0000 00000004 00000001"
+    second = "03 00000002 0000000000000000 fffffffffffea070 0000ea60 0002 00000000 00000000 6964"
+    assert body == bytes.fromhex("0005 6c61746572 01 0002" + first + "6865616470" + second)
+    assert decode_put(body) == request
+
+
+def test_the_bytes_of_a_put_reply_stay_as_they_are() -> None:
+    results = [
+        PutResult(queue_id=1, queue_offset=2, due_ms=1_700_000_000_123),
+        PutResult(Code.ILLEGAL_DELIVERY_TIME, "no"),
+    ]
+    body = encode_put_reply(results)
+    first = "00004e20 00000001 0000000000000002 0000018bcfe5687b 0000"
+    second = "00009c4c 00000000 0000000000000000 0000000000000000 0002 6e6f"
+    assert body == bytes.fromhex("0002" + first + second)
+    assert decode_put_reply(body) == results

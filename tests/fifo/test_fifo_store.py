@@ -43,7 +43,7 @@ def restart(core: CoreBroker, *, clean: bool) -> None:
     if clean:
         core.stop()
     else:
-        core.broker.store.release_files()
+        core.broker.release_files()
     core.start()
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.common.errors import Code, Refused, TopicNotFound, Unavailable
 from popmq.common.hop import Kind, PutResult, encode_put_reply
@@ -233,12 +232,3 @@ def test_a_namespace_is_refused(bench: Any) -> None:
 def test_a_topic_that_cannot_be_described_is_refused_as_the_broker_did(bench: Any) -> None:
     bench.broker.tells[Kind.DESCRIBE_TOPIC] = lambda _: Refused(Code.TOO_MANY_REQUESTS, "busy")
     assert send(bench, message()).status.code == Code.TOO_MANY_REQUESTS
-
-
-def test_a_delayed_message_whose_time_is_over_has_no_due_time_at_its_broker(bench: Any) -> None:
-    bench.topic("later", kind="delay")
-    due = Timestamp(seconds=bench.clock.wall_ms() // 1000)
-    reply = send(bench, message(topic="later", delivery_timestamp=due))
-    assert reply.status.code == Code.OK
-    ((put,),) = [one.entries for one in bench.broker.puts()]
-    assert (put.type, put.due_ms) == (MessageType.DELAY, 0)

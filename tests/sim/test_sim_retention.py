@@ -69,7 +69,7 @@ def test_a_start_right_behind_a_moved_body_moves_log_time_by_nothing() -> None:
     core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
     until_moved(core)
     before = core.broker.store.log_ms()
-    core.broker.store.release_files()
+    core.broker.release_files()
     core.start()
     assert core.broker.store.log_ms() == before
 

@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable
 
 from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
-from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -22,20 +21,18 @@ from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.liveness import ClientNames, Liveness, attempt_number, client_number
 from popmq.broker.pop.long_polling import LongPolling
-from popmq.broker.pop.message_group import message_group
-from popmq.broker.pop.offset_reset import OffsetReset, apply_offset
+from popmq.broker.pop.offset_reset import OffsetReset
 from popmq.broker.pop.parking_service import ParkingService
-from popmq.broker.pop.pop_check_point import RECORD_SIZE, ReviveRecord
+from popmq.broker.pop.pop_check_point import RECORD_SIZE
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.broker.pop.pop_undo import PopUndo
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
-from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.record_applier import RecordApplier
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.retention import Body
-from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.timers import Timers
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
@@ -49,13 +46,6 @@ from popmq.common.hop import (
     PutEntry,
     PutRequest,
     PutResult,
-)
-from popmq.common.message import (
-    HEADER_SIZE,
-    RecordKind,
-    RevivalToken,
-    decode_message,
-    peek_message,
 )
 from popmq.common.steps import Flusher
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
@@ -132,11 +122,22 @@ class Broker:
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
+        self.timers = Timers(
+            self.store,
+            self.registry,
+            self.lookup,
+            settings.timer,
+            disk=disk,
+            folder=settings.broker.data,
+            clock=clock,
+            flusher=housekeeper or flusher,
+        )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
+        self.applier = RecordApplier(self.registry, self.table, self.redriven, self.timers.service)
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.buffer.write_all
@@ -158,15 +159,18 @@ class Broker:
             topics.revive_topic(self.settings.cluster.name),
             unit_size=RECORD_SIZE,
         )
-        self.store.retention.live = (self.bodies,)
+        self.timers.add_topic()
+        self.store.retention.live = (self.bodies, self.timers.bodies)
         self.store.snapshots.tables = (
             self.registry,
             self.table,
             self.table.parked,
             self.store.dispatch,
             self.redriven,
+            self.timers.state,
         )
-        self.store.recover(self._apply)
+        self.store.recover(self.applier.apply)
+        self.timers.recover()
         self.expiry.run_all(self._clock.wall_ms())
         self.liveness.started(self.store.log_ms())
         self.store.start_epoch()
@@ -188,9 +192,20 @@ class Broker:
         self.polling.dismiss()
         self.buffer.write_all()
 
+    def close(self) -> None:
+        """A clean stop: everything confirmed, the flushers idle. Leaves a whole store."""
+        self.timers.service.close()
+        self.store.close()
+
+    def release_files(self) -> None:
+        """Close every file without a word; after a crash in tests, or a failed start."""
+        self.timers.service.release_files()
+        self.store.release_files()
+
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.catch_up.step() + self.buffer.step() + self.revive.step()
+        done = self.timers.service.step()
+        done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
@@ -300,6 +315,11 @@ class Broker:
                 Code.BAD_REQUEST,
                 f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
             )
+        self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
+        due_ms = self.timers.admission.due_ms(entry) if entry.due_ms else 0
+        if due_ms:
+            timer = self.timers.admission.put(topic.id, queue_id, entry, due_ms)
+            return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
         offset = self.store.put_message(
             topic_id=topic.id,
             queue_id=queue_id,
@@ -307,51 +327,7 @@ class Broker:
             properties=entry.properties,
             tag_hash=entry.tag_hash,
         )
-        self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         return PutResult(queue_id=queue_id, queue_offset=offset)
-
-    def _apply(self, record: ScannedRecord) -> None:
-        """One record of the log, at recovery: each part takes what is its own."""
-        match record.header.kind:
-            case RecordKind.META:
-                self.registry.apply(record.data[HEADER_SIZE:])
-            case RecordKind.REVIVE:
-                self.table.apply(
-                    ReviveRecord.decode(record.data[HEADER_SIZE:]), record.header.log_ms
-                )
-            case RecordKind.OFFSET:
-                offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
-                group = self.registry.group_by_id(offset.group_id)
-                fifo = group is not None and group.type is GroupType.FIFO
-                apply_offset(self.table, offset, record.header.log_ms, fifo=fifo)
-            case RecordKind.MOVED:
-                header = record.header
-                unit = Unit(header.position, header.size, peek_message(record.data)[0])
-                self.table.apply_moved(
-                    Body(header.topic_id, header.queue_id, header.queue_offset, unit)
-                )
-            case RecordKind.MESSAGE:
-                token = peek_message(record.data)[1]
-                if token is not None and token.parked and not token.dead:
-                    self._apply_parked(record, token)
-                elif token is not None and token.redriven:
-                    self.redriven.apply(token)
-                elif token is not None:
-                    self.table.apply_revival(token, record.header.log_ms)
-
-    def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
-        header = record.header
-        parking = self.registry.topic_by_id(header.topic_id)
-        place = self._base_of(parking) if parking is not None else None
-        if place is not None:
-            self.table.parking.park(
-                (place[1], token.topic_id, token.queue_id),
-                header.topic_id,
-                message_group(decode_message(record.data).properties),
-                origin=token.queue_offset,
-                offset=header.queue_offset,
-                log_ms=header.log_ms,
-            )
 
     def _grown(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
@@ -362,15 +338,9 @@ class Broker:
             if not topics.is_group_owned(topic.name):
                 self.polling.arrived(topic_id)
                 continue
-            place = self._base_of(topic)
+            place = self.applier.base_of(topic)
             if place is not None:
                 self.polling.arrived(*place)
-
-    def _base_of(self, topic: TopicConfig) -> tuple[int, int] | None:
-        """Topic and group that a retry or parking topic belongs to."""
-        group_name, base_name = topics.of_group_and_topic(topic.name)
-        base, group = self.registry.find_topic(base_name), self.registry.find_group(group_name)
-        return (base.id, group.id) if base is not None and group is not None else None
 
     def _freed(self, topic_id: int, group_id: int) -> None:
         """A FIFO group may have more messages available: who waits for them tries next step."""
@@ -407,8 +377,8 @@ def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
             f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
         )
     # A DELAY message without a due time is one whose time is over: it is delivered at once.
-    if kind is MessageType.TRANSACTION or (kind is MessageType.DELAY and entry.due_ms):
-        raise NotYet(f"{kind.name} messages are not served yet: send NORMAL or FIFO ones")
+    if kind is MessageType.TRANSACTION:
+        raise NotYet("TRANSACTION messages are not served yet: send others")
 
 
 def _tags(request: PopRequest) -> TagFilter:

@@ -167,7 +167,7 @@ class BrokerProcess:
         for flusher in self._flushers:
             flusher.stop()
         if hasattr(self, "port") and not self.failed.done():
-            self.broker.store.close()
+            self.broker.close()
         self._release_lock()
 
     async def kill(self) -> None:
@@ -178,7 +178,7 @@ class BrokerProcess:
         for flusher in self._flushers:
             flusher.stop()
         await asyncio.sleep(0)  # the news of their last work
-        self.broker.store.release_files()
+        self.broker.release_files()
         self._release_lock()
 
     async def settle(self) -> None:

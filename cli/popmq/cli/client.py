@@ -253,6 +253,26 @@ class Client:
         check_status(reply.status)
         return reply
 
+    def recall(self, request: admin.RecallRequest) -> admin.RecallReply:
+        reply = self._call(ADMIN + "Recall", request, admin.RecallReply)
+        check_status(reply.status)
+        return reply
+
+    def reschedule(self, request: admin.RescheduleRequest) -> admin.RescheduleReply:
+        reply = self._call(ADMIN + "Reschedule", request, admin.RescheduleReply)
+        check_status(reply.status)
+        return reply
+
+    def list_timers(self, request: admin.ListTimersRequest) -> admin.ListTimersReply:
+        reply = self._call(ADMIN + "ListTimers", request, admin.ListTimersReply)
+        check_status(reply.status)
+        return reply
+
+    def forecast_timers(self, request: admin.ForecastTimersRequest) -> admin.ForecastTimersReply:
+        reply = self._call(ADMIN + "ForecastTimers", request, admin.ForecastTimersReply)
+        check_status(reply.status)
+        return reply
+
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(
             path,

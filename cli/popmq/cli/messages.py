@@ -9,7 +9,7 @@ import sys
 import time
 import zlib
 from base64 import b64encode
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import cycle
 from typing import TypeAlias
 
@@ -18,13 +18,18 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from popmq.cli.client import MAX_REPLY_BYTES, RECEIVE_BATCH, Client, MessageIds
 from popmq.common.config import DAY_MS, parse_duration_ms
 from popmq.common.errors import Code, ConfigError, Refused
+from popmq.common.recall_handle import RecallHandle
 from popmq.proxy.api import definition_pb2 as api
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.delay import SPREAD_MS
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 # The numbers of the protocol end somewhere; so do the commands', where people can read it.
 MAX_DURATION_DAYS = 36_500
 MAX_COUNT = (1 << 31) - 1
+# Fewer digits are a date, as in 20300131.
+EPOCH_MS_DIGITS = range(11, 16)
 
 # With several brokers a receive waits at one of them, so each gets its turn this often.
 TURN_MS = 2000
@@ -52,12 +57,15 @@ def duration_argument(text: str) -> int:
 
 
 def time_argument(text: str) -> int:
-    """An ISO 8601 time in milliseconds since 1970; without a zone it is this machine's."""
+    """Milliseconds since 1970 of an ISO 8601 time, or written as such; a time without a zone is
+    this machine's."""
+    if text.isascii() and text.isdecimal() and len(text) in EPOCH_MS_DIGITS:
+        return int(text)
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time: write 2030-01-31T12:00:00+01:00"
+            f"{shortened(text)!r} is not a time: write 2030-01-31T12:00:00+01:00"
         ) from error
 
 
@@ -68,6 +76,15 @@ def count_argument(text: str) -> int:
     if len(digits) > 10 or int(digits) > MAX_COUNT:
         raise argparse.ArgumentTypeError(f"{shortened(text)!r} is over the limit of {MAX_COUNT}")
     return int(digits)
+
+
+def iso_time(milliseconds: int) -> str:
+    """In UTC; what no calendar holds stays a number."""
+    try:
+        found = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds}ms"
+    return found.replace(microsecond=milliseconds % 1000 * 1000).isoformat(timespec="milliseconds")
 
 
 def shortened(text: str) -> str:
@@ -101,6 +118,12 @@ def _add_send(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
         "--delay", type=duration_argument, metavar="90s", help="deliver after this time"
     )
     kind.add_argument("--at", type=time_argument, metavar="TIME", help="deliver at this time")
+    parser.add_argument(
+        "--spread",
+        type=duration_argument,
+        metavar="1m",
+        help="with --delay or --at: at some time within this window after it",
+    )
 
 
 def _add_recv(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
@@ -144,8 +167,16 @@ def run_send(args: argparse.Namespace) -> int:
                     sent["recall_handle"] = entry.recall_handle
                 print(json.dumps(sent), flush=True)
             else:
-                print(f"{entry.message_id} queue_offset={entry.offset}", flush=True)
+                print(sent_line(entry), flush=True)
     return 0
+
+
+def sent_line(entry: service.SendResultEntry) -> str:
+    line = f"{entry.message_id} queue_offset={entry.offset}"
+    if not entry.recall_handle:
+        return line
+    due_ms = RecallHandle.decode(entry.recall_handle).due_ms
+    return f"{line} due={iso_time(due_ms)} recall_handle={entry.recall_handle}"
 
 
 def body_of(args: argparse.Namespace) -> bytes:
@@ -157,7 +188,7 @@ def body_of(args: argparse.Namespace) -> bytes:
 
 
 def built(args: argparse.Namespace, body: bytes, message_id: str, now_ms: int) -> api.Message:
-    """The message that the arguments of `send` describe."""
+    """The message that the arguments of `send` describe. Raises BAD_REQUEST for a contradiction."""
     properties = api.SystemProperties(
         keys=args.key,
         message_id=message_id,
@@ -174,9 +205,14 @@ def built(args: argparse.Namespace, body: bytes, message_id: str, now_ms: int) -
     elif due_ms is not None:
         properties.message_type = api.DELAY
         properties.delivery_timestamp.CopyFrom(_timestamp(due_ms))
+    user_properties = dict(args.property)
+    if args.spread is not None:
+        if due_ms is None:
+            raise Refused(Code.BAD_REQUEST, "--spread goes with --delay or --at")
+        user_properties[SPREAD_MS] = str(args.spread)
     return api.Message(
         topic=api.Resource(name=args.topic),
-        user_properties=dict(args.property),
+        user_properties=user_properties,
         system_properties=properties,
         body=body,
     )
@@ -238,6 +274,10 @@ def as_line(message: api.Message) -> str:
     if properties.keys:
         parts.append("keys=" + ",".join(properties.keys))
     parts.append(f"attempt={properties.delivery_attempt}")
+    if properties.HasField("delivery_timestamp"):
+        parts.append(f"due={iso_time(_milliseconds(properties.delivery_timestamp))}")
+    if (late_ms := lateness_ms(properties)) is not None:
+        parts.append(f"late={late_ms / 1000:.3f}s")
     return "  ".join(parts)
 
 
@@ -262,7 +302,22 @@ def as_json(message: api.Message) -> str:
         "stored_ms": properties.store_timestamp.ToMilliseconds(),
         "receipt_handle": properties.receipt_handle,
     }
+    if properties.HasField("delivery_timestamp"):
+        value["due_ms"] = _milliseconds(properties.delivery_timestamp)
+        value["late_ms"] = lateness_ms(properties)
     return json.dumps(value, ensure_ascii=False)
+
+
+def lateness_ms(properties: api.SystemProperties) -> int | None:
+    """From the due time to the moment at which the message became visible.
+
+    None if it has no due time, and after its first delivery: a retry is stored anew.
+    """
+    due, stored = properties.delivery_timestamp, properties.store_timestamp
+    known = properties.HasField("delivery_timestamp") and properties.HasField("store_timestamp")
+    if not known or properties.delivery_attempt > 1:
+        return None
+    return _milliseconds(stored) - _milliseconds(due)
 
 
 def body_text(message: api.Message) -> str | None:
@@ -283,6 +338,11 @@ def body_text(message: api.Message) -> str | None:
 def _timestamp(milliseconds: int) -> Timestamp:
     seconds, rest = divmod(milliseconds, 1000)
     return Timestamp(seconds=seconds, nanos=rest * 1_000_000)
+
+
+def _milliseconds(value: Timestamp) -> int:
+    """Of any time that a sender made up; protobuf's own refuses some."""
+    return value.seconds * 1000 + value.nanos // 1_000_000
 
 
 def _monotonic_ms() -> int:

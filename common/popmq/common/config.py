@@ -232,6 +232,23 @@ class PopSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class TimerSettings(_Section):
+    max_delay_ms: int = _within(366 * DAY_MS, 1000, 100 * 366 * DAY_MS)
+    wheel_slots: int = _within(604_800, 60, 100_000_000)
+    slot_ms: int = _within(1000, 10, 60_000)
+    log_segment_bytes: int = _within(25 * MIB, 4 * KIB, GIB)
+    flush_ms: int = _within(1000, 1, 60_000)
+    clean_ms: int = _within(30_000, 1, DAY_MS)
+    # Pending timers are counted again at this hour, looked for every so often, once.
+    check_hour: int = _within(5, 0, 23)
+    check_every_ms: int = _within(45 * 60_000, 1, DAY_MS)
+    check_apart_ms: int = _within(70 * 60_000, 1, DAY_MS)
+    slot_limit: int = _within(0, 0, 1 << 31)  # timers of one topic in one slot; 0: no bound
+    late_limit: int = _within(1_000_000, 1, 100_000_000)
+    cancelled_limit: int = _within(1_000_000, 1, 100_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSettings(_Section):
     max_attempts: int = _within(17, 1, 1000)
     auto_create: bool = True
@@ -267,6 +284,7 @@ class Settings:
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
     pop: PopSettings = PopSettings()
+    timer: TimerSettings = TimerSettings()
     group: GroupSettings = GroupSettings()
     topic: TopicSettings = TopicSettings()
     poll: PollSettings = PollSettings()

@@ -40,6 +40,7 @@ class DiskFile(Protocol):
 
 
 _SCRATCH_BYTES = 1 << 20
+_WARM_BYTES = 256 << 10
 _LOCAL = threading.local()
 
 
@@ -85,12 +86,17 @@ class RealFile:
     def __init__(self, path: str, *, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._fd = os.open(path, flags, 0o640)
+        self._read_ahead = True
 
     def read(self, size: int, offset: int) -> bytes:
         return os.pread(self._fd, size, offset)
 
     def read_cached(self, size: int, offset: int) -> bytes | None:
         """Like `read`, but None where the disk would have to be waited for."""
+        if self._read_ahead:
+            # The kernel's would fetch up to 8 MiB at once, behind which a group commit waits.
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+            self._read_ahead = False
         scratch = _scratch()
         view, done = memoryview(scratch if size <= len(scratch) else bytearray(size))[:size], 0
         try:
@@ -106,6 +112,10 @@ class RealFile:
                 raise
             return self.read(size, offset)  # a file system that cannot tell
         return bytes(view)
+
+    def warm(self, size: int, offset: int) -> None:
+        """Read the bytes, and some that who reads on will want, from the disk into memory."""
+        self.read(max(size, _WARM_BYTES), offset)
 
     def next_data(self, offset: int) -> int | None:
         """The first byte from `offset` that was ever written; None when there is none."""
@@ -200,7 +210,7 @@ def read_or_cold(file: DiskFile, size: int, offset: int) -> bytes:
         return file.read(size, offset)
     data = file.read_cached(size, offset)
     if data is None:
-        raise ColdRead(lambda: file.read(size, offset))
+        raise ColdRead(lambda: file.warm(size, offset))
     return data
 
 

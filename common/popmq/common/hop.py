@@ -8,7 +8,7 @@ proxy and broker share a process, so a test of one way is a test of both.
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple, Protocol
 
 from popmq.common.errors import Code, PopmqError, Refused
@@ -39,6 +39,10 @@ class Kind(IntEnum):
     DELETE_GROUP = 40
     LIST_GROUPS = 41
     FIND_MESSAGES = 42
+    RECALL = 43
+    RESCHEDULE = 44
+    LIST_TIMERS = 45
+    FORECAST_TIMERS = 46
     EXPLAIN = 48
     LAG = 49
     RESET_OFFSET = 50
@@ -74,11 +78,23 @@ class FilterType(IntEnum):
     SQL = 2
 
 
+class TimerOutcome(StrEnum):
+    """What RECALL and RESCHEDULE came to."""
+
+    DONE = "DONE"  # of a recall that is repeated too
+    ALREADY_VISIBLE = "ALREADY_VISIBLE"
+    NOT_FOUND = "NOT_FOUND"
+
+
 # The frequent values are NamedTuples: a frozen dataclass takes three times as long to make, which
 # was a fifth of a send's CPU (bench/broker_cost.py).
 class PutEntry(NamedTuple):
     """One message to store. `queue_id` -1 lets the broker choose; `head` and `properties` are
-    the two slices of D5."""
+    the two slices of D5.
+
+    `due_ms` is wall milliseconds; negative: so many after the broker got it; 0: it is not delayed.
+    A timer is released at some time within `spread_ms` after it is due.
+    """
 
     type: int
     head: bytes
@@ -87,6 +103,7 @@ class PutEntry(NamedTuple):
     queue_id: int = -1
     due_ms: int = 0
     message_id: str = ""
+    spread_ms: int = 0
 
 
 class PutRequest(NamedTuple):
@@ -96,10 +113,13 @@ class PutRequest(NamedTuple):
 
 
 class PutResult(NamedTuple):
+    """`due_ms`: of a timer, wall milliseconds; 0: the message is visible at once."""
+
     code: int = Code.OK
     message: str = ""
     queue_id: int = 0
     queue_offset: int = 0
+    due_ms: int = 0
 
 
 class ClientsReport(NamedTuple):
@@ -169,8 +189,8 @@ class ChangeRequest:
 
 
 _PUT = struct.Struct(">BH")
-_ENTRY = struct.Struct(">BiQqHII")
-_PUT_RESULT = struct.Struct(">IIQH")
+_ENTRY = struct.Struct(">BiQqIHII")
+_PUT_RESULT = struct.Struct(">IIQQH")
 _POP = struct.Struct(">HIQIIiBBI")
 _POP_REPLY = struct.Struct(">HQQ")
 _DELIVERY = struct.Struct(">IQHQHII")
@@ -204,6 +224,7 @@ def encode_put(request: PutRequest) -> bytes:
                 entry.queue_id,
                 entry.tag_hash,
                 entry.due_ms,
+                entry.spread_ms,
                 len(name),
                 len(entry.head),
                 len(entry.properties),
@@ -225,15 +246,14 @@ def decode_put(body: bytes) -> PutRequest:
         auto_create, count = _PUT.unpack_from(body, at)
         at += _PUT.size
         for _ in range(count):
-            kind, queue, tag, due, id_size, head_size, properties_size = _ENTRY.unpack_from(
-                body, at
-            )
+            fields = _ENTRY.unpack_from(body, at)
+            kind, queue, tag, due, spread, id_size, head_size, properties_size = fields
             head_at = at + _ENTRY.size + id_size
             properties_at = head_at + head_size
             name = body[head_at - id_size : head_at].decode()
             at = properties_at + properties_size
             head, properties = body[head_at:properties_at], body[properties_at:at]
-            entries.append(PutEntry(kind, head, properties, tag, queue, due, name))
+            entries.append(PutEntry(kind, head, properties, tag, queue, due, name, spread))
     except (struct.error, UnicodeDecodeError) as error:
         raise Refused(Code.BAD_REQUEST, f"the frame's payload is no put: {error}") from error
     if at > len(body):
@@ -244,10 +264,9 @@ def decode_put(body: bytes) -> PutRequest:
 def encode_put_reply(results: Sequence[PutResult]) -> bytes:
     parts = [U16.pack(len(results))]
     for result in results:
-        text = sentence(result.message)
-        parts.append(
-            _PUT_RESULT.pack(result.code, result.queue_id, result.queue_offset, len(text)) + text
-        )
+        code, message, queue_id, offset, due_ms = result
+        text = sentence(message)
+        parts.append(_PUT_RESULT.pack(code, queue_id, offset, due_ms, len(text)) + text)
     return b"".join(parts)
 
 
@@ -256,8 +275,8 @@ def decode_put_reply(body: bytes) -> list[PutResult]:
     (count,) = reader.fields(U16)
     results = []
     for _ in range(count):
-        code, queue, offset, size = reader.fields(_PUT_RESULT)
-        results.append(PutResult(code, reader.take(size).decode(), queue, offset))
+        code, queue, offset, due, size = reader.fields(_PUT_RESULT)
+        results.append(PutResult(code, reader.take(size).decode(), queue, offset, due))
     return results
 
 

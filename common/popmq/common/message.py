@@ -20,7 +20,7 @@ A MESSAGE goes on with 24 bytes and four parts:
     56 tag_hash u64
     64 head_size u32         the client's message without its system properties, verbatim
     68 properties_size u32   the content of its system_properties
-    72 token_size u16        0, or a revival token (`RevivalToken`)
+    72 token_size u16        0, or a token: of a revival (`RevivalToken`), a timer, or a firing
     74 attempt u16           delivery attempt that this stored copy stands for, from 1
     76 unconfirmed u32  bytes of log before this record that were not confirmed yet
     80 token | head | properties
@@ -35,6 +35,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from crc32c import crc32c
+
+from popmq.common.timer_token import FIRING_VERSION, TIMER_VERSION, FiringToken, TimerToken
 
 RECORD_VERSION = 1
 HEADER_SIZE = 56
@@ -60,6 +62,7 @@ class RecordKind(IntEnum):
     REVIVE = 4  # check point, ack, change ...: the revive topic's own record
     OFFSET = 5  # a group's offset set by hand or at first use: rmq_sys_offsets
     EPOCH_START = 6  # first record of each start as master
+    TIMER = 8  # how a timer ended that leaves no message: a firing token
     MOVED = 7  # a MESSAGE again, whose first place retention deletes; same identity, no new unit
 
 
@@ -177,15 +180,24 @@ class RevivalToken:
         )
 
 
+Token = RevivalToken | TimerToken | FiringToken
+LARGEST_TOKEN = max(RevivalToken.SIZE, TimerToken.SIZE, FiringToken.SIZE)
+
+
 class StoredMessage(NamedTuple):
     """A MESSAGE record taken apart; `head` and `properties` are the client's bytes."""
 
     header: Header
     tag_hash: int
     attempt: int
-    token: RevivalToken | None
+    any_token: Token | None
     head: bytes
     properties: bytes
+
+    @property
+    def token(self) -> RevivalToken | None:
+        """Its revival token."""
+        return self.any_token if isinstance(self.any_token, RevivalToken) else None
 
 
 def encode_record(
@@ -306,7 +318,7 @@ def decode_message(
         or end > len(data)
     ):
         raise BadRecord(f"record at {header.position} is not a message")
-    token = RevivalToken.decode(bytes(data[token_at:head_at])) if token_size else None
+    token = decode_token(bytes(data[token_at:head_at])) if token_size else None
     return StoredMessage(
         header,
         tag_hash,
@@ -317,13 +329,25 @@ def decode_message(
     )
 
 
-def peek_message(data: bytes | memoryview) -> tuple[int, RevivalToken | None]:
-    """Tag hash and revival token of a checked MESSAGE record, without its content."""
+def decode_token(data: bytes) -> Token:
+    """BadRecord for a version or a content that this build does not know."""
+    try:
+        if data[0] == TIMER_VERSION:
+            return TimerToken.decode(data)
+        if data[0] == FIRING_VERSION:
+            return FiringToken.decode(data)
+    except (struct.error, ValueError) as error:
+        raise BadRecord(f"token version {data[0]} of {len(data)} bytes: {error}") from error
+    return RevivalToken.decode(data)
+
+
+def peek_message(data: bytes | memoryview) -> tuple[int, Token | None]:
+    """Tag hash and token of a checked MESSAGE record, without its content."""
     tag, _, _, token_size, _, _ = _MESSAGE.unpack_from(data, HEADER_SIZE)
     if not token_size:
         return tag, None
     token_at = MESSAGE_HEADER_SIZE
-    return tag, RevivalToken.decode(bytes(data[token_at : token_at + token_size]))
+    return tag, decode_token(bytes(data[token_at : token_at + token_size]))
 
 
 def unconfirmed_bytes(data: bytes) -> int:

@@ -21,6 +21,8 @@ REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
 REVIVE_QUEUES = 8
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+# Timers whose topic was deleted; of a group whose name no client may have.
+TIMER_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TIMER"
 PARKED_PREFIX = "%PARKED%"
 
 TOPIC_NAME_LIMIT = 127
@@ -30,6 +32,7 @@ GROUP_NAME_LIMIT = 120
 META_TOPIC_ID = 1
 OFFSETS_TOPIC_ID = 2
 REVIVE_TOPIC_ID = 3
+TIMER_TOPIC_ID = 4
 FIRST_USER_TOPIC_ID = 64
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")

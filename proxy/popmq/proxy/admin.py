@@ -5,27 +5,28 @@ changes something is asked of every one (`admin_change.py`).  What looks for mes
 answers of all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeAlias
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.wire import admin_pb2
 from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange
 from popmq.proxy.brokers import Brokers
-from popmq.proxy.convert import parse
+from popmq.proxy.convert import parse, read_reply
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.route import ask_any
 from popmq.proxy.rpc import Answer, Rpc
+from popmq.proxy.timer_admin import join_forecast, join_recall, join_reschedule, join_timers
 from popmq.proxy.transport.seam import Call, Method, Shape
 
 SERVICE = "/popmq.admin.v1.Admin/"
 
-# What every broker adds to: repeated fields are joined, and `incomplete` says what is missing.
+# What every broker adds to; `incomplete` says what is missing.
 Gathered = (
     admin_pb2.FindMessagesReply
     | admin_pb2.ExplainReply
@@ -33,6 +34,10 @@ Gathered = (
     | admin_pb2.ResetOffsetReply
     | admin_pb2.ListDeadLettersReply
     | admin_pb2.RedriveReply
+    | admin_pb2.RecallReply
+    | admin_pb2.RescheduleReply
+    | admin_pb2.ListTimersReply
+    | admin_pb2.ForecastTimersReply
 )
 Reply = (
     admin_pb2.TopicReply
@@ -43,7 +48,12 @@ Reply = (
     | admin_pb2.UnparkReply
 )
 
-R = TypeVar("R", bound=Message)
+# Adds the second, one broker's answer, to the first; both are of the command's type.
+_Join: TypeAlias = Callable[[Any, Any], None]
+
+
+def _append(found: Message, part: Message) -> None:
+    found.MergeFromString(part.SerializeToString())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,7 @@ class _Command:
     reply: type[Reply]
     everywhere: bool = False
     gathers: type[Gathered] | None = None
+    join: _Join = _append
 
     def check(self, data: bytes) -> None:
         """Raise BAD_REQUEST unless a broker can read the request."""
@@ -60,6 +71,12 @@ class _Command:
         parse(request, data)
 
 
+_TIMER_COMMANDS: tuple[tuple[str, Kind, type[Gathered], _Join], ...] = (
+    ("Recall", Kind.RECALL, admin_pb2.RecallReply, join_recall),
+    ("Reschedule", Kind.RESCHEDULE, admin_pb2.RescheduleReply, join_reschedule),
+    ("ListTimers", Kind.LIST_TIMERS, admin_pb2.ListTimersReply, join_timers),
+    ("ForecastTimers", Kind.FORECAST_TIMERS, admin_pb2.ForecastTimersReply, join_forecast),
+)
 _COMMANDS = (
     _Command("DescribeTopic", Kind.DESCRIBE_TOPIC, admin_pb2.TopicReply),
     _Command("CreateTopic", Kind.CREATE_TOPIC, admin_pb2.TopicReply, everywhere=True),
@@ -82,6 +99,10 @@ _COMMANDS = (
             ("ListDeadLetters", Kind.LIST_DEAD_LETTERS, admin_pb2.ListDeadLettersReply),
             ("Redrive", Kind.REDRIVE, admin_pb2.RedriveReply),
         )
+    ),
+    *(
+        _Command(name, kind, reply, gathers=reply, join=join)
+        for name, kind, reply, join in _TIMER_COMMANDS
     ),
 )
 
@@ -137,9 +158,10 @@ class Admin:
                 refused.append(answer)
                 _note(found, f"broker {names[0]}: {answer}")
             else:
-                part = _decoded(type(found), answer)
+                part = read_reply(type(found), answer)
                 incomplete, part.incomplete = part.incomplete, ""
-                found.MergeFromString(part.SerializeToString())
+                command.join(found, part)
+                found.status.CopyFrom(admin_pb2.Status(code=Code.OK, message="OK"))
                 if incomplete:
                     _note(found, f"broker {names[0]}: {incomplete}")
             self._gather(command, rpc, names[1:], found, refused)
@@ -170,17 +192,10 @@ def _finish_gather(
 def _reply(kind: type[Reply], rpc: Rpc, answer: Answer) -> None:
     if isinstance(answer, PopmqError):
         raise answer
-    reply = _decoded(kind, answer)
+    reply = read_reply(kind, answer)
     if not reply.status.code:
         reply.status.CopyFrom(admin_pb2.Status(code=Code.OK, message="OK"))
     rpc.reply(reply.SerializeToString())
-
-
-def _decoded(kind: type[R], answer: bytes) -> R:
-    try:
-        return kind.FromString(answer)
-    except DecodeError as error:
-        raise Refused(Code.INTERNAL_ERROR, f"a broker's reply is no {kind.__name__}") from error
 
 
 def _refuse(kind: type[Reply], _request: bytes, error: PopmqError) -> Sequence[bytes]:

@@ -58,6 +58,14 @@ def parse(kind: type[M], data: bytes) -> M:
         raise Refused(Code.BAD_REQUEST, f"the request is no {kind.DESCRIPTOR.name}") from error
 
 
+def read_reply(kind: type[M], answer: bytes) -> M:
+    """A broker's answer."""
+    try:
+        return kind.FromString(answer)
+    except DecodeError as error:
+        raise Refused(Code.INTERNAL_ERROR, f"a broker's reply is no {kind.__name__}") from error
+
+
 # --- statuses
 
 
@@ -265,7 +273,9 @@ def _claims_too_much(sent: pb.SystemProperties) -> bool:
 # --- messages on their way out
 
 
-def send_entry(result: PutResult, message_id: str) -> service.SendResultEntry:
+def send_entry(
+    result: PutResult, message_id: str, recall_handle: str = ""
+) -> service.SendResultEntry:
     """RocketMQ gives a transaction id, the message's, for messages of every type."""
     if result.code != Code.OK:
         found = status(result.code, result.message)
@@ -275,6 +285,7 @@ def send_entry(result: PutResult, message_id: str) -> service.SendResultEntry:
         message_id=message_id,
         transaction_id=message_id,
         offset=result.queue_offset,
+        recall_handle=recall_handle,
     )
 
 

@@ -17,6 +17,7 @@ from popmq.proxy.clients import Clients
 from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.query import EndpointChooser, Query
+from popmq.proxy.recall import RecallMessage
 from popmq.proxy.receive import ReceiveMessage
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import SERVICE, Handler, Rpc
@@ -31,7 +32,6 @@ _NOT_YET = {
     "GetOffset": "offsets of pull consumers are not served yet",  # *
     "QueryOffset": "offsets of pull consumers are not served yet",  # *
     "EndTransaction": "transactions are not served yet",
-    "RecallMessage": "delayed messages, and so their recall, are not served yet",
     "SyncLiteSubscription": "lite topics are not served yet",  # *
 }
 _PULL_NOT_YET = "pull consumers are not served yet: use a push or simple consumer"
@@ -49,6 +49,7 @@ class Proxy:
         self._send = SendMessage(brokers, self.routes, settings, clock)
         self._receive = ReceiveMessage(brokers, settings, clock)
         self._ack = AckMessage(brokers)
+        self._recall = RecallMessage(brokers, self.routes)
         self._reject = ForwardToDeadLetterQueue(brokers)
         self._change = ChangeInvisibleDuration(brokers, settings)
         self._query = Query(brokers, self.routes, self._endpoints)
@@ -94,6 +95,7 @@ class Proxy:
             method("AckMessage", self._ack.start, count, refusal=refuse_ack),
             method("ChangeInvisibleDuration", self._change.start, count, refusal=refuse_change),
             method("ForwardMessageToDeadLetterQueue", self._reject.start, count),
+            method("RecallMessage", self._recall.start, count),
             method("Heartbeat", heartbeat, count),
             method("NotifyClientTermination", self._terminated, count),
             Method(SERVICE + "Telemetry", Shape.BIDI_STREAM, open=self.telemetry.open),

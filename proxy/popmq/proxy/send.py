@@ -2,7 +2,8 @@
 
 RocketMQ makes one batch of several messages and answers for one of them; here each gets its own
 entry and its own code.  A NORMAL message goes elsewhere while its broker cannot be reached, a
-FIFO message never does (D11): its group's order is worth more than one send.
+FIFO message never does (D11): its group's order is worth more than one send.  A message with a
+delivery time comes back with a recall handle, unless it is visible at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +22,12 @@ from popmq.common.hop import (
     encode_put,
 )
 from popmq.common.message import tag_hash
-from popmq.common.topics import MessageType, TopicConfig, check_topic_name
+from popmq.common.recall_handle import RecallHandle
+from popmq.common.topics import TopicConfig, check_topic_name
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.convert import SentMessage, send_entry, sent_messages, status, status_only
+from popmq.proxy.delay import delay_of
 from popmq.proxy.placement import place
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
@@ -56,6 +59,7 @@ class SendMessage:
         self._brokers = brokers
         self._routes = routes
         self._limits = settings.message
+        self._timer_limits = settings.timer
         self._auto_create = settings.topic.auto_create
         self._clock = clock
 
@@ -111,12 +115,13 @@ class SendMessage:
         facts = one.facts()
         now_ms = self._clock.wall_ms()
         check_message(facts, self._limits)
-        kind = check_type(facts, topic, now_ms=now_ms)
+        kind = check_type(facts, topic)
+        delay = delay_of(facts, self._timer_limits, now_ms=now_ms)
         head, properties = one.slices(kind, peer=peer, now_ms=now_ms)
         check_stored_size(len(head) + len(properties), self._limits)
         if not brokers:
             raise Unavailable("no broker is known yet")
-        key = facts.message_group if kind is MessageType.FIFO else facts.message_id
+        key = facts.message_group or facts.message_id
         broker, queue = place(key, brokers, topic.queues)
         entry = PutEntry(
             kind,
@@ -124,9 +129,11 @@ class SendMessage:
             properties,
             tag_hash=tag_hash(facts.tag),
             queue_id=queue,
+            due_ms=delay.due_ms,
             message_id=facts.message_id,
+            spread_ms=delay.spread_ms,
         )
-        return _Placed(index, key, entry, broker, kind is not MessageType.FIFO)
+        return _Placed(index, key, entry, broker, not facts.message_group)
 
     def _dispatch(self, batch: "_Batch", placed: Sequence[_Placed], brokers: Sequence[str]) -> None:
         by_broker: dict[str, list[_Placed]] = {}
@@ -183,7 +190,7 @@ class SendMessage:
         results = decode_put_reply(answer)
         assert len(results) == len(part), "a broker answered for another number of messages"
         for one, result in zip(part, results, strict=True):
-            batch.settle(one.index, result)
+            batch.settle(one.index, result, one.broker)
 
 
 class _Batch:
@@ -194,9 +201,11 @@ class _Batch:
         self.topic = topic
         self._sent = sent
         self._results: list[PutResult | None] = [None] * len(sent)
+        self._handles = [""] * len(sent)
         self._missing = len(sent)
 
-    def settle(self, index: int, result: PutResult | PopmqError) -> None:
+    def settle(self, index: int, result: PutResult | PopmqError, broker: str = "") -> None:
+        """`broker` is the one that stored it."""
         if isinstance(result, PopmqError):
             result = PutResult(result.code, str(result))
         metrics = self.rpc.metrics
@@ -205,21 +214,27 @@ class _Batch:
         else:
             metrics.refused[result.code] += 1
         self._results[index] = result
+        if result.due_ms:
+            message_id = self._sent[index].message_id
+            handle = RecallHandle(self.topic.name, broker, result.due_ms, message_id)
+            self._handles[index] = handle.encode()
         self._missing -= 1
         if not self._missing:
             results = [one for one in self._results if one is not None]
             ids = [one.message_id for one in self._sent]
-            self.rpc.reply(send_reply(results, ids))
+            self.rpc.reply(send_reply(results, ids, self._handles))
 
 
-def send_reply(results: Sequence[PutResult], message_ids: Sequence[str]) -> bytes:
+def send_reply(
+    results: Sequence[PutResult], message_ids: Sequence[str], recall_handles: Sequence[str]
+) -> bytes:
     code = overall_code([one.code for one in results])
     text = results[0].message if code == results[0].code else "the messages fared differently"
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[
-            send_entry(result, message_id)
-            for result, message_id in zip(results, message_ids, strict=True)
+            send_entry(result, message_id, handle)
+            for result, message_id, handle in zip(results, message_ids, recall_handles, strict=True)
         ],
     )
     return reply.SerializeToString()
@@ -233,7 +248,8 @@ def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
         ids = []
     if not ids:
         return (status_only(error),)
-    return (send_reply([PutResult(error.code, str(error))] * len(ids), ids),)
+    refused = [PutResult(error.code, str(error))] * len(ids)
+    return (send_reply(refused, ids, [""] * len(ids)),)
 
 
 def _one_topic(sent: Sequence[SentMessage]) -> str:
@@ -250,15 +266,7 @@ def _one_topic(sent: Sequence[SentMessage]) -> str:
 
 
 def _moved(one: _Placed, broker: str, queue: int) -> _Placed:
-    entry = one.entry
-    there = PutEntry(
-        entry.type,
-        entry.head,
-        entry.properties,
-        tag_hash=entry.tag_hash,
-        queue_id=queue,
-        message_id=entry.message_id,
-    )
+    there = one.entry._replace(queue_id=queue)
     return _Placed(one.index, one.key, there, broker, one.movable)
 
 

@@ -35,11 +35,14 @@ _RESERVED = """
     BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION
     TRACE_ON UNIQ_KEY EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME INSTANCE_ID
     CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE POP_CK
-    POP_CK_OFFSET FIRST_POP_TIME TRANSACTION_PREPARED_QUEUE_OFFSET DUP_INFO TIMER_DELAY_MS
-    TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES
-    TIMER_OUT_MS TIMER_DEL_UNIQKEY DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID
+    POP_CK_OFFSET FIRST_POP_TIME TRANSACTION_PREPARED_QUEUE_OFFSET DUP_INFO TIMER_DELIVER_MS
+    TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY
+    DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID
 """
 RESERVED_KEYS = frozenset(_RESERVED.split())
+
+# User properties that make a DELAY message, and the milliseconds of one of their units.
+DELAY_KEYS = {"TIMER_DELAY_MS": 1, "TIMER_DELAY_SEC": 1_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ def type_of(facts: MessageFacts) -> MessageType:
     """The type that the *properties* make it; what it claims counts for transactions only."""
     if facts.claimed_type == MessageType.TRANSACTION:
         return MessageType.TRANSACTION
-    if facts.deliver_at_ms is not None:
+    if facts.deliver_at_ms is not None or any(map(facts.user_properties.__contains__, DELAY_KEYS)):
         return MessageType.DELAY
     return MessageType.FIFO if facts.message_group else MessageType.NORMAL
 
@@ -91,11 +94,10 @@ def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
     _check_served(facts)
 
 
-def check_type(facts: MessageFacts, topic: TopicConfig, *, now_ms: int) -> MessageType:
+def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
     """The message's type. Raises when the topic takes another one, or popmq does not serve it.
 
-    A DELAY message whose time has come is delivered at once; its topic must take DELAY all the
-    same.
+    A DELAY message whose time has come needs a topic that takes DELAY all the same.
     """
     kind = type_of(facts)
     if not topic.type.accepts(kind):
@@ -105,11 +107,6 @@ def check_type(facts: MessageFacts, topic: TopicConfig, *, now_ms: int) -> Messa
         )
     if kind is MessageType.TRANSACTION:
         raise NotYet("popmq does not serve TRANSACTION messages yet")
-    if kind is MessageType.DELAY and (facts.deliver_at_ms or 0) > now_ms:
-        raise NotYet(
-            f"popmq does not serve DELAY messages yet: delivery_timestamp {facts.deliver_at_ms} "
-            "lies in the future"
-        )
     return kind
 
 

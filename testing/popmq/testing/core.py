@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from popmq.broker.broker import Broker
 from popmq.broker.server import BrokerServer
 from popmq.common import hop
-from popmq.common.config import MessageSettings, Settings, StoreSettings
+from popmq.common.config import MessageSettings, Settings, StoreSettings, TimerSettings
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Delivery, Kind
@@ -54,6 +54,7 @@ class Answer:
 SMALL = Settings(
     store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=32 << 10),
     message=MessageSettings(max_body_bytes=256 << 10),
+    timer=TimerSettings(wheel_slots=3_600, log_segment_bytes=64 << 10),
 )
 
 
@@ -109,7 +110,7 @@ class CoreBroker:
     def stop(self) -> None:
         self.broker.stop()
         self.settle()
-        self.broker.store.close()
+        self.broker.close()
 
     def settle(self) -> None:
         while self._soon:

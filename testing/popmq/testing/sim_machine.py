@@ -117,7 +117,7 @@ class Machine:
             self._wait(busy)
         if self.failed is not None:
             raise self.failed
-        self.broker.store.close()
+        self.broker.close()
         self.ends = Ends(self.broker.store.confirmed, self.broker.store.end)
 
     def crash(self, loss: Loss) -> None:

@@ -35,6 +35,9 @@ class InFlightBodies:
         """Where retention moved the message to, if it did."""
         return self._table.moved_to(identity)
 
+    def move(self, body: Body) -> None:
+        self._store.move(body)
+
     def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
         """Each body once, whichever groups hold it.
 

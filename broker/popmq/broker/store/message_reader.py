@@ -57,6 +57,17 @@ class MessageReader:
             first = last + 1
         return messages
 
+    def touch(self, units: list[Unit]) -> None:
+        """Raise ColdRead unless the bytes of all these units are in memory."""
+        first = 0
+        while first < len(units):
+            start, last = units[first].position, first
+            limit = min(start + _SPAN_BYTES, self._log.segment_end(start))
+            while last + 1 < len(units) and _near(units[last], units[last + 1], limit):
+                last += 1
+            self._log.read_warm(start, units[last].position + units[last].size - start)
+            first = last + 1
+
     def stored_ms(self, unit: Unit, *, wait: bool = True) -> int:
         """Wall time at which a confirmed unit's record was written; 0 when it is damaged.
 

@@ -29,8 +29,8 @@ from popmq.common.disk import Disk
 from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.message import (
     HEADER_SIZE,
+    LARGEST_TOKEN,
     RecordKind,
-    RevivalToken,
     Stamp,
     encode_message,
     encode_record,
@@ -109,7 +109,6 @@ class MessageStore:
             find=partial(find_unit, self._log),
         )
         self.retention = Retention(self._log, self.dispatch, self._settings, self._housekeeper)
-        self.retention.move = self._move
         self.retention.on_cut = self.index.drop_below
 
     def recover(self, apply: Apply) -> None:
@@ -175,6 +174,11 @@ class MessageStore:
         return self._log.end
 
     @property
+    def last_position(self) -> int:
+        """Of the newest record."""
+        return self._log.last_position
+
+    @property
     def confirmed(self) -> int:
         """Everything below this position is durable, and in the queues."""
         return self._commit.confirmed
@@ -215,7 +219,7 @@ class MessageStore:
     ) -> int:
         """Append a message; returns its queue offset. Wait for `end` before you tell anyone."""
         size = message_size(head, properties, token)
-        if not token and size + RevivalToken.SIZE > self._settings.segment_bytes:
+        if not token and size + LARGEST_TOKEN > self._settings.segment_bytes:
             raise Refused(
                 Code.PAYLOAD_TOO_LARGE,
                 f"a message of {size} bytes and its retries do not fit a segment of "
@@ -246,12 +250,12 @@ class MessageStore:
         self._appended(size)
         return queue_offset
 
-    def _move(self, body: Body) -> None:
+    def move(self, body: Body) -> None:
         """Append a live body again at the tail, under its old identity (retention)."""
         (message,) = self.reader.read([body.unit])
         if isinstance(message, DamagedMessage):
             return
-        token = message.token.encode() if message.token else b""
+        token = message.any_token.encode() if message.any_token else b""
         stamp = self._stamp()._replace(wall_ms=message.header.wall_ms)  # when it was stored
         size = message_size(message.head, message.properties, token)
         position = self._log.place(size, stamp)

@@ -39,8 +39,9 @@ class LiveBodies(Protocol):
         """All live bodies whose record starts below `position`, in bounded pieces."""
         ...
 
-
-Move = Callable[[Body], None]
+    def move(self, body: Body) -> None:
+        """Append the body again at the log's end, under its identity, if it still lives."""
+        ...
 
 
 class Retention:
@@ -52,12 +53,11 @@ class Retention:
         self._settings = settings
         self._flusher = flusher
         self._look_due_ms = 0
-        self._pieces: Iterator[Sequence[Body]] | None = None
+        self._pieces: Iterator[tuple[LiveBodies, Sequence[Body]]] | None = None
         self._cut = 0
         self._wait_until = 0
         self._deleting = False
         self.live: Sequence[LiveBodies] = ()
-        self.move: Move = lambda body: None
         self.on_cut: Callable[[int], object] = lambda position: None
         self.moved = 0
         self.deleted_segments = 0
@@ -90,18 +90,19 @@ class Retention:
         self._pieces = self._all_pieces(cut)
         return 1
 
-    def _all_pieces(self, cut: int) -> Iterator[Sequence[Body]]:
+    def _all_pieces(self, cut: int) -> Iterator[tuple[LiveBodies, Sequence[Body]]]:
         for live in self.live:
-            yield from live.bodies_below(cut)
+            for bodies in live.bodies_below(cut):
+                yield live, bodies
 
-    def _move_some(self, pieces: Iterator[Sequence[Body]]) -> int:
-        bodies = next(pieces, None)
-        if bodies is None:
+    def _move_some(self, pieces: Iterator[tuple[LiveBodies, Sequence[Body]]]) -> int:
+        live, bodies = next(pieces, (None, ()))
+        if live is None:
             self._pieces = None
             self._wait_until = max(self._log.end, 1)
             return 1
         for body in bodies:
-            self.move(body)
+            live.move(body)
             self.moved += 1
         return 1
 

@@ -1438,3 +1438,335 @@ class RedriveReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RedriveReply: _TypeAlias = RedriveReply  # noqa: Y015
+
+@_typing.final
+class RecallRequest(_message.Message):
+    """Timers: messages whose delivery time has not come. Times are wall milliseconds.
+
+    The message is never delivered. `outcome` is DONE (again for one that was recalled before),
+    ALREADY_VISIBLE or NOT_FOUND.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    message_id: _builtins.str
+    due_ms: _builtins.int
+    """of the timer that is meant; 0: whichever"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        due_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "message_id", b"message_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallRequest: _TypeAlias = RecallRequest  # noqa: Y015
+
+@_typing.final
+class RecallReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    outcome: _builtins.str
+    incomplete: _builtins.str
+    """set by the proxy: which brokers did not answer"""
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        outcome: _builtins.str = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "outcome", b"outcome", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallReply: _TypeAlias = RecallReply  # noqa: Y015
+
+@_typing.final
+class RescheduleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    NEW_DUE_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    message_id: _builtins.str
+    due_ms: _builtins.int
+    """of the timer that is meant; 0: whichever"""
+    new_due_ms: _builtins.int
+    """negative: so many after the broker got the request"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        due_ms: _builtins.int = ...,
+        new_due_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "message_id", b"message_id", "new_due_ms", b"new_due_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleRequest: _TypeAlias = RescheduleRequest  # noqa: Y015
+
+@_typing.final
+class RescheduleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    outcome: _builtins.str
+    """DONE | ALREADY_VISIBLE | NOT_FOUND"""
+    due_ms: _builtins.int
+    """with DONE: the new one"""
+    incomplete: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        outcome: _builtins.str = ...,
+        due_ms: _builtins.int = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "incomplete", b"incomplete", "outcome", b"outcome", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleReply: _TypeAlias = RescheduleReply  # noqa: Y015
+
+@_typing.final
+class ListTimersRequest(_message.Message):
+    """Earliest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    BEGIN_MS_FIELD_NUMBER: _builtins.int
+    END_MS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """empty: all"""
+    message_id: _builtins.str
+    """empty: all"""
+    begin_ms: _builtins.int
+    """due at or after"""
+    end_ms: _builtins.int
+    """due before; 0: no end"""
+    limit: _builtins.int
+    """of each broker; 0: 100"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        begin_ms: _builtins.int = ...,
+        end_ms: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ms", b"begin_ms", "end_ms", b"end_ms", "limit", b"limit", "message_id", b"message_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTimersRequest: _TypeAlias = ListTimersRequest  # noqa: Y015
+
+@_typing.final
+class Timer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    STORED_MS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """where it will be delivered"""
+    queue_id: _builtins.int
+    message_id: _builtins.str
+    due_ms: _builtins.int
+    stored_ms: _builtins.int
+    position: _builtins.int
+    """of the record that made it: the timer's identity"""
+    offset: _builtins.int
+    """in the timer queue"""
+    state: _builtins.str
+    """PENDING | LATE"""
+    broker: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        message_id: _builtins.str = ...,
+        due_ms: _builtins.int = ...,
+        stored_ms: _builtins.int = ...,
+        position: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        state: _builtins.str = ...,
+        broker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "due_ms", b"due_ms", "message_id", b"message_id", "offset", b"offset", "position", b"position", "queue_id", b"queue_id", "state", b"state", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Timer: _TypeAlias = Timer  # noqa: Y015
+
+@_typing.final
+class ListTimersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    """why there may be more; empty: these are all"""
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timer]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        timers: _abc.Iterable[Global___Timer] | None = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "status", b"status", "timers", b"timers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTimersReply: _TypeAlias = ListTimersReply  # noqa: Y015
+
+@_typing.final
+class ForecastTimersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """empty: all"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForecastTimersRequest: _TypeAlias = ForecastTimersRequest  # noqa: Y015
+
+@_typing.final
+class ForecastTimersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Pending(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_FIELD_NUMBER: _builtins.int
+        COUNT_FIELD_NUMBER: _builtins.int
+        topic: _builtins.str
+        count: _builtins.int
+        def __init__(
+            self,
+            *,
+            topic: _builtins.str = ...,
+            count: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "topic", b"topic"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Bucket(_message.Message):
+        """Timers due within `within_ms` from now that no smaller bucket counts; -1: all later ones."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        WITHIN_MS_FIELD_NUMBER: _builtins.int
+        COUNT_FIELD_NUMBER: _builtins.int
+        within_ms: _builtins.int
+        count: _builtins.int
+        def __init__(
+            self,
+            *,
+            within_ms: _builtins.int = ...,
+            count: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "within_ms", b"within_ms"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    NEXT_DUE_MS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    next_due_ms: _builtins.int
+    """0: nothing is pending"""
+    incomplete: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def pending(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForecastTimersReply.Pending]: ...
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForecastTimersReply.Bucket]:
+        """smallest first"""
+
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        pending: _abc.Iterable[Global___ForecastTimersReply.Pending] | None = ...,
+        buckets: _abc.Iterable[Global___ForecastTimersReply.Bucket] | None = ...,
+        next_due_ms: _builtins.int = ...,
+        incomplete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incomplete", b"incomplete", "next_due_ms", b"next_due_ms", "pending", b"pending", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForecastTimersReply: _TypeAlias = ForecastTimersReply  # noqa: Y015

@@ -1,0 +1,96 @@
+"""RecordApplier: at recovery each record of the log goes to the part that it belongs to."""
+
+from popmq.broker.meta.offsets import OffsetRecord
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.message_group import message_group
+from popmq.broker.pop.offset_reset import apply_offset
+from popmq.broker.pop.pop_check_point import ReviveRecord
+from popmq.broker.pop.redrive import RedrivenLetters
+from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.retention import Body
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.timer_service import TimerService
+from popmq.common import topics
+from popmq.common.message import (
+    HEADER_SIZE,
+    RecordKind,
+    RevivalToken,
+    decode_message,
+    peek_message,
+)
+from popmq.common.timer_token import FiringToken, TimerToken
+from popmq.common.topics import GroupType, TopicConfig
+
+
+class RecordApplier:
+    def __init__(
+        self,
+        registry: Registry,
+        table: CheckPointTable,
+        redriven: RedrivenLetters,
+        timers: TimerService,
+    ) -> None:
+        self._registry = registry
+        self._table = table
+        self._redriven = redriven
+        self._timers = timers
+
+    def apply(self, record: ScannedRecord) -> None:
+        """One record of the log, at recovery: each part takes what is its own."""
+        match record.header.kind:
+            case RecordKind.META:
+                self._registry.apply(record.data[HEADER_SIZE:])
+            case RecordKind.REVIVE:
+                self._table.apply(
+                    ReviveRecord.decode(record.data[HEADER_SIZE:]), record.header.log_ms
+                )
+            case RecordKind.OFFSET:
+                offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
+                group = self._registry.group_by_id(offset.group_id)
+                fifo = group is not None and group.type is GroupType.FIFO
+                apply_offset(self._table, offset, record.header.log_ms, fifo=fifo)
+            case RecordKind.MOVED:
+                header = record.header
+                unit = Unit(header.position, header.size, peek_message(record.data)[0])
+                self._table.apply_moved(
+                    Body(header.topic_id, header.queue_id, header.queue_offset, unit)
+                )
+            case RecordKind.TIMER:
+                ending = FiringToken.decode(record.data[HEADER_SIZE:])
+                self._timers.apply_ended(ending)
+            case RecordKind.MESSAGE:
+                self._apply_message(record)
+
+    def _apply_message(self, record: ScannedRecord) -> None:
+        match peek_message(record.data)[1]:
+            case TimerToken() as token:
+                self._timers.apply_stored(token)
+            case FiringToken() as token:
+                self._timers.apply_ended(token)
+            case RevivalToken() as token if token.parked and not token.dead:
+                self._apply_parked(record, token)
+            case RevivalToken() as token if token.redriven:
+                self._redriven.apply(token)
+            case RevivalToken() as token:
+                self._table.apply_revival(token, record.header.log_ms)
+
+    def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
+        header = record.header
+        parking = self._registry.topic_by_id(header.topic_id)
+        place = self.base_of(parking) if parking is not None else None
+        if place is not None:
+            self._table.parking.park(
+                (place[1], token.topic_id, token.queue_id),
+                header.topic_id,
+                message_group(decode_message(record.data).properties),
+                origin=token.queue_offset,
+                offset=header.queue_offset,
+                log_ms=header.log_ms,
+            )
+
+    def base_of(self, topic: TopicConfig) -> tuple[int, int] | None:
+        """Topic and group that a retry or parking topic belongs to."""
+        group_name, base_name = topics.of_group_and_topic(topic.name)
+        base, group = self._registry.find_topic(base_name), self._registry.find_group(group_name)
+        return (base.id, group.id) if base is not None and group is not None else None

@@ -1,0 +1,205 @@
+"""DueTimers: the timers whose slot is near, in memory and in the order in which they fire.
+
+A slot is loaded ahead of its time, in slices, so that two million timers in one second do not
+stop the loop.  What arrives for a slot that is loaded, or was, joins it here.
+"""
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.timer_files import TimerFiles
+from popmq.broker.timer.timer_log import Chain
+from popmq.broker.timer.timer_state import Timer, TimerState
+from popmq.broker.timer.timer_unit import TimerUnit
+from popmq.common.config import TimerSettings
+
+LOOK_MS = 60_000
+UNITS_PER_MS = 50  # that are loaded, beside other work
+_TOUCHED = 128  # bodies fetched ahead at once
+_TOUCH_LIMIT = 100_000  # and that are noted for it
+# A timer as one number: due time, identity (48 bits) and size (32 bits), from the top.
+_SIZE_BITS, _IDENTITY_BITS = 32, 48
+_SIZE_MASK, _IDENTITY_MASK = (1 << _SIZE_BITS) - 1, (1 << _IDENTITY_BITS) - 1
+
+
+class Due(NamedTuple):
+    """A timer on its way out; `unit` is where its body is now."""
+
+    due_ms: int
+    identity: int
+    unit: Unit
+    late: bool
+
+
+class DueTimers:
+    def __init__(self, state: TimerState, files: TimerFiles, settings: TimerSettings) -> None:
+        self._state = state
+        self._files = files
+        self._slot_ms = settings.slot_ms
+        self._look_ms = min(LOOK_MS, settings.wheel_slots * settings.slot_ms // 8)
+        self._heap: list[int] = []
+        self._late: list[tuple[int, int]] = []
+        self._moved: dict[int, Unit] = {}
+        self._chain: Chain | None = None
+        self._units: list[TimerUnit] = []  # of the slot that is loaded, not looked at yet
+        self._to_touch: list[Unit] = []
+        self.rolled: list[TimerUnit] = []  # met before their due slot: into the wheel again
+        self.loaded_until = 0  # slots before it are here, or on their way
+        self.ready_until = 0  # and of those, the ones before this are complete
+
+    def begin(self, slot_ms: int) -> None:
+        """Start, or start again, with the slot of that time."""
+        self._heap.clear()
+        self._moved.clear()
+        self._units.clear()
+        self._to_touch.clear()
+        self.rolled.clear()
+        self._chain = None
+        self.loaded_until = self.ready_until = slot_ms
+        self._late = sorted(timer.key for timer in self._state.late.values())
+
+    # -- what comes in
+
+    def add(self, due_ms: int, identity: int, unit: Unit) -> None:
+        if unit.position != identity:
+            known = self._moved.get(identity)
+            if known is None or known.position < unit.position:
+                self._moved[identity] = unit
+        key = (due_ms << _IDENTITY_BITS | identity) << _SIZE_BITS | unit.size
+        heappush(self._heap, key)
+
+    def add_late(self, timer: Timer) -> None:
+        heappush(self._late, timer.key)
+
+    def load(self, now_ms: int, limit: int, window_end_ms: int) -> int:
+        """Load a slice of the slot that is next, if it is near; returns how many were read.
+
+        Does not pass `window_end_ms` over empty slots: the wheel's oldest ones are in use still.
+
+        Raises ColdRead (call again) and TimerDamaged.
+        """
+        if self._chain is None:
+            self._open_next(now_ms, window_end_ms)
+            if self._chain is None:
+                return 0
+        done = 0
+        while done < limit:
+            if not self._units:
+                found = next(self._chain, None)
+                if found is None:
+                    self._chain = None
+                    self.ready_until = self.loaded_until
+                    self._to_touch.sort(reverse=True)
+                    break
+                self._units = list(found)
+            done += self._take_units(limit - done)
+        return done
+
+    def bodies_to_touch(self) -> list[Unit]:
+        """Some of the bodies that will be read soon; say `touched` when they are in memory."""
+        return self._to_touch[: -_TOUCHED - 1 : -1]
+
+    def touched(self, count: int) -> None:
+        del self._to_touch[-count:]
+
+    # -- what goes out
+
+    def take(self, now_ms: int, limit: int) -> list[Due]:
+        """The next timers whose time has come, at most `limit`, in order.
+
+        Late ones and those of the wheel are never in one batch: each has its own cursor.
+        """
+        found: list[Due] = []
+        first = self._first_due(now_ms)
+        while self._late and len(found) < limit:
+            due_ms, identity = self._late[0]
+            timer = self._state.late.get(identity)
+            if timer is None or (found and found[-1].identity == identity):
+                heappop(self._late)
+                continue
+            if due_ms > now_ms or (first is not None and first < due_ms):
+                break
+            heappop(self._late)
+            found.append(Due(due_ms, identity, Unit(timer.position, timer.size, 0), True))
+        if found:
+            return found
+        while len(found) < limit and self._first_due(now_ms) is not None:
+            due = self._split(heappop(self._heap))
+            over = (due.due_ms, due.identity) <= self._state.cursor
+            twice = bool(found) and found[-1].identity == due.identity
+            if not over and not twice and not self._state.is_cancelled(due.identity):
+                found.append(due)
+        return found
+
+    def put_back(self, batch: list[Due]) -> None:
+        for due in batch:
+            if due.late:
+                heappush(self._late, (due.due_ms, due.identity))
+            else:
+                self.add(due.due_ms, due.identity, due.unit)
+
+    def ended(self, due: Due) -> None:
+        self._moved.pop(due.identity, None)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Of the timers that are here."""
+        heads = [self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)] if self._heap else []
+        heads += [self._late[0][0]] if self._late else []
+        return min(heads, default=None)
+
+    def over_until(self, now_ms: int) -> int:
+        """Slots before this time hold nothing that waits."""
+        until = min(self.ready_until, now_ms - now_ms % self._slot_ms)
+        if self._heap:
+            due_ms = self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)
+            until = min(until, due_ms - due_ms % self._slot_ms)
+        return min([until, *(unit.slot_time_ms for unit in self.rolled[:1])])
+
+    # -- inside
+
+    def _first_due(self, now_ms: int) -> int | None:
+        if not self._heap:
+            return None
+        due_ms = self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)
+        return due_ms if due_ms <= now_ms and due_ms < self.ready_until else None
+
+    def _split(self, key: int) -> Due:
+        size, rest = key & _SIZE_MASK, key >> _SIZE_BITS
+        identity = rest & _IDENTITY_MASK
+        unit = self._moved.get(identity) or Unit(identity, size, 0)
+        return Due(rest >> _IDENTITY_BITS, identity, unit, False)
+
+    def _open_next(self, now_ms: int, window_end_ms: int) -> None:
+        """Begin with the next slot if it is time; else what has no units needs no loading."""
+        begun = min(now_ms - now_ms % self._slot_ms + self._slot_ms, window_end_ms)
+        slot_ms = self._files.next_occupied(self.loaded_until, now_ms + self._look_ms, wait=False)
+        if slot_ms is None:
+            self.loaded_until = self.ready_until = max(self.loaded_until, begun)
+            return
+        slot = self._files.slot(slot_ms, wait=False)
+        lead_ms = min(self._look_ms, self._slot_ms + slot.num // UNITS_PER_MS)
+        if slot_ms - lead_ms > now_ms:
+            self.loaded_until = self.ready_until = max(self.loaded_until, min(slot_ms, begun))
+            return
+        self._chain = self._files.read_slot(slot_ms, wait=False)
+        self.ready_until = slot_ms
+        self.loaded_until = slot_ms + self._slot_ms
+
+    def _take_units(self, limit: int) -> int:
+        taken = 0
+        while self._units and taken < limit:
+            unit = self._units.pop()
+            taken += 1
+            pending = (unit.due_ms, unit.identity) > self._state.cursor
+            if not pending or self._state.is_cancelled(unit.identity):
+                continue
+            if unit.roll:
+                self.rolled.append(unit)
+                continue
+            body = Unit(unit.position, unit.size, 0)
+            self.add(unit.due_ms, unit.identity, body)
+            if len(self._to_touch) < _TOUCH_LIMIT:
+                self._to_touch.append(body)
+        return taken

@@ -1,0 +1,72 @@
+"""What timers keep alive: the messages of all that are pending, for up to a year."""
+
+from collections.abc import Iterator, Sequence
+
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.retention import Body
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.timer_queue import TimerQueue, entry_of
+from popmq.broker.timer.timer_state import TimerState
+from popmq.common import topics
+from popmq.common.timer_token import MOVED_BIT, TimerToken
+
+_PER_PIECE = 64
+
+
+class TimerBodies:
+    """Implements `store.retention.LiveBodies`.
+
+    A move is a new record in the timer queue under the old identity, so the next retention and a
+    wheel that is built anew find it there.
+    """
+
+    def __init__(self, store: MessageStore, queue: TimerQueue, state: TimerState) -> None:
+        self._store = store
+        self._queue = queue
+        self._state = state
+        self._from = 0
+        self.moved = 0
+
+    def begin(self) -> None:
+        """After recovery: what is above the queue's minimum has not been looked at."""
+        self._from = self._queue.queue.min_offset
+
+    def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
+        queue = self._queue.queue
+        while self._from < queue.count:
+            offset, piece = self._from, []
+            for unit in queue.units(offset, _PER_PIECE):
+                if unit.position >= position:
+                    break
+                if self._is_pending(offset, unit):
+                    piece.append(Body(topics.TIMER_TOPIC_ID, 0, offset, unit))
+                offset += 1
+            yield piece
+            if offset < self._from + _PER_PIECE:
+                self._from = offset
+                return
+            self._from = offset
+
+    def move(self, body: Body) -> None:
+        if not self._is_pending(body.queue_offset, body.unit):
+            return  # it fired, or was recalled, since it was found
+        (message,) = self._store.reader.read([body.unit])
+        if isinstance(message, DamagedMessage):
+            return  # its time will come, and say that it is lost
+        token = message.any_token
+        assert isinstance(token, TimerToken), "a record of the timer queue without its token"
+        entry = entry_of(body.queue_offset, body.unit, message)
+        assert entry.timer is not None, "the record that was just read"
+        moved = TimerToken(
+            token.topic_id, token.queue_id, token.tag_hash, moved_from=entry.timer.identity
+        )
+        self._queue.append(message.head, message.properties, entry.timer.due_ms, moved)
+        self.moved += 1
+
+    def _is_pending(self, offset: int, unit: Unit) -> bool:
+        if not unit.tag_hash & MOVED_BIT:
+            return self._state.is_pending(unit.tag_hash, unit.position, offset)
+        (message,) = self._store.reader.read([unit])
+        timer = entry_of(offset, unit, message).timer
+        return timer is not None and self._state.is_pending(timer.due_ms, timer.identity, offset)

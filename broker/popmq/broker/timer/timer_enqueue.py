@@ -1,0 +1,149 @@
+"""TimerEnqueue: from the timer queue into the wheel, and over the wheel's window by rolling.
+
+RocketMQ's TimerEnqueueGet and TimerEnqueuePut services as one bounded step.  `curr_queue_offset`
+is the next record to enqueue, `base_ms` the oldest slot that may hold something.
+"""
+
+from collections.abc import Callable
+
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.due_timers import DueTimers
+from popmq.broker.timer.timer_files import TimerFiles
+from popmq.broker.timer.timer_queue import Entry, TimerQueue
+from popmq.broker.timer.timer_state import Timer, TimerState
+from popmq.common.config import TimerSettings
+
+_BATCH = 64
+
+
+class TimerEnqueue:
+    def __init__(
+        self,
+        queue: TimerQueue,
+        state: TimerState,
+        files: TimerFiles,
+        due: DueTimers,
+        settings: TimerSettings,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._queue = queue
+        self._state = state
+        self._files = files
+        self._due = due
+        self._slot_ms = settings.slot_ms
+        # Slots ahead of the oldest that may be in use; some are kept free behind it.
+        self._window = settings.wheel_slots - max(2, settings.wheel_slots // 100)
+        self._wall_ms = wall_ms
+        self.curr_queue_offset = 0
+        self.commit_queue_offset = 0  # records below it are in the files
+        self.base_ms = 0
+        self.rolled = 0
+        self.lost = 0  # records that could not be read
+
+    def begin(self, offset: int, in_files: int, base_ms: int) -> None:
+        """Go on at `offset`; what is below `in_files` is in the wheel already."""
+        self.curr_queue_offset = offset
+        self.commit_queue_offset = in_files
+        self.base_ms = base_ms
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that a firing could pass over is enqueued."""
+        offset = self.curr_queue_offset
+        return offset >= self._state.judged and offset >= self.commit_queue_offset
+
+    @property
+    def behind(self) -> int:
+        return self._queue.count - self.curr_queue_offset
+
+    @property
+    def window_end_ms(self) -> int:
+        """Slots from here on may not be used yet, nor passed by."""
+        return self.base_ms + self._window * self._slot_ms
+
+    def over(self, until_ms: int) -> None:
+        self.base_ms = max(self.base_ms, until_ms)
+
+    def step(self, limit: int) -> int:
+        """Enqueue at most `limit` records. Raises ColdRead (call again) and TimerDamaged."""
+        done = self._roll(limit)
+        while done < limit and not self._files.full:
+            entries = self._queue.read(self.curr_queue_offset, _BATCH, wait=False)
+            if not entries:
+                break
+            for entry in entries:
+                self._enqueue(entry)
+                self.curr_queue_offset = entry.offset + 1
+                self.commit_queue_offset = max(self.commit_queue_offset, entry.offset + 1)
+            done += len(entries)
+        return done
+
+    def judge_until(self, offset: int) -> None:
+        """At recovery: a firing says that the records below `offset` were enqueued before it."""
+        state = self._state
+        state.skip(min(offset, self._queue.queue.min_offset))
+        while state.judged < offset:
+            entries = self._queue.read(state.judged, min(_BATCH, offset - state.judged))
+            if not entries:
+                break  # below an index that is built anew: retention has had them
+            for entry in entries:
+                self._judge(entry)
+
+    def _enqueue(self, entry: Entry) -> None:
+        timer, state = entry.timer, self._state
+        if timer is None:
+            self.lost += 1
+            state.skip(entry.offset + 1)
+            return
+        if entry.offset >= self.commit_queue_offset and timer.key > state.cursor:
+            self._place(timer)
+        if entry.offset >= state.judged:
+            known = timer.identity in state.late
+            self._judge(entry)
+            if not known and timer.identity in state.late:
+                self._due.add_late(timer)
+
+    def _judge(self, entry: Entry) -> None:
+        if entry.timer is None:
+            self._state.skip(entry.offset + 1)
+        else:
+            self._state.judge(entry.timer, moved=entry.moved)
+
+    def _place(self, timer: Timer) -> None:
+        """Into its slot; one that is loaded already takes it at once, too."""
+        if self._state.is_cancelled(timer.identity) or timer.identity in self._state.late:
+            return
+        slot_ms = timer.due_ms - timer.due_ms % self._slot_ms
+        ahead = (slot_ms - self.base_ms) // self._slot_ms
+        roll = ahead >= self._window
+        if roll:
+            hop = self._window
+            if ahead - hop < hop // 3:  # RocketMQ's rule: no last hop that is hardly one
+                hop = hop // 2
+            slot_ms = max(self.base_ms + hop * self._slot_ms, self._due.loaded_until)
+        self._files.add(
+            slot_time_ms=max(slot_ms, self.base_ms),
+            due_ms=timer.due_ms,
+            position=timer.position,
+            size=timer.size,
+            identity=timer.identity,
+            topic_id=timer.topic_id,
+            roll=roll,
+            now_ms=self._wall_ms(),
+            wait=False,
+        )
+        if not roll and slot_ms < self._due.loaded_until:
+            self._due.add(timer.due_ms, timer.identity, Unit(timer.position, timer.size, 0))
+
+    def _roll(self, limit: int) -> int:
+        """Units that were met before their due slot go on; the record stays where it is."""
+        done = 0
+        while self._due.rolled and done < limit and not self._files.full:
+            unit = self._due.rolled[-1]
+            self._place(
+                Timer(unit.due_ms, unit.identity, unit.position, unit.size, unit.topic_id, 0)
+            )
+            self._due.rolled.pop()
+            self.rolled += 1
+            done += 1
+        return done

@@ -1,0 +1,376 @@
+"""TimerFiles: wheel, log and checkpoint of the timers, as one thing (docs/concepts/timer.md).
+
+Nothing of it is needed: what is missing or damaged is begun anew, and the timer queue tells the
+rest.  The checkpoint vouches only for what was synced before it was written.
+"""
+
+import errno
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from popmq.broker.store.mapped_file import MappedFile
+from popmq.broker.timer.timer_checkpoint import (
+    TimerCheckPoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from popmq.broker.timer.timer_log import Chain, TimerLog
+from popmq.broker.timer.timer_recovery import recover
+from popmq.broker.timer.timer_unit import TimerUnit
+from popmq.broker.timer.timer_wheel import Held, Slot, TimerWheel
+from popmq.common.config import TimerSettings
+from popmq.common.disk import Disk
+from popmq.common.steps import Flusher
+
+logger = logging.getLogger(__name__)
+
+_SPILL_BYTES = 64 << 10
+TAIL_LIMIT_BYTES = 64 << 20
+DIRTY_LIMIT_SLOTS = 200_000
+
+
+class Cursors(NamedTuple):
+    """What the checkpoint vouches for beside the TimerLog, at the moment a flush begins."""
+
+    last_read_ms: int = 0
+    queue_offset: int = 0
+    master_offset: int = 0
+    epoch: int = 0
+    wall_ms: int = 0
+
+
+class _DiskFull(OSError):
+    """Nothing is lost: what was not written is written by the next flush."""
+
+
+class TimerFiles:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        settings: TimerSettings,
+        flusher: Flusher,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`folder` is the broker's data folder; `on_failure` hears of a disk error (D2)."""
+        self._disk = disk
+        self._settings = settings
+        self._path = f"{folder}/timercheckpoint"
+        self._flusher = flusher
+        self._on_failure = on_failure
+        self._wheel = TimerWheel(
+            disk, f"{folder}/timerwheel", slots=settings.wheel_slots, slot_ms=settings.slot_ms
+        )
+        self._log = TimerLog(
+            disk,
+            f"{folder}/timerlog",
+            segment_bytes=settings.log_segment_bytes,
+            slot_ms=settings.slot_ms,
+        )
+        self._running = False
+        self._failed: BaseException | None = None
+        self._resets = 0
+        self._replaced: list[MappedFile] | None = None  # a reset that the disk has yet to see
+        self._replacing: list[MappedFile] | None = None  # the same, handed to the flusher
+        self._flush_due_ms = self._clean_due_ms = self._idle_due_ms = 0
+        self.checkpoint = TimerCheckPoint()  # the newest durable one
+        self.last_unit: TimerUnit | None = None  # that `open` found
+        self.newest_position: int | None = None  # of the records whose units were found
+        self.rebuilt = False  # begun anew: the queue is enqueued from its start
+        self.blocked = False  # the disk is full; everything waits in memory
+        self.flushes = 0
+
+    def open(self) -> None:
+        """Steps 1 to 3 of a start; may wait. What it found is durable when it returns.
+
+        Sets `rebuilt`, `last_unit` and `checkpoint`.  OSError when the disk fails or is full,
+        StoreDamaged when a file lies in the log's folder that is no segment.
+        """
+        self.checkpoint = found = read_checkpoint(self._disk, self._path) or TimerCheckPoint()
+        recovered = recover(self._wheel, self._log, found)
+        if recovered is None:
+            self._log.close()
+            self._wheel.close()
+            self._wheel.reset()
+            self._wheel.remove_file()
+            self._log.remove_files()
+            self._begin_anew([])
+            self.rebuilt = True
+            logger.warning("timer files begun anew", extra={"folder": self._path})
+            return
+        self.last_unit, self.newest_position = recovered
+        self._log.write_again(found.log_position)
+        self._log.synced = found.log_position
+        files, taken = self._log.flush(), self._wheel.take_dirty()
+        self._write(files, taken, self._next(replace(found, log_position=self._log.end)))
+        self._flushed()
+
+    def reset(self) -> None:
+        """Begin both files anew, at once; on the disk with the next flush.
+
+        A crash before that finds the former ones, or a gap that makes it begin anew.
+        """
+        self._replaced = (self._replaced or []) + self._log.reset()
+        self._wheel.reset()
+        self._resets += 1
+        self._flush_due_ms = 0
+        self.rebuilt = True
+        self.last_unit = None
+        logger.warning("timer files begun anew", extra={"folder": self._path})
+
+    def close(self) -> None:
+        for file in (*(self._replaced or ()), *(self._replacing or ())):
+            file.close()
+        self._wheel.close()
+        self._log.close()
+
+    # -- timers
+
+    @property
+    def full(self) -> bool:
+        """Too much waits to be written: add nothing until a flush went through."""
+        return (
+            self._log.unwritten_bytes >= TAIL_LIMIT_BYTES
+            or self._wheel.dirty_slots >= DIRTY_LIMIT_SLOTS
+        )
+
+    def add(
+        self,
+        *,
+        slot_time_ms: int,
+        due_ms: int,
+        position: int,
+        size: int,
+        identity: int,
+        topic_id: int,
+        roll: bool,
+        now_ms: int,
+        wait: bool = True,
+    ) -> None:
+        """Put a timer into the slot of `slot_time_ms`, a multiple of slot_ms.
+
+        The record at `position` is `identity`, or was moved from there.  Slots stay within one
+        lap of the wheel.  Raises TimerDamaged, and with `wait` off ColdRead; then nothing was
+        added.
+        """
+        log = self._log
+        prev = self._wheel.add(slot_time_ms, log.next_position, wait=wait)
+        moved = identity != position
+        log.append(
+            TimerUnit(prev, roll, moved, position, size, topic_id, due_ms, identity, slot_time_ms),
+            now_ms=now_ms,
+        )
+        if log.unwritten_bytes >= _SPILL_BYTES and not self.blocked:
+            self._spill()
+
+    def slot(self, time_ms: int, *, wait: bool = True) -> Slot:
+        """EMPTY when it is none of this lap; raises TimerDamaged, and ColdRead with `wait` off."""
+        return self._wheel.get(time_ms, wait=wait)
+
+    def next_occupied(self, from_ms: int, to_ms: int, *, wait: bool = True) -> int | None:
+        """The time of the first slot of [from_ms, to_ms) that is not empty."""
+        return self._wheel.next_occupied(from_ms, to_ms, wait=wait)
+
+    def occupied(self, from_ms: int, to_ms: int, *, wait: bool = True) -> Iterator[Slot]:
+        """The slots of [from_ms, to_ms) that are not empty, by time."""
+        return self._wheel.occupied(from_ms, to_ms, wait=wait)
+
+    def read_slot(self, time_ms: int, *, wait: bool = True) -> Chain:
+        """Bounded lists of a slot's units, newest first; of those that it has now.
+
+        Raises TimerDamaged; and with `wait` off ColdRead, after which `next` goes on.
+        """
+        return self._log.chain(self._wheel.get(time_ms, wait=wait), wait=wait)
+
+    def clear_slot(self, time_ms: int) -> None:
+        """The slot is over: all its timers fired or moved on, and that is confirmed."""
+        self._wheel.clear(time_ms)
+
+    # -- flush
+
+    def step(self, now_ms: int, cursors: Callable[[], Cursors]) -> int:
+        """Start a flush, or a deletion of old segments, when one is due (`now_ms` since boot)."""
+        if self._running:
+            return 0
+        if now_ms >= self._clean_due_ms:
+            self._clean_due_ms = now_ms + self._settings.clean_ms
+            if self._delete_old():
+                return 1
+        if now_ms < self._flush_due_ms and (self.blocked or not self.full):
+            return 0
+        self._flush_due_ms = now_ms + self._settings.flush_ms
+        found = cursors()
+        if not self._is_due(found, now_ms):
+            return 0
+        try:
+            files = self._log.flush()
+        except OSError as error:
+            self._write_failed(error)
+            return 0
+        self._idle_due_ms = now_ms + self._settings.clean_ms
+        self._running = True
+        resets, replaced = self._resets, self._replaced
+        self._replaced, self._replacing = None, replaced
+        taken, made = self._wheel.take_dirty(), self._vouched(found)
+
+        def work() -> None:
+            try:
+                if replaced is not None:
+                    self._begin_anew(replaced)
+                self._write(files, taken, self._next(made))
+            except OSError as error:
+                self._failed = error  # a stop may come before `_done`
+                raise
+
+        self._flusher.submit(work, lambda error: self._done(resets, error))
+        return 1
+
+    def flush_now(self, cursors: Cursors) -> None:
+        """On this thread, at a clean stop with an idle flusher.
+
+        Raises the OSError of a flush that failed: then nothing may be vouched for.
+        """
+        if self._failed is not None and not isinstance(self._failed, _DiskFull):
+            raise self._failed
+        self._wheel.keep()
+        self._wait_again()
+        if self._replaced is not None:
+            self._begin_anew(self._replaced)
+            self._replaced = None
+        files, taken = self._log.flush(), self._wheel.take_dirty()
+        self._write(files, taken, self._next(self._vouched(cursors)))
+        self._flushed()
+
+    # -- inside
+
+    def _spill(self) -> None:
+        try:
+            self._log.flush()
+        except OSError as error:
+            self._write_failed(error)
+
+    def _is_due(self, cursors: Cursors, now_ms: int) -> bool:
+        """Whether there is something to write; how far it was read alone can wait."""
+        known = self.checkpoint
+        return (
+            self._log.end != self._log.synced
+            or self._wheel.is_dirty
+            or self._replaced is not None
+            or cursors[1:4] != (known.queue_offset, known.master_offset, known.epoch)
+            or (cursors.last_read_ms != known.last_read_ms and now_ms >= self._idle_due_ms)
+        )
+
+    def _vouched(self, cursors: Cursors) -> TimerCheckPoint:
+        return TimerCheckPoint(
+            last_read_ms=cursors.last_read_ms,
+            log_position=self._log.end,
+            queue_offset=cursors.queue_offset,
+            master_offset=cursors.master_offset,
+            epoch=cursors.epoch,
+            wall_ms=cursors.wall_ms,
+        )
+
+    def _next(self, checkpoint: TimerCheckPoint) -> TimerCheckPoint:
+        """Over the older copy, so that the newest durable one stays until this one is."""
+        return replace(checkpoint, counter=self.checkpoint.counter + 1)
+
+    def _write(
+        self, files: Sequence[MappedFile], taken: Mapping[int, Held | None], made: TimerCheckPoint
+    ) -> None:
+        """The documented order; the log was written. On the flusher while the broker runs."""
+        for file in files:
+            file.sync()
+        with _retried_when_full():
+            if taken:
+                self._wheel.write(taken)
+                self._wheel.sync()
+            write_checkpoint(self._disk, self._path, made)
+        self.checkpoint = made
+
+    def _begin_anew(self, replaced: list[MappedFile]) -> None:
+        """No wheel: from here on a crash begins anew; and the wheel comes last."""
+        with _retried_when_full():
+            self._wheel.remove_file()
+            while replaced:
+                replaced[0].delete()
+                del replaced[0]
+            known = self.checkpoint
+            made = self._next(TimerCheckPoint(last_read_ms=known.last_read_ms, epoch=known.epoch))
+            write_checkpoint(self._disk, self._path, made)
+            self.checkpoint = made
+            self._wheel.begin_file()
+
+    def _done(self, resets: int, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, _DiskFull):
+            # Still "running": after a failed fsync nothing may be vouched for any more.
+            self._on_failure(error)
+            return
+        self._running = False
+        self._failed = None
+        if error is not None:
+            self._wheel.keep()
+            self._wait_again()
+            self._write_failed(error)
+            return
+        self._replacing = None
+        if resets == self._resets:
+            self._flushed()
+
+    def _flushed(self) -> None:
+        self._log.synced = self.checkpoint.log_position
+        self._wheel.flushed()
+        self.blocked = False
+        self.flushes += 1
+
+    def _wait_again(self) -> None:
+        """The flusher may not have done all of a reset."""
+        if self._replacing is not None:
+            self._replaced = self._replacing + (self._replaced or [])
+            self._replacing = None
+
+    def _delete_old(self) -> bool:
+        """Segments whose slots a durable checkpoint says are over."""
+        gone = self._log.take_over(self.checkpoint.last_read_ms)
+        if not gone:
+            return False
+        self._running = True
+
+        def work() -> None:
+            for file in gone:
+                file.delete()
+
+        self._flusher.submit(work, self._deleted)
+        return True
+
+    def _deleted(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._failed = error
+            self._on_failure(error)
+            return
+        self._running = False
+
+    def _write_failed(self, error: OSError) -> None:
+        if not _is_full(error):
+            self._running = True
+            self._failed = error
+            self._on_failure(error)
+        elif not self.blocked:
+            self.blocked = True
+            logger.warning("timer files not written", extra={"reason": str(error)})
+
+
+@contextmanager
+def _retried_when_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if _is_full(error):
+            raise _DiskFull(*error.args) from error
+        raise
+
+
+def _is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,105 @@
+"""TimerQueue: the records of `rmq_sys_wheel_timer` as timers.
+
+The unit of a record says all but the topic; what was just appended is remembered, so that
+enqueueing it reads nothing.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from popmq.broker.store.consume_queue import ConsumeQueue
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.timer_state import Timer
+from popmq.common import topics
+from popmq.common.message import StoredMessage
+from popmq.common.timer_token import MOVED_BIT, TimerToken
+
+_REMEMBERED = 100_000
+
+
+class Entry(NamedTuple):
+    """One record of the queue; no timer where it cannot be read any more."""
+
+    offset: int
+    timer: Timer | None
+    moved: bool
+
+
+class TimerQueue:
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._recent: deque[Entry] = deque()
+
+    @property
+    def queue(self) -> ConsumeQueue:
+        return self._store.queue(topics.TIMER_TOPIC_ID, 0)
+
+    @property
+    def count(self) -> int:
+        """Confirmed records."""
+        return self.queue.count
+
+    def append(self, head: bytes, properties: bytes, due_ms: int, token: TimerToken) -> Timer:
+        """Store a timer's record; wait for the store's end before you tell anyone."""
+        moved = token.moved_from is not None
+        offset = self._store.put_message(
+            topic_id=topics.TIMER_TOPIC_ID,
+            queue_id=0,
+            head=head,
+            properties=properties,
+            tag_hash=due_ms | (MOVED_BIT if moved else 0),
+            token=token.encode(),
+        )
+        position = self._store.last_position
+        identity = position if token.moved_from is None else token.moved_from
+        size = self._store.end - position
+        timer = Timer(due_ms, identity, position, size, token.topic_id, offset)
+        if len(self._recent) < _REMEMBERED:
+            self._recent.append(Entry(offset, timer, moved))
+        return timer
+
+    def read(self, offset: int, limit: int, *, wait: bool = True) -> Sequence[Entry]:
+        """Confirmed records from `offset` on. ColdRead instead of waiting with `wait` off."""
+        limit = min(limit, self.count - offset)
+        if limit <= 0:
+            return ()
+        recent = self._recent
+        while recent and recent[0].offset < offset:
+            recent.popleft()
+        if recent and recent[0].offset == offset:
+            return [recent[at] for at in range(min(limit, len(recent)))]
+        units = self.queue.units(offset, limit, wait=wait)
+        found = self._store.reader.read(units, wait=wait)
+        return [
+            entry_of(offset + at, unit, message)
+            for at, (unit, message) in enumerate(zip(units, found, strict=True))
+        ]
+
+    def not_enqueued(self) -> list[Timer]:
+        """What was appended lately and not read yet."""
+        return [entry.timer for entry in self._recent if entry.timer is not None]
+
+    def offset_behind(self, position: int) -> int:
+        """Offset of the first record behind the one at `position`."""
+        low, high = self.queue.min_offset, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.queue.units(middle, 1)[0].position <= position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def entry_of(offset: int, unit: Unit, message: StoredMessage | DamagedMessage) -> Entry:
+    token = None if isinstance(message, DamagedMessage) else message.any_token
+    if not isinstance(token, TimerToken):
+        return Entry(offset, None, False)
+    moved = token.moved_from is not None
+    identity = unit.position if token.moved_from is None else token.moved_from
+    due_ms = unit.tag_hash & ~MOVED_BIT
+    timer = Timer(due_ms, identity, unit.position, unit.size, token.topic_id, offset)
+    return Entry(offset, timer, moved)

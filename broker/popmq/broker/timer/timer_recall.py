@@ -1,0 +1,152 @@
+"""Recall and reschedule: what becomes of a timer before its time.
+
+The answer is decided on the loop, against the state that firings move, and it is told when the
+record it rests on is confirmed: whichever record stands first in the log wins.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from popmq.broker.store.lookup import Lookup
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.timer_admission import TimerAdmission
+from popmq.broker.timer.timer_queue import TimerQueue, entry_of
+from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS, Timer, TimerState
+from popmq.common import topics
+from popmq.common.config import TimerSettings
+from popmq.common.errors import TooManyRequests
+from popmq.common.hop import TimerOutcome
+from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.timer_token import FiringToken, Outcome, TimerToken
+
+
+class Stored(NamedTuple):
+    """A timer's newest record, pending or not."""
+
+    timer: Timer
+    message: StoredMessage
+
+
+class TimerRecall:
+    def __init__(
+        self,
+        store: MessageStore,
+        queue: TimerQueue,
+        state: TimerState,
+        admission: TimerAdmission,
+        lookup: Lookup,
+        settings: TimerSettings,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._state = state
+        self._admission = admission
+        self._lookup = lookup
+        self._settings = settings
+        self._wall_ms = wall_ms
+        self.recalled = 0
+        self.rescheduled = 0
+
+    def find(self, topic_id: int, message_id: str) -> list[Stored]:
+        """The topic's timers of that message id, newest record first, each identity once.
+
+        ColdRead instead of a wait for the disk.
+        """
+        found = self._lookup.by_id(topics.TIMER_TOPIC_ID, message_id, wait=False)
+        seen: set[int] = set()
+        return [
+            stored
+            for stored in self._stored(found.messages)
+            if stored.timer.topic_id == topic_id
+            and not (stored.timer.identity in seen or seen.add(stored.timer.identity))  # type: ignore[func-returns-value]
+        ]
+
+    def recall(self, topic_id: int, message_id: str) -> TimerOutcome:
+        """Cancel every pending timer of that message id. ColdRead: nothing was changed."""
+        found = self.find(topic_id, message_id)
+        pending = [one for one in found if self.is_pending(one.timer)]
+        for timer, _ in pending:
+            self._check_room()
+            ending = FiringToken(
+                topic_id,
+                timer.due_ms,
+                timer.identity,
+                self._state.judged,
+                timer.offset,
+                outcome=Outcome.CANCELLED,
+            )
+            self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
+            self._state.ended(ending)
+            self.recalled += 1
+        if pending or any(self._state.is_cancelled(one.timer.identity) for one in found):
+            return TimerOutcome.DONE
+        return self._over(topic_id, message_id, found)
+
+    def reschedule(
+        self, topic_id: int, message_id: str, new_due_ms: int
+    ) -> tuple[TimerOutcome, int]:
+        """Give the pending timer of that id another due time (negative: a delay from now).
+
+        Returns the outcome and the new due time.  ColdRead: nothing was changed.
+        """
+        found = self.find(topic_id, message_id)
+        pending = [one for one in found if self.is_pending(one.timer)]
+        if not pending:
+            cancelled = any(self._state.is_cancelled(one.timer.identity) for one in found)
+            over = self._over(topic_id, message_id, found)
+            return (TimerOutcome.NOT_FOUND if cancelled else over), 0
+        now_ms = self._wall_ms()
+        due_ms = new_due_ms if new_due_ms >= 0 else now_ms - new_due_ms
+        self._admission.check_horizon(due_ms, now_ms)
+        due_ms = max(due_ms, now_ms)
+        for timer, message in pending:
+            self._check_room()
+            old = message.any_token
+            assert isinstance(old, TimerToken), "a record of the timer queue without its token"
+            token = TimerToken(
+                topic_id,
+                old.queue_id,
+                old.tag_hash,
+                replaces=(timer.due_ms, timer.identity),
+            )
+            self._queue.append(message.head, message.properties, due_ms, token)
+            self._state.cancel(timer.due_ms, timer.identity, topic_id)
+            self._state.stored(topic_id)
+            self.rescheduled += 1
+        return TimerOutcome.DONE, due_ms
+
+    def is_pending(self, timer: Timer) -> bool:
+        return self._state.is_pending(timer.due_ms, timer.identity, timer.offset)
+
+    def _over(self, topic_id: int, message_id: str, found: list[Stored]) -> TimerOutcome:
+        """It is visible, or nothing is known of it.
+
+        What was recalled is remembered for a while behind its due time, so within that time
+        a timer that is over has fired; later its copy in the topic is the proof.
+        """
+        if not found:
+            return TimerOutcome.NOT_FOUND
+        remembered_ms = self._state.cursor[0] - KEEP_CANCELLED_MS
+        if any(one.timer.due_ms >= remembered_ms for one in found):
+            return TimerOutcome.ALREADY_VISIBLE
+        copies = self._lookup.by_id(topic_id, message_id, wait=False).messages
+        fired = any(isinstance(one.any_token, FiringToken) for one in copies)
+        return TimerOutcome.ALREADY_VISIBLE if fired else TimerOutcome.NOT_FOUND
+
+    def _check_room(self) -> None:
+        limit = self._settings.cancelled_limit
+        if self._state.cancelled_count >= limit:
+            raise TooManyRequests(
+                f"{limit} timers were recalled or rescheduled whose time has not passed, which is "
+                "the limit (timer.cancelled_limit): try again later"
+            )
+
+    def _stored(self, messages: list[StoredMessage]) -> Iterator[Stored]:
+        for message in messages:
+            header = message.header
+            unit = Unit(header.position, header.size, message.tag_hash)
+            timer = entry_of(header.queue_offset, unit, message).timer
+            if timer is not None:
+                yield Stored(timer, message)

@@ -1,0 +1,72 @@
+"""What a start finds in the timer's files: steps 1 to 3 of docs/concepts/timer.md.
+
+Whatever the checkpoint vouches for is there, or nothing is believed and the timer queue tells
+all of it again.
+"""
+
+from typing import NamedTuple
+
+from popmq.broker.timer.timer_checkpoint import TimerCheckPoint
+from popmq.broker.timer.timer_log import TimerLog
+from popmq.broker.timer.timer_unit import TimerDamaged, TimerUnit
+from popmq.broker.timer.timer_wheel import TimerWheel
+
+
+class Recovered(NamedTuple):
+    last_unit: TimerUnit | None
+    newest_position: int | None  # of the newest record that has a unit
+
+
+def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered | None:
+    """Load both and bring them together; None when they have to be begun anew.
+
+    The log is cut, durably; slots that changed are dirty.
+    """
+    if not wheel.load() or not log.load():
+        return None
+    try:
+        last_unit, newest = _revise(wheel, log, checkpoint)
+        if log.scanned < checkpoint.log_position:
+            return None  # rolled units, too, may be lost, and no record comes again for them
+        log.cut(log.scanned)
+        if wheel.highest >= log.end and not _mend_slots(wheel, log):
+            return None
+    except TimerDamaged:
+        return None
+    log.find_latest()
+    return Recovered(last_unit, newest)
+
+
+def _revise(
+    wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint
+) -> tuple[TimerUnit | None, int | None]:
+    """Count the units that the wheel does not know; returns the last one, and the position of the
+    newest record (a unit that rolled is of an older one)."""
+    vouched, over_ms = checkpoint.log_position, checkpoint.last_read_ms
+    unit, newest = None, None
+    for position, unit in log.scan(log.segment_before(vouched)):
+        newest = unit.position if newest is None else max(newest, unit.position)
+        if unit.slot_time_ms < over_ms:
+            continue
+        wheel.revise(unit.slot_time_ms, position, starts=unit.prev < 0)
+        if position >= vouched:
+            # The slot may have been read from a page that never reached the disk.
+            wheel.touch(unit.slot_time_ms)
+    return unit, newest
+
+
+def _mend_slots(wheel: TimerWheel, log: TimerLog) -> bool:
+    """Empty the slots that point behind the log's end, and chain what is left of their units."""
+    end = lowest = log.end
+    behind = set()
+    for slot in wheel.every():
+        if slot.last >= end:
+            behind.add(slot.time_ms)
+            lowest = min(lowest, slot.first)
+            wheel.clear(slot.time_ms)
+    if lowest < log.start:
+        return False
+    for position, unit in log.scan(lowest):
+        if unit.slot_time_ms in behind:
+            wheel.revise(unit.slot_time_ms, position, starts=unit.prev < 0)
+    return log.scanned == end

@@ -1,0 +1,256 @@
+"""TimerService: stores timers, and delivers each at its time (docs/concepts/timer.md).
+
+RocketMQ's five services are steps of this one: enqueue (TimerEnqueueGet and -Put), load
+(TimerDequeueGet), fire (TimerDequeueGetMessage and -PutMessage).  The record of a firing is the
+delivery and moves the cursor, so a timer fires once whatever crashes.
+"""
+
+import logging
+from collections.abc import Callable
+
+from popmq.broker.meta.registry import Registry
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.timer.due_timers import Due, DueTimers
+from popmq.broker.timer.timer_enqueue import TimerEnqueue
+from popmq.broker.timer.timer_files import Cursors, TimerFiles
+from popmq.broker.timer.timer_queue import TimerQueue
+from popmq.broker.timer.timer_state import TimerState
+from popmq.broker.timer.timer_unit import TimerDamaged
+from popmq.common import topics
+from popmq.common.config import TimerSettings
+from popmq.common.disk import ColdRead
+from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.timer_token import FiringToken, Outcome, TimerToken
+
+logger = logging.getLogger(__name__)
+
+_STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
+_BATCH = 64
+_ENQUEUE_LIMIT = 512
+_LOAD_LIMIT = 1_024
+_FIRE_LIMIT = 256
+
+
+class TimerService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        state: TimerState,
+        files: TimerFiles,
+        settings: TimerSettings,
+        *,
+        wall_ms: Callable[[], int],
+        boot_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._files = files
+        self._slot_ms = settings.slot_ms
+        self._wall_ms = wall_ms
+        self._boot_ms = boot_ms
+        self._warming = False
+        self._over = (0, 0)  # slots before this time are over, once the log is confirmed to there
+        self._last_read_ms = 0
+        self.state = state
+        self.queue = TimerQueue(store)
+        self.due = DueTimers(state, files, settings)
+        self.enqueue = TimerEnqueue(self.queue, state, files, self.due, settings, wall_ms)
+        self.firing = True  # off on a replica: it enqueues and fires nothing
+        self.fired = 0
+        self.dead_lettered = 0
+        self.lost = 0
+        self.rebuilds = 0
+        self.late_ms = 0  # of the newest firing
+        self.late_total_ms = 0
+
+    # -- start and stop
+
+    def recover(self) -> None:
+        """After the log was replayed: open the files, and go on where they and the log say."""
+        files = self._files
+        files.open()
+        queue, count = self.queue.queue, self.queue.count
+        in_files = files.checkpoint.queue_offset
+        if files.newest_position is not None:
+            in_files = max(in_files, self.queue.offset_behind(files.newest_position))
+        if files.rebuilt:
+            in_files = 0
+        in_files = min(max(in_files, queue.min_offset), count)
+        self._begin(min(in_files, max(self.state.judged, queue.min_offset)), in_files)
+
+    def _begin(self, offset: int, in_files: int) -> None:
+        now_ms, due_ms = self._wall_ms(), self.state.cursor[0]
+        today_ms = now_ms - now_ms % self._slot_ms
+        first_ms = min(self._files.checkpoint.last_read_ms, due_ms - due_ms % self._slot_ms)
+        oldest_ms = self._files.next_occupied(first_ms, 1 << 62)
+        base_ms = today_ms if oldest_ms is None else min(today_ms, oldest_ms)
+        self.due.begin(base_ms)
+        self.enqueue.begin(offset, in_files, base_ms)
+        self._last_read_ms = base_ms
+        self._over = (base_ms, 0)
+
+    def close(self) -> None:
+        """At a clean stop, with everything confirmed and an idle flusher."""
+        self._mark_over()
+        self._mark_over()
+        self._files.flush_now(self.cursors())
+        self._files.close()
+
+    def release_files(self) -> None:
+        self._files.close()
+
+    def cursors(self) -> Cursors:
+        """What a checkpoint of this moment may say."""
+        enqueued = self.enqueue.commit_queue_offset
+        return Cursors(self._last_read_ms, enqueued, enqueued, self._store.epoch, self._wall_ms())
+
+    # -- steps
+
+    def step(self) -> int:
+        """One round of enqueue, load and fire; returns how much was done."""
+        done = self._files.step(self._boot_ms(), self.cursors)
+        if self._warming:
+            return done
+        try:
+            done += self.enqueue.step(_ENQUEUE_LIMIT)
+            if self.firing and self.enqueue.caught_up and not self.due.rolled:
+                window_end_ms = self.enqueue.window_end_ms
+                done += self.due.load(self._wall_ms(), _LOAD_LIMIT, window_end_ms)
+            if self.firing and self.enqueue.caught_up and not self.due.rolled:
+                done += self._fire(_FIRE_LIMIT)
+            if self.firing and self.enqueue.caught_up:
+                done += self._mark_over()
+            self._touch()
+        except ColdRead as cold:
+            self._warm(cold)
+        except TimerDamaged as damage:
+            self._rebuild(damage)
+        return done
+
+    def apply_stored(self, token: TimerToken) -> None:
+        """A record of the timer queue, in the order of the log."""
+        if token.replaces is not None:
+            self.state.cancel(*token.replaces, token.topic_id)
+        if token.moved_from is None:
+            self.state.stored(token.topic_id)
+
+    def apply_ended(self, token: FiringToken) -> None:
+        """The end of a timer, at recovery."""
+        self.enqueue.judge_until(token.judged)
+        self.state.ended(token)
+
+    def end(self, due: Due, topic_id: int, offset: int, outcome: Outcome) -> FiringToken:
+        return FiringToken(
+            topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
+        )
+
+    # -- inside
+
+    def _fire(self, limit: int) -> int:
+        fired = 0
+        store = self._store
+        while fired < limit and store.pending_bytes < _STEP_BYTES and store.guard.copies_allowed:
+            batch = self.due.take(self._wall_ms(), min(_BATCH, limit - fired))
+            units = [one.unit for one in batch]
+            if not batch:
+                break
+            if max(unit.position for unit in units) >= store.confirmed:
+                self.due.put_back(batch)  # retention has just moved one: it is confirmed soon
+                break
+            try:
+                messages = store.reader.read(units, wait=False)
+            except ColdRead:
+                self.due.put_back(batch)
+                raise
+            for one, message in zip(batch, messages, strict=True):
+                self._fire_one(one, message)
+            fired += len(batch)
+        return fired
+
+    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage) -> None:
+        token = None if isinstance(message, DamagedMessage) else message.any_token
+        if isinstance(message, DamagedMessage) or not isinstance(token, TimerToken):
+            self._give_up(due)
+            return
+        topic = self._registry.topic_by_id(token.topic_id)
+        outcome, queue_id = Outcome.FIRED, token.queue_id
+        if topic is None:
+            outcome, queue_id = Outcome.DEAD_LETTERED, 0
+            topic = self._registry.internal_topic(topics.TIMER_DLQ_TOPIC)
+            self.dead_lettered += 1
+        ending = self.end(due, token.topic_id, message.header.queue_offset, outcome)
+        self._store.put_message(
+            topic_id=topic.id,
+            queue_id=queue_id,
+            head=message.head,
+            properties=message.properties,
+            tag_hash=token.tag_hash,
+            token=ending.encode(),
+        )
+        self.state.ended(ending)
+        self.due.ended(due)
+        self.fired += 1
+        self.late_ms = self._wall_ms() - due.due_ms
+        self.late_total_ms += self.late_ms
+
+    def _give_up(self, due: Due) -> None:
+        """The body cannot be read: the log says so, and the others go on."""
+        logger.error("timer lost", extra={"position": due.unit.position, "due_ms": due.due_ms})
+        self.lost += 1
+        ending = self.end(due, 0, 0, Outcome.LOST)
+        self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
+        self.state.ended(ending)
+        self.due.ended(due)
+
+    def _mark_over(self) -> int:
+        """Slots are over for good when the firings of their timers are confirmed.
+
+        Returns 1 when that lets the wheel turn on by more than a slot.
+        """
+        over_ms, end = self._over
+        if self._store.confirmed < end:
+            return 0
+        self._clear(over_ms)
+        self._last_read_ms = max(self._last_read_ms, over_ms)
+        until_ms = self.due.over_until(self._wall_ms())
+        self._over = (max(over_ms, until_ms), self._store.end)
+        self.enqueue.over(self._last_read_ms)
+        return int(until_ms > over_ms + self._slot_ms)
+
+    def _clear(self, until_ms: int) -> None:
+        at_ms = self._last_read_ms
+        while at_ms < until_ms:
+            found = self._files.next_occupied(at_ms, until_ms, wait=False)
+            if found is None:
+                break
+            self._files.clear_slot(found)
+            at_ms = self._last_read_ms = found + self._slot_ms
+
+    def _touch(self) -> None:
+        """Bodies that are due soon come into memory before they are."""
+        units = self.due.bodies_to_touch()
+        if units:
+            self._store.reader.touch(units)
+            self.due.touched(len(units))
+
+    def _warm(self, cold: ColdRead) -> None:
+        self._warming = True
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False  # an error shows again, at the read that waits
+
+        self._store.readers.submit(lambda: _read(cold), done)
+
+    def _rebuild(self, damage: TimerDamaged) -> None:
+        """The wheel is an index: it is made again from the timer queue, beside the traffic."""
+        logger.error("timer wheel is built anew", extra={"reason": str(damage)})
+        self.rebuilds += 1
+        self._files.reset()
+        start = self.queue.queue.min_offset
+        self._begin(start, start)
+
+
+def _read(cold: ColdRead) -> None:
+    cold.warm()

@@ -1,0 +1,169 @@
+"""TimerState: which timers are over, as a function of the log (docs/concepts/timer.md).
+
+No set of what has fired is kept: a cursor says it for the wheel, and a small index for timers
+that came when the cursor was past them.  Everybody who applies the same records in the order
+of the log, judging what was enqueued when it was, has the same state.
+"""
+
+import struct
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from popmq.broker.store.snapshot import entry_hash
+from popmq.common.timer_token import FiringToken, Outcome
+
+KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
+_PER_PIECE = 512
+_HEAD = struct.Struct(">BQQQ")  # 1, cursor's due time and identity, judged
+_PENDING = struct.Struct(">BIQ")  # 2, topic, count
+_LATE = struct.Struct(">BQQQIIQ")  # 3, due, identity, position, size, topic, offset
+_CANCELLED = struct.Struct(">BQQ")  # 4, due, identity
+_LAYOUTS = {1: _HEAD, 2: _PENDING, 3: _LATE, 4: _CANCELLED}
+
+
+class Timer(NamedTuple):
+    """A timer as its newest record has it. Sorts as it fires: (due time, identity)."""
+
+    due_ms: int
+    identity: int
+    position: int
+    size: int
+    topic_id: int
+    offset: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.due_ms, self.identity
+
+
+class TimerState:
+    table_number = 6
+
+    def __init__(self) -> None:
+        self.cursor = (0, 0)  # due time and identity of the wheel's newest firing
+        self.judged = 0  # records of the timer queue, from its first on
+        self.late: dict[int, Timer] = {}
+        self.pending: dict[int, int] = {}  # timers by topic
+        self._cancelled: dict[int, int] = {}  # identity -> due time
+        self._cancelled_by_due: list[tuple[int, int]] = []
+
+    # -- look up
+
+    @property
+    def pending_total(self) -> int:
+        return sum(self.pending.values())
+
+    @property
+    def cancelled_count(self) -> int:
+        return len(self._cancelled)
+
+    def is_cancelled(self, identity: int) -> bool:
+        return identity in self._cancelled
+
+    def is_pending(self, due_ms: int, identity: int, offset: int) -> bool:
+        """Whether that timer, whose record is in the log, still waits for its time."""
+        if identity in self._cancelled:
+            return False
+        if identity in self.late or offset >= self.judged:
+            return True
+        return (due_ms, identity) > self.cursor
+
+    # -- apply, in the order of the log
+
+    def stored(self, topic_id: int) -> None:
+        """A timer's first record is in the log."""
+        self.pending[topic_id] = self.pending.get(topic_id, 0) + 1
+
+    def judge(self, timer: Timer, *, moved: bool = False) -> bool:
+        """The next record of the timer queue is enqueued; whether it belongs into the wheel.
+
+        Late ones are taken here.  A moved body of a timer that is over belongs nowhere.
+        """
+        assert timer.offset == self.judged, f"record {timer.offset} enqueued after {self.judged}"
+        self.judged += 1
+        if timer.key > self.cursor:
+            return True
+        if (timer.identity in self.late or not moved) and timer.identity not in self._cancelled:
+            self.late[timer.identity] = timer
+        return False
+
+    def skip(self, offset: int) -> None:
+        """Records below `offset` are not there any more, or their timers are over."""
+        self.judged = max(self.judged, offset)
+
+    def ended(self, token: FiringToken) -> None:
+        """A timer fired, or came to another end."""
+        if token.outcome is Outcome.CANCELLED:
+            self.cancel(token.due_ms, token.identity, token.topic_id)
+            return
+        self._count_down(token.topic_id)
+        if token.late:
+            self.late.pop(token.identity, None)
+            return
+        self.cursor = (token.due_ms, token.identity)
+        over_ms = token.due_ms - KEEP_CANCELLED_MS
+        while self._cancelled_by_due and self._cancelled_by_due[0][0] < over_ms:
+            del self._cancelled[heappop(self._cancelled_by_due)[1]]
+
+    def cancel(self, due_ms: int, identity: int, topic_id: int) -> None:
+        """It was recalled, or another timer stands for it now."""
+        self._count_down(topic_id)
+        self.late.pop(identity, None)
+        self._cancelled[identity] = due_ms
+        heappush(self._cancelled_by_due, (due_ms, identity))
+
+    def recount(self, counts: dict[int, int]) -> int:
+        """Take counts made from the log; returns how many topics had another one."""
+        wrong = {one for one in counts.keys() | self.pending.keys()}
+        wrong = {one for one in wrong if counts.get(one, 0) != self.pending.get(one, 0)}
+        self.pending = {topic: count for topic, count in counts.items() if count}
+        return len(wrong)
+
+    def _count_down(self, topic_id: int) -> None:
+        left = self.pending.get(topic_id, 0) - 1
+        if left > 0:
+            self.pending[topic_id] = left
+        else:
+            self.pending.pop(topic_id, None)
+
+    # -- snapshots (store/snapshot.py)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        head = [_HEAD.pack(1, *self.cursor, self.judged)]
+        head += [_PENDING.pack(2, *one) for one in self.pending.items()]
+        late, cancelled = list(self.late.values()), list(self._cancelled.items())
+        return self._pieces(head, late, cancelled)
+
+    def _pieces(
+        self, head: list[bytes], late: list[Timer], cancelled: list[tuple[int, int]]
+    ) -> Iterator[tuple[bytes, int]]:
+        yield _piece(head)
+        for at in range(0, len(late), _PER_PIECE):
+            yield _piece([_LATE.pack(3, *one) for one in late[at : at + _PER_PIECE]])
+        for at in range(0, len(cancelled), _PER_PIECE):
+            some = cancelled[at : at + _PER_PIECE]
+            yield _piece([_CANCELLED.pack(4, due_ms, identity) for identity, due_ms in some])
+
+    def restore(self, content: bytes) -> None:
+        at = 0
+        while at < len(content):
+            layout = _LAYOUTS[content[at]]
+            kind, *values = layout.unpack_from(content, at)
+            at += layout.size
+            if kind == 1:
+                self.cursor, self.judged = (values[0], values[1]), values[2]
+            elif kind == 2:
+                self.pending[values[0]] = values[1]
+            elif kind == 3:
+                self.late[values[1]] = Timer(*values)
+            else:
+                self._cancelled[values[1]] = values[0]
+                heappush(self._cancelled_by_due, (values[0], values[1]))
+
+    def restored(self) -> None:
+        return
+
+
+def _piece(entries: list[bytes]) -> tuple[bytes, int]:
+    return b"".join(entries), sum(map(entry_hash, entries))

@@ -1,0 +1,62 @@
+"""Timers: wires the parts of the timer, orders their starts, and decides nothing."""
+
+from popmq.broker.meta.registry import Registry
+from popmq.broker.store.lookup import Lookup
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.timer.timer_admission import TimerAdmission
+from popmq.broker.timer.timer_bodies import TimerBodies
+from popmq.broker.timer.timer_files import TimerFiles
+from popmq.broker.timer.timer_recall import TimerRecall
+from popmq.broker.timer.timer_service import TimerService
+from popmq.broker.timer.timer_state import TimerState
+from popmq.common import topics
+from popmq.common.clock import Clock
+from popmq.common.config import TimerSettings
+from popmq.common.disk import Disk
+from popmq.common.steps import Flusher
+
+
+class Timers:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        lookup: Lookup,
+        settings: TimerSettings,
+        *,
+        disk: Disk,
+        folder: str,
+        clock: Clock,
+        flusher: Flusher,
+    ) -> None:
+        self._store = store
+        self.state = TimerState()
+        self.files = TimerFiles(
+            disk, folder, settings, flusher, lambda error: store.on_failure(error)
+        )
+        self.service = TimerService(
+            store,
+            registry,
+            self.state,
+            self.files,
+            settings,
+            wall_ms=clock.wall_ms,
+            boot_ms=clock.boot_ms,
+        )
+        queue = self.service.queue
+        self.admission = TimerAdmission(
+            store, queue, self.state, self.files, settings, clock.wall_ms
+        )
+        self.recall = TimerRecall(
+            store, queue, self.state, self.admission, lookup, settings, clock.wall_ms
+        )
+        self.bodies = TimerBodies(store, queue, self.state)
+
+    def add_topic(self) -> None:
+        """Before the log is replayed."""
+        self._store.add_topic(topics.TIMER_TOPIC_ID, topics.TIMER_TOPIC)
+
+    def recover(self) -> None:
+        """After it was."""
+        self.service.recover()
+        self.bodies.begin()

@@ -1,0 +1,117 @@
+"""What stands in the token of a timer's record, and of the record that ends it.
+
+Both are told from a revival token by their first byte, the version (docs/concepts/timer.md).
+All numbers are big-endian, times are wall milliseconds.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+TIMER_VERSION = 3
+FIRING_VERSION = 4
+_TIMER = struct.Struct(">BBHIIIQQQ")
+_FIRING = struct.Struct(">BBHIQQQQ")
+_MOVED, _REPLACES = 1, 2
+_LATE = 1
+# The upper bit of a timer record's tag hash, which is its due time otherwise: a moved body.
+MOVED_BIT = 1 << 63
+
+
+class Outcome(IntEnum):
+    """How a timer ended."""
+
+    FIRED = 0  # the record is the message in its topic
+    DEAD_LETTERED = 1  # its topic was deleted: the record is the dead letter
+    CANCELLED = 2
+    LOST = 3  # its body could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class TimerToken:
+    """Of a record in the timer queue: where the message goes, and which timer it is.
+
+        0  version u8 = 3 | 1 flags u8: 1 moved, 2 replaces another timer | 2 reserved u16
+        4  topic_id u32 | 8 queue_id u32 | 12 reserved u32      where it is delivered
+        16 tag_hash u64    of the message, whose own field holds the due time
+        24 other u64       moved: the identity; replaces: the other timer's identity
+        32 other_due u64   replaces: when the other timer was due
+
+    A timer that replaces another one cancels it: a rescheduling is one record.
+    """
+
+    SIZE = _TIMER.size
+    topic_id: int
+    queue_id: int
+    tag_hash: int
+    moved_from: int | None = None
+    replaces: tuple[int, int] | None = None  # due time and identity
+
+    def encode(self) -> bytes:
+        flags = _MOVED if self.moved_from is not None else 0
+        other_due, other = self.replaces or (0, self.moved_from or 0)
+        flags |= _REPLACES if self.replaces else 0
+        return _TIMER.pack(
+            TIMER_VERSION,
+            flags,
+            0,
+            self.topic_id,
+            self.queue_id,
+            0,
+            self.tag_hash,
+            other,
+            other_due,
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> "TimerToken":
+        """struct.error unless there are SIZE bytes."""
+        _, flags, _, topic, queue, _, tag_hash, other, other_due = _TIMER.unpack(data)
+        return cls(
+            topic,
+            queue,
+            tag_hash,
+            other if flags & _MOVED else None,
+            (other_due, other) if flags & _REPLACES else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FiringToken:
+    """Of the record that ends a timer: it is the firing, and the delivery.
+
+        0  version u8 = 4 | 1 flags u8: 1 late | 2 outcome u16 (`Outcome`) | 4 topic_id u32
+        8  due_ms u64 | 16 identity u64      of the timer
+        24 judged u64      records of the timer queue that had been enqueued
+        32 offset u64      of the timer's newest record in its queue
+
+    Whoever applies the record moves the cursor, or takes the late timer out.
+    """
+
+    SIZE = _FIRING.size
+    topic_id: int  # where the message was to go
+    due_ms: int
+    identity: int
+    judged: int
+    offset: int
+    late: bool = False
+    outcome: Outcome = Outcome.FIRED
+
+    def encode(self) -> bytes:
+        return _FIRING.pack(
+            FIRING_VERSION,
+            _LATE if self.late else 0,
+            self.outcome,
+            self.topic_id,
+            self.due_ms,
+            self.identity,
+            self.judged,
+            self.offset,
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> "FiringToken":
+        """struct.error unless there are SIZE bytes; ValueError for an unknown outcome."""
+        _, flags, outcome, topic, due, identity, judged, offset = _FIRING.unpack(data)
+        late = bool(flags & _LATE)
+        return cls(topic, due, identity, judged, offset, late, Outcome(outcome))

@@ -1,0 +1,80 @@
+"""RecallMessage: a message whose time has not come is never delivered.
+
+Official clients take MESSAGE_NOT_FOUND for a success, so no refusal here has that code.
+"""
+
+from functools import partial
+
+from popmq.common.errors import Code, Refused
+from popmq.common.hop import Kind, Port, TimerOutcome
+from popmq.common.recall_handle import RecallHandle
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
+from popmq.common.wire import admin_pb2
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.brokers import Brokers
+from popmq.proxy.convert import name_of, ok, parse, read_reply
+from popmq.proxy.route import Routes
+from popmq.proxy.rpc import Answer, Rpc
+
+
+class RecallMessage:
+    """Only the broker that the handle names is asked; what it did survives a crash."""
+
+    def __init__(self, brokers: Brokers, routes: Routes) -> None:
+        self._brokers = brokers
+        self._routes = routes
+
+    def start(self, rpc: Rpc) -> None:
+        request = parse(service.RecallMessageRequest, rpc.data)
+        topic = name_of(request.topic)
+        check_topic_name(topic)
+        handle = RecallHandle.decode(request.recall_handle)
+        if handle.topic != topic:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"the recall handle is of topic {handle.topic!r}, not of {topic!r}",
+            )
+        self._routes.topic(topic, rpc.later(partial(self._topic_known, rpc, handle)))
+
+    def _topic_known(self, rpc: Rpc, handle: RecallHandle, topic: TopicConfig) -> None:
+        if not topic.type.accepts(MessageType.DELAY):
+            raise Refused(
+                Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"topic {topic.name} takes {topic.type.name} messages: none of them is delayed",
+            )
+        body = admin_pb2.RecallRequest(
+            topic=handle.topic, message_id=handle.message_id, due_ms=handle.due_ms
+        ).SerializeToString()
+        then = partial(_answered, rpc, handle)
+        rpc.ask(self._port(handle.broker), Kind.RECALL, body, rpc.timeout_ms(), then)
+
+    def _port(self, broker: str) -> Port:
+        known = self._brokers.names()
+        if known and broker not in known:
+            raise Refused(
+                Code.BAD_REQUEST, f"the recall handle names broker {broker!r}, which is unknown"
+            )
+        return self._brokers.port(broker)
+
+
+def _answered(rpc: Rpc, handle: RecallHandle, answer: Answer) -> None:
+    if not isinstance(answer, bytes):
+        raise answer
+    reply = read_reply(admin_pb2.RecallReply, answer)
+    message = f"message {handle.message_id} of topic {handle.topic}"
+    match reply.outcome:
+        case TimerOutcome.DONE:
+            done = service.RecallMessageResponse(status=ok(), message_id=handle.message_id)
+            rpc.reply(done.SerializeToString())
+        case TimerOutcome.ALREADY_VISIBLE:
+            raise Refused(
+                Code.ILLEGAL_DELIVERY_TIME,
+                f"{message} is visible already: its time was {handle.due_ms}",
+            )
+        case TimerOutcome.NOT_FOUND:
+            raise Refused(
+                Code.NOT_FOUND,
+                f"broker {handle.broker} has no {message} that waits for {handle.due_ms}",
+            )
+        case other:
+            raise Refused(Code.INTERNAL_ERROR, f"broker {handle.broker} answered {other!r}")

@@ -1,0 +1,127 @@
+"""RecallMessage: the handle's broker is asked, and every refusal is an error to the clients."""
+
+from base64 import urlsafe_b64encode
+from typing import Any
+
+import pytest
+
+from popmq.common.errors import Code, Refused
+from popmq.common.hop import Kind
+from popmq.common.recall_handle import RecallHandle
+from popmq.common.wire import admin_pb2
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+
+HANDLE = RecallHandle("later", "broker-a", 1_700_000_005_000, "m-1")
+# Official clients take these for a success.
+TAKEN_FOR_DONE = (Code.OK, Code.MULTIPLE_RESULTS, Code.MESSAGE_NOT_FOUND)
+
+
+def recall(bench: Any, handle: str = HANDLE.encode(), topic: str = "later", **call: Any) -> Any:
+    request = service.RecallMessageRequest(topic=pb.Resource(name=topic), recall_handle=handle)
+    return bench.unary("RecallMessage", request, service.RecallMessageResponse, **call)
+
+
+def told(bench: Any, outcome: str) -> None:
+    reply = admin_pb2.RecallReply(outcome=outcome).SerializeToString()
+    for broker in bench.brokers.values():
+        broker.tells[Kind.RECALL] = lambda body: reply
+
+
+@pytest.fixture
+def delays(two_brokers: Any) -> Any:
+    two_brokers.topic("later", kind="delay")
+    return two_brokers
+
+
+def test_a_recall_asks_the_handles_broker_and_answers_with_the_message_id(delays: Any) -> None:
+    told(delays, "DONE")
+    for _ in range(2):
+        reply = recall(delays)
+        assert (reply.status.code, reply.message_id) == (Code.OK, "m-1")
+    asked = admin_pb2.RecallRequest(topic="later", message_id="m-1", due_ms=HANDLE.due_ms)
+    bodies = [asked.SerializeToString()] * 2
+    assert delays.brokers["broker-a"].bodies(Kind.RECALL) == bodies
+    assert delays.brokers["broker-b"].bodies(Kind.RECALL) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "words"),
+    [
+        ("ALREADY_VISIBLE", Code.ILLEGAL_DELIVERY_TIME, "is visible already"),
+        ("NOT_FOUND", Code.NOT_FOUND, "broker broker-a has no message m-1 of topic later"),
+        ("", Code.INTERNAL_ERROR, "answered ''"),
+    ],
+)
+def test_what_cannot_be_recalled_any_more_is_an_error_that_says_why(
+    delays: Any, outcome: str, code: Code, words: str
+) -> None:
+    told(delays, outcome)
+    reply = recall(delays)
+    assert reply.status.code == code
+    assert words in reply.status.message
+    assert reply.message_id == ""
+    assert code not in TAKEN_FOR_DONE
+
+
+def coded(text: str) -> str:
+    return urlsafe_b64encode(text.encode()).decode()
+
+
+def test_a_bad_handle_is_refused_and_each_is_told_why(delays: Any) -> None:
+    told(delays, "DONE")
+    bad = [
+        "",
+        "nonsense!",
+        coded("v1 later broker-a"),
+        coded("v9 later broker-a 5 m"),
+        coded("v1 later broker-a soon m"),
+        RecallHandle("other", "broker-a", 5, "m").encode(),
+        RecallHandle("later", "broker-x", 5, "m").encode(),
+        "A" * 5_000,
+    ]
+    replies = [recall(delays, handle) for handle in bad]
+    assert {reply.status.code for reply in replies} == {Code.BAD_REQUEST}
+    assert len({reply.status.message for reply in replies}) == len(bad)
+    for broker in delays.brokers.values():
+        assert broker.bodies(Kind.RECALL) == []
+
+
+def test_a_topic_without_delays_has_nothing_to_recall(delays: Any) -> None:
+    told(delays, "DONE")
+    handle = RecallHandle("orders", "broker-a", 5, "m").encode()
+    status = recall(delays, handle, topic="orders").status
+    assert status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    handle = RecallHandle("nowhere", "broker-a", 5, "m").encode()
+    assert recall(delays, handle, topic="nowhere").status.code == Code.TOPIC_NOT_FOUND
+    assert recall(delays, topic="rmq_sys_wheel_timer").status.code == Code.ILLEGAL_TOPIC
+
+
+def test_a_mixed_topic_has_timers_to_recall(delays: Any) -> None:
+    delays.topic("later", kind="mixed")
+    told(delays, "DONE")
+    assert recall(delays).status.code == Code.OK
+
+
+def test_a_broker_that_is_away_or_refuses_is_told_as_such(delays: Any) -> None:
+    delays.brokers["broker-a"].tells[Kind.RECALL] = lambda body: Refused(Code.FORBIDDEN, "no")
+    status = recall(delays).status
+    assert (status.code, status.message) == (Code.FORBIDDEN, "no")
+    delays.brokers["broker-a"].away = True
+    assert recall(delays).status.code == Code.HA_NOT_AVAILABLE
+
+
+def test_a_client_without_a_name_recalls_nothing(delays: Any) -> None:
+    assert recall(delays, metadata={}).status.code == Code.CLIENT_ID_REQUIRED
+
+
+def test_an_answer_that_is_none_is_an_error_of_ours(delays: Any) -> None:
+    delays.brokers["broker-a"].tells[Kind.RECALL] = lambda body: b"\xff"
+    assert recall(delays).status.code == Code.INTERNAL_ERROR
+
+
+def test_a_recall_has_no_more_time_than_its_client(delays: Any) -> None:
+    told(delays, "DONE")
+    assert recall(delays, remaining=90).status.code == Code.PROXY_TIMEOUT
+    assert recall(delays, remaining=3_000).status.code == Code.OK
+    assert delays.brokers["broker-a"].asked[-1][2] == 2_900

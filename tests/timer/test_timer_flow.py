@@ -1,0 +1,378 @@
+"""A timer's way: stored, kept back, delivered once at its time, whatever happens meanwhile."""
+
+from dataclasses import replace
+
+import pytest
+
+from popmq.broker.broker import Broker
+from popmq.common import hop
+from popmq.common.errors import Code, Refused, TooManyRequests
+from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult, TimerOutcome
+from popmq.common.topics import TIMER_DLQ_TOPIC, MessageType
+from popmq.proxy.api.definition_pb2 import SystemProperties
+from popmq.testing.core import SMALL, CoreBroker, bodies
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    made = CoreBroker()
+    made.topic("orders", queues=2, type=MessageType.MIXED)
+    made.group("g")
+    return made
+
+
+def send(
+    core: CoreBroker, body: bytes, due_ms: int, *, message_id: str = "", spread_ms: int = 0
+) -> PutResult:
+    """A DELAY message; `due_ms` as in PutEntry."""
+    properties = SystemProperties(message_id=message_id).SerializeToString()
+    entry = PutEntry(MessageType.DELAY, body, properties, 0, 0, due_ms, message_id, spread_ms)
+    reply = core.reply(Kind.PUT, hop.encode_put(PutRequest("orders", [entry])))
+    (result,) = hop.decode_put_reply(reply)
+    return result
+
+
+def sent(core: CoreBroker, body: bytes, due_ms: int, **more: object) -> PutResult:
+    result = send(core, body, due_ms, **more)  # type: ignore[arg-type]
+    assert result.code == Code.OK, result.message
+    return result
+
+
+def received(core: CoreBroker) -> list[bytes]:
+    found = core.receive("orders", "g")
+    for one in found:
+        assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    return [one.head for one in found]
+
+
+def advance_to(core: CoreBroker, wall_ms: int) -> None:
+    core.advance(wall_ms - core.clock.wall_ms())
+
+
+def crash(core: CoreBroker) -> None:
+    """The process is killed; what was confirmed is on the disk."""
+    core.broker.release_files()
+    core.start()
+
+
+def recall(core: CoreBroker, message_id: str) -> TimerOutcome:
+    broker: Broker = core.broker
+    outcome = broker.timers.recall.recall(broker.registry.topic("orders").id, message_id)
+    core.settle()
+    return outcome
+
+
+def test_a_message_with_a_due_time_is_delivered_at_it_and_not_a_millisecond_before(
+    core: CoreBroker,
+) -> None:
+    due_ms = core.clock.wall_ms() + 90_000
+    result = sent(core, b"late", due_ms)
+    assert result.due_ms == due_ms
+    assert received(core) == []
+    advance_to(core, due_ms - 1)
+    assert received(core) == []
+    advance_to(core, due_ms)
+    assert received(core) == [b"late"]
+    core.advance(HOUR)
+    assert received(core) == []
+
+
+def test_a_due_time_that_is_over_is_no_timer(core: CoreBroker) -> None:
+    result = sent(core, b"now", core.clock.wall_ms() - 1)
+    assert result.due_ms == 0
+    assert received(core) == [b"now"]
+    assert core.broker.timers.state.pending_total == 0
+
+
+def test_a_delay_counts_from_the_arrival_at_the_broker(core: CoreBroker) -> None:
+    result = sent(core, b"later", -5_000)
+    assert result.due_ms == core.clock.wall_ms() + 5_000
+
+
+def test_timers_come_in_the_order_of_their_due_times_and_equal_ones_as_they_were_sent(
+    core: CoreBroker,
+) -> None:
+    now = core.clock.wall_ms()
+    for number, ms in enumerate([5_003, 5_001, 5_002, 5_001, 4_000, 61_000]):
+        sent(core, b"%d" % number, now + ms)
+    advance_to(core, now + 6_000)
+    assert received(core) == [b"4", b"1", b"3", b"2", b"0"]
+    advance_to(core, now + 61_000)
+    assert received(core) == [b"5"]
+
+
+def test_a_delay_beyond_the_longest_is_refused_with_value_limit_and_setting(
+    core: CoreBroker,
+) -> None:
+    limit = SMALL.timer.max_delay_ms
+    result = send(core, b"far", core.clock.wall_ms() + limit + 1)
+    assert result.code == Code.ILLEGAL_DELIVERY_TIME
+    assert str(limit) in result.message
+    assert str(limit + 1) in result.message
+    assert "timer.max_delay_ms" in result.message
+    assert sent(core, b"at the limit", core.clock.wall_ms() + limit).due_ms
+
+
+def test_a_delay_of_half_a_year_comes_on_time_though_the_wheel_holds_an_hour(
+    core: CoreBroker,
+) -> None:
+    due_ms = core.clock.wall_ms() + 183 * 24 * HOUR
+    sent(core, b"far", due_ms)
+    while core.clock.wall_ms() < due_ms - 1:
+        core.advance(min(6 * HOUR, due_ms - 1 - core.clock.wall_ms()))
+        assert received(core) == []
+    core.advance(1)
+    assert received(core) == [b"far"]
+    assert core.broker.timers.service.enqueue.rolled > 1_000
+
+
+def test_timers_of_a_broker_that_was_down_longer_than_its_wheel_are_late_and_not_lost(
+    core: CoreBroker,
+) -> None:
+    now = core.clock.wall_ms()
+    for minutes in (1, 30, 59, 61, 600):
+        sent(core, b"%d" % minutes, now + minutes * 60_000)
+    core.stop()
+    core.clock.advance(9 * HOUR)
+    core.start()
+    core.advance(1_000)
+    assert received(core) == [b"1", b"30", b"59", b"61"]
+    sent(core, b"new", core.clock.wall_ms() + 1_000)
+    core.advance(HOUR)
+    assert sorted(received(core)) == [b"600", b"new"]
+
+
+def test_a_timer_fires_once_however_often_the_broker_dies(core: CoreBroker) -> None:
+    now = core.clock.wall_ms()
+    for number in range(40):
+        sent(core, b"%d" % number, now + 500 * number + 250)
+    got: list[bytes] = []
+    for _ in range(20):
+        crash(core)
+        core.advance(1_300)
+        crash(core)
+        core.run_steps()
+        got += received(core)
+    assert got == [b"%d" % number for number in range(40)]
+
+
+def test_timers_survive_the_loss_of_wheel_log_and_checkpoint(core: CoreBroker) -> None:
+    now = core.clock.wall_ms()
+    for number in range(30):
+        sent(core, b"%d" % number, now + 1_000 * number + 500)
+    core.advance(10_000)
+    got = received(core)
+    core.stop()
+    disk = core.disk
+    folder = core.settings.broker.data
+    for name in ("timerwheel", "timercheckpoint"):
+        disk.remove(f"{folder}/{name}")
+    for name in disk.names(f"{folder}/timerlog"):
+        disk.remove(f"{folder}/timerlog/{name}")
+    core.start()
+    core.advance(30_000)
+    assert got + received(core) == [b"%d" % number for number in range(30)]
+
+
+def test_a_timer_that_arrives_for_the_slot_that_is_firing_is_not_late(core: CoreBroker) -> None:
+    now = core.clock.wall_ms()
+    first = now - now % 1_000 + 2_000
+    sent(core, b"early in the slot", first + 10)
+    advance_to(core, first + 100)
+    sent(core, b"late in the slot", first + 700)
+    advance_to(core, first + 699)
+    assert received(core) == [b"early in the slot"]
+    advance_to(core, first + 700)
+    assert received(core) == [b"late in the slot"]
+
+
+def test_after_a_step_back_of_the_clock_new_timers_come_at_their_time_and_old_ones_not_twice(
+    core: CoreBroker,
+) -> None:
+    now = core.clock.wall_ms()
+    sent(core, b"fired", now + 2 * HOUR)
+    core.advance(3 * HOUR)
+    assert received(core) == [b"fired"]
+    core.clock.step_wall(-2 * HOUR)
+    due_ms = core.clock.wall_ms() + HOUR // 2  # before the newest firing
+    sent(core, b"between", due_ms)
+    core.run_steps()
+    assert len(core.broker.timers.state.late) == 1
+    crash(core)
+    advance_to(core, due_ms - 1)
+    assert received(core) == []
+    advance_to(core, due_ms)
+    assert received(core) == [b"between"]
+    crash(core)
+    core.advance(3 * HOUR)
+    assert received(core) == []
+
+
+def test_a_step_forward_of_the_clock_fires_what_is_due_then(core: CoreBroker) -> None:
+    sent(core, b"soon", core.clock.wall_ms() + HOUR)
+    core.clock.step_wall(HOUR)
+    core.run_steps()
+    assert received(core) == [b"soon"]
+
+
+def test_a_recalled_timer_never_comes_and_the_recall_may_be_repeated(core: CoreBroker) -> None:
+    due_ms = core.clock.wall_ms() + 60_000
+    sent(core, b"recalled", due_ms, message_id="A")
+    sent(core, b"kept", due_ms, message_id="B")
+    core.broker.topic("orders")
+    assert recall(core, "A") is TimerOutcome.DONE
+    assert recall(core, "A") is TimerOutcome.DONE
+    crash(core)
+    assert recall(core, "A") is TimerOutcome.DONE
+    core.advance(120_000)
+    assert received(core) == [b"kept"]
+    assert recall(core, "B") is TimerOutcome.ALREADY_VISIBLE
+    assert recall(core, "nobody") is TimerOutcome.NOT_FOUND
+
+
+def test_a_recall_of_the_same_id_in_another_topic_finds_nothing(core: CoreBroker) -> None:
+    core.topic("others", type=MessageType.MIXED)
+    sent(core, b"kept", core.clock.wall_ms() + 1_000, message_id="A")
+    other = core.broker.registry.topic("others").id
+    assert core.broker.timers.recall.recall(other, "A") is TimerOutcome.NOT_FOUND
+    core.advance(2_000)
+    assert received(core) == [b"kept"]
+
+
+def test_long_after_its_time_a_recalled_timer_is_not_called_visible(core: CoreBroker) -> None:
+    now = core.clock.wall_ms()
+    sent(core, b"recalled", now + 1_000, message_id="A")
+    sent(core, b"fired", now + 1_000, message_id="B")
+    recall(core, "A")
+    sent(core, b"later", now + 24 * HOUR)
+    core.advance(25 * HOUR)
+    assert received(core) == [b"fired", b"later"]
+    assert recall(core, "A") is TimerOutcome.NOT_FOUND
+    assert recall(core, "B") is TimerOutcome.ALREADY_VISIBLE
+
+
+def test_a_rescheduled_timer_comes_at_its_new_time_only(core: CoreBroker) -> None:
+    now = core.clock.wall_ms()
+    for name in ("A", "B"):
+        sent(core, name.encode(), now + 60_000, message_id=name)
+    timers = core.broker.timers
+    topic = core.broker.registry.topic("orders").id
+    assert timers.recall.reschedule(topic, "A", now + 90_000) == (TimerOutcome.DONE, now + 90_000)
+    assert timers.recall.reschedule(topic, "B", -5_000) == (TimerOutcome.DONE, now + 5_000)
+    core.settle()
+    crash(core)
+    advance_to(core, now + 5_000)
+    assert received(core) == [b"B"]
+    advance_to(core, now + 89_999)
+    assert received(core) == []
+    advance_to(core, now + 90_000)
+    assert received(core) == [b"A"]
+
+
+def test_a_timer_whose_topic_was_deleted_becomes_a_dead_letter(core: CoreBroker) -> None:
+    sent(core, b"orphan", core.clock.wall_ms() + 1_000)
+    core.broker.registry.delete_topic("orders")
+    core.topic("orders", type=MessageType.MIXED)
+    core.advance(2_000)
+    assert received(core) == []
+    assert [one.head for one in core.receive(TIMER_DLQ_TOPIC, "g")] == [b"orphan"]
+    crash(core)
+    core.advance(2_000)
+    assert core.broker.timers.service.dead_lettered == 0
+
+
+def test_pending_timers_are_counted_by_topic_through_firing_recall_and_restart(
+    core: CoreBroker,
+) -> None:
+    now = core.clock.wall_ms()
+    topic = core.broker.registry.topic("orders").id
+    for number in range(5):
+        sent(core, b"x", now + 1_000 * (number + 1), message_id=f"M{number}")
+    assert core.broker.timers.state.pending == {topic: 5}
+    recall(core, "M4")
+    core.advance(1_500)
+    crash(core)
+    assert core.broker.timers.state.pending == {topic: 3}
+    core.advance(10_000)
+    assert core.broker.timers.state.pending == {}
+
+
+def test_a_full_slot_refuses_more_timers_of_a_topic_unless_they_may_be_spread() -> None:
+    settings = replace(SMALL, timer=replace(SMALL.timer, slot_limit=3))
+    core = CoreBroker(settings=settings)
+    core.topic("orders", queues=1, type=MessageType.MIXED)
+    core.group("g")
+    due_ms = core.clock.wall_ms() + 60_000
+    due_ms -= due_ms % 1_000
+    for _ in range(3):
+        sent(core, b"x", due_ms)
+    refusal = send(core, b"x", due_ms + 999)
+    assert refusal.code == Code.TOO_MANY_REQUESTS
+    assert "timer.slot_limit" in refusal.message
+    spread = [sent(core, b"x", due_ms, spread_ms=3_000).due_ms for _ in range(6)]
+    assert all(due_ms < one <= due_ms + 3_000 for one in spread)
+    sent(core, b"x", due_ms + 60_000)
+
+
+def test_a_spread_releases_a_burst_over_its_window(core: CoreBroker) -> None:
+    due_ms = core.clock.wall_ms() + 60_000
+    found = [
+        sent(core, b"x", due_ms, message_id=f"M{number}", spread_ms=10_000).due_ms - due_ms
+        for number in range(200)
+    ]
+    assert all(0 <= one <= 10_000 for one in found)
+    for start in range(0, 10_000, 2_500):
+        assert sum(start <= one < start + 2_500 for one in found) > 20
+
+
+def test_late_timers_have_a_bound(core: CoreBroker) -> None:
+    core.settings = replace(SMALL, timer=replace(SMALL.timer, late_limit=2))
+    core.stop()
+    core.start()
+    sent(core, b"fired", core.clock.wall_ms() + HOUR)
+    core.advance(2 * HOUR)
+    core.clock.step_wall(-2 * HOUR)
+    for _ in range(2):
+        sent(core, b"x", core.clock.wall_ms() + 60_000)
+        core.run_steps()
+    refusal = send(core, b"x", core.clock.wall_ms() + 60_000)
+    assert refusal.code == Code.TOO_MANY_REQUESTS
+    assert "timer.late_limit" in refusal.message
+    sent(core, b"y", core.clock.wall_ms() + 2 * HOUR)
+
+
+def test_recalled_timers_have_a_bound(core: CoreBroker) -> None:
+    core.settings = replace(SMALL, timer=replace(SMALL.timer, cancelled_limit=1))
+    core.stop()
+    core.start()
+    for name in ("A", "B"):
+        sent(core, b"x", core.clock.wall_ms() + 60_000, message_id=name)
+    recall(core, "A")
+    with pytest.raises(TooManyRequests, match="timer.cancelled_limit"):
+        recall(core, "B")
+
+
+def test_a_rescheduling_beyond_the_longest_delay_is_refused_and_changes_nothing(
+    core: CoreBroker,
+) -> None:
+    due_ms = core.clock.wall_ms() + 60_000
+    sent(core, b"A", due_ms, message_id="A")
+    topic = core.broker.registry.topic("orders").id
+    with pytest.raises(Refused, match="timer.max_delay_ms"):
+        core.broker.timers.recall.reschedule(topic, "A", due_ms + 400 * 24 * HOUR)
+    advance_to(core, due_ms)
+    assert received(core) == [b"A"]
+
+
+def test_a_replica_enqueues_and_fires_nothing_until_it_is_told(core: CoreBroker) -> None:
+    core.broker.timers.service.firing = False
+    for number in range(3):
+        sent(core, b"%d" % number, core.clock.wall_ms() + 1_000 * number + 500)
+    core.advance(60_000)
+    assert received(core) == []
+    assert core.broker.timers.service.enqueue.behind == 0
+    core.broker.timers.service.firing = True
+    core.run_steps()
+    assert bodies(core.receive("orders", "g")) == [b"0", b"1", b"2"]
