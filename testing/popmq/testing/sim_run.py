@@ -16,6 +16,7 @@ from popmq.common.config import (
     PopSettings,
     Settings,
     StoreSettings,
+    TimerSettings,
 )
 from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
@@ -180,6 +181,7 @@ class Simulator(Actions):
                 fifo_park_after_ms=500,
             ),
             group=GroupSettings(auto_create=False),
+            timer=TimerSettings(wheel_slots=600, log_segment_bytes=4 << 10),
         )
 
     def _set_up(self) -> None:
