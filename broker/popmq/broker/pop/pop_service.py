@@ -192,7 +192,8 @@ class PopService:
                 queue_id=0,
                 body=record.encode(),
             )
-            self._table.start(*place, start, fifo=group.type is GroupType.FIFO)
+            fifo = group.type is GroupType.FIFO
+            self._table.start(*place, start, fifo=fifo, logged=True)
 
     def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: "Batch") -> None:
         """Fill the batch from one queue and write the check points of what was taken."""
