@@ -94,7 +94,7 @@ class Waiting:
     @property
     def first(self) -> list[Timer]:
         """At most as many as were wanted, by (due time, identity), and pending now."""
-        pending = [one for one in self._found.values() if self._timers.recall.is_pending(one)]
+        pending = [one for one in self._found.values() if _is_pending(self._broker, one)]
         return nsmallest(self._want.limit, pending, key=lambda one: one.key)
 
     def look(self) -> Steps[None]:
@@ -126,7 +126,7 @@ class Waiting:
     def _take_all(self, timers: list[Timer]) -> None:
         for timer in timers:
             self._looked += 1
-            if self._want.takes(timer) and self._timers.recall.is_pending(timer):
+            if self._want.takes(timer) and _is_pending(self._broker, timer):
                 known = self._found.get(timer.identity)
                 if known is None or known.position <= timer.position:
                     self._found[timer.identity] = timer
@@ -158,7 +158,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
         find = partial(broker.timers.recall.find, topic_id, _checked_id(request.message_id))
         stored = yield from read(find)
         stored = [one for one in stored if want.takes(one.timer)]
-        stored = [one for one in stored if broker.timers.recall.is_pending(one.timer)]
+        stored = [one for one in stored if broker.timers.recall.is_pending(one)]
         stored.sort(key=lambda one: one.timer.key)
     else:
         waiting = Waiting(broker, want)
@@ -177,15 +177,15 @@ def _with_messages(broker: Broker, timers: list[Timer]) -> Steps[list[Stored]]:
         units = [Unit(one.position, one.size, 0) for one in some]
         messages = yield from read(partial(broker.store.reader.read, units, wait=False))
         found += [
-            Stored(timer, message)
+            Stored(timer, message, timer.position != timer.identity)
             for timer, message in zip(some, messages, strict=True)
-            if not isinstance(message, DamagedMessage) and broker.timers.recall.is_pending(timer)
+            if not isinstance(message, DamagedMessage) and _is_pending(broker, timer)
         ]
     return found
 
 
 def _to_wire(broker: Broker, stored: Stored) -> pb.Timer:
-    timer, message = stored
+    timer, message, _ = stored
     token = message.any_token
     late = timer.identity in broker.timers.state.late
     return pb.Timer(
@@ -277,6 +277,11 @@ def _id_of(message: StoredMessage) -> str:
 
 def _ok() -> pb.Status:
     return pb.Status(code=Code.OK, message="OK")
+
+
+def _is_pending(broker: Broker, timer: Timer) -> bool:
+    moved = timer.position != timer.identity
+    return broker.timers.state.is_pending(*timer.key, timer.offset, moved=moved)
 
 
 def _bucket(ahead_ms: int) -> int:

@@ -844,6 +844,7 @@ class ExplainedMessage(_message.Message):
     topic: _builtins.str
     queue_id: _builtins.int
     queue_offset: _builtins.int
+    """-1: it is not in its topic"""
     stored_ms: _builtins.int
     position: _builtins.int
     @_builtins.property
