@@ -79,6 +79,11 @@ class TimerQueue:
             for at, (unit, message) in enumerate(zip(units, found, strict=True))
         ]
 
+    def stored_ms(self, offset: int) -> int:
+        """Wall time at which a confirmed record was stored. ColdRead instead of waiting."""
+        (unit,) = self.queue.units(offset, 1, wait=False)
+        return self._store.reader.stored_ms(unit, wait=False)
+
     def not_enqueued(self) -> list[Timer]:
         """What was appended lately and not read yet."""
         return [entry.timer for entry in self._recent if entry.timer is not None]
