@@ -57,6 +57,16 @@ def test_a_handle_from_before_a_rescheduling_cancels_the_timer_all_the_same(
     assert received(core) == []
 
 
+def test_a_rescheduled_timer_that_fired_is_visible_and_not_recalled(core: CoreBroker) -> None:
+    due_ms = core.clock.wall_ms() + HOUR
+    send(core, "A", due_ms)
+    reschedule(core, "A", due_ms - HOUR + SECOND)
+    core.advance(2 * SECOND)
+    assert recall(core, "A", due_ms=due_ms) is TimerOutcome.ALREADY_VISIBLE
+    assert reschedule(core, "A", -1).outcome == TimerOutcome.ALREADY_VISIBLE
+    assert received(core) == [b"A"]
+
+
 def test_a_timer_is_recalled_until_it_fires_and_then_it_is_visible(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE})
     core.advance(MINUTE)
