@@ -239,7 +239,16 @@ class CheckPointTable:
         ended = progress.in_flight
         self.in_flight -= ended
         progress.reset_to(offset)
+        if fifo:
+            self.parking.reset(place, offset, log_ms)
         return ended
+
+    def take_back(self, place: Place, offsets: set[int], log_ms: int) -> None:
+        """Deliveries of a FIFO group are over, and so are their messages."""
+        for ck in self._open_at(place, self._progress[place]):
+            members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
+            bits = sum(1 << member for member in members)
+            self._end(ck, bits, acked=False, revived=True, log_ms=log_ms)
 
     def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
         """The live check points of one queue, those that changes made included."""

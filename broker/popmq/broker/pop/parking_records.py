@@ -66,6 +66,23 @@ class ParkingRecords:
         else:
             self._parked.skip(key, offsets)
 
+    def reset(self, place: "Place", offset: int, log_ms: int) -> None:
+        """The group reads the queue on from `offset`: it finds there again what was parked of it
+        from there on.  Or the queue is a parking queue: what stands there below it is over."""
+        group_id, topic_id, queue_id = place
+        for key in self._parked.of_group(group_id):
+            if key.parking_id == topic_id:
+                if gone := {at for _, at in key.messages if at < offset}:
+                    self._parked.skip(key, gone)  # its deliveries have ended with the reset
+            elif (key.topic_id, key.queue_id) == (topic_id, queue_id):
+                self._drop(key, {at for origin, at in key.messages if origin >= offset}, log_ms)
+
+    def _drop(self, key: ParkedKey, offsets: set[int], log_ms: int) -> None:
+        parking = (key.group_id, key.parking_id, 0)
+        held = self._table.changing(parking).held & offsets
+        self._table.take_back(parking, held, log_ms)
+        self.over(key.parking_id, offsets - held, log_ms)
+
     def _unparked(self, key: ParkedKey) -> None:
         progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)
         if isinstance(progress, FifoProgress) and progress.order is not None:
