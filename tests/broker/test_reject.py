@@ -210,7 +210,7 @@ def test_a_rejection_waits_for_a_body_that_retention_is_just_moving(core: CoreBr
     (one,) = core.receive("orders", "g")
     topic = core.broker.registry.topic("orders")
     (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
-    core.broker.store.retention.move(Body(topic.id, 0, 0, unit))
+    core.broker.store.move(Body(topic.id, 0, 0, unit))
     request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
     answer = core.ask(Kind.REJECT, request, settle=False)
     assert not answer.heard

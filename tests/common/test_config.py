@@ -14,11 +14,10 @@ from popmq.common.config import (
     format_address,
     load_settings,
     parse_address,
-    parse_duration_ms,
-    parse_size,
 )
 from popmq.common.errors import ConfigError
 from popmq.common.message import RevivalToken, message_size
+from popmq.common.quantities import parse_duration_ms, parse_size
 
 
 def load(
@@ -50,6 +49,12 @@ def test_every_setting_has_a_source() -> None:
         ("store.max_pending_bytes", 268435456),
         ("pop.invisible_max_ms", 43200000),
         ("pop.reply_bytes", 8388608),
+        ("timer.max_delay_ms", 366 * 86400 * 1000),
+        ("timer.wheel_slots", 604800),
+        ("timer.slot_ms", 1000),
+        ("timer.log_segment_bytes", 26214400),
+        ("timer.check_apart_ms", 4200000),
+        ("timer.slot_limit", 0),
         ("group.max_attempts", 17),
         ("topic.auto_create", False),
         ("controller.addresses", ("127.0.0.1:9878",)),

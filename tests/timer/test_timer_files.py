@@ -1,5 +1,7 @@
 """The timer's files together: start, flush, a full disk, a failing one, and beginning anew."""
 
+import errno
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +22,8 @@ from popmq.broker.timer import timer_files
 from popmq.broker.timer.timer_checkpoint import read_checkpoint
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerDamaged
 from popmq.testing.core import QueuedFlusher
+from popmq.testing.sim_disk import SimDisk, SimFile
+from popmq.testing.sim_faults import FailedPages
 from popmq.testing.sim_loss import Loss
 
 
@@ -250,6 +254,65 @@ def test_a_full_disk_keeps_everything_in_memory_until_there_is_room(rig: Rig) ->
     crash(rig)
     assert rig.found() == rig.added
     assert rig.failures == []
+
+
+class FullDisk(SimDisk):
+    """Has no room for the blocks of a file whose path ends with `full`."""
+
+    full = "nothing"
+
+    def open(self, path: str, *, create: bool = False) -> SimFile:
+        file = super().open(path, create=create)
+        return FullFile(self, file._content, path)
+
+
+class FullFile(SimFile):
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        assert isinstance(self._disk, FullDisk)
+        if self._path.endswith(self._disk.full):
+            raise OSError(errno.ENOSPC, "no room for a block")
+        super().write(data, offset)
+
+
+@pytest.mark.parametrize("path", [WHEEL, CHECKPOINT])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_wheel_or_checkpoint_that_does_not_fit_is_written_later(path: str, anew: bool) -> None:
+    disk = FullDisk(random.Random(1))
+    rig = Rig(disk)
+    fill(rig, 300)
+    if anew:
+        rig.flush()
+        rig.files.reset()
+        rig.added.clear()
+        fill(rig, 60)
+    disk.full = path
+    rig.flush()
+    assert rig.files.blocked
+    fill(rig, 5)
+    rig.flush()
+    assert rig.found() == sorted(rig.added, key=lambda unit: unit.position)
+    disk.full = "nothing"
+    rig.flush()
+    assert not rig.files.blocked
+    crash(rig)
+    assert rig.found() == rig.added
+    assert rig.failures == []
+
+
+def test_slots_that_the_page_cache_alone_kept_are_written_again(rig: Rig) -> None:
+    """After an fsync that failed the kernel may say that pages are clean which are not."""
+    fill(rig, 100)
+    rig.flush()
+    rig.add(50)
+    rig.disk.faults.failed_pages = FailedPages.CLEAN
+    rig.disk.faults.fail_sync_at(1)
+    rig.flush()
+    assert len(rig.failures) == 1
+    crash(rig, Loss.NOTHING)
+    fill(rig, 400)
+    rig.flush()
+    crash(rig, Loss.ALL)
+    assert rig.found() == rig.added
 
 
 @pytest.mark.parametrize("sync", [0, 1, 2])

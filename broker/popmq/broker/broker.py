@@ -294,12 +294,14 @@ class Broker:
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group; made with the defaults when group.auto_create allows it."""
-        topics.check_group_name(name)
         found = self.registry.find_group(name)
-        if found is None and self.settings.group.auto_create:
+        if found is not None:
+            return found
+        topics.check_group_name(name)
+        if self.settings.group.auto_create:
             wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
             return self.registry.create_group(wanted)
-        return found or self.registry.group(name)
+        return self.registry.group(name)
 
     # -- inside
 
@@ -315,8 +317,11 @@ class Broker:
                 Code.BAD_REQUEST,
                 f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
             )
+        self.store.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
-        due_ms = self.timers.admission.due_ms(entry) if entry.due_ms else 0
+        due_ms = 0
+        if entry.type == MessageType.DELAY and entry.due_ms:
+            due_ms = self.timers.admission.due_ms(entry)
         if due_ms:
             timer = self.timers.admission.put(topic.id, queue_id, entry, due_ms)
             return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
@@ -376,7 +381,6 @@ def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
         )
-    # A DELAY message without a due time is one whose time is over: it is delivered at once.
     if kind is MessageType.TRANSACTION:
         raise NotYet("TRANSACTION messages are not served yet: send others")
 

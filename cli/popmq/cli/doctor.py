@@ -29,9 +29,9 @@ from popmq.common.config import (
     StoreSettings,
     environment,
     load_settings,
-    parse_size,
 )
 from popmq.common.errors import ConfigError
+from popmq.common.quantities import parse_size
 from popmq.common.steps import InlineFlusher
 
 

@@ -16,8 +16,8 @@ from typing import TypeAlias
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import MAX_REPLY_BYTES, RECEIVE_BATCH, Client, MessageIds
-from popmq.common.config import DAY_MS, parse_duration_ms
 from popmq.common.errors import Code, ConfigError, Refused
+from popmq.common.quantities import DAY_MS, parse_duration_ms
 from popmq.common.recall_handle import RecallHandle
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service

@@ -13,8 +13,8 @@ from datetime import timedelta
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import Client, MessageIds
-from popmq.common.config import DAY_MS, parse_duration_ms
 from popmq.common.errors import ConfigError
+from popmq.common.quantities import DAY_MS, parse_duration_ms
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 

@@ -72,7 +72,6 @@ class TimerFiles:
         )
         self._running = False
         self._failed: BaseException | None = None
-        self._resets = 0
         self._replaced: list[MappedFile] | None = None  # a reset that the disk has yet to see
         self._replacing: list[MappedFile] | None = None  # the same, handed to the flusher
         self._flush_due_ms = self._clean_due_ms = self._idle_due_ms = 0
@@ -90,6 +89,7 @@ class TimerFiles:
         StoreDamaged when a file lies in the log's folder that is no segment.
         """
         self.checkpoint = found = read_checkpoint(self._disk, self._path) or TimerCheckPoint()
+        fresh = not (found.counter or self._log.names() or self._wheel.exists())
         recovered = recover(self._wheel, self._log, found)
         if recovered is None:
             self._log.close()
@@ -99,7 +99,8 @@ class TimerFiles:
             self._log.remove_files()
             self._begin_anew([])
             self.rebuilt = True
-            logger.warning("timer files begun anew", extra={"folder": self._path})
+            if not fresh:
+                logger.warning("timer files begun anew", extra={"folder": self._path})
             return
         self.last_unit, self.newest_position = recovered
         self._log.write_again(found.log_position)
@@ -115,7 +116,6 @@ class TimerFiles:
         """
         self._replaced = (self._replaced or []) + self._log.reset()
         self._wheel.reset()
-        self._resets += 1
         self._flush_due_ms = 0
         self.rebuilt = True
         self.last_unit = None
@@ -212,7 +212,7 @@ class TimerFiles:
             return 0
         self._idle_due_ms = now_ms + self._settings.clean_ms
         self._running = True
-        resets, replaced = self._resets, self._replaced
+        replaced = self._replaced
         self._replaced, self._replacing = None, replaced
         taken, made = self._wheel.take_dirty(), self._vouched(found)
 
@@ -225,7 +225,7 @@ class TimerFiles:
                 self._failed = error  # a stop may come before `_done`
                 raise
 
-        self._flusher.submit(work, lambda error: self._done(resets, error))
+        self._flusher.submit(work, self._done)
         return 1
 
     def flush_now(self, cursors: Cursors) -> None:
@@ -303,7 +303,7 @@ class TimerFiles:
             self.checkpoint = made
             self._wheel.begin_file()
 
-    def _done(self, resets: int, error: BaseException | None) -> None:
+    def _done(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, _DiskFull):
             # Still "running": after a failed fsync nothing may be vouched for any more.
             self._on_failure(error)
@@ -316,8 +316,7 @@ class TimerFiles:
             self._write_failed(error)
             return
         self._replacing = None
-        if resets == self._resets:
-            self._flushed()
+        self._flushed()
 
     def _flushed(self) -> None:
         self._log.synced = self.checkpoint.log_position

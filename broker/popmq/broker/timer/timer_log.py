@@ -68,11 +68,15 @@ class TimerLog:
         self._place_end(last.start + last.bytes_present() if last else 0)
         return True
 
+    def names(self) -> list[str]:
+        """Of the segments that the folder holds."""
+        return [name for name in self._disk.names(self._folder) if name.isdigit()]
+
     def remove_files(self) -> None:
         """Delete every segment that the folder holds; none is open then."""
         self.reset()
         self._place_end(0)
-        names = [name for name in self._disk.names(self._folder) if name.isdigit()]
+        names = self.names()
         for name in names:
             self._disk.remove(f"{self._folder}/{name}")
         if names:

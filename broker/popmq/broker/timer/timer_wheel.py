@@ -81,9 +81,12 @@ class TimerWheel:
         self._flushing = {}
         self.highest = -1
 
+    def exists(self) -> bool:
+        return self._disk.exists(self._path)
+
     def remove_file(self) -> None:
         """The file is gone, durably; on the flusher while the broker runs."""
-        if self._disk.exists(self._path):
+        if self.exists():
             self._disk.remove(self._path)
         self._disk.sync_folder(self._path.rpartition("/")[0])
 
