@@ -164,4 +164,4 @@ def reset_leaves_what_is_parked(patch: Patch) -> None:
 
 
 def reset_leaves_parked_messages_in_flight(patch: Patch) -> None:
-    patch.setattr(CheckPointTable, "take_back", lambda self, place, offsets, log_ms: None)
+    patch.setattr(ParkingRecords, "_take_back", lambda self, parking, offsets, log_ms: None)

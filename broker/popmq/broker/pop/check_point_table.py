@@ -18,7 +18,6 @@ from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
-    member_bits,
 )
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.retention import Body
@@ -243,13 +242,6 @@ class CheckPointTable:
             self.parking.reset(place, offset, log_ms)
         return ended
 
-    def take_back(self, place: Place, offsets: set[int], log_ms: int) -> None:
-        """Deliveries of a FIFO group are over, and so are their messages."""
-        for ck in self._open_at(place, self._progress[place]):
-            members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
-            bits = sum(1 << member for member in members)
-            self._end(ck, bits, acked=False, revived=True, log_ms=log_ms)
-
     def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
         """The live check points of one queue, those that changes made included."""
         if isinstance(progress, FifoProgress):
@@ -340,7 +332,7 @@ class CheckPointTable:
             ck.snapshot = self._saving.number
         count = ck.members.bit_count()
         if isinstance(progress, FifoProgress):
-            progress.opened(_offsets(ck, ck.members), ck.next_offset, log_ms)
+            progress.opened(ck.offsets(ck.members), ck.next_offset, log_ms)
             self._note_receive(ck)
         else:
             if not progress.open:  # what was passed over before it is over
@@ -409,7 +401,7 @@ class CheckPointTable:
         if root.finished:
             self._forget(root, log_ms)
         if isinstance(progress, FifoProgress):
-            offsets = _offsets(ck, bits)
+            offsets = ck.offsets(bits)
             progress.ended(offsets, over=over, counted=counted, log_ms=log_ms)
             if over:
                 for offset in offsets:
@@ -456,7 +448,3 @@ class CheckPointTable:
             self.due_times.remove(ck)
         for key in [key for key in self._progress if of_progress(key)]:
             self.in_flight -= self._progress.pop(key).in_flight
-
-
-def _offsets(ck: PopCheckPoint, bits: int) -> list[int]:
-    return [ck.start_offset + member for member in member_bits(bits)]
