@@ -416,8 +416,8 @@ class CheckPointTable:
         """Head of line: the offset passes a check point once all its members have ended."""
         while progress.open and progress.open[0].finished:
             progress.committed = progress.open.popleft().next_offset
-        if not progress.open:
-            progress.committed = progress.cursor
+        to = progress.open[0].start_offset if progress.open else progress.cursor
+        progress.committed = max(progress.committed, to)
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
         del self._live[ck.key]
