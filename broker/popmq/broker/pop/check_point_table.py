@@ -19,7 +19,6 @@ from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
-    member_bits,
 )
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.pop.receive_index import ReceiveIndex
@@ -229,6 +228,8 @@ class CheckPointTable:
         ended = progress.in_flight
         self.in_flight -= ended
         progress.reset_to(offset)
+        if fifo:
+            self.parking.reset(place, offset, log_ms)
         return ended
 
     def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
@@ -299,7 +300,7 @@ class CheckPointTable:
             ck.snapshot = self._saving.number
         count = ck.members.bit_count()
         if isinstance(progress, FifoProgress):
-            progress.opened(_offsets(ck, ck.members), ck.next_offset, log_ms)
+            progress.opened(ck.offsets(ck.members), ck.next_offset, log_ms)
             self.receives.add(ck)
         else:
             if not progress.open:  # what was passed over before it is over
@@ -368,7 +369,7 @@ class CheckPointTable:
         if root.finished:
             self._forget(root, log_ms)
         if isinstance(progress, FifoProgress):
-            offsets = _offsets(ck, bits)
+            offsets = ck.offsets(bits)
             progress.ended(offsets, over=over, counted=counted, log_ms=log_ms)
             if over:
                 for offset in offsets:
@@ -383,8 +384,8 @@ class CheckPointTable:
         """Head of line: the offset passes a check point once all its members have ended."""
         while progress.open and progress.open[0].finished:
             progress.committed = progress.open.popleft().next_offset
-        if not progress.open:
-            progress.committed = progress.cursor
+        to = progress.open[0].start_offset if progress.open else progress.cursor
+        progress.committed = max(progress.committed, to)
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
         del self._live[ck.key]
@@ -403,7 +404,3 @@ class CheckPointTable:
             self.due_times.remove(ck)
         for key in [key for key in self._progress if of_progress(key)]:
             self.in_flight -= self._progress.pop(key).in_flight
-
-
-def _offsets(ck: PopCheckPoint, bits: int) -> list[int]:
-    return [ck.start_offset + member for member in member_bits(bits)]
