@@ -204,7 +204,7 @@ class Broker:
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.timers.service.step()
+        done = self.timers.step()
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
