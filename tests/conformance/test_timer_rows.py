@@ -117,7 +117,7 @@ def test_a_checkpoint_beyond_the_end_of_the_queue_is_cut_back_to_it(core: CoreBr
 
 
 def test_a_message_is_delivered_with_the_bytes_it_was_sent_with(core: CoreBroker) -> None:
-    message = SystemProperties(message_id="A", tag="blue", keys=["k"], message_type=3)
+    message = SystemProperties(message_id="A", tag="blue", keys=["k"])
     properties = message.SerializeToString()
     due_ms = core.clock.wall_ms() + MINUTE
     entry = PutEntry(MessageType.DELAY, b"head", properties, 77, 0, due_ms, "A", 0)
