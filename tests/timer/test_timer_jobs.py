@@ -76,6 +76,14 @@ def test_a_timer_is_recalled_until_it_fires_and_then_it_is_visible(core: CoreBro
     assert recall(core, "B") is TimerOutcome.NOT_FOUND
 
 
+def test_a_timer_that_is_about_to_fire_is_recalled(core: CoreBroker) -> None:
+    send_all(core, {"A": 500, "B": 500})
+    assert core.broker.timers.service.due.next_due_ms is not None  # its slot is loaded
+    assert recall(core, "A") is TimerOutcome.DONE
+    core.advance(SECOND)
+    assert received(core) == [b"B"]
+
+
 def test_what_is_asked_about_nothing_is_refused(core: CoreBroker) -> None:
     for kind, request in (
         (Kind.RECALL, pb.RecallRequest(topic="orders")),
