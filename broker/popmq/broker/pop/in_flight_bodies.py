@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from popmq.broker.pop.check_point_table import CheckPointTable, Identity
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.moved_bodies import Identity
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_store import MessageStore
@@ -35,7 +36,7 @@ class InFlightBodies:
     def moved_to(self, identity: Identity) -> Unit | None:
         """Where retention moved the message to, if it did; until that record is on the disk,
         where it was before: that stays until then."""
-        moved = self._table.moved_to(identity)
+        moved = self._table.moved.get(identity)
         if moved is not None and moved.position >= self._store.confirmed:
             return self._before.get(identity, moved)
         return moved
@@ -62,7 +63,7 @@ class InFlightBodies:
             yield piece
         # Last, because what was in flight above may have come back to its place meanwhile.
         yield from self._returned_below(position, held)
-        self._table.keep_moved(held)
+        self._table.moved.keep(held)
 
     def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[Body]]:
         """Messages of FIFO groups that wait in place for their next attempt, or are parked."""
