@@ -75,7 +75,10 @@ class InFlightBodies:
         identities = [identity for identity in dict.fromkeys(found) if identity not in held]
         held.update(identities)
         for at in range(0, len(identities), _PER_PIECE):
-            bodies = [Body(*one, self.unit_at(one)) for one in identities[at : at + _PER_PIECE]]
+            some = identities[at : at + _PER_PIECE]
+            # What was parked just now is in its queue when it is confirmed; it is at the log's end.
+            there = [one for one in some if one[2] < self._store.queue(*one[:2]).count]
+            bodies = [Body(*one, self.unit_at(one)) for one in there]
             yield [body for body in bodies if body.unit.position < position]
 
     def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[Body]:
