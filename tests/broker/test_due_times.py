@@ -35,7 +35,7 @@ def test_one_that_ended_while_its_bucket_is_taken_does_not_come() -> None:
     assert taken(times, 16) == [1, 3]
 
 
-def test_one_that_is_added_again_to_the_bucket_that_is_taken_comes_again_behind_the_others() -> (
+def test_one_that_is_added_again_to_its_bucket_meanwhile_comes_again_behind_the_others() -> (
     None
 ):
     times = DueTimes(16)
