@@ -35,9 +35,7 @@ def test_one_that_ended_while_its_bucket_is_taken_does_not_come() -> None:
     assert taken(times, 16) == [1, 3]
 
 
-def test_one_that_is_added_again_to_its_bucket_meanwhile_comes_again_behind_the_others() -> (
-    None
-):
+def test_one_that_is_added_again_to_its_bucket_meanwhile_comes_again_behind_the_others() -> None:
     times = DueTimes(16)
     some = [check_point(sequence, 10) for sequence in range(3)]
     for ck in some:
