@@ -4,6 +4,7 @@ VENV := .venv
 PYTHON_IN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 DAILY := not heavy and not long
+WORKERS ?= auto
 ARGS ?=
 
 # Import roots that hold .proto files: a file is named by its path below its root, so that
@@ -37,14 +38,16 @@ up: $(STAMP)
 	@echo "next, in a second terminal: $(VENV)/bin/popmq send hello 'first message'"
 	@$(VENV)/bin/popmq up $(ARGS)
 
-test: $(STAMP)
-	$(PYTHON_IN) -m pytest -m "$(DAILY)" $(ARGS)
-
 # pytest leaves with 5 when nothing carries the marker; that is no failure.
 define run_marked
-	$(PYTHON_IN) -m pytest -m "$(1)" $(ARGS) || { code=$$?; \
+	$(PYTHON_IN) -m pytest -m "$(1)" $(2) $(ARGS) || { code=$$?; \
 		test $$code -eq 5 && echo "no test is marked $(1): nothing to do"; }
 endef
+
+# Those that look at a clock outside come after the others, one at a time.
+test: $(STAMP)
+	$(call run_marked,$(DAILY) and not alone,-n $(WORKERS) --dist worksteal)
+	$(call run_marked,$(DAILY) and alone)
 
 test-heavy: $(STAMP)
 	$(call run_marked,heavy)

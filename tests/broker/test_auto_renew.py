@@ -113,6 +113,7 @@ def test_a_started_broker_gives_every_consumer_30_s_once() -> None:
     assert [one.attempt for one in core.receive("orders", "g")] == [2]
 
 
+@pytest.mark.timeout(10)  # a plain dict took 16 s for it
 def test_clients_that_are_remembered_are_bounded() -> None:
     liveness = Liveness()
     for client in range(CLIENT_LIMIT + 10):

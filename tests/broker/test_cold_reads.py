@@ -43,10 +43,10 @@ class ColdFile(RealFile):
         self._disk = disk
         self._path = path
 
-    def read_cached(self, size: int, offset: int) -> bytes | None:
+    def view_cached(self, size: int, offset: int) -> memoryview | None:
         if self._disk.cold and self._path not in self._disk.warmed:
             return None
-        return super().read_cached(size, offset)
+        return super().view_cached(size, offset)
 
     def read(self, size: int, offset: int) -> bytes:
         if self._disk.cold:
@@ -185,7 +185,7 @@ def test_a_cold_read_brings_what_is_next_into_memory_and_not_megabytes_more(
 
     before = pages_in_memory(path)
     for at in range(0, 2 << 20, 64 << 10):  # as a consumer reads on
-        if file.read_cached(64 << 10, at) is None:
+        if file.view_cached(64 << 10, at) is None:
             file.warm(64 << 10, at)
     fetched = pages_in_memory(path) - before
     assert {*range((2 << 20) // PAGE)} <= fetched | before

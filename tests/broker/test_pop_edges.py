@@ -101,3 +101,22 @@ def test_a_reply_that_cannot_be_given_spoils_no_other(core: CoreBroker) -> None:
     core.settle()
     assert waiting.body is not None
     assert len(hop.decode_pop_reply(waiting.body).deliveries) == 1
+
+
+def test_acks_of_one_request_are_one_record_for_each_check_point(core: CoreBroker) -> None:
+    core.topic("two", queues=2)
+    for _ in range(40):
+        core.send("two", b"x")
+    handles = [one.handle for one in core.receive("two", "g", limit=32)]
+    assert len(handles) == 32
+    records = core.broker.store.metrics.records
+    results = core.ack("two", "g", *handles[:31], handles[3])
+    assert [result.code for result in results] == [Code.OK] * 32
+    assert core.broker.store.metrics.records - records == 2
+    assert (core.broker.acks.acked, core.broker.acks.repeated) == (31, 1)
+    assert core.broker.table.in_flight == 1
+    core.stop()
+    core.start()
+    assert core.broker.table.in_flight == 1
+    core.ack("two", "g", handles[31])
+    assert core.broker.table.in_flight == 0

@@ -181,6 +181,20 @@ def test_a_letter_whose_topic_was_deleted_has_nowhere_to_go(core: CoreBroker) ->
     assert core.receive("orders", "g") == []
 
 
+def test_the_letters_of_a_deleted_group_go_to_the_one_that_has_its_name_now(
+    core: CoreBroker,
+) -> None:
+    kill(core, b"one")
+    core.broker.registry.delete_group("g")
+    core.group("g")
+    (mine,) = core.receive("orders", "g")
+    core.ack("orders", "g", mine.handle)
+    assert redrive(core).redriven == 1
+    (again,) = core.receive("orders", "g")
+    assert (again.head, again.attempt) == (b"one", 1)
+    assert redrive(core).already == 1
+
+
 def test_a_fifo_groups_letter_goes_behind_its_origin_queue() -> None:
     core = made()
     kill(core, b"one")

@@ -243,6 +243,29 @@ def test_a_message_in_flight_outlives_the_retention_of_its_topic(tmp_path: Path)
     assert [one.attempt for one in core.receive("events", "g")] == [2]
 
 
+def test_the_committed_offset_stays_where_it_was_when_a_crash_takes_an_expiry_back() -> None:
+    """Seed 300564: a check point's record says as well that nothing before it is open."""
+    core = CoreBroker()
+    topic = core.topic("orders", queues=1)
+    core.send("orders", b"one")
+    (one,) = core.receive("orders", "g")
+    core.ack("orders", "g", one.handle)
+    for body in (b"two", b"three"):
+        core.send("orders", body)
+    core.broker.store.queue(topic.id, 0).raise_minimum(2)
+    core.receive("orders", "g")
+    place = (core.broker.registry.group("g").id, topic.id, 0)
+
+    def committed() -> int:
+        progress = core.broker.table.progress(*place)
+        return progress.committed if progress else 0
+
+    assert committed() == 2
+    core.start()
+    assert core.broker.store.queue(topic.id, 0).min_offset == 0
+    assert committed() == 2
+
+
 def test_a_topic_cannot_ask_for_more_than_the_store_keeps(tmp_path: Path) -> None:
     core = on(tmp_path)
     body = admin.CreateTopicRequest(topic=admin.Topic(name="events", retention_ms=HOUR_MS + 1))

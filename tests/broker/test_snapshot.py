@@ -123,9 +123,31 @@ def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     cut_log(tmp_path / "b", position)
     replayed = real_core(tmp_path / "b", snapshots=False)
     # Two records of its own start (epoch) stand behind; neither is in a table.
-    again = replayed.broker.store.snapshots._begin(replayed.broker.store._snapshot_head())
-    again.run_to_end()
-    assert again.state_hash == writer.state_hash
+    assert state_hash(replayed) == writer.state_hash
+
+
+@pytest.mark.parametrize("group_type", GroupType)
+def test_a_first_look_at_a_queue_that_expired_is_no_part_of_the_state(
+    group_type: GroupType,
+) -> None:
+    """Seed 102255: no record says where it began, so no replay can know."""
+    core = CoreBroker(settings=NEVER)
+    topic = core.topic("orders", queues=1)
+    core.group("g", type=group_type)
+    core.send("orders", b"one")
+    before = state_hash(core)
+    core.broker.store.queue(topic.id, 0).raise_minimum(1)
+    assert core.receive("orders", "g") == []
+    assert core.broker.table.progress(core.broker.registry.group("g").id, topic.id, 0)
+    assert state_hash(core) == before
+
+
+def state_hash(core: CoreBroker) -> int:
+    """Of a snapshot that is made now, and given up."""
+    store = core.broker.store
+    writer = store.snapshots._begin(store._snapshot_head())
+    writer.run_to_end()
+    return writer.state_hash
 
 
 def cut_log(folder: Path, position: int) -> None:

@@ -11,8 +11,11 @@ from popmq.common.hop import (
     PutEntry,
     PutRequest,
     PutResult,
+    decode_ack,
     decode_ack_reply,
+    decode_change,
     decode_error,
+    decode_pop,
     decode_put,
     decode_put_reply,
     encode_ack,
@@ -72,6 +75,37 @@ def test_a_long_error_text_is_cut_between_two_characters(letter: str) -> None:
 def test_an_error_text_of_the_limit_stays_whole() -> None:
     text = "x" * ERROR_TEXT_LIMIT
     assert str(decode_error(encode_error(Refused(Code.BAD_REQUEST, text)))) == text
+
+
+REQUESTS = {
+    "pop": (encode_pop, decode_pop, pop(expression="a || ü", attempt_id="again", queue_id=3)),
+    "ack": (encode_ack, decode_ack, AckRequest("t", "g", [b"one", b"", b"three"])),
+    "change": (encode_change, decode_change, ChangeRequest("tü", "g", b"handle", 7)),
+    "put": (encode_put, decode_put, PutRequest("t", [PutEntry(1, b"head", b"more")], True)),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_arrives_as_it_was_sent(kind: str) -> None:
+    encode, decode, request = REQUESTS[kind]
+    assert decode(encode(request)) == request  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_that_ends_early_is_a_bad_request(kind: str) -> None:
+    encode, decode, request = REQUESTS[kind]
+    whole = encode(request)  # type: ignore[operator]
+    for size in range(len(whole)):
+        with pytest.raises(PopmqError) as caught:
+            decode(whole[:size])
+        assert caught.value.code is Code.BAD_REQUEST, f"{size} of {len(whole)} bytes"
+
+
+@pytest.mark.parametrize("kind", ["pop", "change"])
+def test_a_text_that_is_no_text_is_a_bad_request(kind: str) -> None:
+    encode, decode, request = REQUESTS[kind]
+    with pytest.raises(PopmqError, match="bytes, not text"):
+        decode(encode(request).replace("ü".encode(), b"\xff\xff"))  # type: ignore[operator]
 
 
 def test_the_bytes_of_a_put_stay_as_they_are() -> None:

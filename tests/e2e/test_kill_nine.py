@@ -1,6 +1,6 @@
 """The broker dies by kill -9, again and again, under load: nothing that got an OK is lost.
 
-E2E_KILLS and E2E_SEED make it longer or repeat it.
+E2E_KILLS and E2E_SEED make the everyday run longer or repeat it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from e2e.crash_ledger import Ack, Seen, check_crashes
 from e2e.processes import Cluster
 from e2e.raw_client import NoAnswer, RawClient, Received, Refused
 
-KILLS = int(os.environ.get("E2E_KILLS", "20"))
+KILLS = int(os.environ.get("E2E_KILLS", "5"))
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 TOPIC = "kill-nine"
 GROUP = "kill-nine-group"
@@ -31,15 +31,16 @@ QUIET_S = INVISIBLE_MS / 1000 + 1.5
 PAUSE_S = 0.05
 
 
-@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(20, marks=pytest.mark.heavy)])
+@pytest.mark.timeout(120 + 10 * max(KILLS, 20))
 def test_nothing_with_an_ok_is_lost_when_the_broker_is_killed_again_and_again(
-    tmp_path: Path,
+    tmp_path: Path, kills: int
 ) -> None:
     with Cluster(tmp_path, proxies=1) as cluster:
         cluster.create(topic=TOPIC, groups=[GROUP])
         run = Run(cluster.endpoints[0], random.Random(SEED))
         started = time.monotonic()
-        asyncio.run(run.drive(cluster))
+        asyncio.run(run.drive(cluster, kills))
         took_s = time.monotonic() - started
 
     report = check_crashes(
@@ -49,10 +50,10 @@ def test_nothing_with_an_ok_is_lost_when_the_broker_is_killed_again_and_again(
         invisible_ms=INVISIBLE_MS,
     )
     print(
-        f"\n{KILLS} x kill -9 of the broker, {SENDERS} senders, {RECEIVERS} receivers,"
+        f"\n{kills} x kill -9 of the broker, {SENDERS} senders, {RECEIVERS} receivers,"
         f" seed {SEED}, {took_s:.0f} s; ready again after {run.restarts()}\n{report.table()}"
     )
-    assert len(run.restart_s) == KILLS
+    assert len(run.restart_s) == kills
     assert report.sent_ok > 0
     assert run.drained, f"messages still arrived {DRAIN_S:g} s after the last restart"
     assert report.faults == []
@@ -72,13 +73,13 @@ class Run:
     _sending: bool = True
     _receiving: bool = True
 
-    async def drive(self, cluster: Cluster) -> None:
+    async def drive(self, cluster: Cluster, kills: int) -> None:
         async with asyncio.TaskGroup() as tasks:
             for number in range(SENDERS):
                 tasks.create_task(self._send_loop(number))
             for number in range(RECEIVERS):
                 tasks.create_task(self._receive_loop(number))
-            await self._kill_loop(cluster)
+            await self._kill_loop(cluster, kills)
             self._sending = False
             await self._drain()
             self._receiving = False
@@ -87,8 +88,8 @@ class Run:
         ordered = sorted(self.restart_s)
         return f"{ordered[0]:.2f} to {ordered[-1]:.2f} s"
 
-    async def _kill_loop(self, cluster: Cluster) -> None:
-        for _ in range(KILLS):
+    async def _kill_loop(self, cluster: Cluster, kills: int) -> None:
+        for _ in range(kills):
             await asyncio.sleep(self.dice.uniform(0.2, 2.0))
             cluster.broker.kill9()
             killed = time.monotonic()

@@ -10,15 +10,18 @@ from e2e.processes import Cluster
 
 SEED = 20_260_101
 
+pytestmark = pytest.mark.alone
 
+
+@pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=pytest.mark.heavy)])
 @pytest.mark.timeout(180)
 def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_twice(
-    tmp_path: Path,
+    tmp_path: Path, count: int
 ) -> None:
     scenario = Scenario(
         launch=launch_python,
         seed=SEED,
-        count=2_000,
+        count=count,
         max_body=PYTHON_MAX_BODY,
         client_ms_per_mib=PYTHON_MS_PER_MIB,
     )
@@ -29,4 +32,4 @@ def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_tw
     print(f"\nofficial Python client, seed {SEED}\n{table(outcome.reports)}")
     assert outcome.errors == []
     assert [report.faults for report in outcome.reports] == [[], [], []]
-    assert [report.sent for report in outcome.reports] == [2_000] * 3
+    assert [report.sent for report in outcome.reports] == [count] * 3

@@ -13,6 +13,8 @@ from e2e.shared_group import SharedGroup
 
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 
+pytestmark = pytest.mark.alone
+
 
 def settle_all(run: SharedGroup) -> None:
     print(f"\nseed {run.seed}: {run.count} messages, {run.keys} keys, kinds {run.kinds}")

@@ -68,6 +68,23 @@ def test_a_returned_message_outlives_the_retention_and_keeps_its_place_and_attem
     assert core.broker.pops.metrics.expired == 1, "b1 was never delivered"
 
 
+def test_a_returned_message_that_waits_outlives_every_round_of_retention(tmp_path: Path) -> None:
+    """Seed 183: the second round took it out of the line, though it was not over."""
+    core = on(tmp_path)
+    for name in (b"a1", b"a2", b"b1", b"b2"):
+        core.send("orders", name, message_group=name[:1].decode())
+    first, _ = core.receive("orders", "g", limit=2, invisible_ms=1_000)
+    core.change("orders", "g", first.handle, HOUR_MS)
+    core.advance(1_100)  # a2 came back, and waits behind a1
+    topic = core.broker.registry.topic("orders")
+    for minimum in (3, 4):
+        core.broker.store.queue(topic.id, 0).raise_minimum(minimum)
+        core.receive("orders", "g", invisible_ms=HOUR_MS)
+    core.advance(HOUR_MS + 1_000)
+    found = core.receive("orders", "g")
+    assert attempts(found) == [("a1", 2), ("a2", 2), ("b2", 2)]
+
+
 def test_what_was_never_delivered_expires_and_the_offset_moves_past_it(tmp_path: Path) -> None:
     core = on(tmp_path)
     for name in (b"a1", b"a2"):

@@ -14,6 +14,7 @@ from sim import planted_pop as pop
 from sim import planted_retention as retention
 from sim import planted_store as store
 from sim import planted_tables as tables
+from sim import planted_undo as undo
 
 Patch = pytest.MonkeyPatch
 
@@ -104,6 +105,11 @@ PLANTED = [
     Planted("renewed delivery comes back", operators.renewed_delivery_comes_back, 150),
     Planted("silent client keeps", operators.silent_client_keeps_its_deliveries, 150),
     Planted("good-bye ignored", operators.good_bye_ignored, 150),
+    Planted("undone attempt counted", undo.undone_attempt_counted),
+    Planted("undone FIFO attempt counted", undo.undone_fifo_attempt_counted),
+    Planted("last attempt dies unseen", undo.last_attempt_dies_unseen, 150),
+    Planted("cancel ignored", undo.cancel_ignored),
+    Planted("crossed answer not undone", undo.crossed_answer_not_undone),
     Planted("topic expires too early", retention.topic_expires_too_early, retains=True),
     Planted("topic keeps its oldest", retention.topic_keeps_its_oldest, retains=True),
     Planted("topic's expiry not counted", retention.expired_by_topic_not_counted, retains=True),
@@ -117,5 +123,11 @@ PLANTED = [
     ),
     Planted("moved record ignored", retention.moved_record_ignored_at_recovery, 200, retains=True),
     Planted("rebuilt from 0", retention.numbers_begin_at_0_in_a_rebuilt_index, 80, retains=True),
+    Planted(
+        "returned message forgotten by retention",
+        retention.what_came_back_is_forgotten_by_the_next_round,
+        150,
+        retains=True,
+    ),
     Planted("too early", retention.messages_expire_too_early, retains=True),
 ]

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.broker import Broker
 from popmq.broker.meta.topic_expiry import TopicExpiry
+from popmq.broker.pop.order_info import OrderInfo
 from popmq.broker.pop.pop_service import PopService
+from popmq.broker.record_applier import RecordApplier
 from popmq.broker.store import (
     retention,
 )
@@ -44,13 +45,13 @@ def deleted_before_the_moves_are_confirmed(patch: Patch) -> None:
 
 
 def moved_record_ignored_at_recovery(patch: Patch) -> None:
-    apply = Broker._apply
+    apply = RecordApplier.apply
 
-    def wrong(self: Broker, record: Any) -> None:
+    def wrong(self: RecordApplier, record: Any) -> None:
         if record.header.kind != RecordKind.MOVED:
             apply(self, record)
 
-    patch.setattr(Broker, "_apply", wrong)
+    patch.setattr(RecordApplier, "apply", wrong)
 
 
 def numbers_begin_at_0_in_a_rebuilt_index(patch: Patch) -> None:
@@ -91,3 +92,8 @@ def expired_by_topic_not_counted(patch: Patch) -> None:
             self.metrics.expired = before
 
     patch.setattr(PopService, "_take", wrong)
+
+
+def what_came_back_is_forgotten_by_the_next_round(patch: Patch) -> None:
+    between = OrderInfo.waiting_between
+    patch.setattr(OrderInfo, "waiting_between", lambda self, start, end: between(self, 0, end))

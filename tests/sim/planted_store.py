@@ -59,6 +59,7 @@ def crc_not_checked(patch: Patch) -> None:
 
     patch.setattr(commit_log, "check_record", wrong)
     patch.setattr(message_reader, "check_record", wrong)
+    patch.setattr(message_reader, "intact_message", lambda data, at, position, size: None)
 
 
 def torn_tail_not_cut(patch: Patch) -> None:

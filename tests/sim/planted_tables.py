@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.broker import Broker
 from popmq.broker.pop import ack_service
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -13,6 +12,7 @@ from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.pop_check_point import ReviveKind
 from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.pop.revive_service import ReviveService
+from popmq.broker.record_applier import RecordApplier
 from popmq.broker.server import BrokerServer
 from popmq.broker.store import (
     message_store,
@@ -27,13 +27,13 @@ Patch = pytest.MonkeyPatch
 
 
 def token_of_a_retry_ignored_at_recovery(patch: Patch) -> None:
-    apply = Broker._apply
+    apply = RecordApplier.apply
 
-    def wrong(self: Broker, record: Any) -> None:
+    def wrong(self: RecordApplier, record: Any) -> None:
         if record.header.kind != RecordKind.MESSAGE:
             apply(self, record)
 
-    patch.setattr(Broker, "_apply", wrong)
+    patch.setattr(RecordApplier, "apply", wrong)
 
 
 def ack_applied_but_not_logged(patch: Patch) -> None:
@@ -158,10 +158,10 @@ def outcomes_not_restored(patch: Patch) -> None:
 
 def replayed_by_the_wall_clock(patch: Patch) -> None:
     """Records are applied with the wall time at which they were written."""
-    apply = Broker._apply
+    apply = RecordApplier.apply
 
-    def wrong(self: Broker, record: Any) -> None:
+    def wrong(self: RecordApplier, record: Any) -> None:
         header = record.header._replace(log_ms=record.header.wall_ms)
         apply(self, replace(record, header=header))
 
-    patch.setattr(Broker, "_apply", wrong)
+    patch.setattr(RecordApplier, "apply", wrong)

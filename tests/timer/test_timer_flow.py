@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from popmq.broker.broker import Broker
+from popmq.broker.timer import timer_queue
 from popmq.common import hop
 from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult, TimerOutcome
+from popmq.common.message import LARGEST_TOKEN, MESSAGE_HEADER_SIZE
 from popmq.common.topics import TIMER_DLQ_TOPIC, MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker, bodies
@@ -350,7 +352,7 @@ def test_recalled_timers_have_a_bound(core: CoreBroker) -> None:
     for name in ("A", "B"):
         sent(core, b"x", core.clock.wall_ms() + 60_000, message_id=name)
     recall(core, "A")
-    with pytest.raises(TooManyRequests, match="timer.cancelled_limit"):
+    with pytest.raises(TooManyRequests, match=r"timer\.cancelled_limit"):
         recall(core, "B")
 
 
@@ -360,7 +362,7 @@ def test_a_rescheduling_beyond_the_longest_delay_is_refused_and_changes_nothing(
     due_ms = core.clock.wall_ms() + 60_000
     sent(core, b"A", due_ms, message_id="A")
     topic = core.broker.registry.topic("orders").id
-    with pytest.raises(Refused, match="timer.max_delay_ms"):
+    with pytest.raises(Refused, match=r"timer\.max_delay_ms"):
         core.broker.timers.recall.reschedule(topic, "A", due_ms + 400 * 24 * HOUR)
     advance_to(core, due_ms)
     assert received(core) == [b"A"]
@@ -376,3 +378,43 @@ def test_a_replica_enqueues_and_fires_nothing_until_it_is_told(core: CoreBroker)
     core.broker.timers.service.firing = True
     core.run_steps()
     assert bodies(core.receive("orders", "g")) == [b"0", b"1", b"2"]
+
+
+def test_more_timers_than_are_remembered_until_they_are_confirmed_are_read_from_the_log(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_queue, "_REMEMBERED", 200)
+    now = core.clock.wall_ms()
+
+    def put(number: int) -> None:
+        entry = PutEntry(MessageType.DELAY, b"%d" % number, b"", 0, 0, now + 1_000 + number)
+        core.ask(Kind.PUT, hop.encode_put(PutRequest("orders", [entry])), settle=False)
+
+    for number in range(210):
+        put(number)
+    core.settle()
+    core.broker.timers.service.enqueue.step(128)
+    put(210)  # there is room again, but not for those that were passed over
+    core.settle()
+    core.advance(2_000)
+    found: list[bytes] = []
+    while batch := received(core):
+        found += batch
+    assert found == [b"%d" % number for number in range(211)]
+
+
+def test_a_timer_whose_retries_would_not_fit_a_segment_is_refused() -> None:
+    """The token of a retry is longer than a timer's."""
+    store = replace(SMALL.store, segment_bytes=128 << 10)
+    settings = replace(SMALL, store=store, message=replace(SMALL.message, max_body_bytes=1 << 10))
+    core = CoreBroker(settings=settings)
+    core.topic("orders", type=MessageType.MIXED)
+    core.group("g")
+    largest = (128 << 10) - MESSAGE_HEADER_SIZE - LARGEST_TOKEN
+    assert send(core, bytes(largest + 1), -1_000).code == Code.PAYLOAD_TOO_LARGE
+    sent(core, bytes(largest), -1_000)
+    core.advance(2_000)
+    assert len(core.receive("orders", "g", invisible_ms=1_000)) == 1
+    core.advance(2_000)
+    (again,) = core.receive("orders", "g")
+    assert (again.attempt, again.head) == (2, bytes(largest))

@@ -132,8 +132,8 @@ class ColdFile(RealFile):
 
     warmed: ClassVar[set[int]] = set()
 
-    def read_cached(self, size: int, offset: int) -> bytes | None:
-        return self.read(size, offset) if self._fd in self.warmed else None
+    def view_cached(self, size: int, offset: int) -> memoryview | None:
+        return memoryview(self.read(size, offset)) if self._fd in self.warmed else None
 
     def read(self, size: int, offset: int) -> bytes:
         self.warmed.add(self._fd)

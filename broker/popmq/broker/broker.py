@@ -294,12 +294,14 @@ class Broker:
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group; made with the defaults when group.auto_create allows it."""
-        topics.check_group_name(name)
         found = self.registry.find_group(name)
-        if found is None and self.settings.group.auto_create:
+        if found is not None:
+            return found
+        topics.check_group_name(name)
+        if self.settings.group.auto_create:
             wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
             return self.registry.create_group(wanted)
-        return found or self.registry.group(name)
+        return self.registry.group(name)
 
     # -- inside
 
@@ -315,6 +317,7 @@ class Broker:
                 Code.BAD_REQUEST,
                 f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
             )
+        self.store.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         due_ms = 0
         if entry.type == MessageType.DELAY and entry.due_ms:

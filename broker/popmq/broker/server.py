@@ -18,7 +18,7 @@ from popmq.broker.pop_admin import JOBS
 from popmq.common import hop
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
-from popmq.common.hop import AckResult, Delivery, Kind, OnReply, PopReply
+from popmq.common.hop import Delivery, Kind, OnReply, PopReply
 from popmq.common.steps import Done
 
 logger = logging.getLogger(__name__)
@@ -103,13 +103,9 @@ class BrokerServer:
             self._ack(request, on_reply)
 
     def _ack(self, request: hop.AckRequest, on_reply: OnReply) -> None:
-        results = []
-        for handle in request.handles:
-            try:
-                self._broker.acks.ack(topic=request.topic, group=request.group, handle=handle)
-                results.append(hop.ACKED)
-            except PopmqError as error:
-                results.append(AckResult(error.code, str(error)))
+        results = self._broker.acks.ack(
+            topic=request.topic, group=request.group, handles=request.handles
+        )
         self._reply(on_reply, lambda: hop.encode_ack_reply(results))
 
     def _receive(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:

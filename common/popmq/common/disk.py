@@ -91,8 +91,9 @@ class RealFile:
     def read(self, size: int, offset: int) -> bytes:
         return os.pread(self._fd, size, offset)
 
-    def read_cached(self, size: int, offset: int) -> bytes | None:
-        """Like `read`, but None where the disk would have to be waited for."""
+    def view_cached(self, size: int, offset: int) -> memoryview | None:
+        """Like `read`, but None where the disk would have to be waited for; what it gives is good
+        until this thread reads again."""
         if self._read_ahead:
             # The kernel's would fetch up to 8 MiB at once, behind which a group commit waits.
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -103,15 +104,15 @@ class RealFile:
             while done < size:
                 count = os.preadv(self._fd, [view[done:]], offset + done, os.RWF_NOWAIT)
                 if count == 0:
-                    return bytes(view[:done])
+                    return view[:done]
                 done += count
         except BlockingIOError:
             return None
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-            return self.read(size, offset)  # a file system that cannot tell
-        return bytes(view)
+            return memoryview(self.read(size, offset))  # a file system that cannot tell
+        return view
 
     def warm(self, size: int, offset: int) -> None:
         """Read the bytes, and some that who reads on will want, from the disk into memory."""
@@ -206,12 +207,17 @@ def _scratch() -> bytearray:
 
 def read_or_cold(file: DiskFile, size: int, offset: int) -> bytes:
     """The bytes if they are in memory; else ColdRead. Disks other than the real one are warm."""
+    return bytes(view_or_cold(file, size, offset))
+
+
+def view_or_cold(file: DiskFile, size: int, offset: int) -> memoryview:
+    """Like `read_or_cold`, without a copy: the view is good until this thread reads again."""
     if not isinstance(file, RealFile):
-        return file.read(size, offset)
-    data = file.read_cached(size, offset)
-    if data is None:
+        return memoryview(file.read(size, offset))
+    view = file.view_cached(size, offset)
+    if view is None:
         raise ColdRead(lambda: file.warm(size, offset))
-    return data
+    return view
 
 
 def skip_unwritten(file: DiskFile, offset: int) -> int | None:

@@ -132,8 +132,7 @@ class ClientsReport(NamedTuple):
 AUTO_RENEW = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PopRequest:
+class PopRequest(NamedTuple):
     topic: str
     group: str
     client_id: str
@@ -307,39 +306,31 @@ def encode_pop(request: PopRequest) -> bytes:
 def decode_pop(body: bytes) -> PopRequest:
     reader = PayloadReader(body)
     limit, poll, invisible, reply_bytes, _, queue, flags, filter_type, _ = reader.fields(_POP)
+    topic, group, client_id = reader.text(), reader.text(), reader.text()
+    expression, attempt_id = reader.text(), reader.text()
     return PopRequest(
-        limit=limit,
-        poll_ms=poll,
-        invisible_ms=invisible,
-        reply_bytes=reply_bytes,
-        queue_id=queue,
-        auto_renew=bool(flags & AUTO_RENEW),
-        filter_type=filter_type,
-        topic=reader.text(),
-        group=reader.text(),
-        client_id=reader.text(),
-        expression=reader.text(),
-        attempt_id=reader.text(),
+        topic,
+        group,
+        client_id,
+        limit,
+        invisible,
+        poll,
+        queue,
+        bool(flags & AUTO_RENEW),
+        filter_type,
+        expression,
+        attempt_id,
+        reply_bytes,
     )
 
 
 def encode_pop_reply(reply: PopReply) -> bytes:
     parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
-    for one in reply.deliveries:
-        parts += (
-            _DELIVERY.pack(
-                one.queue_id,
-                one.queue_offset,
-                one.attempt,
-                one.stored_ms,
-                len(one.handle),
-                len(one.head),
-                len(one.properties),
-            ),
-            one.handle,
-            one.head,
-            one.properties,
+    for queue, offset, attempt, stored, handle, head, properties in reply.deliveries:
+        fields = _DELIVERY.pack(
+            queue, offset, attempt, stored, len(handle), len(head), len(properties)
         )
+        parts += (fields, handle, head, properties)
     return b"".join(parts)
 
 

@@ -46,13 +46,14 @@ _FRONT = struct.Struct(">II")
 _REST = struct.Struct(">BBHIQQQIIQ")
 _HEADER = struct.Struct(">IIBBHIQQQIIQ")
 _MESSAGE = struct.Struct(">QIIHHI")
+_HEADER_AND_MESSAGE = struct.Struct(">IIBBHIQQQIIQQIIHHI")
 _REST_AND_MESSAGE = struct.Struct(">BBHIQQQIIQQIIHHI")
 _TOKEN = struct.Struct(">BBHIQIIQQ")  # version 1
 _TOKEN_2 = struct.Struct(">BBHIQIIQQQ")
 _DEAD, _REDRIVEN, _PARKED = 1, 2, 4  # flags of a token
 
 assert _FRONT.size + _REST.size == _HEADER.size == HEADER_SIZE
-assert _HEADER.size + _MESSAGE.size == MESSAGE_HEADER_SIZE
+assert _HEADER_AND_MESSAGE.size == _HEADER.size + _MESSAGE.size == MESSAGE_HEADER_SIZE
 
 
 class RecordKind(IntEnum):
@@ -64,6 +65,9 @@ class RecordKind(IntEnum):
     EPOCH_START = 6  # first record of each start as master
     TIMER = 8  # how a timer ended that leaves no message: a firing token
     MOVED = 7  # a MESSAGE again, whose first place retention deletes; same identity, no new unit
+
+
+_WITH_MESSAGE = (int(RecordKind.MESSAGE), int(RecordKind.MOVED))
 
 
 class BadRecord(Exception):
@@ -225,8 +229,8 @@ def encode_record(
         queue_id,
         queue_offset,
     )
-    front = _FRONT.pack(size or HEADER_SIZE + len(body), crc32c(body, crc32c(rest)))
-    return front + rest + body
+    tail = rest + body
+    return _FRONT.pack(size or HEADER_SIZE + len(body), crc32c(tail)) + tail
 
 
 def encode_message(
@@ -312,11 +316,7 @@ def decode_message(
     head_at = token_at + token_size
     properties_at = head_at + head_size
     end = properties_at + properties_size
-    if (
-        header.kind not in (RecordKind.MESSAGE, RecordKind.MOVED)
-        or end != offset + header.size
-        or end > len(data)
-    ):
+    if header.kind not in _WITH_MESSAGE or end != offset + header.size or end > len(data):
         raise BadRecord(f"record at {header.position} is not a message")
     token = decode_token(bytes(data[token_at:head_at])) if token_size else None
     return StoredMessage(
@@ -324,6 +324,60 @@ def decode_message(
         tag_hash,
         attempt,
         token,
+        bytes(data[head_at:properties_at]),
+        bytes(data[properties_at:end]),
+    )
+
+
+def intact_message(
+    data: bytes | memoryview, at: int, position: int, size: int
+) -> StoredMessage | None:
+    """`check_record` and `decode_message` in one go, because this runs for all that is delivered.
+
+    The record of `size` bytes is at byte `at` of `data`.  None when `check_record` would raise or
+    find another size: it can say why.  Raises BadRecord for a token that nobody can read.
+    """
+    end = at + size
+    if size < MESSAGE_HEADER_SIZE or end > len(data):
+        return None
+    (
+        said_size,
+        crc,
+        version,
+        kind,
+        flags,
+        epoch,
+        said_position,
+        log_ms,
+        wall_ms,
+        topic_id,
+        queue_id,
+        queue_offset,
+        tag,
+        head_size,
+        properties_size,
+        token_size,
+        attempt,
+        _,
+    ) = _HEADER_AND_MESSAGE.unpack_from(data, at)
+    head_at = at + MESSAGE_HEADER_SIZE + token_size
+    properties_at = head_at + head_size
+    if (
+        said_size != size
+        or said_position != position
+        or version != RECORD_VERSION
+        or kind not in _WITH_MESSAGE
+        or properties_at + properties_size != end
+        or crc32c(data[at + 8 : end]) != crc
+    ):
+        return None
+    return StoredMessage(
+        Header(
+            size, kind, flags, epoch, position, log_ms, wall_ms, topic_id, queue_id, queue_offset
+        ),
+        tag,
+        attempt,
+        decode_token(bytes(data[head_at - token_size : head_at])) if token_size else None,
         bytes(data[head_at:properties_at]),
         bytes(data[properties_at:end]),
     )

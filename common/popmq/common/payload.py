@@ -71,8 +71,12 @@ class PayloadReader:
         return value
 
     def text(self) -> str:
-        (size,) = self.fields(U16)
+        start = self.at + U16.size
+        end = start + int.from_bytes(self.data[self.at : start], "big")
+        if end > len(self.data):
+            raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
+        self.at = end
         try:
-            return self.take(size).decode()
+            return self.data[start:end].decode()
         except UnicodeDecodeError as error:
             raise Refused(Code.BAD_REQUEST, "the frame's payload has bytes, not text") from error

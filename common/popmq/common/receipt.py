@@ -27,8 +27,10 @@ from popmq.common.errors import InvalidReceiptHandle
 HANDLE_VERSION = 2
 _SIGNATURE_SIZE = 16
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
+_FILLER = b"="
 # topic_id, group_id, queue_id, attempt, epoch, sequence
 _SIGNED = struct.Struct(">IIIHIQ")
+_Signed = tuple[str, int, int, int, int, int, int]  # the broker's name and those
 _MEMBER = struct.Struct(">QB")
 _CHECK = struct.Struct(">I")
 _BEHIND_NAME = _SIGNED.size + _SIGNATURE_SIZE + _MEMBER.size + _CHECK.size
@@ -82,7 +84,7 @@ def encode_member(signed: bytes, queue_offset: int, member: int) -> bytes:
     """The handle of one message."""
     data = signed + _MEMBER.pack(queue_offset, member)
     text = b2a_base64(data + _CHECK.pack(crc32c(data)), newline=False)
-    return text.translate(_TO_URL).rstrip(b"=")
+    return text.translate(_TO_URL, _FILLER)
 
 
 class ReceiptReader:
@@ -92,7 +94,7 @@ class ReceiptReader:
     _REMEMBERED = 4_096
 
     def __init__(self) -> None:
-        self._right: dict[bytes, None] = {}
+        self._right: dict[bytes, _Signed] = {}
 
     def decode(self, raw: bytes, key: bytes) -> ReceiptHandle:
         """The handle, if it was made with `key`; else InvalidReceiptHandle that says what is
@@ -102,7 +104,8 @@ class ReceiptReader:
         fields_end = name_end + _SIGNED.size
         member_at = fields_end + _SIGNATURE_SIZE
         signed = key + data[:member_at]
-        if signed not in self._right:
+        known = self._right.get(signed)
+        if known is None:
             if not hmac.compare_digest(
                 _signature(key, data[:fields_end]), data[fields_end:member_at]
             ):
@@ -112,10 +115,10 @@ class ReceiptReader:
                 )
             if len(self._right) >= self._REMEMBERED:
                 self._right.clear()
-            self._right[signed] = None
-        topic, group, queue, attempt, epoch, sequence = _SIGNED.unpack_from(data, name_end)
+            fields = _SIGNED.unpack_from(data, name_end)
+            known = self._right[signed] = (data[2:name_end].decode(), *fields)
+        broker, topic, group, queue, attempt, epoch, sequence = known
         offset, member = _MEMBER.unpack_from(data, member_at)
-        broker = data[2:name_end].decode()
         return ReceiptHandle(broker, topic, group, queue, offset, attempt, epoch, sequence, member)
 
 
@@ -130,7 +133,7 @@ def broker_of(raw: bytes) -> str:
 
 def _unpacked(raw: bytes) -> bytes:
     try:
-        data = a2b_base64(raw.translate(_FROM_URL) + b"=" * (-len(raw) % 4))
+        data = a2b_base64(raw.translate(_FROM_URL) + _FILLER * (-len(raw) % 4))
     except (binascii.Error, ValueError) as error:
         raise InvalidReceiptHandle("the receipt handle is not base64 text") from error
     if len(data) < 2 or len(data) != 2 + data[1] + _BEHIND_NAME:

@@ -11,7 +11,7 @@ from popmq.testing.history import Held, Life, Pop, Reader, Sent
 
 def may_be_dead(reader: Reader, life: Life) -> bool:
     """Whether a dead letter of it is possible, lost replies counted."""
-    unseen = reader.lost_pops - life.lost_pops
+    unseen = reader.unseen(life)
     last = life.attempt + unseen >= reader.group.max_attempts
     return last or bool(life.rejected or life.dead or life.said or life.ending)
 
@@ -29,9 +29,10 @@ def look(pop: Pop, life: Life, attempt: int, *, forgotten: bool) -> None:
     # reset's record, as a buffered group's.
     asked_before = pop.asked_at <= reader.reset_at and not reader.resets_open
     life.loose |= asked_before or (reader.resets_open > 0 and reader.group.buffered)
-    unseen = reader.lost_pops - life.lost_pops
+    unseen = reader.unseen(life)
     earlier = attempt <= life.attempt - forgotten or life.rejected
-    if life.again and earlier and attempt <= 1 + unseen and life.acked != 2:
+    could_die = life.acked != 2 or life.inherits
+    if life.again and earlier and attempt <= 1 + unseen and could_die:
         life.again -= 1
         life.begin_again(life.lost_pops)
 
@@ -51,17 +52,36 @@ def over_because(held: Held) -> str:
 
 
 def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
-    """Every letter of a group may come back once more."""
+    """Every letter of the readers' group may come back once more; of `readers`, some may be an
+    earlier group's of that name: its letters are sent to the one that has the name now."""
     for reader in readers:
+        others = [one for one in readers if one.group is not reader.group]
+        before = [one for one in others if one.topic is reader.topic]
         for sent in messages:
-            life = reader.lives.get(sent.number)
-            if sent.topic is not reader.topic or (life is None and not reader.lost_pops):
+            if sent.topic is not reader.topic:
+                continue
+            inherited = sum(_may_have_died(one, sent) for one in before)
+            if not inherited and not _may_have_come(reader, sent):
                 continue
             life = reader.lives.setdefault(sent.number, Life())
-            if life.letters:
+            if inherited:
+                # Two copies are on their way, unless its own is certainly over.
+                life.loose |= life.acked != 2 or life.letters
+                life.inherits = True
+                life.again += inherited
+            elif life.letters:
                 life.loose = True  # a letter of an earlier chain, beside what is on its way
             elif may_be_dead(reader, life):
                 life.again += 1
+
+
+def _may_have_come(reader: Reader, sent: Sent) -> bool:
+    return sent.number in reader.lives or reader.unseen(Life()) > 0
+
+
+def _may_have_died(reader: Reader, sent: Sent) -> bool:
+    life = reader.lives.get(sent.number, Life())
+    return _may_have_come(reader, sent) and may_be_dead(reader, life)
 
 
 def reset_done(
@@ -79,7 +99,8 @@ def reset_done(
         if sent.topic is not reader.topic or (sent.queue_id not in (-1, *offsets)):
             continue
         life = reader.lives.setdefault(sent.number, Life())
-        popped = life.attempt > 0 or reader.lost_pops > life.lost_pops or life.chain > 0
+        popped = life.attempt > 0 or reader.unseen(life) > 0 or life.chain > 0
+        popped = popped or reader.left_pops > 0  # what is undone is a retry, too
         perhaps_acked = life.loose and life.acked > 0  # perhaps since
         life.letters |= popped and may_be_dead(reader, life)
         life.loose |= unknown or (retries_left and popped)

@@ -30,7 +30,10 @@ class ClientLives:
 
     def left(self, held: Held) -> bool:
         """Whether its client said good-bye since: then it is back at once."""
-        return self._left_ms.get(held.renewed_by, -1) >= held.asked_log_ms
+        return self.left_since(held.renewed_by, held.asked_log_ms)
+
+    def left_since(self, client_id: str, log_ms: int) -> bool:
+        return self._left_ms.get(client_id, -1) >= log_ms
 
     def keeps(self, held: Held, log_ms: int) -> bool:
         """Whether the delivery's client has been alive ever since, so that it may not end."""

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from popmq.testing.chains import may_be_over
-from popmq.testing.history import Held, Place, Pop, Reader, Sent
+from popmq.testing.history import Held, Life, Place, Pop, Reader, Sent
 
 if TYPE_CHECKING:
     from popmq.testing.oracle import Oracle
@@ -42,7 +42,8 @@ class FifoOrder:
     def _check(self, reader: Reader, held: Held, together: set[int]) -> None:
         sent, life = held.sent, held.life
         later, chain = self._behind.get((id(reader), sent.number), (0, -1))
-        if chain == life.chain:
+        # Where it had expired, a crash took that back.
+        if chain == life.chain and not sent.expired:
             self._complain(f"{self._who(held)} comes after {later} of its key was delivered", held)
         for before in self._before(reader, sent):
             if before.number in together:
@@ -50,7 +51,7 @@ class FifoOrder:
             other = reader.lives.get(before.number)
             exists = before.ok_at or (other is not None and other.attempt)
             over = before.expired or (other is not None and may_be_over(reader, other))
-            unseen = other is None and reader.lost_pops >= reader.group.max_attempts
+            unseen = other is None and reader.unseen(Life()) >= reader.group.max_attempts
             if exists and not over and not unseen:
                 self._complain(
                     f"{self._who(held)} delivered, {before.number} of its key is not over", held

@@ -45,6 +45,9 @@ class Reader:
     tags: tuple[str, ...] = ()
     open_pops: int = 0
     lost_pops: int = 0
+    left_pops: int = 0  # their clients left
+    crossing: int = 0  # of those, answered before the broker heard of it
+    undone_pops: int = 0  # of those, what the broker has to undo while it lives
     lost_at: int = 0  # event number; also of a reset: who holds what is not sure
     resets_open: int = 0
     reset_at: int = 0  # event number at which the last one was asked for
@@ -53,6 +56,10 @@ class Reader:
     @property
     def alive(self) -> bool:
         return not self.group.gone and not self.topic.gone
+
+    def unseen(self, life: "Life") -> int:
+        """Deliveries since the life's last one that may count, and that nobody saw."""
+        return self.lost_pops + self.crossing - life.lost_pops
 
     def accepts(self, sent: Sent) -> bool:
         return not self.tags or sent.tag in self.tags
@@ -72,6 +79,7 @@ class Life:
     chain: int = 0  # how often it began anew, after a reset or a redrive
     again: int = 0  # redrives that may have sent it back
     letters: bool = False  # an earlier chain may have died
+    inherits: bool = False  # some of the letters sent back may be an earlier group's
     loose: bool = False  # nobody knows how many copies of it there are
     passed: bool = False  # a reset may have passed over it
     said: bool = False  # an operator may have skipped it, or made it a dead letter
@@ -101,6 +109,8 @@ class Held:
     acks_open: int = 0  # asked, not answered
     changes_open: int = 0
     era: int = 0  # crashes before it
+    process: int = 0  # starts of the broker before it
+    recorded: bool = False  # a change made it, so that it is a record
     chain: int = 0
     received_at: int = 0  # event number
     rejected: bool = False
@@ -126,6 +136,8 @@ class Pop:
     lost_before: int = 0  # pops of the reader that were lost when it was asked for
     attempt_id: str = ""
     client_id: str = ""  # of a push consumer
+    repeats: bool = False  # an earlier receive, by its attempt id
+    crossing: bool = False  # answered when its client had left
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ if TYPE_CHECKING:
     from popmq.testing.oracle import Oracle
 
 LIMBO_MS = 2_000
-FIFO_MS = 8_000  # the longest that anything is invisible where FIFO groups are
 
 
 def check_limbo(oracle: "Oracle", before: Held, life: Life, who: str) -> None:
     """It came again, and `before` is its last delivery."""
     began = max(oracle.healed_ms, before.asked_ms)
     # A key goes on when all that was delivered together is back.
-    away_ms = max(before.invisible_ms, FIFO_MS if before.reader.group.fifo else 0)
+    away_ms = max(before.invisible_ms, oracle.longest_ms if before.reader.group.fifo else 0)
     late = oracle.now_ms - began - away_ms - oracle.clients.silence_ms(before)
     if before.superseded != 1 and late > LIMBO_MS:
         oracle.complain("I2 no-limbo", f"{who}: came back {late} ms late", life)

@@ -22,9 +22,11 @@ class Oracle:
         self._numbered: dict[tuple[Place, int, int], Sent] = {}
         self.log_lost = False  # a damaged sector took durable records along: only bytes count
         self.parks = False  # FIFO groups hold few open messages and park keys
+        self.longest_ms = 0  # that anything is invisible
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.at = 0  # event number
         self.era = 0  # crashes so far
+        self.process = 0  # ends of the broker so far, clean or not
         self.clients = ClientLives()
         self.forgotten = 0  # deliveries that came again as the same attempt, as they may
         self.now_ms = 0
@@ -54,9 +56,41 @@ class Oracle:
     # -- receive
 
     def pop_lost(self, pop: Pop) -> None:
-        pop.reader.open_pops -= 1
+        self._over(pop)
         pop.reader.lost_pops += 1
+
+    def pop_crossed(self, pop: Pop) -> None:
+        """It was answered to nobody, and the broker does not know that yet."""
+        pop.crossing = True
+        pop.reader.crossing += 1
+
+    def pop_left(self, pop: Pop) -> None:
+        """Its client left before it had an answer: it counts for nothing, unless its time was
+        over by then, or others have a part in what it was given."""
+        reader = pop.reader
+        reader.left_pops += 1
+        ended = self.log_ms - pop.asked_log_ms >= pop.invisible_ms
+        if ended or pop.repeats or self.clients.left_since(pop.client_id, pop.asked_log_ms):
+            self.pop_lost(pop)
+            return
+        self._over(pop)
+        reader.undone_pops += 1
+
+    def _over(self, pop: Pop) -> None:
+        pop.reader.open_pops -= 1
+        pop.reader.crossing -= pop.crossing
         pop.reader.lost_at = self.at
+
+    def all_undone(self) -> None:
+        """Of the receives whose clients left nothing is in flight any more, on the disk too."""
+        for reader in self.readers:
+            reader.undone_pops = 0
+
+    def ended(self) -> None:
+        """The broker ended: what it was to undo may count."""
+        for reader in self.readers:
+            reader.lost_pops += reader.undone_pops
+            reader.undone_pops = 0
 
     def delivered(
         self, pop: Pop, number: int, head: bytes, properties: bytes, attempt: int, handle: bytes
@@ -87,6 +121,7 @@ class Oracle:
         times = pop.asked_log_ms, pop.asked_ms, pop.invisible_ms
         held = Held(reader, sent, attempt, handle, *times, era=self.era, chain=life.chain)
         held.push, held.renewed_by = bool(pop.client_id), pop.client_id
+        held.process = self.process
         held.received_at = self.at
         life.attempt, life.lost_pops, life.held = attempt, pop.lost_before, held
         return held
@@ -98,7 +133,7 @@ class Oracle:
             self.complain("I5 ack-final", f"{who}: delivered after its reject was OK", life)
         if attempt > pop.reader.group.max_attempts or life.dead:
             self.complain("I8 max-N", f"{who}: attempt {attempt} after the last one", life)
-        unseen = pop.reader.lost_pops - life.lost_pops
+        unseen = pop.reader.unseen(life)
         before = life.held
         forgotten = before is not None and self.may_be_forgotten(before)
         if not life.attempt - forgotten < attempt <= life.attempt + 1 + unseen:
@@ -136,6 +171,7 @@ class Oracle:
         fresh = known and elapsed < held.invisible_ms
         steady = held.reader.alive and not held.superseded and not held.changes_open
         sure = not self.log_lost and not self.may_be_forgotten(held)
+        sure = sure and not (held.life.acked and self._never_written(held))
         sure = sure and held.chain == held.life.chain and not held.life.loose
         life = held.life
         sure = sure and not held.reader.resets_open
@@ -144,7 +180,13 @@ class Oracle:
 
     def may_be_forgotten(self, held: Held) -> bool:
         """Its check point was in memory only, perhaps, and a crash came since."""
-        return held.reader.group.buffered and held.era < self.era
+        return held.reader.group.buffered and held.era < self.era and not held.recorded
+
+    def _never_written(self, held: Held) -> bool:
+        """Its check point and its ack met in memory, perhaps, and that broker has ended: the
+        ack cannot be repeated (docs/concepts/pop.md, Buffered check points)."""
+        in_memory = held.reader.group.buffered and not held.recorded
+        return in_memory and held.process < self.process
 
     def acked(self, held: Held, ok: bool, refuse: str) -> None:
         life = held.life
@@ -185,6 +227,7 @@ class Oracle:
         times = asked.asked_log_ms, asked.asked_ms, invisible_ms
         new = Held(held.reader, held.sent, held.attempt, handle, *times, era=self.era)
         new.chain, new.push = held.chain, held.push
+        new.process, new.recorded = self.process, True
         if life.held is held:
             life.held = new
         return new

@@ -58,6 +58,22 @@ class Actions:
                 client_id=rng.choice(PUSH_CLIENTS) if self._pushes and rng.random() < 0.3 else "",
             )
 
+    def _leave(self) -> None:
+        """A consumer asks, and does not wait for the answer; another one comes."""
+        rng, machine, reader = self.rng, self.machine, self._reader()
+        if reader is None:
+            return
+        limit, invisible_ms = rng.choice((1, 8)), rng.choice(self._invisible_ms)
+        self.clients.receive(reader, limit=limit, invisible_ms=invisible_ms)
+        machine.settle(until=lambda: rng.random() < 0.3)
+        self.clients.leave()
+        if rng.random() < 0.6:
+            machine.settle(until=lambda: rng.random() < 0.1)
+            self.clients.hear_of_leaving()
+            machine.step()
+            machine.settle(until=lambda: rng.random() < 0.05)
+            self.clients.receive(reader, limit=32, invisible_ms=MAX_INVISIBLE_MS)
+
     def _some_held(self) -> Held | None:
         held = self.clients.held
         if len(held) > 60:

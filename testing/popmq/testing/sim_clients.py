@@ -134,6 +134,7 @@ class Clients(Requests):
         )
         pop.client_id, pop.attempt_id = client_id, attempt_id
         pop.lost_before = reader.lost_pops
+        pop.repeats = repeats
         if repeats:
             pop.invisible_ms = 0  # what it is given again was made by an earlier one
         if client_id:
@@ -191,17 +192,6 @@ class Clients(Requests):
         return self._oracle.delivered(
             pop, number, one.head, one.properties, one.attempt, one.handle
         )
-
-    def cancel(self) -> None:
-        """A client that waits goes away."""
-        waiting = [number for number, one in self._open.items() if one.pop and one.pop.poll_ms]
-        if waiting:
-            number = self._rng.choice(waiting)
-            request = self._open.pop(number)
-            self._machine.server.cancel(request.id)
-            self._note(f"cancel {number}")
-            self._tally.hit(Sometimes.CANCELLED)
-            request.lost()
 
     # -- acks
 

@@ -62,7 +62,7 @@ def drain(
         machine.run_steps()
     for reader in lasting:
         _empty(machine, clients, reader)
-    if not retention.on and not oracle.log_lost:
+    if not oracle.log_lost:
         _send_back(machine, clients, oracle, lasting)
     if retention.on:
         _grow_old(machine, clients, oracle, lasting + auditors, retention, topic_retention)

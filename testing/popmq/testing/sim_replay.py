@@ -42,7 +42,15 @@ class Replay(Enum):
 
 
 class ReplayCheck:
-    def __init__(self, settings: Settings, clock: ManualClock, oracle: Oracle) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: ManualClock,
+        oracle: Oracle,
+        raised: set[tuple[int, int]],
+    ) -> None:
+        """`raised` are the queues of which something expired, as far as the run goes."""
+        self._raised = raised
         self._settings = settings
         self._clock = clock
         self._oracle = oracle
@@ -140,12 +148,12 @@ class ReplayCheck:
             group = first.registry.group_by_id(place[0])
             topic = first.registry.topic_by_id(place[1])
             brief = topic is not None and topic.retention_ms > 0  # its minimum may go back
-            expired = first.store.queue(*place[1:]).min_offset > 0
+            expired = place[1:] in self._raised or first.store.queue(*place[1:]).min_offset > 0
             soft = brief or expired or (group is not None and group.name in filtering)
             mine, theirs = one.get(place), other.get(place)
             if mine is None or theirs is None:
-                # A first look that found nothing is no record.
-                looked = mine is not None and not mine.open and (soft or not mine.logged)
+                # A first look that found nothing is no record, wherever it began.
+                looked = mine is not None and not any(_hard(mine))
                 if not looked:
                     self._complain(f"progress {place}: {_show(mine)} and {_show(theirs)}")
             elif _hard(mine) != _hard(theirs) or (not soft and _read(mine) != _read(theirs)):
@@ -192,10 +200,11 @@ def _hard(progress: QueueProgress) -> tuple[object, ...]:
     """What records say: where it was read up to, where its line begins, and the line."""
     line = [(ck.next_offset, ck.finished) for ck in progress.open]
     begins = progress.open[0].start_offset if progress.open else progress.logged
+    committed = progress.committed if progress.open else 0
     if isinstance(progress, FifoProgress):
         held, attempts = sorted(progress.held), sorted(progress.attempts.items())
         return progress.logged, progress.in_flight, held, attempts
-    return progress.logged, begins, progress.in_flight, line
+    return progress.logged, begins, committed, progress.in_flight, line
 
 
 def _read(progress: QueueProgress) -> tuple[int, int]:

@@ -25,6 +25,7 @@ class _Request:
     lost: Callable[[], None]
     pop: Pop | None = None
     id: int = 0
+    left: bool = False  # its client is gone, and the broker will hear of that
 
 
 class Requests:
@@ -42,6 +43,7 @@ class Requests:
         self._tally = tally
         self._note = note
         self._open: dict[int, _Request] = {}
+        self._crossed: list[_Request] = []  # answered after their clients had left
         self._number = 0
         self.uniform = 0  # size of every body; 0: sizes vary
         self.topics: dict[str, Place | None] = {}  # None: a create or delete was not answered
@@ -57,15 +59,49 @@ class Requests:
 
     def crashed(self) -> None:
         """No open request will ever be answered."""
-        waiting, self._open = self._open, {}
-        for request in waiting.values():
+        waiting, self._open = [*self._open.values(), *self._crossed], {}
+        self._crossed = []
+        for request in waiting:
             request.lost()
+        self._oracle.ended()
 
     def lose(self, numbers: list[int]) -> None:
         """A proxy ends: its requests are not answered, and whoever waited there is gone."""
         for number in numbers:
-            request = self._open.pop(number)
-            self._machine.server.cancel(request.id)
+            self._cancel(self._open.pop(number))
+
+    def leave(self) -> None:
+        """The client of a receive goes away; the broker hears of it now, or after its answer."""
+        asking = [number for number, one in self._open.items() if one.pop and not one.left]
+        if not asking:
+            return
+        number = self._rng.choice((asking[-1], self._rng.choice(asking)))
+        self._tally.hit(Sometimes.CANCELLED)
+        if self._rng.random() < 0.5:
+            self._note(f"cancel {number}")
+            self._cancel(self._open.pop(number))
+        else:
+            self._note(f"{number} is left alone")
+            self._open[number].left = True
+
+    def hear_of_leaving(self) -> None:
+        """A cancel reaches the broker, before its answer or after it."""
+        for number in [number for number, one in self._open.items() if one.left]:
+            if self._rng.random() < 0.5:
+                self._note(f"cancel {number}")
+                self._cancel(self._open.pop(number))
+        crossed, self._crossed = self._crossed, []
+        for request in crossed:
+            self._tally.hit(Sometimes.CROSSED)
+            self._cancel(request)
+
+    def _cancel(self, request: _Request) -> None:
+        self._oracle.at += 1
+        self._oracle.log_ms = self._machine.log_ms
+        self._machine.server.cancel(request.id)
+        if request.pop is not None:
+            self._oracle.pop_left(request.pop)
+        else:
             request.lost()
 
     @property
@@ -96,6 +132,12 @@ class Requests:
 
         def on_reply(answer: bytes | PopmqError) -> None:
             if self._open.pop(number, None) is None:
+                return
+            if request.left:
+                self._note(f"{number} is answered, and nobody is there")
+                self._crossed.append(request)
+                if request.pop is not None:
+                    self._oracle.pop_crossed(request.pop)
                 return
             self._oracle.at += 1
             self._oracle.now_ms = self._machine.clock.boot_ms()

@@ -3,13 +3,17 @@
 Looks into the broker at the moment of each cut, when the old records can still be read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from popmq.broker.broker import Broker
+from popmq.broker.pop.offset_reset import OffsetReset, QueueReset
+from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.retention import HOUR_MS, Body
 from popmq.broker.store.unit_check import Unit
 from popmq.common import topics
-from popmq.common.topics import TopicConfig
+from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.testing.history import Life, Reader, Sent
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_machine import Machine
@@ -50,6 +54,8 @@ class RetentionChecks:
         self._moved_before = 0
         self._owed: dict[_Place, int] = {}  # up to which minimum a gap was counted
         self._gaps = 0
+        # Queues of which something had expired, though a crash may have taken that back.
+        self.raised: set[tuple[int, int]] = set()
 
     @property
     def starts_at(self) -> int:
@@ -67,11 +73,10 @@ class RetentionChecks:
         moved, store.on_moved = store.on_moved, self._on_moved
         self._product_moved = moved
         self._cut = self._moves_end = self._moved_before = self._gaps = self._deleted = 0
+        broker.offset_reset = _WatchedReset(broker, self._before_reset, self._after_reset)
         self._owed.clear()
-        for place, progress in broker.table.progress_items():
-            queue = store.queue(*place[1:])
-            self._gaps += max(0, queue.min_offset - progress.cursor)
-            self._owed[place] = queue.min_offset
+        for place, _ in broker.table.progress_items():
+            self._after_reset(place)
         for copy in [copy for copy in self._gone if broker.registry.topic_by_id(copy[0])]:
             if copy[2] >= store.queue(*copy[:2]).min_offset:
                 gone = self._gone.pop(copy)  # it was not deleted, so it is in play again
@@ -138,8 +143,25 @@ class RetentionChecks:
         store = self._machine.broker.store
         for place, progress in self._machine.broker.table.progress_items():
             low = store.queue(*place[1:]).min_offset
-            self._gaps += max(0, low - max(progress.cursor, self._owed.get(place, 0)))
+            self._gaps += _unread(progress, self._owed.get(place, 0), low)
             self._owed[place] = low
+            if low:
+                self.raised.add(place[1:])
+
+    def _before_reset(self, place: _Place) -> None:
+        """What the group would have been told to have missed is passed over by the operator."""
+        self._gaps -= self._missed(place)
+
+    def _after_reset(self, place: _Place) -> None:
+        self._gaps += self._missed(place)
+        self._owed[place] = self._machine.broker.store.queue(*place[1:]).min_offset
+
+    def _missed(self, place: _Place) -> int:
+        """Messages that expired before the group came to them, and that it was not told of."""
+        broker = self._machine.broker
+        progress = broker.table.progress(*place)
+        low = broker.store.queue(*place[1:]).min_offset
+        return _unread(progress, 0, low) if progress is not None else 0
 
     def _check_snapshots(self, position: int) -> None:
         folder = f"{self._machine.settings.broker.data}/snapshot"
@@ -197,11 +219,11 @@ class RetentionChecks:
             )
 
     def _popped(self, copy: _Copy) -> set[int]:
-        """Groups whose cursor is behind the copy."""
+        """Groups that the copy was given to, or that passed over it."""
         return {
             place[0]
             for place, progress in self._machine.broker.table.progress_items()
-            if place[1:] == copy[:2] and progress.cursor > copy[2]
+            if place[1:] == copy[:2] and not _unread(progress, copy[2], copy[2] + 1)
         }
 
     # -- the end
@@ -233,9 +255,7 @@ class RetentionChecks:
         if not self.on or self._oracle.log_lost:
             return
         broker = self._machine.broker
-        waiting = 0
-        for place, progress in broker.table.progress_items():
-            waiting += max(0, broker.store.queue(*place[1:]).min_offset - progress.cursor)
+        waiting = sum(self._missed(place) for place, _ in broker.table.progress_items())
         counted = broker.pops.metrics.expired
         if counted != self._gaps - waiting:
             self._oracle.complain(
@@ -255,3 +275,33 @@ class RetentionChecks:
         found = len(self._machine.disk.names(self._folder))
         if found > bound:
             self._oracle.complain("retention", f"{found} segments, the bound is {bound}")
+
+
+def _unread(progress: QueueProgress, start: int, end: int) -> int:
+    """How many of the offsets [start, end) were not given to the group, nor passed over."""
+    if not isinstance(progress, FifoProgress):
+        return max(0, end - max(progress.cursor, start))
+    start = max(start, progress.committed, progress.expired_to)
+    offsets = range(start, max(start, end))
+    return sum(progress.is_waiting(one) and one not in progress.attempts for one in offsets)
+
+
+class _WatchedReset(OffsetReset):
+    """The broker's resets, looked at before and after each queue's."""
+
+    def __init__(
+        self, broker: Broker, before: Callable[[_Place], None], after: Callable[[_Place], None]
+    ) -> None:
+        super().__init__(
+            broker.store, broker.registry, broker.table, broker.buffer, broker.pops, broker.lookup
+        )
+        self._before, self._after = before, after
+
+    def apply(
+        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, offset: int
+    ) -> QueueReset:
+        place = (group.id, topic.id, queue_id)
+        self._before(place)
+        done = super().apply(group, topic, queue_id, offset)
+        self._after(place)
+        return done

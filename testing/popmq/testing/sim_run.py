@@ -16,6 +16,7 @@ from popmq.common.config import (
     PopSettings,
     Settings,
     StoreSettings,
+    TimerSettings,
 )
 from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
@@ -73,15 +74,17 @@ class Simulator(Actions):
         self.tally = Tally()
         self.oracle = Oracle()
         self.retains = seed % 3 == 0
-        self.keeps_order = not self.retains and self.rng.random() < 0.5
-        self.oracle.parks = self.keeps_order and self.rng.random() < 0.5
+        self.keeps_order = self.rng.random() < 0.5
+        self.oracle.parks = self.keeps_order and not self.retains and self.rng.random() < 0.5
+        self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
         self.machine = Machine(self._settings(), self.rng, self.tally)
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
         self.topic_retention = TopicRetention(self.machine, self.oracle, self.tally, self.retention)
-        self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle)
+        raised = self.retention.raised
+        self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, raised)
         self.machine.on_recovered = self._recovered
         self.lookups = LookupChecks(self.machine, self.oracle, self.tally, self.clients.topics)
         self.machine.index_entries = self.rng.choice((8, *[ENTRIES_PER_FILE] * 4))
@@ -96,7 +99,8 @@ class Simulator(Actions):
             (self._receive, 14),
             (self._ack, 10),
             (self._change, 4),
-            (self.clients.cancel, 1),
+            (self._leave, 3),
+            (self.clients.hear_of_leaving, 4),
             (self._administer, 1),
             (self._loop, 22),
             (self._flush, 18),
@@ -112,8 +116,7 @@ class Simulator(Actions):
             self._actions += [(self._repeat, 4), (self._stick, 1)]
         if self.oracle.parks:
             self._actions += [(self._unpark, 3), (self._stick, 4)]
-        if not self.retains:
-            self._actions += [(self._reset, 2), (self._redrive, 2)]
+        self._actions += [(self._reset, 2), (self._redrive, 2)]
         if self.retains:
             self._long_ms = LONG_MS
             self._invisible_ms = (*INVISIBLE_MS, *LONG_MS)
@@ -178,6 +181,7 @@ class Simulator(Actions):
                 fifo_park_after_ms=500,
             ),
             group=GroupSettings(auto_create=False),
+            timer=TimerSettings(wheel_slots=600, log_segment_bytes=4 << 10),
         )
 
     def _set_up(self) -> None:
@@ -189,13 +193,13 @@ class Simulator(Actions):
         clients.make_topic("t0", self.rng.choice((1, 3)))
         clients.make_topic("t1", 1)
         buffered = self.rng.choice(("", "", "g", "gh"))
-        clients.make_group("g", self.rng.choice((2, 3, 4)), buffered="g" in buffered)
+        clients.make_group("g", self.rng.choice((1, 2, 3, 4)), buffered="g" in buffered)
         clients.make_group("h", 40, buffered="h" in buffered)
         clients.make_group("n", 40, newest=True)
         clients.make_group("audit", 40)
         if self.keeps_order:
             clients.make_topic("fo", FIFO_QUEUES, fifo=True)
-            clients.make_group("f", self.rng.choice((3, 4)), fifo=True)
+            clients.make_group("f", self.rng.choice((2, 3, 4)), fifo=True)
             clients.make_group("ft", 40, fifo=True)
         self.machine.settle()
         if self.keeps_order:
@@ -299,6 +303,7 @@ class Simulator(Actions):
         rng, machine = self.rng, self.machine
         self._count_store()
         self.oracle.era += self._last_kind != "stop"
+        self.oracle.process += 1
         self.retention.cut_power_in = None
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
@@ -396,6 +401,7 @@ class Simulator(Actions):
             self.tally.hit(Sometimes.CLEAN_STOP)
         else:
             self.oracle.era += 1
+        self.oracle.process += 1
         self._count_store()
         self.retention.cut_power_in = None
         self.tally.hit(Sometimes.PADDED_ROLL, self.checks.padded_segments())
@@ -414,6 +420,7 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
         broker = self.machine.broker
         self.tally.hit(Sometimes.RENEWED, broker.revive.renewed)
+        self.tally.hit(Sometimes.UNDONE, broker.undo.undone)
         self.tally.hit(Sometimes.RETURNED, broker.revive.returned)
         self.tally.hit(Sometimes.PARKED, broker.parking.parked)
         self.tally.hit(Sometimes.PARKED_DEAD, broker.parking.dead_lettered)

@@ -36,7 +36,7 @@ class TopicRetention:
         """After a good start; returns whether what was passed over may come again."""
         broker, passed_over = self._machine.broker, any(self._low.values())
         self._low.clear()
-        self._after_step()
+        self._after_step(self._machine.clock.wall_ms())
         broker.expiry = _WatchedExpiry(broker, self._after_step)
         return passed_over
 
@@ -55,13 +55,14 @@ class TopicRetention:
 
     # -- inside
 
-    def _after_step(self) -> None:
+    def _after_step(self, wall_ms: int) -> None:
+        """What was passed over since the last step was by the wall clock of `wall_ms`."""
         raised = False
         for config, queue_id, queue in self._queues():
             before = self._low.get((config.id, queue_id), 0)
             if queue.min_offset > before:
                 raised = True
-                self._passed_over(config, queue_id, queue, before)
+                self._passed_over(config, queue_id, queue, before, wall_ms)
             self._low[(config.id, queue_id)] = queue.min_offset
         if raised:
             self._retention.count_gaps()
@@ -73,7 +74,7 @@ class TopicRetention:
                 yield config, queue_id, broker.store.queue(config.id, queue_id)
 
     def _passed_over(
-        self, config: TopicConfig, queue_id: int, queue: ConsumeQueue, before: int
+        self, config: TopicConfig, queue_id: int, queue: ConsumeQueue, before: int, wall_ms: int
     ) -> None:
         """Judge those that a cut did not take already."""
         starts_at = self._machine.broker.store.index.start
@@ -86,7 +87,7 @@ class TopicRetention:
             sent = self._retention.expire(config, copy, unit)
             self._tally.hit(Sometimes.TOPIC_EXPIRED)
             self._tally.hit(Sometimes.TOPIC_EXPIRED_HELD, int(offset in held))
-            age_ms = self._machine.clock.wall_ms() - (sent.asked_wall_ms if sent else 0)
+            age_ms = wall_ms - (sent.asked_wall_ms if sent else 0)
             judged = offset == newest or not self._machine.clock_went_back
             if sent is not None and judged and age_ms <= config.retention_ms:
                 self._complain(
@@ -114,11 +115,15 @@ class TopicRetention:
 class _WatchedExpiry(TopicExpiry):
     """The broker's expiry, looked at after each of its steps."""
 
-    def __init__(self, broker: Broker, after: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, after: Callable[[int], None]) -> None:
         super().__init__(broker.store, broker.registry, broker.lookup)
         self._after = after
+        self._began_ms = 0  # the wall clock when the round began
 
     def step(self, *, now_ms: int, wall_ms: int) -> int:
+        of_round = self._round
         done = super().step(now_ms=now_ms, wall_ms=wall_ms)
-        self._after()
+        if self._round is not of_round:
+            self._began_ms = wall_ms
+        self._after(self._began_ms)
         return done

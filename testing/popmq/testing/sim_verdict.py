@@ -25,11 +25,11 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     if len(readers) > 1:
         return  # the group was made again: which of them it died in, nobody can say
     life, reader = lives[0], readers[0]
-    if life.loose or life.chain:
+    if life.loose or life.chain or life.again:
         return  # of which of its lives it is a letter, neither
     if life.rejected or life.said:
         return
-    if life.attempt < reader.group.max_attempts and reader.lost_pops == life.lost_pops:
+    if life.attempt < reader.group.max_attempts and not reader.unseen(life):
         oracle.complain("I8 max-N", f"message {number} died at {life.attempt}", life)
     if life.acked == 2:
         oracle.complain("I5 ack-final", f"message {number}: acked and dead", life)

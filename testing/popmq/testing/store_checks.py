@@ -63,6 +63,8 @@ class StoreChecks:
         broker = self._machine.broker
         if self._oracle.log_lost or broker.store.confirmed != broker.store.end:
             return
+        if not any(ck.undone and ck.waiting for ck in broker.table):
+            self._oracle.all_undone()
         in_flight = 0
         seen: dict[_Place, int] = {}
         for place, progress in broker.table.progress_items():

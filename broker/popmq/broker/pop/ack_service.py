@@ -5,16 +5,19 @@ which it can be no good any more has its own sentence.
 """
 
 import struct
+from collections.abc import Sequence
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
+from popmq.broker.pop.outcomes import Key
 from popmq.broker.pop.pop_check_point import AUTO_RENEW, PUSH, ReviveKind, ReviveRecord
 from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.errors import InvalidReceiptHandle
+from popmq.common.errors import InvalidReceiptHandle, PopmqError
+from popmq.common.hop import ACKED, AckResult
 from popmq.common.receipt import ReceiptHandle, ReceiptReader
 
 
@@ -44,21 +47,22 @@ class AckService:
         self.refused = 0
         self.changed = 0
 
-    def ack(self, *, topic: str, group: str, handle: bytes) -> None:
-        """Append the ack; tell the client when it is confirmed. Repeating an ack is fine.
-
-        Raises InvalidReceiptHandle, each time with the reason.
+    def ack(self, *, topic: str, group: str, handles: Sequence[bytes]) -> list[AckResult]:
+        """Append the acks, one record for each check point; tell the client when they are
+        confirmed.  One result per handle, in order: repeating an ack is fine, and what is refused
+        says why.
         """
-        receipt = self._receipt(topic, group, handle)
-        match self._fate(receipt):
-            case Fate.WAITING:
-                self.acked += 1
-                self._take(receipt.epoch, receipt.sequence, 1 << receipt.member)
-            case Fate.ACKED:
-                self.repeated += 1
-            case fate:
-                self.refused += 1
-                raise _no_good(receipt, fate)
+        results = []
+        taken: dict[Key, int] = {}
+        for handle in handles:
+            try:
+                self._take(self._receipt(topic, group, handle), taken)
+                results.append(ACKED)
+            except PopmqError as error:
+                results.append(AckResult(error.code, str(error)))
+        for key, bits in taken.items():
+            self._end(key, bits)
+        return results
 
     def reject(self, *, topic: str, group: str, handle: bytes) -> None:
         """Make the message a dead letter now; tell the client when it is confirmed.
@@ -130,13 +134,29 @@ class AckService:
             return self._buffer.fate(receipt.epoch, receipt.sequence, receipt.member)
         return fate
 
-    def _take(self, epoch: int, sequence: int, bits: int) -> None:
-        ck = self._table.find(epoch, sequence)
+    def _take(self, receipt: ReceiptHandle, taken: dict[Key, int]) -> None:
+        """Enter one ack into `taken`, the bits of each check point. InvalidReceiptHandle when the
+        delivery is over."""
+        match self._fate(receipt):
+            case Fate.WAITING:
+                key = (receipt.epoch, receipt.sequence)
+                bit = 1 << receipt.member
+                bits = taken.get(key, 0)
+                taken[key] = bits | bit
+                self.acked += not bits & bit
+                self.repeated += bool(bits & bit)
+            case Fate.ACKED:
+                self.repeated += 1
+            case fate:
+                self.refused += 1
+                raise _no_good(receipt, fate)
+
+    def _end(self, key: Key, bits: int) -> None:
+        ck = self._table.find(*key)
         if ck is not None and ck.buffered:
             self._buffer.ack(ck, bits)
         else:
-            record = ReviveRecord(ReviveKind.ACK, epoch, sequence, bits)
-            put_revive(self._store, self._table, record)
+            put_revive(self._store, self._table, ReviveRecord(ReviveKind.ACK, *key, bits))
 
     def _receipt(self, topic: str, group: str, handle: bytes) -> ReceiptHandle:
         self._store.guard.check_write()

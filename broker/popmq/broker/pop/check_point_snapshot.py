@@ -158,16 +158,19 @@ class TableSnapshot:
 
 
 def _progress_hash(entry: bytes) -> int:
-    """Where a queue was read up to, without what was only passed over: that is no record."""
+    """Where a queue was read up to, without what was only passed over: that is no record.
+    Nor is a first look."""
     group_id, topic_id, queue_id, _, _, _, logged = _QUEUE.unpack_from(entry)
-    return entry_hash(_QUEUE.pack(group_id, topic_id, queue_id, 0, 0, 0, logged))
+    said = _QUEUE.pack(group_id, topic_id, queue_id, 0, 0, 0, logged)
+    return entry_hash(said) if logged else 0
 
 
 def _fifo_hash(entry: bytes) -> int:
     """As far as records say: not what filters passed over, nor what follows from that."""
     group_id, topic_id, queue_id, ranges, attempts, _, _, logged = _FIFO_QUEUE.unpack_from(entry)
     head = _FIFO_QUEUE.pack(group_id, topic_id, queue_id, 0, attempts, 0, 0, logged)
-    return entry_hash(head + entry[_FIFO_QUEUE.size + ranges * _RANGE.size :])
+    said = head + entry[_FIFO_QUEUE.size + ranges * _RANGE.size :]
+    return entry_hash(said) if logged or attempts else 0
 
 
 class TableRestorer:

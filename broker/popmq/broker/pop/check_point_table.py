@@ -125,10 +125,18 @@ class CheckPointTable:
     # -- apply
 
     def start(
-        self, group_id: int, topic_id: int, queue_id: int, offset: int, *, fifo: bool = False
+        self,
+        group_id: int,
+        topic_id: int,
+        queue_id: int,
+        offset: int,
+        *,
+        fifo: bool = False,
+        logged: bool = False,
     ) -> QueueProgress:
-        """The group's first look at the queue."""
+        """The group's first look at the queue; `logged` when a record says where it begins."""
         made = FifoProgress(offset) if fifo else QueueProgress(offset)
+        made.logged = offset if logged else 0
         self._progress[(group_id, topic_id, queue_id)] = made
         if self._saving is not None:
             made.snapshot = self._saving.number
@@ -221,7 +229,7 @@ class CheckPointTable:
         place = (group_id, topic_id, queue_id)
         progress = self._progress.get(place)
         if progress is None:
-            self.start(*place, offset, fifo=fifo)
+            self.start(*place, offset, fifo=fifo, logged=True)
             return 0
         if self._saving is not None:
             self._saving.keep_progress(place, progress)
@@ -326,6 +334,8 @@ class CheckPointTable:
             progress.opened(_offsets(ck, ck.members), ck.next_offset, log_ms)
             self._note_receive(ck)
         else:
+            if not progress.open:  # what was passed over before it is over
+                progress.committed = max(progress.committed, ck.start_offset)
             progress.open.append(ck)
             progress.cursor = max(progress.cursor, ck.next_offset)
             progress.in_flight += count

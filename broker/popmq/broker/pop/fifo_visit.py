@@ -120,7 +120,7 @@ class FifoVisit:
         unknown = [offset for offset in kept if offset not in order]
         units = [(one, self._bodies.unit_at((*self._place, one), wait=False)) for one in unknown]
         self._enter(units)
-        for offset in set(order.waiting_below(low)).difference(kept):
+        for offset in set(order.waiting_between(at, low)).difference(kept):
             order.pass_over(offset)
         expired = low - at - progress.over.count(at, low) - len(kept)
         self._metrics.expired += expired

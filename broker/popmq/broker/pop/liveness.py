@@ -4,6 +4,8 @@ Soft state, outside the log and its hash: proxies report each second whom they h
 broker that starts gives everybody 30 s, once.  Renewal itself writes nothing.
 """
 
+from collections import OrderedDict
+
 from popmq.common.message import tag_hash
 
 SILENCE_MS = 30_000
@@ -25,14 +27,14 @@ class ClientNames:
     """The ids behind the numbers, as far as they were heard lately: for people, and soft."""
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+        self._names: OrderedDict[int, str] = OrderedDict()
 
     def number(self, client_id: str) -> int:
         number = client_number(client_id)
         if number not in self._names:
             self._names[number] = client_id
             if len(self._names) > NAMES_LIMIT:
-                del self._names[next(iter(self._names))]
+                self._names.popitem(last=False)
         return number
 
     def name(self, number: int) -> str:
@@ -41,7 +43,8 @@ class ClientNames:
 
 class Liveness:
     def __init__(self) -> None:
-        self._heard_ms: dict[int, int] = {}
+        # A plain dict looks past all that was ever deleted to find its first.
+        self._heard_ms: OrderedDict[int, int] = OrderedDict()
         self._grace_until_ms = 0
 
     def started(self, now_ms: int) -> None:
@@ -50,10 +53,10 @@ class Liveness:
 
     def heard(self, client: int, now_ms: int) -> None:
         """Kept in the order of hearing; at the bound the one silent for longest is forgotten."""
-        self._heard_ms.pop(client, None)
         self._heard_ms[client] = now_ms
+        self._heard_ms.move_to_end(client)
         if len(self._heard_ms) > CLIENT_LIMIT:
-            del self._heard_ms[next(iter(self._heard_ms))]
+            self._heard_ms.popitem(last=False)
 
     def gone(self, client: int) -> None:
         """It said good-bye."""
@@ -68,7 +71,7 @@ class Liveness:
     def forget(self, now_ms: int) -> None:
         """Drop those who are silent for longer than matters."""
         while self._heard_ms:
-            client = next(iter(self._heard_ms))
-            if now_ms - self._heard_ms[client] <= 2 * SILENCE_MS:
+            client, heard_ms = next(iter(self._heard_ms.items()))
+            if now_ms - heard_ms <= 2 * SILENCE_MS:
                 return
             del self._heard_ms[client]

@@ -152,4 +152,4 @@ def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int, *, f
         case Reason.COMMITTED:
             table.commit(*place, record.queue_offset)
         case Reason.START_AT_NEWEST:
-            table.start(*place, record.queue_offset, fifo=fifo)
+            table.start(*place, record.queue_offset, fifo=fifo, logged=True)

@@ -123,12 +123,12 @@ class OrderInfo:
             line.oldest = min(line.held, default=-1)
         self._settle(key, line)
 
-    def waiting_below(self, offset: int) -> list[int]:
-        """Open messages below `offset` that are not in flight."""
+    def waiting_between(self, start: int, end: int) -> list[int]:
+        """Open messages from `start` to below `end` that are not in flight."""
         return [
             one
             for one, (key, _) in self._open.items()
-            if one < offset and one not in self._lines[key].held
+            if start <= one < end and one not in self._lines[key].held
         ]
 
     def is_blocked(self, offset: int) -> bool:

@@ -6,8 +6,11 @@ the layer above.
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 from popmq.broker.filter.tag import TagFilter
 from popmq.broker.meta.offsets import OffsetRecord, Reason
@@ -39,8 +42,7 @@ from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConf
 _SCAN_UNITS = 800  # index units that one pop of one queue looks through for its filter
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """What one receive asks for, resolved: `queue_id` -1 means all queues."""
 
     topic: TopicConfig
@@ -190,19 +192,19 @@ class PopService:
                 queue_id=0,
                 body=record.encode(),
             )
-            self._table.start(*place, start, fifo=group.type is GroupType.FIFO)
+            fifo = group.type is GroupType.FIFO
+            self._table.start(*place, start, fifo=fifo, logged=True)
 
     def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: "Batch") -> None:
         """Fill the batch from one queue and write the check points of what was taken."""
         progress = self.progress(want.group, topic, queue_id)
         queue = self._store.queue(topic.id, queue_id)
-        room = self.room(progress, batch)
         if progress.cursor < queue.min_offset:
             self.metrics.expired += queue.min_offset - progress.cursor
             progress.expired += queue.min_offset - progress.cursor
             progress.skip_to(queue.min_offset)
-        offset = progress.cursor
-        if room > 0 and offset < queue.count:
+        room = self.room(progress, batch) if not batch.full else 0
+        if room > 0 and progress.cursor < queue.count:
             scan = _SCAN_UNITS if want.tags.hashes else room
             try:
                 self._read_on(want, topic, queue_id, batch, progress, scan=scan, room=room)
@@ -274,16 +276,12 @@ class PopService:
             progress.skip_to(end)
             return
         batch.position = found[-1][1].header.position
-        offsets = [offset for offset, _ in found]
-        first = 0
-        while first < len(offsets):
-            start = offsets[first]
-            last = first
-            while last + 1 < len(offsets) and offsets[last + 1] - start < MEMBER_LIMIT:
-                last += 1
-            following = offsets[last + 1] if last + 1 < len(offsets) else end
-            self._hand_out(want, topic, queue_id, found[first : last + 1], following, batch)
-            first = last + 1
+        while found:
+            beyond = found[0][0] + MEMBER_LIMIT
+            count = bisect_left(found, beyond, key=itemgetter(0))
+            group, found = found[:count], found[count:]
+            following = found[0][0] if found else end
+            self._hand_out(want, topic, queue_id, group, following, batch)
 
     def _hand_out(
         self,
@@ -334,8 +332,9 @@ class PopService:
         epoch, sequence = check_point.epoch, check_point.sequence
         made = []
         signed: dict[int, bytes] = {}  # by attempt
-        for offset, message in messages:
-            attempt = message.attempt + attempts.get(offset, 0)
+        for offset, (header, _, attempt, _, head, properties) in messages:
+            if attempts:
+                attempt += attempts.get(offset, 0)
             common = signed.get(attempt)
             if common is None:
                 common = signed[attempt] = sign_check_point(
@@ -346,10 +345,10 @@ class PopService:
                     queue_id,
                     offset,
                     attempt,
-                    message.header.wall_ms,
+                    header.wall_ms,
                     encode_member(common, offset, offset - start),
-                    message.head,
-                    message.properties,
+                    head,
+                    properties,
                 )
             )
         return made
@@ -369,6 +368,10 @@ class Batch:
         self.refusal = ""
         self.cold: list[ColdRead] = []
 
+    @property
+    def full(self) -> bool:
+        return len(self.deliveries) >= self.limit
+
     def choose(
         self, units: list[Unit], offset: int, tags: TagFilter, room: int
     ) -> tuple[list[tuple[int, Unit]], int]:
@@ -377,12 +380,14 @@ class Batch:
         The first message of a reply always fits, whatever its size.
         """
         taken: list[tuple[int, Unit]] = []
+        everything = not tags.hashes
+        first = not self.deliveries
         for passed, unit in enumerate(units):
-            if not tags.accepts(unit.tag_hash):
+            if not (everything or tags.accepts(unit.tag_hash)):
                 continue
-            first = not self.deliveries and not taken
             if len(taken) == room or (unit.size > self.bytes_left and not first):
                 return taken, passed
+            first = False
             taken.append((offset + passed, unit))
             self.bytes_left -= unit.size
         return taken, len(units)
@@ -390,8 +395,7 @@ class Batch:
 
 def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> None:
     """Append the record to the revive topic and apply it (D1: at append)."""
-    log_ms = store.log_ms()
-    store.put_record(
+    log_ms = store.put_record(
         RecordKind.REVIVE,
         topic_id=topics.REVIVE_TOPIC_ID,
         queue_id=record.sequence % topics.REVIVE_QUEUES,

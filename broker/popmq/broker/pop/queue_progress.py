@@ -20,7 +20,7 @@ class QueueProgress:
     def __init__(self, start: int) -> None:
         self.committed = start
         self.cursor = start
-        self.logged = start  # the part of `cursor` that records say
+        self.logged = 0  # the part of `cursor` that records say; a first look is none
         self.in_flight = 0
         self.expired = 0  # soft: went by retention unread, since the broker started
         self.snapshot = 0

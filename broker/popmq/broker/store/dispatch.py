@@ -140,7 +140,7 @@ class Dispatch:
         while waiting and waiting[0].end <= confirmed:
             queued = waiting.popleft()
             if queued.topic_id in self._topics:
-                self.enter(queued)
+                self._append(self.queue(queued.topic_id, queued.queue_id), queued)
                 grown.add((queued.topic_id, queued.queue_id))
         self.position = max(self.position, confirmed)
         return grown
@@ -152,6 +152,9 @@ class Dispatch:
             queue.fill_to(queued.queue_offset)
         key = (queued.topic_id, queued.queue_id)
         self._next_offset[key] = max(self._next_offset.get(key, 0), queued.queue_offset + 1)
+        self._append(queue, queued)
+
+    def _append(self, queue: ConsumeQueue, queued: Queued) -> None:
         if queued.queue_offset == queue.count:
             queue.append(queued.unit, queued.position)
             self.rewrites_vouched |= queued.position < self._trusted_position

@@ -7,7 +7,7 @@ would stop the event loop in the middle of an instruction (D3).  A file is named
 
 from collections.abc import Iterator, Sequence
 
-from popmq.common.disk import Disk, DiskFile, read_or_cold, skip_unwritten
+from popmq.common.disk import Disk, DiskFile, read_or_cold, skip_unwritten, view_or_cold
 from popmq.common.errors import StoreDamaged
 
 _PIECE_BYTES = 4 << 20
@@ -42,6 +42,10 @@ class MappedFile:
     def read_warm(self, position: int, size: int) -> bytes:
         """Like `read`, but raises ColdRead instead of waiting for the disk."""
         return read_or_cold(self._file, min(size, self.end - position), position - self.start)
+
+    def view_warm(self, position: int, size: int) -> memoryview:
+        """Like `read_warm`, without a copy: the view is good until this thread reads again."""
+        return view_or_cold(self._file, min(size, self.end - position), position - self.start)
 
     def written_from(self, position: int) -> int | None:
         """The first position from `position` that may hold something but zeros."""

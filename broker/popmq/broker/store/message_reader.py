@@ -1,6 +1,7 @@
 """Reads messages out of the log, and checks each: a damaged one harms only itself."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from popmq.broker.store.commit_log import CommitLog
@@ -13,6 +14,7 @@ from popmq.common.message import (
     check_record,
     decode_header,
     decode_message,
+    intact_message,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,30 +45,37 @@ class MessageReader:
         A damaged one is counted and logged, and stands in the result as `DamagedMessage`.
         With `wait` off ColdRead is raised instead of waiting for the disk.
         """
-        read = self._log.read_up_to if wait else self._log.read_warm
+        # What lies between the messages is never copied out of the view.
+        read = self._log.read_up_to if wait else self._log.view_warm
         messages: list[StoredMessage | DamagedMessage] = []
-        first = 0
-        while first < len(units):
-            last = first
-            start = units[first].position
-            limit = min(start + _SPAN_BYTES, self._log.segment_end(start))
-            while last + 1 < len(units) and _near(units[last], units[last + 1], limit):
-                last += 1
-            data = read(start, units[last].position + units[last].size - start)
-            messages += [self._checked(data, unit, start) for unit in units[first : last + 1]]
-            first = last + 1
+        for span in self._spans(units):
+            start, last = span[0].position, span[-1]
+            data = memoryview(read(start, last.position + last.size - start))
+            messages += [self._checked(data, unit, start) for unit in span]
         return messages
 
     def touch(self, units: list[Unit]) -> None:
         """Raise ColdRead unless the bytes of all these units are in memory."""
-        first = 0
-        while first < len(units):
-            start, last = units[first].position, first
-            limit = min(start + _SPAN_BYTES, self._log.segment_end(start))
-            while last + 1 < len(units) and _near(units[last], units[last + 1], limit):
-                last += 1
-            self._log.read_warm(start, units[last].position + units[last].size - start)
-            first = last + 1
+        for span in self._spans(units):
+            start, last = span[0].position, span[-1]
+            self._log.view_warm(start, last.position + last.size - start)
+
+    def _spans(self, units: list[Unit]) -> Iterator[list[Unit]]:
+        """The units in pieces, of which each costs less to read in one go."""
+        span: list[Unit] = []
+        end = limit = 0
+        for unit in units:
+            position, size, _ = unit
+            if span and 0 <= position - end <= _GAP_BYTES and position + size <= limit:
+                span.append(unit)
+            else:
+                if span:
+                    yield span
+                span = [unit]
+                limit = min(position + _SPAN_BYTES, self._log.segment_end(position))
+            end = position + size
+        if span:
+            yield span
 
     def stored_ms(self, unit: Unit, *, wait: bool = True) -> int:
         """Wall time at which a confirmed unit's record was written; 0 when it is damaged.
@@ -93,12 +102,16 @@ class MessageReader:
             ) from error
         return data
 
-    def _checked(self, data: bytes, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
-        offset = unit.position - start
+    def _checked(self, data: memoryview, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
+        position, size, _ = unit
+        offset = position - start
         try:
-            header = check_record(data, offset, unit.position)
-            if header.size != unit.size:  # a unit of a record that is gone leads to its neighbour
-                raise BadRecord(f"a record of {header.size} bytes, its unit says {unit.size}")
+            message = intact_message(data, offset, position, size)
+            if message is not None:
+                return message
+            header = check_record(data, offset, position)
+            if header.size != size:  # a unit of a record that is gone leads to its neighbour
+                raise BadRecord(f"a record of {header.size} bytes, its unit says {size}")
             return decode_message(data, offset, header)
         except BadRecord as error:
             self.damaged += 1
@@ -106,15 +119,9 @@ class MessageReader:
                 "damaged message",
                 extra={
                     "path": f"{self._folder}/commitlog",
-                    "position": unit.position,
+                    "position": position,
                     "reason": str(error),
                     "what_to_do": f"popmq doctor --data {self._folder}",
                 },
             )
-            return DamagedMessage(unit.position, str(error))
-
-
-def _near(one: Unit, two: Unit, limit: int) -> bool:
-    """Whether a read of both costs less than two reads; `limit` is where a read has to end."""
-    gap = two.position - one.position - one.size
-    return 0 <= gap <= _GAP_BYTES and two.position + two.size <= limit
+            return DamagedMessage(position, str(error))

@@ -206,6 +206,16 @@ class MessageStore:
                 f"{self._settings.max_pending_bytes} (store.max_pending_bytes); try again"
             )
 
+    def check_size(self, head: bytes, properties: bytes) -> None:
+        """Raise PAYLOAD_TOO_LARGE unless the message, and each later copy of it, can be stored."""
+        size = message_size(head, properties)
+        if size + LARGEST_TOKEN > self._settings.segment_bytes:
+            raise Refused(
+                Code.PAYLOAD_TOO_LARGE,
+                f"a message of {size} bytes and its retries do not fit a segment of "
+                f"{self._settings.segment_bytes} bytes (store.segment_bytes)",
+            )
+
     def put_message(
         self,
         *,
@@ -219,12 +229,6 @@ class MessageStore:
     ) -> int:
         """Append a message; returns its queue offset. Wait for `end` before you tell anyone."""
         size = message_size(head, properties, token)
-        if not token and size + LARGEST_TOKEN > self._settings.segment_bytes:
-            raise Refused(
-                Code.PAYLOAD_TOO_LARGE,
-                f"a message of {size} bytes and its retries do not fit a segment of "
-                f"{self._settings.segment_bytes} bytes (store.segment_bytes)",
-            )
         stamp = self._stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id)
         position = self._log.place(size, stamp)
@@ -251,8 +255,11 @@ class MessageStore:
         return queue_offset
 
     def move(self, body: Body) -> None:
-        """Append a live body again at the tail, under its old identity (retention)."""
-        (message,) = self.reader.read([body.unit])
+        """Append a live body again at the tail, under its old identity (retention).
+
+        ColdRead, with nothing changed, instead of a wait for the disk.
+        """
+        (message,) = self.reader.read([body.unit], wait=False)
         if isinstance(message, DamagedMessage):
             return
         token = message.any_token.encode() if message.any_token else b""
@@ -279,8 +286,8 @@ class MessageStore:
         self._appended(size)
         self.on_moved(body._replace(unit=Unit(position, size, message.tag_hash)))
 
-    def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> None:
-        """Append a system record; a topic id of 0 belongs to no queue."""
+    def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> int:
+        """Append a system record; a topic id of 0 belongs to no queue. Returns its log time."""
         stamp = self._stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id) if topic_id else 0
         size = HEADER_SIZE + len(body)
@@ -301,6 +308,7 @@ class MessageStore:
                 Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
             )
         self._appended(size)
+        return stamp.log_ms
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         """Run `callback` once everything appended so far is confirmed; at once if it is."""

@@ -14,6 +14,7 @@ from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.dispatch import Dispatch
 from popmq.broker.store.unit_check import Unit
 from popmq.common.config import StoreSettings
+from popmq.common.disk import ColdRead
 from popmq.common.message import HEADER_SIZE, BadRecord, decode_header
 from popmq.common.steps import Flusher
 
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_MS = 10_000
 HOUR_MS = 3_600_000
+_MOVES_PER_STEP = 64
 
 
 class Body(NamedTuple):
@@ -40,7 +42,10 @@ class LiveBodies(Protocol):
         ...
 
     def move(self, body: Body) -> None:
-        """Append the body again at the log's end, under its identity, if it still lives."""
+        """Append the body again at the log's end, under its identity, if it still lives.
+
+        ColdRead, with nothing changed, when it has to come from the disk first.
+        """
         ...
 
 
@@ -54,9 +59,10 @@ class Retention:
         self._flusher = flusher
         self._look_due_ms = 0
         self._pieces: Iterator[tuple[LiveBodies, Sequence[Body]]] | None = None
+        self._bodies: list[tuple[LiveBodies, Body]] = []  # of a piece, the last first
         self._cut = 0
         self._wait_until = 0
-        self._deleting = False
+        self._deleting = self._warming = False
         self.live: Sequence[LiveBodies] = ()
         self.on_cut: Callable[[int], object] = lambda position: None
         self.moved = 0
@@ -68,7 +74,7 @@ class Retention:
 
         Look, move in pieces, wait until the moves are confirmed, delete.
         """
-        if self._deleting:
+        if self._deleting or self._warming:
             return 0
         if self._pieces is not None:
             return self._move_some(self._pieces)
@@ -96,15 +102,35 @@ class Retention:
                 yield live, bodies
 
     def _move_some(self, pieces: Iterator[tuple[LiveBodies, Sequence[Body]]]) -> int:
-        live, bodies = next(pieces, (None, ()))
-        if live is None:
-            self._pieces = None
-            self._wait_until = max(self._log.end, 1)
-            return 1
-        for body in bodies:
-            live.move(body)
+        if not self._bodies:
+            live, bodies = next(pieces, (None, ()))
+            if live is None:
+                self._pieces = None
+                self._wait_until = max(self._log.end, 1)
+                return 1
+            self._bodies = [(live, body) for body in reversed(bodies)]
+        for _ in range(min(_MOVES_PER_STEP, len(self._bodies))):
+            live, body = self._bodies[-1]
+            try:
+                live.move(body)
+            except ColdRead as cold:
+                self._warm(cold)
+                return 1
+            self._bodies.pop()
             self.moved += 1
         return 1
+
+    def _warm(self, cold: ColdRead) -> None:
+        """A body that nobody read for days comes from the disk; the loop goes on meanwhile."""
+        self._warming = True
+
+        def read() -> None:
+            cold.warm()
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False  # an error shows again, at the read that waits
+
+        self._flusher.submit(read, done)
 
     def _due(self, log_ms: int, keep_from: int) -> int:
         """Position up to which whole segments may go."""

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Body
-from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common import topics
 from popmq.common.timer_token import MOVED_BIT, TimerToken
 
-_PER_PIECE = 64
+_PER_PIECE = 512
 
 
 class TimerBodies:
@@ -39,7 +38,9 @@ class TimerBodies:
             for unit in queue.units(offset, _PER_PIECE):
                 if unit.position >= position:
                     break
-                if self._is_pending(offset, unit):
+                # Which timer a body that was moved before belongs to, only its record says.
+                moved = unit.tag_hash & MOVED_BIT
+                if moved or self._state.is_pending(unit.tag_hash, unit.position, offset):
                     piece.append(Body(topics.TIMER_TOPIC_ID, 0, offset, unit))
                 offset += 1
             yield piece
@@ -49,24 +50,18 @@ class TimerBodies:
             self._from = offset
 
     def move(self, body: Body) -> None:
-        if not self._is_pending(body.queue_offset, body.unit):
-            return  # it fired, or was recalled, since it was found
-        (message,) = self._store.reader.read([body.unit])
+        (message,) = self._store.reader.read([body.unit], wait=False)
         if isinstance(message, DamagedMessage):
             return  # its time will come, and say that it is lost
         token = message.any_token
         assert isinstance(token, TimerToken), "a record of the timer queue without its token"
-        entry = entry_of(body.queue_offset, body.unit, message)
-        assert entry.timer is not None, "the record that was just read"
+        timer = entry_of(body.queue_offset, body.unit, message).timer
+        assert timer is not None, "the record that was just read"
+        again = token.moved_from is not None
+        if not self._state.is_pending(*timer.key, body.queue_offset, moved=again):
+            return  # it fired, or was recalled, since it was found
         moved = TimerToken(
-            token.topic_id, token.queue_id, token.tag_hash, moved_from=entry.timer.identity
+            token.topic_id, token.queue_id, token.tag_hash, moved_from=timer.identity
         )
-        self._queue.append(message.head, message.properties, entry.timer.due_ms, moved)
+        self._queue.append(message.head, message.properties, timer.due_ms, moved)
         self.moved += 1
-
-    def _is_pending(self, offset: int, unit: Unit) -> bool:
-        if not unit.tag_hash & MOVED_BIT:
-            return self._state.is_pending(unit.tag_hash, unit.position, offset)
-        (message,) = self._store.reader.read([unit])
-        timer = entry_of(offset, unit, message).timer
-        return timer is not None and self._state.is_pending(timer.due_ms, timer.identity, offset)

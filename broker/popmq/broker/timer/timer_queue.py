@@ -57,8 +57,9 @@ class TimerQueue:
         identity = position if token.moved_from is None else token.moved_from
         size = self._store.end - position
         timer = Timer(due_ms, identity, position, size, token.topic_id, offset)
-        if len(self._recent) < _REMEMBERED:
-            self._recent.append(Entry(offset, timer, moved))
+        recent = self._recent
+        if not recent or (recent[-1].offset == offset - 1 and len(recent) < _REMEMBERED):
+            recent.append(Entry(offset, timer, moved))
         return timer
 
     def read(self, offset: int, limit: int, *, wait: bool = True) -> Sequence[Entry]:

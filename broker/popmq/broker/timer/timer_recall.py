@@ -26,6 +26,7 @@ class Stored(NamedTuple):
 
     timer: Timer
     message: StoredMessage
+    moved: bool
 
 
 class TimerRecall:
@@ -66,8 +67,8 @@ class TimerRecall:
     def recall(self, topic_id: int, message_id: str) -> TimerOutcome:
         """Cancel every pending timer of that message id. ColdRead: nothing was changed."""
         found = self.find(topic_id, message_id)
-        pending = [one for one in found if self.is_pending(one.timer)]
-        for timer, _ in pending:
+        pending = [one for one in found if self.is_pending(one)]
+        for timer, _, _ in pending:
             self._check_room()
             ending = FiringToken(
                 topic_id,
@@ -92,7 +93,7 @@ class TimerRecall:
         Returns the outcome and the new due time.  ColdRead: nothing was changed.
         """
         found = self.find(topic_id, message_id)
-        pending = [one for one in found if self.is_pending(one.timer)]
+        pending = [one for one in found if self.is_pending(one)]
         if not pending:
             cancelled = any(self._state.is_cancelled(one.timer.identity) for one in found)
             over = self._over(topic_id, message_id, found)
@@ -101,7 +102,7 @@ class TimerRecall:
         due_ms = new_due_ms if new_due_ms >= 0 else now_ms - new_due_ms
         self._admission.check_horizon(due_ms, now_ms)
         due_ms = max(due_ms, now_ms)
-        for timer, message in pending:
+        for timer, message, _ in pending:
             self._check_room()
             old = message.any_token
             assert isinstance(old, TimerToken), "a record of the timer queue without its token"
@@ -117,8 +118,9 @@ class TimerRecall:
             self.rescheduled += 1
         return TimerOutcome.DONE, due_ms
 
-    def is_pending(self, timer: Timer) -> bool:
-        return self._state.is_pending(timer.due_ms, timer.identity, timer.offset)
+    def is_pending(self, stored: Stored) -> bool:
+        timer = stored.timer
+        return self._state.is_pending(*timer.key, timer.offset, moved=stored.moved)
 
     def _over(self, topic_id: int, message_id: str, found: list[Stored]) -> TimerOutcome:
         """It is visible, or nothing is known of it.
@@ -147,6 +149,6 @@ class TimerRecall:
         for message in messages:
             header = message.header
             unit = Unit(header.position, header.size, message.tag_hash)
-            timer = entry_of(header.queue_offset, unit, message).timer
-            if timer is not None:
-                yield Stored(timer, message)
+            entry = entry_of(header.queue_offset, unit, message)
+            if entry.timer is not None:
+                yield Stored(entry.timer, message, entry.moved)

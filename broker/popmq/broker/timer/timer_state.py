@@ -61,11 +61,14 @@ class TimerState:
     def is_cancelled(self, identity: int) -> bool:
         return identity in self._cancelled
 
-    def is_pending(self, due_ms: int, identity: int, offset: int) -> bool:
-        """Whether that timer, whose record is in the log, still waits for its time."""
+    def is_pending(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
+        """Whether that timer, whose record is in the log, still waits for its time.
+
+        `offset` is that of its record; of a body that was `moved` it says nothing.
+        """
         if identity in self._cancelled:
             return False
-        if identity in self.late or offset >= self.judged:
+        if identity in self.late or (offset >= self.judged and not moved):
             return True
         return (due_ms, identity) > self.cursor
 

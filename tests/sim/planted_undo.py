@@ -1,0 +1,65 @@
+"""Mistakes planted into receives whose client left (pop_undo.py)."""
+
+from typing import Any
+
+import pytest
+
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.pop_check_point import UNCOUNTED, PopCheckPoint, ReviveRecord
+from popmq.broker.pop.pop_undo import PopUndo
+from popmq.broker.pop.revive_service import ReviveService
+
+Patch = pytest.MonkeyPatch
+
+
+def undone_attempt_counted(patch: Patch) -> None:
+    revive = ReviveService._revive_one
+
+    def wrong(self: ReviveService, ck: PopCheckPoint, *more: Any) -> None:
+        undone, ck.undone = ck.undone, False
+        revive(self, ck, *more)
+        ck.undone = undone
+
+    patch.setattr(ReviveService, "_revive_one", wrong)
+
+
+def undone_fifo_attempt_counted(patch: Patch) -> None:
+    """Each start forgets that nobody saw it, and so does the running broker."""
+    apply = CheckPointTable.apply
+
+    def wrong(self: CheckPointTable, record: ReviveRecord, log_ms: int) -> None:
+        apply(self, record._replace(flags=record.flags & ~UNCOUNTED), log_ms)
+
+    patch.setattr(CheckPointTable, "apply", wrong)
+
+
+def last_attempt_dies_unseen(patch: Patch) -> None:
+    """It keeps its number, and becomes a dead letter all the same."""
+    revive = ReviveService._revive_one
+
+    def wrong(self: ReviveService, ck: PopCheckPoint, member: int, *more: Any) -> None:
+        _, group, message = more[:3]
+        attempt = message.attempt + self._table.attempts_before(ck, member)
+        undone = ck.undone
+        ck.undone = undone and attempt < group.max_attempts
+        revive(self, ck, member, *more)
+        ck.undone = undone
+
+    patch.setattr(ReviveService, "_revive_one", wrong)
+
+
+def cancel_ignored(patch: Patch) -> None:
+    def wrong(self: PopUndo, number: int) -> bool:
+        return self._leaving.pop(number, None) is not None
+
+    patch.setattr(PopUndo, "cancel", wrong)
+
+
+def crossed_answer_not_undone(patch: Patch) -> None:
+    cancel = PopUndo.cancel
+
+    def wrong(self: PopUndo, number: int) -> bool:
+        self._left.clear()
+        return cancel(self, number)
+
+    patch.setattr(PopUndo, "cancel", wrong)

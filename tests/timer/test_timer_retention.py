@@ -1,0 +1,177 @@
+"""Retention and timers: bodies move for as long as they are pending, and nothing else stays."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from popmq.common import hop
+from popmq.common.config import MessageSettings, StoreSettings
+from popmq.common.disk import RealDisk, RealFile
+from popmq.common.errors import Code
+from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.message import HEADER_SIZE
+from popmq.common.topics import MessageType
+from popmq.proxy.api.definition_pb2 import SystemProperties
+from popmq.testing.core import SMALL, CoreBroker
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+SHORT = replace(
+    SMALL,
+    store=StoreSettings(segment_bytes=64 << 10, snapshot_bytes=32 << 10, retention_hours=24),
+    message=MessageSettings(max_body_bytes=16 << 10),
+    timer=replace(SMALL.timer, wheel_slots=7 * 24 * 60, slot_ms=60_000),
+)
+NOISE = bytes(12_000)
+
+
+class ColdFile(RealFile):
+    """A real file of the log that is in memory only where `warm` has read it."""
+
+    def __init__(self, path: str, *, create: bool, disk: "ColdDisk") -> None:
+        super().__init__(path, create=create)
+        self._disk = disk
+        self._path = path
+
+    def read_cached(self, size: int, offset: int) -> bytes | None:
+        if self._disk.cold and "commitlog" in self._path and self._path not in self._disk.warmed:
+            return None
+        return super().read_cached(size, offset)
+
+    def read(self, size: int, offset: int) -> bytes:
+        if self._disk.cold and "commitlog" in self._path and not self._disk.warming:
+            self._disk.waits += size > HEADER_SIZE  # the age of a segment is in a header
+        return super().read(size, offset)
+
+    def warm(self, size: int, offset: int) -> None:
+        self._disk.warming = True
+        super().warm(size, offset)
+        self._disk.warming = False
+        self._disk.warmed.add(self._path)
+
+
+class ColdDisk(RealDisk):
+    def __init__(self) -> None:
+        self.cold = self.warming = False
+        self.warmed: set[str] = set()
+        self.waits = 0
+
+    def open(self, path: str, *, create: bool = False) -> ColdFile:
+        return ColdFile(path, create=create, disk=self)
+
+
+def on(folder: Path, disk: RealDisk | None = None) -> CoreBroker:
+    settings = replace(SHORT, broker=replace(SMALL.broker, data=str(folder)))
+    core = CoreBroker(disk=disk or RealDisk(), settings=settings)
+    core.topic("orders", queues=1, type=MessageType.MIXED)
+    core.topic("noise", queues=1)
+    core.group("g")
+    return core
+
+
+def send_in(core: CoreBroker, body: bytes, delay_ms: int) -> None:
+    name = body.decode()
+    properties = SystemProperties(message_id=name).SerializeToString()
+    entry = PutEntry(MessageType.DELAY, body, properties, 0, 0, -delay_ms, name)
+    reply = core.reply(Kind.PUT, hop.encode_put(PutRequest("orders", [entry])))
+    assert hop.decode_put_reply(reply)[0].code == Code.OK
+
+
+def pass_days(core: CoreBroker, days: int) -> None:
+    """With traffic that fills three segments a day."""
+    for _ in range(days * 4):
+        for _ in range(4):
+            core.send("noise", NOISE)
+        core.clock.advance(6 * HOUR_MS)
+        core.run_steps()
+
+
+def received(core: CoreBroker) -> list[bytes]:
+    found = core.receive("orders", "g")
+    for one in found:
+        assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    return [one.head for one in found]
+
+
+def log_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in (folder / "commitlog").iterdir())
+
+
+def recall(core: CoreBroker, name: str) -> TimerOutcome:
+    topic = core.broker.registry.topic("orders").id
+    outcome = core.broker.timers.recall.recall(topic, name)
+    core.settle()
+    return outcome
+
+
+def test_a_timer_outlives_many_retentions_and_the_disk_stays_bounded(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    send_in(core, b"ten days", 10 * DAY_MS)
+    send_in(core, b"thirty days", 30 * DAY_MS)
+    sizes = []
+    for day in range(31):
+        pass_days(core, 1)
+        sizes.append(log_bytes(tmp_path))
+        if day % 5 == 0:
+            core.broker.release_files()
+            core.start()
+        assert received(core) == {10: [b"ten days"], 30: [b"thirty days"]}.get(day + 1, [])
+    assert sorted(file.name for file in (tmp_path / "commitlog").iterdir())[0] > "0" * 20
+    assert max(sizes[5:]) <= 2 * sizes[4]
+
+
+def test_a_timer_that_was_moved_can_be_recalled_and_rescheduled(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    for name in (b"recalled", b"rescheduled", b"kept"):
+        send_in(core, name, 9 * DAY_MS)
+    pass_days(core, 4)
+    assert core.broker.timers.bodies.moved >= 3
+    assert recall(core, "recalled") is TimerOutcome.DONE
+    topic = core.broker.registry.topic("orders").id
+    outcome, _ = core.broker.timers.recall.reschedule(topic, "rescheduled", -DAY_MS)
+    assert outcome is TimerOutcome.DONE
+    pass_days(core, 1)
+    assert received(core) == [b"rescheduled"]
+    pass_days(core, 5)
+    assert received(core) == [b"kept"]
+
+
+def test_fired_and_recalled_timers_are_not_moved(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    send_in(core, b"fires", HOUR_MS)
+    send_in(core, b"recalled", 9 * DAY_MS)
+    recall(core, "recalled")
+    pass_days(core, 4)
+    assert core.broker.store.retention.deleted_segments > 0
+    assert core.broker.timers.bodies.moved == 0
+
+
+def test_bodies_that_are_on_the_disk_only_are_moved_without_a_wait_on_the_loop(
+    tmp_path: Path,
+) -> None:
+    disk = ColdDisk()
+    core = on(tmp_path, disk)
+    for number in range(20):
+        send_in(core, b"%d" % number, 9 * DAY_MS + number)
+    pass_days(core, 1)
+    disk.cold = True
+    for _ in range(4):
+        disk.warmed.clear()
+        pass_days(core, 1)
+    assert core.broker.timers.bodies.moved >= 20
+    assert disk.waits == 0
+    disk.cold = False
+    pass_days(core, 5)
+    assert received(core) == [b"%d" % number for number in range(20)]
+
+
+def test_the_wheel_is_built_anew_from_bodies_that_were_moved(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    for number in range(5):
+        send_in(core, b"%d" % number, 9 * DAY_MS)
+    pass_days(core, 5)
+    core.stop()
+    (tmp_path / "timerwheel").unlink()
+    core.start()
+    assert core.broker.timers.files.rebuilt
+    pass_days(core, 5)
+    assert received(core) == [b"%d" % number for number in range(5)]
