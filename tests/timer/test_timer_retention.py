@@ -32,10 +32,10 @@ class ColdFile(RealFile):
         self._disk = disk
         self._path = path
 
-    def read_cached(self, size: int, offset: int) -> bytes | None:
+    def view_cached(self, size: int, offset: int) -> memoryview | None:
         if self._disk.cold and "commitlog" in self._path and self._path not in self._disk.warmed:
             return None
-        return super().read_cached(size, offset)
+        return super().view_cached(size, offset)
 
     def read(self, size: int, offset: int) -> bytes:
         if self._disk.cold and "commitlog" in self._path and not self._disk.warming:
