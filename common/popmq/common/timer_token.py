@@ -5,8 +5,8 @@ All numbers are big-endian, times are wall milliseconds.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 TIMER_VERSION = 3
 FIRING_VERSION = 4
@@ -27,8 +27,7 @@ class Outcome(IntEnum):
     LOST = 3  # its body could not be read
 
 
-@dataclass(frozen=True, slots=True)
-class TimerToken:
+class TimerToken(NamedTuple):
     """Of a record in the timer queue: where the message goes, and which timer it is.
 
         0  version u8 = 3 | 1 flags u8: 1 moved, 2 replaces another timer | 2 reserved u16
@@ -76,8 +75,7 @@ class TimerToken:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FiringToken:
+class FiringToken(NamedTuple):
     """Of the record that ends a timer: it is the firing, and the delivery.
 
         0  version u8 = 4 | 1 flags u8: 1 late | 2 outcome u16 (`Outcome`) | 4 topic_id u32
