@@ -16,6 +16,7 @@ _MOVED, _REPLACES = 1, 2
 _LATE = 1
 # The upper bit of a timer record's tag hash, which is its due time otherwise: a moved body.
 MOVED_BIT = 1 << 63
+LARGEST_TIMER_TOKEN = max(_TIMER.size, _FIRING.size)
 
 
 class Outcome(IntEnum):
@@ -39,7 +40,6 @@ class TimerToken(NamedTuple):
     A timer that replaces another one cancels it: a rescheduling is one record.
     """
 
-    SIZE = _TIMER.size
     topic_id: int
     queue_id: int
     tag_hash: int
@@ -64,7 +64,7 @@ class TimerToken(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "TimerToken":
-        """struct.error unless there are SIZE bytes."""
+        """struct.error for another number of bytes."""
         _, flags, _, topic, queue, _, tag_hash, other, other_due = _TIMER.unpack(data)
         return cls(
             topic,
@@ -86,7 +86,6 @@ class FiringToken(NamedTuple):
     Whoever applies the record moves the cursor, or takes the late timer out.
     """
 
-    SIZE = _FIRING.size
     topic_id: int  # where the message was to go
     due_ms: int
     identity: int
@@ -109,7 +108,7 @@ class FiringToken(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "FiringToken":
-        """struct.error unless there are SIZE bytes; ValueError for an unknown outcome."""
+        """struct.error for another number of bytes; ValueError for an unknown outcome."""
         _, flags, outcome, topic, due, identity, judged, offset = _FIRING.unpack(data)
         late = bool(flags & _LATE)
         return cls(topic, due, identity, judged, offset, late, Outcome(outcome))

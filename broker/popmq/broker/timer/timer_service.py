@@ -20,7 +20,7 @@ from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.common import topics
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
-from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.message import RecordKind, Stamp, StoredMessage
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 
 logger = logging.getLogger(__name__)
@@ -164,12 +164,13 @@ class TimerService:
             except ColdRead:
                 self.due.put_back(batch)
                 raise
+            stamp = store.stamp()
             for one, message in zip(batch, messages, strict=True):
-                self._fire_one(one, message)
+                self._fire_one(one, message, stamp)
             fired += len(batch)
         return fired
 
-    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage) -> None:
+    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage, stamp: Stamp) -> None:
         token = None if isinstance(message, DamagedMessage) else message.any_token
         if isinstance(message, DamagedMessage) or not isinstance(token, TimerToken):
             self._give_up(due)
@@ -188,11 +189,12 @@ class TimerService:
             properties=message.properties,
             tag_hash=token.tag_hash,
             token=ending.encode(),
+            stamp=stamp,
         )
         self.state.ended(ending)
         self.due.ended(due)
         self.fired += 1
-        self.late_ms = self._wall_ms() - due.due_ms
+        self.late_ms = stamp.wall_ms - due.due_ms
         self.late_total_ms += self.late_ms
 
     def _give_up(self, due: Due) -> None:
