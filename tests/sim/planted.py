@@ -95,6 +95,8 @@ PLANTED = [
     Planted("resumed key does not wait", fifo.resumed_key_does_not_wait, 150),
     Planted("snapshot forgets what was said", fifo.snapshot_forgets_what_was_said, 1500, rare=True),
     Planted("given up snapshot mixed in", fifo.given_up_snapshot_is_mixed_in, 1500, rare=True),
+    Planted("reset leaves what is parked", fifo.reset_leaves_what_is_parked, 150),
+    Planted("reset leaves parked deliveries", fifo.reset_leaves_parked_messages_in_flight, 400),
     Planted("reject written twice", operators.reject_written_twice, 80),
     Planted("reject not done", operators.reject_answered_and_not_done),
     Planted("reset leaves deliveries", operators.reset_leaves_what_is_in_flight),

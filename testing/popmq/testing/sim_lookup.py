@@ -73,7 +73,7 @@ class LookupChecks:
         for ck in broker.table:
             config = broker.registry.topic_by_id(ck.topic_id)
             for member in member_bits(ck.waiting):
-                unit = broker.table.moved_body(ck, member)
+                unit = broker.table.moved.of_member(ck, member)
                 if config is not None and unit is not None:
                     yield config, ck.queue_id, ck.offset_of(member), unit
 

@@ -115,7 +115,7 @@ class Simulator(Actions):
         if self.keeps_order:
             self._actions += [(self._repeat, 4), (self._stick, 1)]
         if self.oracle.parks:
-            self._actions += [(self._unpark, 3), (self._stick, 4)]
+            self._actions += [(self._unpark, 3), (self._stick, 4), (self._resume, 1)]
         self._actions += [(self._reset, 2), (self._redrive, 2)]
         if self.retains:
             self._long_ms = LONG_MS

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from popmq.broker.pop.check_point_table import CheckPointTable, Identity
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.moved_bodies import Identity
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_store import MessageStore
@@ -33,7 +34,7 @@ class InFlightBodies:
 
     def moved_to(self, identity: Identity) -> Unit | None:
         """Where retention moved the message to, if it did."""
-        return self._table.moved_to(identity)
+        return self._table.moved.get(identity)
 
     def move(self, body: Body) -> None:
         self._store.move(body)
@@ -55,7 +56,7 @@ class InFlightBodies:
             yield piece
         # Last, because what was in flight above may have come back to its place meanwhile.
         yield from self._returned_below(position, held)
-        self._table.keep_moved(held)
+        self._table.moved.keep(held)
 
     def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[Body]]:
         """Messages of FIFO groups that wait in place for their next attempt, or are parked."""

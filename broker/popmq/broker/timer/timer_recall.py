@@ -50,8 +50,9 @@ class TimerRecall:
         self.recalled = 0
         self.rescheduled = 0
 
-    def find(self, topic_id: int, message_id: str) -> list[Stored]:
-        """The topic's timers of that message id, newest record first, each identity once.
+    def find(self, topic_id: int | None, message_id: str) -> list[Stored]:
+        """The topic's timers (None: every topic's) of that message id, newest record first, each
+        identity once.
 
         ColdRead instead of a wait for the disk.
         """
@@ -60,7 +61,7 @@ class TimerRecall:
         return [
             stored
             for stored in self._stored(found.messages)
-            if stored.timer.topic_id == topic_id
+            if topic_id in (None, stored.timer.topic_id)
             and not (stored.timer.identity in seen or seen.add(stored.timer.identity))  # type: ignore[func-returns-value]
         ]
 
@@ -68,8 +69,8 @@ class TimerRecall:
         """Cancel every pending timer of that message id. ColdRead: nothing was changed."""
         found = self.find(topic_id, message_id)
         pending = [one for one in found if self.is_pending(one)]
+        self._check_room(len(pending))
         for timer, _, _ in pending:
-            self._check_room()
             ending = FiringToken(
                 topic_id,
                 timer.due_ms,
@@ -102,8 +103,8 @@ class TimerRecall:
         due_ms = new_due_ms if new_due_ms >= 0 else now_ms - new_due_ms
         self._admission.check_horizon(due_ms, now_ms)
         due_ms = max(due_ms, now_ms)
+        self._check_room(len(pending))
         for timer, message, _ in pending:
-            self._check_room()
             old = message.any_token
             assert isinstance(old, TimerToken), "a record of the timer queue without its token"
             token = TimerToken(
@@ -137,9 +138,9 @@ class TimerRecall:
         fired = any(isinstance(one.any_token, FiringToken) for one in copies)
         return TimerOutcome.ALREADY_VISIBLE if fired else TimerOutcome.NOT_FOUND
 
-    def _check_room(self) -> None:
+    def _check_room(self, more: int) -> None:
         limit = self._settings.cancelled_limit
-        if self._state.cancelled_count >= limit:
+        if more and self._state.cancelled_count + more > limit:
             raise TooManyRequests(
                 f"{limit} timers were recalled or rescheduled whose time has not passed, which is "
                 "the limit (timer.cancelled_limit): try again later"

@@ -141,6 +141,14 @@ class TimerService:
         self.enqueue.judge_until(token.judged)
         self.state.ended(token)
 
+    @property
+    def dequeue_lag_ms(self) -> int:
+        """How long the next timer, or the slot that is to be loaded next, is overdue."""
+        times = [self.due.ready_until]
+        if self.due.next_due_ms is not None:
+            times.append(self.due.next_due_ms)
+        return max(0, self._wall_ms() - min(times)) if self.firing else 0
+
     def end(self, due: Due, topic_id: int, offset: int, outcome: Outcome) -> FiringToken:
         return FiringToken(
             topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
