@@ -57,6 +57,16 @@ def test_a_handle_from_before_a_rescheduling_cancels_the_timer_all_the_same(
     assert received(core) == []
 
 
+def test_a_rescheduled_timer_that_fired_is_visible_and_not_recalled(core: CoreBroker) -> None:
+    due_ms = core.clock.wall_ms() + HOUR
+    send(core, "A", due_ms)
+    reschedule(core, "A", due_ms - HOUR + SECOND)
+    core.advance(2 * SECOND)
+    assert recall(core, "A", due_ms=due_ms) is TimerOutcome.ALREADY_VISIBLE
+    assert reschedule(core, "A", -1).outcome == TimerOutcome.ALREADY_VISIBLE
+    assert received(core) == [b"A"]
+
+
 def test_a_timer_is_recalled_until_it_fires_and_then_it_is_visible(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE})
     core.advance(MINUTE)
@@ -64,6 +74,14 @@ def test_a_timer_is_recalled_until_it_fires_and_then_it_is_visible(core: CoreBro
     assert reschedule(core, "A", -1).outcome == TimerOutcome.ALREADY_VISIBLE
     assert received(core) == [b"A"]
     assert recall(core, "B") is TimerOutcome.NOT_FOUND
+
+
+def test_a_timer_that_is_about_to_fire_is_recalled(core: CoreBroker) -> None:
+    send_all(core, {"A": 500, "B": 500})
+    assert core.broker.timers.service.due.next_due_ms is not None  # its slot is loaded
+    assert recall(core, "A") is TimerOutcome.DONE
+    core.advance(SECOND)
+    assert received(core) == [b"B"]
 
 
 def test_what_is_asked_about_nothing_is_refused(core: CoreBroker) -> None:

@@ -20,10 +20,12 @@ def core_with_topic(**options: Any) -> CoreBroker:
     return made
 
 
-def send(core: CoreBroker, message_id: str, due_ms: int, *, topic: str = "orders") -> PutResult:
-    """A DELAY message whose body is its id; `due_ms` as in PutEntry."""
+def send(
+    core: CoreBroker, message_id: str, due_ms: int, *, topic: str = "orders", body: bytes = b""
+) -> PutResult:
+    """A DELAY message whose body is its id if nothing else; `due_ms` as in PutEntry."""
     properties = SystemProperties(message_id=message_id).SerializeToString()
-    body = message_id.encode()
+    body = body or message_id.encode()
     entry = PutEntry(MessageType.DELAY, body, properties, 0, 0, due_ms, message_id, 0)
     (result,) = hop.decode_put_reply(
         core.reply(Kind.PUT, hop.encode_put(PutRequest(topic, [entry])))

@@ -245,6 +245,19 @@ class Actions:
         for _ in range(self.rng.choice((3, 8))):
             self.clients.send()
 
+    def _outlive(self) -> None:
+        """Something is held while the log grows, until segments go that were there before."""
+        rng, machine, reader = self.rng, self.machine, self._reader()
+        if reader is None:
+            return
+        self.clients.receive(reader, limit=8, invisible_ms=max(self._long_ms))
+        for _ in range(rng.choice((3, 6))):
+            for _ in range(5):
+                self.clients.send()
+            machine.settle()
+            machine.advance(1_200_000)
+            self._work()
+
     def _quiet(self) -> None:
         self.clients.send(self.clients.topics[QUIET])
 

@@ -121,7 +121,7 @@ class Simulator(Actions):
             self._long_ms = LONG_MS
             self._invisible_ms = (*INVISIBLE_MS, *LONG_MS)
             self._actions += [(self._hours, 5), (self._burst, 5), (self._work, 10)]
-            self._actions += [(self._quiet, 1)]
+            self._actions += [(self._quiet, 1), (self._outlive, 2)]
 
     def run(self) -> Outcome:
         try:

@@ -67,7 +67,7 @@ class TimerRecall:
 
     def recall(self, topic_id: int, message_id: str) -> TimerOutcome:
         """Cancel every pending timer of that message id. ColdRead: nothing was changed."""
-        found = self.find(topic_id, message_id)
+        found = _not_replaced(self.find(topic_id, message_id))
         pending = [one for one in found if self.is_pending(one)]
         self._check_room(len(pending))
         for timer, _, _ in pending:
@@ -82,7 +82,7 @@ class TimerRecall:
             self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
             self._state.ended(ending)
             self.recalled += 1
-        if pending or any(self._state.is_cancelled(one.timer.identity) for one in found):
+        if pending or self._recalled(found):
             return TimerOutcome.DONE
         return self._over(topic_id, message_id, found)
 
@@ -93,12 +93,11 @@ class TimerRecall:
 
         Returns the outcome and the new due time.  ColdRead: nothing was changed.
         """
-        found = self.find(topic_id, message_id)
+        found = _not_replaced(self.find(topic_id, message_id))
         pending = [one for one in found if self.is_pending(one)]
         if not pending:
-            cancelled = any(self._state.is_cancelled(one.timer.identity) for one in found)
             over = self._over(topic_id, message_id, found)
-            return (TimerOutcome.NOT_FOUND if cancelled else over), 0
+            return (TimerOutcome.NOT_FOUND if self._recalled(found) else over), 0
         now_ms = self._wall_ms()
         due_ms = new_due_ms if new_due_ms >= 0 else now_ms - new_due_ms
         self._admission.check_horizon(due_ms, now_ms)
@@ -122,6 +121,9 @@ class TimerRecall:
     def is_pending(self, stored: Stored) -> bool:
         timer = stored.timer
         return self._state.is_pending(*timer.key, timer.offset, moved=stored.moved)
+
+    def _recalled(self, found: list[Stored]) -> bool:
+        return any(self._state.is_cancelled(one.timer.identity) for one in found)
 
     def _over(self, topic_id: int, message_id: str, found: list[Stored]) -> TimerOutcome:
         """It is visible, or nothing is known of it.
@@ -153,3 +155,14 @@ class TimerRecall:
             entry = entry_of(header.queue_offset, unit, message)
             if entry.timer is not None:
                 yield Stored(entry.timer, message, entry.moved)
+
+
+def _not_replaced(found: list[Stored]) -> list[Stored]:
+    """Those that no rescheduling gave another time: what became of the others says nothing."""
+    tokens = [one.message.any_token for one in found]
+    replaced = {
+        token.replaces[1]
+        for token in tokens
+        if isinstance(token, TimerToken) and token.replaces is not None
+    }
+    return [one for one in found if one.timer.identity not in replaced]

@@ -159,7 +159,7 @@ class TimerService:
     def _fire(self, limit: int) -> int:
         fired = 0
         store = self._store
-        while fired < limit and store.pending_bytes < _STEP_BYTES and store.guard.copies_allowed:
+        while fired < limit and self._has_room:
             batch = self.due.take(self._wall_ms(), min(_BATCH, limit - fired))
             units = [one.unit for one in batch]
             if not batch:
@@ -173,10 +173,18 @@ class TimerService:
                 self.due.put_back(batch)
                 raise
             stamp = store.stamp()
-            for one, message in zip(batch, messages, strict=True):
-                self._fire_one(one, message, stamp)
-            fired += len(batch)
+            for at, message in enumerate(messages):
+                if not self._has_room:
+                    self.due.put_back(batch[at:])
+                    break
+                self._fire_one(batch[at], message, stamp)
+                fired += 1
         return fired
+
+    @property
+    def _has_room(self) -> bool:
+        """For one more firing, whatever its size."""
+        return self._store.pending_bytes < _STEP_BYTES and self._store.guard.copies_allowed
 
     def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage, stamp: Stamp) -> None:
         token = None if isinstance(message, DamagedMessage) else message.any_token
