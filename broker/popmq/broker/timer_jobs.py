@@ -23,7 +23,7 @@ from popmq.common.wire import admin_pb2 as pb
 
 ID_LIMIT = 1_024  # characters
 LOOKED_LIMIT = 200_000  # timers that one listing looks at
-LIST_LIMIT = 10_000  # and that it names
+LIST_LIMIT = 1_000  # and that it names
 _DEFAULT_LIMIT = 100
 _A_STEP = 4_096
 _BODIES_A_STEP = 8
@@ -94,8 +94,12 @@ class Waiting:
     @property
     def first(self) -> list[Timer]:
         """At most as many as were wanted, by (due time, identity), and pending now."""
-        pending = [one for one in self._found.values() if _is_pending(self._broker, one)]
-        return nsmallest(self._want.limit, pending, key=lambda one: one.key)
+        return nsmallest(self._want.limit, self.found, key=lambda one: one.key)
+
+    @property
+    def found(self) -> list[Timer]:
+        """All that were found and are pending now, in no order."""
+        return [one for one in self._found.values() if _is_pending(self._broker, one)]
 
     def look(self) -> Steps[None]:
         """The late ones, those that were not enqueued yet, and the wheel."""
@@ -209,7 +213,7 @@ def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]
     limit = 1 if topic_id is None else LOOKED_LIMIT
     waiting = Waiting(broker, Want(topic_id, 0, _LATER_MS, limit))
     yield from waiting.look()
-    first = waiting.first
+    found = waiting.found
     if topic_id is None:
         timers = broker.timers
         scan = _scan(broker, _LATER_MS)
@@ -218,7 +222,7 @@ def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]
                 counts[_bucket(slot.time_ms + slot_ms - 1 - now_ms)] += slot.num
         late = [*timers.state.late.values(), *timers.service.queue.not_enqueued()]
     else:
-        late = first
+        late = found
     for timer in late:
         counts[_bucket(timer.due_ms - now_ms)] += 1
     pending = broker.timers.state.pending
@@ -233,7 +237,7 @@ def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]
             pb.ForecastTimersReply.Bucket(within_ms=within_ms, count=count)
             for within_ms, count in zip((*BUCKETS_MS, -1), counts, strict=True)
         ],
-        next_due_ms=first[0].due_ms if first else 0,
+        next_due_ms=min((one.due_ms for one in found), default=0),
         incomplete=waiting.incomplete,
     ).SerializeToString()
 
