@@ -177,7 +177,8 @@ class TimerService:
                 if not self._has_room:
                     self.due.put_back(batch[at:])
                     break
-                self._fire_one(batch[at], message, stamp)
+                if not self._fire_one(batch[at], message, stamp):
+                    stamp = store.stamp()  # of other records meanwhile: log time never goes back
                 fired += 1
         return fired
 
@@ -186,16 +187,18 @@ class TimerService:
         """For one more firing, whatever its size."""
         return self._store.pending_bytes < _STEP_BYTES and self._store.guard.copies_allowed
 
-    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage, stamp: Stamp) -> None:
+    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage, stamp: Stamp) -> bool:
+        """Whether it fired; a timer without a body or a topic comes to another end."""
         token = None if isinstance(message, DamagedMessage) else message.any_token
         if isinstance(message, DamagedMessage) or not isinstance(token, TimerToken):
             self._give_up(due)
-            return
+            return False
         topic = self._registry.topic_by_id(token.topic_id)
         outcome, queue_id = Outcome.FIRED, token.queue_id
         if topic is None:
             outcome, queue_id = Outcome.DEAD_LETTERED, 0
             topic = self._registry.internal_topic(topics.TIMER_DLQ_TOPIC)
+            stamp = self._store.stamp()
             self.dead_lettered += 1
         ending = self.end(due, token.topic_id, message.header.queue_offset, outcome)
         self._store.put_message(
@@ -212,6 +215,7 @@ class TimerService:
         self.fired += 1
         self.late_ms = stamp.wall_ms - due.due_ms
         self.late_total_ms += self.late_ms
+        return outcome is Outcome.FIRED
 
     def _give_up(self, due: Due) -> None:
         """The body cannot be read: the log says so, and the others go on."""
