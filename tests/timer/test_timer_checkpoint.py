@@ -16,8 +16,8 @@ from popmq.testing.sim_disk import SimDisk
 from popmq.testing.sim_loss import Loss
 
 PATH = "data/timercheckpoint"
-FIRST = TimerCheckPoint(1, 2, 3, 4, 5, 6, counter=7)
-SECOND = TimerCheckPoint(10, 20, 30, 40, 50, 60, counter=8)
+FIRST = TimerCheckPoint(1, 2, 3, 4, 5, 6, counter=7, early_ms=8)
+SECOND = TimerCheckPoint(10, 20, 30, 40, 50, 60, counter=8, early_ms=80)
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def disk() -> SimDisk:
     return SimDisk(random.Random(1))
 
 
-def test_a_checkpoint_is_seven_numbers_and_a_check() -> None:
+def test_a_checkpoint_is_eight_numbers_and_a_check() -> None:
     data = FIRST.encode()
-    assert len(data) == COPY_SIZE == 60
-    assert [int.from_bytes(data[at : at + 8], "big") for at in range(0, 56, 8)] == [*range(1, 8)]
+    assert len(data) == COPY_SIZE == 68
+    assert [int.from_bytes(data[at : at + 8], "big") for at in range(0, 64, 8)] == [*range(1, 9)]
     assert decode_checkpoint(data) == FIRST
 
 

@@ -170,6 +170,11 @@ class MessageStore:
     # -- append
 
     @property
+    def start(self) -> int:
+        """What is below this position is deleted."""
+        return self._log.start
+
+    @property
     def end(self) -> int:
         return self._log.end
 

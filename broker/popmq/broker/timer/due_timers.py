@@ -42,22 +42,30 @@ class DueTimers:
         self._late: list[tuple[int, int]] = []
         self._moved: dict[int, Unit] = {}
         self._chain: Chain | None = None
+        self._load_now_ms = 0  # slots before it are loaded early
         self._units: list[TimerUnit] = []  # of the slot that is loaded, not looked at yet
         self._to_touch: list[Unit] = []
         self.rolled: list[TimerUnit] = []  # met before their due slot: into the wheel again
         self.loaded_until = 0  # slots before it are here, or on their way
         self.ready_until = 0  # and of those, the ones before this are complete
 
-    def begin(self, slot_ms: int) -> None:
-        """Start, or start again, with the slot of that time."""
+    def begin(self, slot_ms: int, load_now_ms: int) -> None:
+        """Start, or start again, with the slot of that time; slots before `load_now_ms` are
+        loaded whatever the time is, before a timer is taken."""
         self._heap.clear()
         self._moved.clear()
         self._units.clear()
         self._to_touch.clear()
         self.rolled.clear()
         self._chain = None
+        self._load_now_ms = load_now_ms if load_now_ms > slot_ms else 0
         self.loaded_until = self.ready_until = slot_ms
         self._late = sorted(timer.key for timer in self._state.late.values())
+
+    @property
+    def begun(self) -> bool:
+        """Whether all is here that may be due earlier than its slot says."""
+        return self.ready_until >= self._load_now_ms
 
     # -- what comes in
 
@@ -75,7 +83,7 @@ class DueTimers:
     def load(self, now_ms: int, limit: int, window_end_ms: int) -> int:
         """Load a slice of the slot that is next, if it is near; returns how many were read.
 
-        Does not pass `window_end_ms` over empty slots: the wheel's oldest ones are in use still.
+        Does not pass `window_end_ms`: the wheel's oldest slots are in use still.
 
         Raises ColdRead (call again) and TimerDamaged.
         """
@@ -91,6 +99,7 @@ class DueTimers:
                     self._chain = None
                     self.ready_until = self.loaded_until
                     self._to_touch.sort(reverse=True)
+                    done += 1  # the next slot may be near, too
                     break
                 self._units = list(found)
             done += self._take_units(limit - done)
@@ -152,10 +161,16 @@ class DueTimers:
     # -- inside
 
     def _first_due(self, now_ms: int) -> int | None:
-        if not self._heap:
-            return None
-        due_ms = self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)
-        return due_ms if due_ms <= now_ms and due_ms < self.ready_until else None
+        """When the first timer of the wheel is due, if its time has come."""
+        while self._heap:
+            key = self._heap[0] >> _SIZE_BITS
+            due_ms, identity = key >> _IDENTITY_BITS, key & _IDENTITY_MASK
+            over = (due_ms, identity) <= self._state.cursor
+            if not over and not self._state.is_cancelled(identity):
+                return due_ms if due_ms <= now_ms and due_ms < self.ready_until else None
+            heappop(self._heap)
+            self._moved.pop(identity, None)
+        return None
 
     def _take_of_wheel(self, now_ms: int, limit: int) -> list[Due]:
         found: list[Due] = []
@@ -174,14 +189,18 @@ class DueTimers:
 
     def _open_next(self, now_ms: int, window_end_ms: int) -> None:
         """Begin with the next slot if it is time; else what has no units needs no loading."""
-        begun = min(now_ms - now_ms % self._slot_ms + self._slot_ms, window_end_ms)
-        slot_ms = self._files.next_occupied(self.loaded_until, now_ms + self._look_ms, wait=False)
+        begun = max(now_ms - now_ms % self._slot_ms + self._slot_ms, self._load_now_ms)
+        # Behind the window what rolls on would go over the wheel's end.
+        end_ms = max(window_end_ms, self._load_now_ms)
+        begun = min(begun, end_ms)
+        until_ms = min(max(now_ms + self._look_ms, self._load_now_ms), end_ms)
+        slot_ms = self._files.next_occupied(self.loaded_until, until_ms, wait=False)
         if slot_ms is None:
             self.loaded_until = self.ready_until = max(self.loaded_until, begun)
             return
         slot = self._files.slot(slot_ms, wait=False)
         lead_ms = min(self._look_ms, self._slot_ms + slot.num // UNITS_PER_MS)
-        if slot_ms - lead_ms > now_ms:
+        if slot_ms - lead_ms > now_ms and slot_ms >= self._load_now_ms:
             self.loaded_until = self.ready_until = max(self.loaded_until, min(slot_ms, begun))
             return
         self._chain = self._files.read_slot(slot_ms, wait=False)

@@ -2,7 +2,7 @@
 
     0 lastReadTimeMs i64 | 8 lastTimerLogFlushPos i64 | 16 lastTimerQueueOffset i64
     24 masterTimerQueueOffset i64 | 32 stateVersion i64 | 40 timestamp i64 | 48 counter i64
-    56 check u32, crc32c of bytes [0, 56)
+    56 earlyMs i64 | 64 check u32, crc32c of bytes [0, 64)
 
 Two copies in one file, at 0 and 2048, are written in turn: a torn write leaves the other one
 (docs/concepts/timer.md).
@@ -17,7 +17,7 @@ from popmq.common.disk import Disk
 
 FILE_BYTES = 4096
 _COPIES_AT = (0, 2048)
-_BODY = struct.Struct(">7q")
+_BODY = struct.Struct(">8q")
 _CHECK = struct.Struct(">I")
 COPY_SIZE = _BODY.size + _CHECK.size
 
@@ -31,6 +31,7 @@ class TimerCheckPoint:
     epoch: int = 0
     wall_ms: int = 0
     counter: int = 0
+    early_ms: int = 0  # the latest slot with timers that are due before it
 
     def encode(self) -> bytes:
         body = _BODY.pack(
@@ -41,6 +42,7 @@ class TimerCheckPoint:
             self.epoch,
             self.wall_ms,
             self.counter,
+            self.early_ms,
         )
         return body + _CHECK.pack(crc32c(body))
 

@@ -11,6 +11,7 @@ from popmq.broker.timer.due_timers import DueTimers
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_queue import Entry, TimerQueue
 from popmq.broker.timer.timer_state import Timer, TimerState
+from popmq.broker.timer.timer_wheel import window
 from popmq.common.config import TimerSettings
 
 _BATCH = 64
@@ -31,12 +32,12 @@ class TimerEnqueue:
         self._files = files
         self._due = due
         self._slot_ms = settings.slot_ms
-        # Slots ahead of the oldest that may be in use; some are kept free behind it.
-        self._window = settings.wheel_slots - max(2, settings.wheel_slots // 100)
+        self._window = window(settings.wheel_slots)
         self._wall_ms = wall_ms
         self.curr_queue_offset = 0
         self.commit_queue_offset = 0  # records below it are in the files
         self.base_ms = 0
+        self._closing_ms = 0
         self.caught_up_ms = 0  # wall time at which nothing was behind
         self.enqueued = 0
         self.rolled = 0
@@ -46,7 +47,7 @@ class TimerEnqueue:
         """Go on at `offset`; what is below `in_files` is in the wheel already."""
         self.curr_queue_offset = offset
         self.commit_queue_offset = in_files
-        self.base_ms = base_ms
+        self.base_ms = self._closing_ms = base_ms
         self.caught_up_ms = self._wall_ms()
 
     @property
@@ -64,14 +65,18 @@ class TimerEnqueue:
         """Slots from here on may not be used yet, nor passed by."""
         return self.base_ms + self._window * self._slot_ms
 
-    def over(self, until_ms: int) -> None:
+    def over(self, until_ms: int, *, closing_ms: int) -> None:
+        """Slots before `until_ms` are over; those before `closing_ms` will be, without a look at
+        what comes into them now."""
         self.base_ms = max(self.base_ms, until_ms)
+        self._closing_ms = max(self._closing_ms, closing_ms)
 
     def step(self, limit: int) -> int:
         """Enqueue at most `limit` records. Raises ColdRead (call again) and TimerDamaged."""
         done = self._roll(limit)
         while done < limit and not self._files.full:
-            entries = self._queue.read(self.curr_queue_offset, _BATCH, wait=False)
+            size = min(_BATCH, limit - done)
+            entries = self._queue.read(self.curr_queue_offset, size, wait=False)
             if not entries:
                 self.caught_up_ms = self._wall_ms()
                 break
@@ -100,7 +105,8 @@ class TimerEnqueue:
             self.lost += 1
             state.skip(entry.offset + 1)
             return
-        if entry.offset >= self.commit_queue_offset and timer.key > state.cursor:
+        if entry.offset >= self.commit_queue_offset:
+            # Over or not: what ended it may not be confirmed, and a crash may take that back.
             self._place(timer)
         if entry.offset >= state.judged:
             known = timer.identity in state.late
@@ -116,8 +122,6 @@ class TimerEnqueue:
 
     def _place(self, timer: Timer) -> None:
         """Into its slot; one that is loaded already takes it at once, too."""
-        if self._state.is_cancelled(timer.identity) or timer.identity in self._state.late:
-            return
         slot_ms = timer.due_ms - timer.due_ms % self._slot_ms
         ahead = (slot_ms - self.base_ms) // self._slot_ms
         roll = ahead >= self._window
@@ -127,7 +131,7 @@ class TimerEnqueue:
                 hop = hop // 2
             slot_ms = max(self.base_ms + hop * self._slot_ms, self._due.loaded_until)
         self._files.add(
-            slot_time_ms=max(slot_ms, self.base_ms),
+            slot_time_ms=max(slot_ms, self._closing_ms),
             due_ms=timer.due_ms,
             position=timer.position,
             size=timer.size,
@@ -145,9 +149,11 @@ class TimerEnqueue:
         done = 0
         while self._due.rolled and done < limit and not self._files.full:
             unit = self._due.rolled[-1]
-            self._place(
-                Timer(unit.due_ms, unit.identity, unit.position, unit.size, unit.topic_id, 0)
-            )
+            gone = unit.position < self._queue.log_start  # its body moved, and has another unit
+            if not gone and not self._state.is_cancelled(unit.identity):
+                self._place(
+                    Timer(unit.due_ms, unit.identity, unit.position, unit.size, unit.topic_id, 0)
+                )
             self._due.rolled.pop()
             self.rolled += 1
             done += 1

@@ -78,6 +78,7 @@ class TimerFiles:
         self.checkpoint = TimerCheckPoint()  # the newest durable one
         self.last_unit: TimerUnit | None = None  # that `open` found
         self.newest_position: int | None = None  # of the records whose units were found
+        self.early_ms = 0  # the latest slot with timers that are due before it
         self.rebuilt = False  # begun anew: the queue is enqueued from its start
         self.blocked = False  # the disk is full; everything waits in memory
         self.flushes = 0
@@ -102,11 +103,13 @@ class TimerFiles:
             if not fresh:
                 logger.warning("timer files begun anew", extra={"folder": self._path})
             return
-        self.last_unit, self.newest_position = recovered
+        self.last_unit, self.newest_position, early_ms = recovered
+        self.early_ms = max(found.early_ms, early_ms)
         self._log.write_again(found.log_position)
         self._log.synced = found.log_position
         files, taken = self._log.flush(), self._wheel.take_dirty()
-        self._write(files, taken, self._next(replace(found, log_position=self._log.end)))
+        made = replace(found, log_position=self._log.end, early_ms=self.early_ms)
+        self._write(files, taken, self._next(made))
         self._flushed()
 
     def reset(self) -> None:
@@ -119,6 +122,7 @@ class TimerFiles:
         self._flush_due_ms = 0
         self.rebuilt = True
         self.last_unit = None
+        self.early_ms = 0
         logger.warning("timer files begun anew", extra={"folder": self._path})
 
     def close(self) -> None:
@@ -159,6 +163,8 @@ class TimerFiles:
         log = self._log
         prev = self._wheel.add(slot_time_ms, log.next_position, wait=wait)
         moved = identity != position
+        if due_ms < slot_time_ms:
+            self.early_ms = max(self.early_ms, slot_time_ms)
         log.append(
             TimerUnit(prev, roll, moved, position, size, topic_id, due_ms, identity, slot_time_ms),
             now_ms=now_ms,
@@ -177,6 +183,11 @@ class TimerFiles:
     def occupied(self, from_ms: int, to_ms: int, *, wait: bool = True) -> Iterator[Slot]:
         """The slots of [from_ms, to_ms) that are not empty, by time."""
         return self._wheel.occupied(from_ms, to_ms, wait=wait)
+
+    @property
+    def first_in_use_ms(self) -> int:
+        """No slot before this time is in use; the first that is may be later."""
+        return self._wheel.first_in_use(self.checkpoint.last_read_ms)
 
     def read_slot(self, time_ms: int, *, wait: bool = True) -> Chain:
         """Bounded lists of a slot's units, newest first; of those that it has now.
@@ -271,6 +282,7 @@ class TimerFiles:
             master_offset=cursors.master_offset,
             epoch=cursors.epoch,
             wall_ms=cursors.wall_ms,
+            early_ms=self.early_ms,
         )
 
     def _next(self, checkpoint: TimerCheckPoint) -> TimerCheckPoint:

@@ -42,6 +42,11 @@ class TimerQueue:
         """Confirmed records."""
         return self.queue.count
 
+    @property
+    def log_start(self) -> int:
+        """A body below this position is gone; its timer, if it is pending, has a newer one."""
+        return self._store.start
+
     def append(self, head: bytes, properties: bytes, due_ms: int, token: TimerToken) -> Timer:
         """Store a timer's record; wait for the store's end before you tell anyone."""
         moved = token.moved_from is not None

@@ -39,6 +39,7 @@ class TimerRecall:
         lookup: Lookup,
         settings: TimerSettings,
         wall_ms: Callable[[], int],
+        is_firing: Callable[[int], bool],
     ) -> None:
         self._store = store
         self._queue = queue
@@ -47,6 +48,9 @@ class TimerRecall:
         self._lookup = lookup
         self._settings = settings
         self._wall_ms = wall_ms
+        self._is_firing = is_firing
+        # What replaced a timer, by that one's identity, while the index does not find it yet.
+        self._replaced: dict[int, Stored] = {}
         self.recalled = 0
         self.rescheduled = 0
 
@@ -56,14 +60,27 @@ class TimerRecall:
 
         ColdRead instead of a wait for the disk.
         """
+        confirmed = self._store.confirmed
+        for identity in [
+            old for old, new in self._replaced.items() if new.timer.position < confirmed
+        ]:
+            del self._replaced[identity]
         found = self._lookup.by_id(topics.TIMER_TOPIC_ID, message_id, wait=False)
         seen: set[int] = set()
-        return [
-            stored
-            for stored in self._stored(found.messages)
-            if topic_id in (None, stored.timer.topic_id)
-            and not (stored.timer.identity in seen or seen.add(stored.timer.identity))  # type: ignore[func-returns-value]
-        ]
+        stored = []
+        for one in self._stored(found.messages):
+            if topic_id in (None, one.timer.topic_id) and one.timer.identity not in seen:
+                seen.add(one.timer.identity)
+                stored += [*self._replacing(one), one]
+        return stored
+
+    def _replacing(self, stored: Stored) -> list[Stored]:
+        """What took its place one after the other, newest first."""
+        newer: list[Stored] = []
+        while (after := self._replaced.get(stored.timer.identity)) is not None:
+            newer.insert(0, after)
+            stored = after
+        return newer
 
     def recall(self, topic_id: int, message_id: str) -> TimerOutcome:
         """Cancel every pending timer of that message id. ColdRead: nothing was changed."""
@@ -112,7 +129,10 @@ class TimerRecall:
                 old.tag_hash,
                 replaces=(timer.due_ms, timer.identity),
             )
-            self._queue.append(message.head, message.properties, due_ms, token)
+            new = self._queue.append(message.head, message.properties, due_ms, token)
+            self._replaced[timer.identity] = Stored(
+                new, message._replace(any_token=token), moved=False
+            )
             self._state.cancel(timer.due_ms, timer.identity, topic_id)
             self._state.stored(topic_id)
             self.rescheduled += 1
@@ -123,18 +143,21 @@ class TimerRecall:
         return self._state.is_pending(*timer.key, timer.offset, moved=stored.moved)
 
     def _recalled(self, found: list[Stored]) -> bool:
-        return any(self._state.is_cancelled(one.timer.identity) for one in found)
+        """The newest one counts: those before it are cancelled too where it took their place."""
+        return bool(found) and self._state.is_cancelled(found[0].timer.identity)
 
     def _over(self, topic_id: int, message_id: str, found: list[Stored]) -> TimerOutcome:
         """It is visible, or nothing is known of it.
 
         What was recalled is remembered for a while behind its due time, so within that time
-        a timer that is over has fired; later its copy in the topic is the proof.
+        a timer that is over has fired; later, and when retention took the timer's record, its
+        copy in the topic is the proof.
         """
-        if not found:
-            return TimerOutcome.NOT_FOUND
         remembered_ms = self._state.cursor[0] - KEEP_CANCELLED_MS
-        if any(one.timer.due_ms >= remembered_ms for one in found):
+        if any(
+            one.timer.due_ms >= remembered_ms or self._is_firing(one.timer.identity)
+            for one in found
+        ):
             return TimerOutcome.ALREADY_VISIBLE
         copies = self._lookup.by_id(topic_id, message_id, wait=False).messages
         fired = any(isinstance(one.any_token, FiringToken) for one in copies)

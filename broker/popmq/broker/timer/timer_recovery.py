@@ -15,6 +15,7 @@ from popmq.broker.timer.timer_wheel import TimerWheel
 class Recovered(NamedTuple):
     last_unit: TimerUnit | None
     newest_position: int | None  # of the newest record that has a unit
+    early_ms: int  # the latest slot with timers that are due before it, of what was read
 
 
 def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered | None:
@@ -25,7 +26,7 @@ def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
     if not wheel.load() or not log.load():
         return None
     try:
-        last_unit, newest = _revise(wheel, log, checkpoint)
+        found = _revise(wheel, log, checkpoint)
         if log.scanned < checkpoint.log_position:
             return None  # rolled units, too, may be lost, and no record comes again for them
         log.cut(log.scanned)
@@ -34,25 +35,25 @@ def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
     except TimerDamaged:
         return None
     log.find_latest()
-    return Recovered(last_unit, newest)
+    return found
 
 
-def _revise(
-    wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint
-) -> tuple[TimerUnit | None, int | None]:
-    """Count the units that the wheel does not know; returns the last one, and the position of the
-    newest record (a unit that rolled is of an older one)."""
+def _revise(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered:
+    """Count the units that the wheel does not know. The last one may have rolled, and be of an
+    older record than the newest."""
     vouched, over_ms = checkpoint.log_position, checkpoint.last_read_ms
-    unit, newest = None, None
+    unit, newest, early_ms = None, None, 0
     for position, unit in log.scan(log.segment_before(vouched)):
         newest = unit.position if newest is None else max(newest, unit.position)
         if unit.slot_time_ms < over_ms:
             continue
+        if unit.due_ms < unit.slot_time_ms:
+            early_ms = max(early_ms, unit.slot_time_ms)
         wheel.revise(unit.slot_time_ms, position, starts=unit.prev < 0)
         if position >= vouched:
             # The slot may have been read from a page that never reached the disk.
             wheel.touch(unit.slot_time_ms)
-    return unit, newest
+    return Recovered(unit, newest, early_ms)
 
 
 def _mend_slots(wheel: TimerWheel, log: TimerLog) -> bool:

@@ -6,6 +6,7 @@ delivery and moves the cursor, so a timer fires once whatever crashes.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from popmq.broker.meta.registry import Registry
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
 _BATCH = 64
-_ENQUEUE_LIMIT = 512
-_LOAD_LIMIT = 1_024
-_FIRE_LIMIT = 256
 
 
 class TimerService:
@@ -53,11 +51,15 @@ class TimerService:
         self._warming = False
         self._over = (0, 0)  # slots before this time are over, once the log is confirmed to there
         self._last_read_ms = 0
+        self._look_until = 0  # offset in the queue
+        self._firing: deque[tuple[int, int]] = deque()  # position of the record, identity
         self.state = state
         self.queue = TimerQueue(store)
         self.due = DueTimers(state, files, settings)
         self.enqueue = TimerEnqueue(self.queue, state, files, self.due, settings, wall_ms)
         self.firing = True  # off on a replica: it enqueues and fires nothing
+        # Of one step: records, units, firings.
+        self.enqueue_limit, self.load_limit, self.fire_limit = 512, 1_024, 256
         self.fired = 0
         self.dead_lettered = 0
         self.lost = 0
@@ -81,12 +83,16 @@ class TimerService:
         self._begin(min(in_files, max(self.state.judged, queue.min_offset)), in_files)
 
     def _begin(self, offset: int, in_files: int) -> None:
-        now_ms, due_ms = self._wall_ms(), self.state.cursor[0]
+        """The wheel goes on at its oldest slot; a clock that went back does not turn it back.
+
+        Timers that came meanwhile are in what was its oldest slot then, though they are due
+        before it: up to there all is loaded before one fires.
+        """
+        now_ms, first_ms = self._wall_ms(), self._files.first_in_use_ms
         today_ms = now_ms - now_ms % self._slot_ms
-        first_ms = min(self._files.checkpoint.last_read_ms, due_ms - due_ms % self._slot_ms)
         oldest_ms = self._files.next_occupied(first_ms, 1 << 62)
-        base_ms = today_ms if oldest_ms is None else min(today_ms, oldest_ms)
-        self.due.begin(base_ms)
+        base_ms = max(first_ms, min(today_ms, oldest_ms or today_ms))
+        self.due.begin(base_ms, self._files.early_ms + self._slot_ms)
         self.enqueue.begin(offset, in_files, base_ms)
         self._last_read_ms = base_ms
         self._over = (base_ms, 0)
@@ -114,12 +120,12 @@ class TimerService:
         if self._warming:
             return done
         try:
-            done += self.enqueue.step(_ENQUEUE_LIMIT)
+            done += self.enqueue.step(self.enqueue_limit)
             if self.firing and self.enqueue.caught_up and not self.due.rolled:
                 window_end_ms = self.enqueue.window_end_ms
-                done += self.due.load(self._wall_ms(), _LOAD_LIMIT, window_end_ms)
-            if self.firing and self.enqueue.caught_up and not self.due.rolled:
-                done += self._fire(_FIRE_LIMIT)
+                done += self.due.load(self._wall_ms(), self.load_limit, window_end_ms)
+            if self.firing and self.enqueue.caught_up and self.due.begun and not self.due.rolled:
+                done += self._fire(self.fire_limit)
             if self.firing and self.enqueue.caught_up:
                 done += self._mark_over()
             self._touch()
@@ -127,6 +133,7 @@ class TimerService:
             self._warm(cold)
         except TimerDamaged as damage:
             self._rebuild(damage)
+            done += 1
         return done
 
     def apply_stored(self, token: TimerToken) -> None:
@@ -154,11 +161,17 @@ class TimerService:
             topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
         )
 
+    def is_firing(self, identity: int) -> bool:
+        """Whether its firing waits to be confirmed: no lookup finds the message yet."""
+        return any(one == identity for _, one in self._firing)
+
     # -- inside
 
     def _fire(self, limit: int) -> int:
         fired = 0
         store = self._store
+        while self._firing and self._firing[0][0] < store.confirmed:
+            self._firing.popleft()
         while fired < limit and self._has_room:
             batch = self.due.take(self._wall_ms(), min(_BATCH, limit - fired))
             units = [one.unit for one in batch]
@@ -174,13 +187,22 @@ class TimerService:
                 raise
             stamp = store.stamp()
             for at, message in enumerate(messages):
-                if not self._has_room:
+                waits = isinstance(message, DamagedMessage) and self._may_have_moved()
+                if waits or not self._has_room:
                     self.due.put_back(batch[at:])
-                    break
+                    return fired
                 if not self._fire_one(batch[at], message, stamp):
                     stamp = store.stamp()  # of other records meanwhile: log time never goes back
                 fired += 1
         return fired
+
+    def _may_have_moved(self) -> bool:
+        """Retention may have taken a body whose new record waits to be enqueued."""
+        self._look_until = self._look_until or self.queue.count
+        if self.enqueue.curr_queue_offset < self._look_until:
+            return True
+        self._look_until = 0
+        return False
 
     @property
     def _has_room(self) -> bool:
@@ -210,6 +232,7 @@ class TimerService:
             token=ending.encode(),
             stamp=stamp,
         )
+        self._firing.append((self._store.last_position, due.identity))
         self.state.ended(ending)
         self.due.ended(due)
         self.fired += 1
@@ -232,14 +255,16 @@ class TimerService:
         Returns 1 when that lets the wheel turn on by more than a slot.
         """
         over_ms, end = self._over
+        before_ms = self._last_read_ms
         if self._store.confirmed < end:
             return 0
         self._clear(over_ms)
         self._last_read_ms = max(self._last_read_ms, over_ms)
         until_ms = self.due.over_until(self._wall_ms())
         self._over = (max(over_ms, until_ms), self._store.end)
-        self.enqueue.over(self._last_read_ms)
-        return int(until_ms > over_ms + self._slot_ms)
+        self.enqueue.over(self._last_read_ms, closing_ms=self._over[0])
+        turned_ms = max(until_ms - over_ms, self._last_read_ms - before_ms)
+        return int(turned_ms > self._slot_ms)
 
     def _clear(self, until_ms: int) -> None:
         at_ms = self._last_read_ms

@@ -15,7 +15,7 @@ from popmq.common.timer_token import FiringToken, Outcome
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
 _PER_PIECE = 512
-_HEAD = struct.Struct(">BQQQ")  # 1, cursor's due time and identity, judged
+_HEAD = struct.Struct(">BQQQQ")  # 1, cursor's due time and identity, judged, its position
 _PENDING = struct.Struct(">BIQ")  # 2, topic, count
 _LATE = struct.Struct(">BQQQIIQ")  # 3, due, identity, position, size, topic, offset
 _CANCELLED = struct.Struct(">BQQ")  # 4, due, identity
@@ -50,6 +50,7 @@ class TimerState:
     def __init__(self) -> None:
         self.cursor = (0, 0)  # due time and identity of the wheel's newest firing
         self.judged = 0  # records of the timer queue, from its first on
+        self._judged_position = 0  # of the newest record of those
         self.late: dict[int, Timer] = {}
         self.pending: dict[int, int] = {}  # timers by topic
         self.watch: Watch | None = None
@@ -68,6 +69,10 @@ class TimerState:
 
     def is_cancelled(self, identity: int) -> bool:
         return identity in self._cancelled
+
+    def cancelled_items(self) -> Iterator[tuple[int, int]]:
+        """Identity and due time of what is remembered."""
+        return iter(self._cancelled.items())
 
     def is_pending(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
         """Whether that timer, whose record is in the log, still waits for its time.
@@ -95,6 +100,7 @@ class TimerState:
         """
         assert timer.offset == self.judged, f"record {timer.offset} enqueued after {self.judged}"
         self.judged += 1
+        self._judged_position = timer.position
         if timer.key > self.cursor:
             return True
         if (timer.identity in self.late or not moved) and timer.identity not in self._cancelled:
@@ -115,9 +121,7 @@ class TimerState:
             self.late.pop(token.identity, None)
             return
         self.cursor = (token.due_ms, token.identity)
-        over_ms = token.due_ms - KEEP_CANCELLED_MS
-        while self._cancelled_by_due and self._cancelled_by_due[0][0] < over_ms:
-            del self._cancelled[heappop(self._cancelled_by_due)[1]]
+        self._forget_cancelled(token.due_ms - KEEP_CANCELLED_MS)
 
     def cancel(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It was recalled, or another timer stands for it now."""
@@ -133,6 +137,18 @@ class TimerState:
         self.pending = {topic: count for topic, count in counts.items() if count}
         return len(wrong)
 
+    def _forget_cancelled(self, until_ms: int) -> None:
+        """But for those that are not judged: they would be taken for late ones."""
+        kept, by_due = [], self._cancelled_by_due
+        while by_due and by_due[0][0] < until_ms:
+            one = heappop(by_due)
+            if one[1] > self._judged_position:
+                kept.append(one)
+            else:
+                del self._cancelled[one[1]]
+        for one in kept:
+            heappush(by_due, one)
+
     def _count_down(self, identity: int, topic_id: int) -> None:
         left = self.pending.get(topic_id, 0) - 1
         if left > 0:
@@ -145,7 +161,7 @@ class TimerState:
     # -- snapshots (store/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        head = [_HEAD.pack(1, *self.cursor, self.judged)]
+        head = [_HEAD.pack(1, *self.cursor, self.judged, self._judged_position)]
         head += [_PENDING.pack(2, *one) for one in self.pending.items()]
         late, cancelled = list(self.late.values()), list(self._cancelled.items())
         return self._pieces(head, late, cancelled)
@@ -167,7 +183,8 @@ class TimerState:
             kind, *values = layout.unpack_from(content, at)
             at += layout.size
             if kind == 1:
-                self.cursor, self.judged = (values[0], values[1]), values[2]
+                self.cursor = values[0], values[1]
+                self.judged, self._judged_position = values[2:]
             elif kind == 2:
                 self.pending[values[0]] = values[1]
             elif kind == 3:

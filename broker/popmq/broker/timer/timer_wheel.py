@@ -55,6 +55,7 @@ class TimerWheel:
         self._dirty: dict[int, Held | None] = {}
         self._flushing: dict[int, Held | None] = {}
         self.highest = -1  # lastPos of the slots that `load` found
+        self._newest = 0  # time of the latest slot, divided by slot_ms
 
     # -- start and stop
 
@@ -80,6 +81,7 @@ class TimerWheel:
         self._dirty = {}
         self._flushing = {}
         self.highest = -1
+        self._newest = 0
 
     def exists(self) -> bool:
         return self._disk.exists(self._path)
@@ -184,6 +186,13 @@ class TimerWheel:
                     yield Slot(time * self._slot_ms, *held[1:])
             first += count
 
+    def first_in_use(self, from_ms: int) -> int:
+        """The first slot that may be in use, of those from `from_ms` on.
+
+        What is in use lies within the window; what is before it was left of laps that are over.
+        """
+        return max(from_ms // self._slot_ms, self._newest - window(self._slots)) * self._slot_ms
+
     def every(self) -> Iterator[Slot]:
         """All slots that are not empty, of whatever lap; the caller may change the one it has."""
         for index in self._indexes(0, self._slots):
@@ -240,6 +249,7 @@ class TimerWheel:
     # -- inside
 
     def _put(self, index: int, held: Held) -> None:
+        self._newest = max(self._newest, held[0])
         self._used[index >> 3] |= 1 << (index & 7)
         self._dirty[index] = held
 
@@ -294,6 +304,7 @@ class TimerWheel:
             if held is None:
                 return False
             self.highest = max(self.highest, held[2])
+            self._newest = max(self._newest, held[0])
             self._used[index >> 3] |= 1 << (index & 7)
         return True
 
@@ -319,6 +330,11 @@ class TimerWheel:
     def _open_file(self) -> DiskFile:
         assert self._file is not None, "the wheel's file is not open"
         return self._file
+
+
+def window(slots: int) -> int:
+    """How many slots ahead of the oldest one may be used; some are kept free behind it."""
+    return slots - max(2, slots // 100)
 
 
 def _encoded(held: Held | None) -> bytes:

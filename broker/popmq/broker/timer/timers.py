@@ -49,7 +49,14 @@ class Timers:
             store, queue, self.state, self.files, settings, clock.wall_ms
         )
         self.recall = TimerRecall(
-            store, queue, self.state, self.admission, lookup, settings, clock.wall_ms
+            store,
+            queue,
+            self.state,
+            self.admission,
+            lookup,
+            settings,
+            clock.wall_ms,
+            self.service.is_firing,
         )
         self.bodies = TimerBodies(store, queue, self.state)
         self.check = TimerCheck(

@@ -1,0 +1,185 @@
+"""What the simulator found in timers, each in its smallest form."""
+
+from dataclasses import replace
+
+import pytest
+
+from popmq.broker.timer.timer_recall import TimerRecall
+from popmq.common import hop
+from popmq.common.config import StoreSettings
+from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.topics import MessageType
+from popmq.proxy.api.definition_pb2 import SystemProperties
+from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import LyingDisk
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    made = CoreBroker()
+    made.topic("orders", queues=1, type=MessageType.MIXED)
+    made.group("g")
+    return made
+
+
+def send(core: CoreBroker, name: str, due_ms: int) -> None:
+    """A delayed message whose id and body are its name."""
+    properties = SystemProperties(message_id=name).SerializeToString()
+    entry = PutEntry(MessageType.DELAY, name.encode(), properties, 0, 0, due_ms, name)
+    (result,) = hop.decode_put_reply(
+        core.reply(Kind.PUT, hop.encode_put(PutRequest("orders", [entry])))
+    )
+    assert result.due_ms == due_ms
+
+
+def received(core: CoreBroker) -> list[bytes]:
+    found = core.receive("orders", "g")
+    core.ack("orders", "g", *(one.handle for one in found))
+    return [one.head for one in found]
+
+
+def recalls(core: CoreBroker) -> tuple[TimerRecall, int]:
+    return core.broker.timers.recall, core.broker.registry.topic("orders").id
+
+
+def fire(core: CoreBroker, timers: int) -> None:
+    """Step until so many fired; nothing of it is confirmed."""
+    service = core.broker.timers.service
+    wanted = service.fired + timers
+    for _ in range(100):
+        core.broker.step()
+        if service.fired == wanted:
+            return
+    raise AssertionError(f"{service.fired} fired, not {wanted}")
+
+
+def test_a_wheel_of_which_nothing_fired_yet_goes_on_where_it_stood(core: CoreBroker) -> None:
+    """Seed 1: it was looked for from the year 1970 on, for a lap."""
+    due_ms = core.clock.wall_ms() + 5 * HOUR
+    send(core, "far", due_ms)
+    core.run_steps()
+    core.stop()
+    core.clock.advance(2 * HOUR)
+    core.start()
+    core.advance(due_ms - core.clock.wall_ms())
+    assert received(core) == [b"far"]
+
+
+def test_a_timer_that_fired_earlier_than_it_was_first_to_is_not_called_recalled(
+    core: CoreBroker,
+) -> None:
+    """Seed 2: the timer that it replaced is remembered as cancelled."""
+    send(core, "A", core.clock.wall_ms() + HOUR)
+    recall, topic_id = recalls(core)
+    recall.reschedule(topic_id, "A", -1_000)
+    core.settle()
+    core.advance(2_000)
+    assert received(core) == [b"A"]
+    assert recall.recall(topic_id, "A") is TimerOutcome.ALREADY_VISIBLE
+    assert recall.reschedule(topic_id, "A", -1_000)[0] is TimerOutcome.ALREADY_VISIBLE
+
+
+def test_a_recall_right_behind_a_reschedule_finds_the_new_timer(core: CoreBroker) -> None:
+    """Seed 13: no lookup finds what is not confirmed."""
+    send(core, "A", core.clock.wall_ms() + HOUR)
+    recall, topic_id = recalls(core)
+    assert recall.reschedule(topic_id, "A", -1_000)[0] is TimerOutcome.DONE
+    assert recall.reschedule(topic_id, "A", -2_000)[0] is TimerOutcome.DONE
+    assert recall.recall(topic_id, "A") is TimerOutcome.DONE
+    core.settle()
+    core.advance(2 * HOUR)
+    assert received(core) == []
+    assert core.broker.timers.state.pending == {}
+
+
+def test_a_recall_between_a_firing_and_its_confirmation_says_visible(core: CoreBroker) -> None:
+    """Seed 13: the next timer that fired was due so much later that this one was forgotten."""
+    for name, ms in (("A", 1_000), ("B", HOUR // 2)):
+        send(core, name, core.clock.wall_ms() + ms)
+    core.run_steps()
+    core.clock.advance(2 * HOUR)
+    fire(core, 2)
+    recall, topic_id = recalls(core)
+    assert recall.recall(topic_id, "A") is TimerOutcome.ALREADY_VISIBLE
+
+
+def test_a_timer_survives_a_recall_that_a_crash_took_back(core: CoreBroker) -> None:
+    """Seed 64: it was not enqueued any more, and the one behind it was."""
+    due_ms = core.clock.wall_ms() + 60_000
+    for name in ("A", "B"):
+        send(core, name, due_ms)
+    recall, topic_id = recalls(core)
+    recall.recall(topic_id, "A")
+    service = core.broker.timers.service
+    service.enqueue.step(100)
+    core.broker.timers.files.flush_now(service.cursors())
+    assert isinstance(core.disk, LyingDisk)
+    core.disk.restore_power()
+    core.start()
+    core.advance(60_000)
+    assert received(core) == [b"A", b"B"]
+
+
+def test_a_recall_is_remembered_until_its_timer_was_looked_at(core: CoreBroker) -> None:
+    """Seed 291: forgotten before, it was taken for a late one and fired."""
+    begin_ms = core.clock.wall_ms()
+    send(core, "first", begin_ms + 2 * HOUR)
+    core.advance(3 * HOUR)
+    core.clock.step_wall(-3 * HOUR)
+    send(core, "A", begin_ms + 4 * HOUR)
+    send(core, "B", begin_ms + 5 * HOUR // 2)
+    core.run_steps()
+    recall, topic_id = recalls(core)
+    assert recall.reschedule(topic_id, "A", -60_000)[0] is TimerOutcome.DONE
+    assert recall.recall(topic_id, "A") is TimerOutcome.DONE
+    core.clock.step_wall(3 * HOUR)
+    fire(core, 1)
+    core.settle()
+    core.advance(2 * HOUR)
+    assert received(core) == [b"first", b"B"]
+
+
+def test_a_timer_of_a_clock_that_went_back_is_on_time_over_a_restart(core: CoreBroker) -> None:
+    """Seed 28: it is in the wheel's oldest slot, which is an hour ahead by then."""
+    send(core, "first", core.clock.wall_ms() + 60_000)
+    core.advance(2 * HOUR)
+    core.clock.step_wall(-HOUR)
+    due_ms = core.clock.wall_ms() + 120_000
+    send(core, "second", due_ms)
+    core.run_steps()
+    core.stop()
+    core.start()
+    send(core, "third", due_ms + 60_000)
+    core.advance(due_ms - 1 - core.clock.wall_ms())
+    assert received(core) == [b"first"]
+    core.advance(1)
+    assert received(core) == [b"second"]
+    core.advance(60_000)
+    assert received(core) == [b"third"]
+
+
+def test_a_timer_whose_moved_body_is_not_enqueued_yet_waits_for_it() -> None:
+    """Seed 48: its first body was gone with its segment, and it was given up as lost."""
+    store = StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1)
+    wheel = replace(SMALL.timer, wheel_slots=36_000)
+    core = CoreBroker(settings=replace(SMALL, store=store, timer=wheel))
+    core.topic("orders", queues=1, type=MessageType.MIXED)
+    core.topic("noise", queues=1)
+    due_ms = core.clock.wall_ms() + 5 * HOUR
+    send(core, "A", due_ms)
+    core.run_steps()
+    service = core.broker.timers.service
+    service.enqueue_limit = 0
+    while core.clock.wall_ms() < due_ms - 60_000:
+        core.clock.advance(60_000)
+        core.send("noise", bytes(50_000))
+        core.run_steps()
+    assert core.broker.store.retention.deleted_segments
+    core.advance(60_000)
+    assert (service.fired, service.lost) == (0, 0)
+    service.enqueue_limit = 512
+    core.run_steps()
+    assert (service.fired, service.lost) == (1, 0)
+    assert received(core) == [b"A"]
