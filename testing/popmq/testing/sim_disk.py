@@ -61,9 +61,9 @@ class SimDisk:
         return f"{path}:{at}"
 
     def lose_folder(self, folder: str) -> None:
-        """Somebody removes a folder while the broker is down."""
+        """Somebody removes a folder, or a file, while the broker is down."""
         for names in (self._names, self._kept_names):
-            for path in [path for path in names if path.startswith(folder + "/")]:
+            for path in [one for one in names if one == folder or one.startswith(folder + "/")]:
                 del names[path]
 
     def durable(self, path: str) -> bytes:
@@ -203,7 +203,7 @@ class SimFile:
         count = max(0, end - content.synced)  # unless another sync was faster
         covered, content.pending = content.pending[:count], content.pending[count:]
         content.synced += count
-        if faults.sync_fails():
+        if faults.sync_fails(self._path):
             faults.sick = True
             if faults.failed_pages is FailedPages.DROPPED:
                 content.now[:] = content.kept

@@ -21,6 +21,7 @@ class Faults:
         self._cut_after: tuple[str, int] | None = None
         self._fail_write_in: int | None = None
         self._fail_sync_in: int | None = None
+        self._fail_sync_below = ""
         self.failed_pages = FailedPages.DROPPED
         self.budget: int | None = None  # bytes that files may still grow by
         self.sick = False  # an EIO was raised since the last crash
@@ -38,9 +39,10 @@ class Faults:
         """The n-th following write puts down a part of its bytes and raises EIO."""
         self._fail_write_in = writes
 
-    def fail_sync_at(self, syncs: int) -> None:
-        """The n-th following sync of a file raises EIO: its bytes never reach the platter."""
-        self._fail_sync_in = syncs
+    def fail_sync_at(self, syncs: int, *, below: str = "") -> None:
+        """The n-th following sync of a file in such a folder raises EIO: its bytes never reach
+        the platter."""
+        self._fail_sync_in, self._fail_sync_below = syncs, below
 
     def heal(self) -> None:
         """Disarm every fault."""
@@ -73,8 +75,8 @@ class Faults:
         self._fail_write_in -= 1
         return self._fail_write_in == -1
 
-    def sync_fails(self) -> bool:
-        if self._fail_sync_in is None:
+    def sync_fails(self, path: str) -> bool:
+        if self._fail_sync_in is None or self._fail_sync_below not in path:
             return False
         self._fail_sync_in -= 1
         return self._fail_sync_in == -1
