@@ -18,6 +18,7 @@ from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_keys import names_in
 from popmq.broker.store.snapshot import snapshot_names
+from popmq.broker.timer.timer_state import TimerState
 from popmq.common import topics
 from popmq.common.config import Settings
 from popmq.common.errors import StoreDamaged
@@ -118,6 +119,7 @@ class ReplayCheck:
         for topic_id, queue_id in _queues(broker):
             following = broker.store.dispatch.next_offset(topic_id, queue_id)
             yield f"dispatch: next offset of {topic_id}/{queue_id}", following
+        yield from _timers(broker)
         yield from self._found(broker)
 
     def _found(self, broker: Broker) -> Iterator[tuple[str, object]]:
@@ -167,6 +169,21 @@ class ReplayCheck:
             faded = (mine is None or theirs is None) and log_ms + OUTCOME_MS < now_ms
             if mine != theirs and not faded:
                 self._complain(f"outcome {key}: {mine} and {theirs}")
+
+
+def _timers(broker: Broker) -> Iterator[tuple[str, object]]:
+    """As soon as all that is confirmed is enqueued; until then a snapshot may be further."""
+    state, queue = TimerState(), broker.timers.service.queue
+    for content, _ in broker.timers.state.begin_snapshot():
+        state.restore(content)
+    state.skip(queue.queue.min_offset)
+    for entry in queue.read(state.judged, queue.count):
+        if entry.timer is not None:
+            state.judge(entry.timer, moved=entry.moved)
+    yield "timers: cursor, judged", (state.cursor, state.judged)
+    yield "timers: pending", sorted(state.pending.items())
+    yield "timers: late", sorted(state.late.values())
+    yield "timers: recalled", sorted(state.cancelled_items())
 
 
 def _receive_of(broker: Broker, ck: PopCheckPoint) -> bool:

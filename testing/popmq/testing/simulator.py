@@ -10,11 +10,17 @@ import sys
 import time
 
 from popmq.testing.sim_run import Outcome, Simulator
-from popmq.testing.sometimes import Tally
+from popmq.testing.sometimes import Sometimes, Tally
+from popmq.testing.timer_run import TimerSimulator
+from popmq.testing.timer_sometimes import TimerSometimes
 
 
 def run_seed(seed: int) -> Outcome:
     return Simulator(seed).run()
+
+
+def run_timer_seed(seed: int) -> Outcome:
+    return TimerSimulator(seed).run()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,23 +29,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds, from --first")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--trace", action="store_true", help="print every event")
+    parser.add_argument("--timers", action="store_true", help="the timer's world")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a violation")
     chosen = parser.parse_args(arguments)
     logging.getLogger("popmq").setLevel(logging.CRITICAL)
     if chosen.seed is not None:
-        outcome = run_seed(chosen.seed)
+        outcome = (run_timer_seed if chosen.timers else run_seed)(chosen.seed)
         if chosen.trace:
             print("\n".join(outcome.trace))
         print(outcome.story())
         return 1 if outcome.violations else 0
-    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.keep_going)
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    return _run_many(seeds, keep_going=chosen.keep_going, timers=chosen.timers)
 
 
-def _run_many(seeds: range, keep_going: bool) -> int:
-    tally, run, failed, began = Tally(), 0, 0, time.perf_counter()
+def _run_many(seeds: range, *, keep_going: bool, timers: bool) -> int:
+    tally = Tally(TimerSometimes if timers else Sometimes)
+    run, failed, began = 0, 0, time.perf_counter()
     for seed in seeds:
         run += 1
-        outcome = run_seed(seed)
+        outcome = (run_timer_seed if timers else run_seed)(seed)
         tally.add(outcome.tally)
         if outcome.violations:
             failed += 1

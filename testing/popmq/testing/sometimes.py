@@ -96,10 +96,13 @@ class Sometimes(Enum):
 
 
 class Tally:
-    def __init__(self) -> None:
-        self.counts: Counter[Sometimes] = Counter()
+    """Counts of states; `wanted` are those that have to be reached."""
 
-    def hit(self, what: Sometimes, times: int = 1) -> None:
+    def __init__(self, wanted: type[Enum] = Sometimes) -> None:
+        self.counts: Counter[Enum] = Counter()
+        self._wanted = wanted
+
+    def hit(self, what: Enum, times: int = 1) -> None:
         if times:
             self.counts[what] += times
 
@@ -108,8 +111,8 @@ class Tally:
 
     @property
     def never(self) -> list[str]:
-        return [what.value for what in Sometimes if not self.counts[what]]
+        return [what.value for what in self._wanted if not self.counts[what]]
 
     def table(self) -> str:
-        width = max(len(what.value) for what in Sometimes)
-        return "\n".join(f"{what.value:<{width}} {self.counts[what]:>8}" for what in Sometimes)
+        width = max(len(what.value) for what in self._wanted)
+        return "\n".join(f"{what.value:<{width}} {self.counts[what]:>8}" for what in self._wanted)

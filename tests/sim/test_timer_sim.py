@@ -1,0 +1,99 @@
+"""Seeds of the timer's world: 0 early, 0 lost, 0 twice; and every planted mistake is found.
+
+POPMQ_SIM_TIMER_SECONDS is how long the everyday test goes on after its first seeds (4).
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from sim.planted_timers import PLANTED_TIMERS, PlantedTimer
+
+from popmq.testing.simulator import run_timer_seed
+from popmq.testing.sometimes import Tally
+from popmq.testing.timer_sometimes import TimerSometimes
+
+FEWEST = 150  # in which every rare state is reached
+
+
+def run(first: int, seeds: int, *, seconds: float = 1e9) -> Tally:
+    """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
+    tally, began, done = Tally(TimerSometimes), time.monotonic(), 0
+    for seed in range(first, first + seeds):
+        if done >= FEWEST and time.monotonic() - began > seconds:
+            break
+        outcome = run_timer_seed(seed)
+        assert not outcome.violations, outcome.story(40)
+        tally.add(outcome.tally)
+        done += 1
+    print(f"{done} seeds, {done / (time.monotonic() - began):.0f} a second\n{tally.table()}")
+    return tally
+
+
+def test_no_timer_is_early_lost_or_twice_and_every_rare_state_is_reached() -> None:
+    seconds = float(os.environ.get("POPMQ_SIM_TIMER_SECONDS", "4"))
+    assert not run(1, 100_000, seconds=seconds).never
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_no_timer_is_early_lost_or_twice_in_a_thousand_seeds() -> None:
+    run(10_000, 1_000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_no_timer_is_early_lost_or_twice_in_three_thousand_seeds() -> None:
+    run(100_000, 3_000)
+
+
+def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
+    code = (
+        "import logging; logging.disable()\n"
+        "from popmq.testing.simulator import run_timer_seed\n"
+        "print(*(run_timer_seed(seed).digest for seed in range(1, 16)))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "77")
+    }
+    assert len(digests) == 1
+
+
+def test_a_failed_timer_seed_names_the_command_that_replays_it() -> None:
+    outcome = run_timer_seed(3)
+    command = outcome.story().rpartition("replay: ")[2].split()
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert f"trace {outcome.digest}" in done.stdout
+
+
+def found_at(planted: PlantedTimer) -> int:
+    """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
+    for seed in planted.numbers(planted.seeds):
+        with pytest.MonkeyPatch.context() as patch:
+            planted.plant(patch)
+            broken = bool(run_timer_seed(seed).violations)
+        if broken and not run_timer_seed(seed).violations:
+            return seed
+    return 0
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(p, id=p.name, marks=[pytest.mark.heavy] if p.rare else [])
+        for p in PLANTED_TIMERS
+    ],
+)
+def test_planted_mistake_of_timers_is_found(planted: PlantedTimer) -> None:
+    assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
