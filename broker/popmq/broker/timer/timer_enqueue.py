@@ -38,6 +38,7 @@ class TimerEnqueue:
         self.commit_queue_offset = 0  # records below it are in the files
         self.base_ms = 0
         self._closing_ms = 0
+        self._fire_from = 0  # offset up to which the moved bodies of what is gone stand
         self.caught_up_ms = 0  # wall time at which nothing was behind
         self.enqueued = 0
         self.rolled = 0
@@ -48,13 +49,14 @@ class TimerEnqueue:
         self.curr_queue_offset = offset
         self.commit_queue_offset = in_files
         self.base_ms = self._closing_ms = base_ms
+        self._fire_from = self._queue.count
         self.caught_up_ms = self._wall_ms()
 
     @property
     def caught_up(self) -> bool:
         """Everything that a firing could pass over is enqueued."""
         offset = self.curr_queue_offset
-        return offset >= self._state.judged and offset >= self.commit_queue_offset
+        return offset >= max(self._state.judged, self.commit_queue_offset, self._fire_from)
 
     @property
     def behind(self) -> int:
@@ -103,6 +105,7 @@ class TimerEnqueue:
         timer, state = entry.timer, self._state
         if timer is None:
             self.lost += 1
+            self._fire_from = self._queue.count
             state.skip(entry.offset + 1)
             return
         if entry.offset >= self.commit_queue_offset:
