@@ -52,7 +52,8 @@ class TimerSimulator(TimerActions):
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
         self.machine.on_recovered = self._recovered
         self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
-        small = self.slot_ms >= 1_000  # else there are too many steps in a day
+        # With slots of 0.1 s there are too many steps in a day.
+        small = self.slot_ms >= 1_000 and not self.retains
         self._most = self.rng.choice((1, 3, 256)) if small else 256  # of one step
         self._last_kind = ""
         self._soft = False

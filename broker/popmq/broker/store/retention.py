@@ -96,6 +96,11 @@ class Retention:
         self._pieces = self._all_pieces(cut)
         return 1
 
+    @property
+    def moving(self) -> bool:
+        """Whether live bodies below the cut wait to be appended again."""
+        return self._pieces is not None
+
     def _all_pieces(self, cut: int) -> Iterator[tuple[LiveBodies, Sequence[Body]]]:
         for live in self.live:
             for bodies in live.bodies_below(cut):

@@ -135,6 +135,8 @@ class TimerCheck:
         return 1
 
     def _begin(self) -> int:
+        if self._store.retention.moving:
+            return 0  # some are below the queue's minimum, and not above its end yet
         queue, end = self._queue.queue, self._store.end
         offset, first = queue.min_offset, end
         if offset < queue.count:
