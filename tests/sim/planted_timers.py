@@ -227,7 +227,7 @@ PLANTED_TIMERS = [
     PlantedTimer(recall_not_written, 10),
     PlantedTimer(recall_forgotten_at_recovery, 10),
     PlantedTimer(checkpoint_ahead_of_the_firings, 120),
-    PlantedTimer(slot_cleared_before_its_firings_are_confirmed, 200),
+    PlantedTimer(slot_cleared_before_its_firings_are_confirmed, 300),
     PlantedTimer(rolled_unit_dropped, 10),
     PlantedTimer(tail_of_the_log_trusted, 120),
     PlantedTimer(moved_body_ignored, retains=True),

@@ -124,7 +124,7 @@ class Waiting:
             self.incomplete = f"only {self._looked} timers of the wheel were looked at"
         if not_here > 0:
             self.incomplete = f"{not_here} timers are on their way into the wheel"
-        if service.rebuilds != self._rebuilds or not service.enqueue.caught_up:
+        if service.rebuilds != self._rebuilds or service.enqueue.going_back:
             self.incomplete = "the timer wheel is being made anew"
 
     def _take_all(self, timers: list[Timer]) -> None:

@@ -55,8 +55,12 @@ class TimerEnqueue:
     @property
     def caught_up(self) -> bool:
         """Everything that a firing could pass over is enqueued."""
-        offset = self.curr_queue_offset
-        return offset >= max(self._state.judged, self.commit_queue_offset, self._fire_from)
+        return not self.going_back and self.curr_queue_offset >= self._fire_from
+
+    @property
+    def going_back(self) -> bool:
+        """Whether it reads what was enqueued before: the files did not have all of it."""
+        return self.curr_queue_offset < max(self._state.judged, self.commit_queue_offset)
 
     @property
     def behind(self) -> int:
