@@ -324,7 +324,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         limit = self.settings.max_buffered_bytes
         transport.set_write_buffer_limits(high=limit, low=limit)
-        _notice_dead_peer(transport)
+        notice_dead_peer(transport)
         if self.closing:
             transport.abort()
 
@@ -383,7 +383,7 @@ class Connection(asyncio.Protocol):
             self.send(ERROR, request_id, encode_error(unknown))
 
 
-def _notice_dead_peer(transport: asyncio.Transport) -> None:
+def notice_dead_peer(transport: asyncio.Transport) -> None:
     """TCP alone takes a quarter of an hour to give up on a host that vanished.
 
     (TCP_NODELAY is set by asyncio.)
