@@ -30,11 +30,23 @@ _LONGEST_INTEGER = 5  # bytes behind the prefix: 35 bits
 
 # Nobody decides on these; the Huffman code of a field costs more than the rest of its call.
 LAZY_NAMES = frozenset({"x-mq-request-id", "x-mq-date-time", "traceparent", "tracestate"})
+_PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
+_OF_THE_TRANSPORT = _PSEUDO | {
+    "te",
+    "content-type",
+    "content-length",
+    "grpc-timeout",
+    "grpc-encoding",
+    "grpc-accept-encoding",
+}
 _OF_HTTP_1 = frozenset(
-    {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"}
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
+# Indexed fields, each in one byte: what a client repeats with every call.
+_INDEXED_RUN = re.compile(rb"[\x80-\xfe]*")
 _GOOD_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
-_BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]\Z")
+_BLANKS = b" \t"  # neither first nor last in a value
+_BREAKS = b"\0\r\n"  # nowhere in a value
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -62,24 +74,49 @@ class Metadata(Mapping[str, str]):
         self._fields = fields
 
     def __getitem__(self, name: str) -> str:
+        if name in _OF_THE_TRANSPORT:
+            raise KeyError(name)
         return _text(name, self._fields[name])
 
     def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
         value = self._fields.get(name)
-        return default if value is None else _text(name, value)
+        return default if value is None or name in _OF_THE_TRANSPORT else _text(name, value)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+        return (name for name in self._fields if name not in _OF_THE_TRANSPORT)
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return sum(1 for _ in self)
+
+
+class Gathered:
+    """Fields of a request so far, in the order in which they may come."""
+
+    __slots__ = ("found", "plain")
+
+    def __init__(self, before: "Gathered | None" = None) -> None:
+        self.found: dict[str, bytes] = {} if before is None else before.found.copy()
+        # Whether a field came that is no pseudo-header.
+        self.plain: bool = before is not None and before.plain
+
+    def add(self, fields: list[Field]) -> None:
+        """Raises Malformed."""
+        found = self.found
+        for name, value in fields:
+            if name[:1] == ":":
+                if self.plain or name in found or name not in _PSEUDO:
+                    raise Malformed(f"{name} is unknown, comes twice, or behind other fields")
+            elif name:
+                self.plain = True
+            else:
+                raise Malformed("a field has a name or a value that HTTP/2 forbids")
+            found[name] = value
 
 
 class RequestHead:
     """What the header block of a request says. Shared by calls whose blocks were the same."""
 
     __slots__ = (
-        "authority",
         "content_length",
         "content_type",
         "encoding",
@@ -89,33 +126,20 @@ class RequestHead:
         "timeout",
     )
 
-    def __init__(self, fields: list[Field]) -> None:
+    def __init__(self, found: dict[str, bytes]) -> None:
         """Raises Malformed."""
-        found: dict[str, bytes] = {}
-        plain = False
-        for name, value in fields:
-            if name[:1] == ":":
-                if plain or name in found:
-                    raise Malformed(f"{name} comes twice, or behind other fields")
-            elif not name or name in _OF_HTTP_1:
-                raise Malformed("a field has a name that HTTP/2 forbids")
-            else:
-                plain = True
-            found[name] = value
-        if _pop(found, "te") not in (b"", b"trailers"):
-            raise Malformed("te is not trailers")
-        self.method = _pop(found, ":method")
-        scheme = _pop(found, ":scheme")
-        path = _pop(found, ":path")
-        self.authority = _pop(found, ":authority")
-        if not (self.method and scheme and path) or any(name[0] == ":" for name in found):
+        get = found.get
+        self.method = get(":method", b"")
+        path = get(":path", b"")
+        if not (self.method and path and get(":scheme")):
             raise Malformed("the pseudo-header fields are not those of a request")
+        if get("te", b"trailers") != b"trailers":
+            raise Malformed("te is not trailers")
         self.path = path.decode("latin-1")
-        self.content_type = _pop(found, "content-type")
-        self.content_length = _length(_pop(found, "content-length"))
-        self.timeout = _pop(found, "grpc-timeout")
-        self.encoding = _pop(found, "grpc-encoding")
-        found.pop("grpc-accept-encoding", None)
+        self.content_type = get("content-type", b"")
+        self.content_length = _length(get("content-length", b""))
+        self.timeout = get("grpc-timeout", b"")
+        self.encoding = get("grpc-encoding", b"")
         self.metadata = Metadata(found)
 
     def timeout_ms(self) -> int | None:
@@ -184,40 +208,68 @@ class HeaderDecoder:
         self._allowed_table_bytes = self._table.maxsize
         self._max_header_bytes = max_header_bytes
         self._heads: dict[bytes, RequestHead] = {}
+        self._runs: dict[bytes, tuple[Gathered, int]] = {}  # with their size
 
     def request(self, block: bytes) -> RequestHead:
         """Raises Malformed, or ConnectionFault when the state is lost or a bound is passed."""
         head = self._heads.get(block)
         if head is None:
-            fields, changed = self.fields(block)
+            before, size, start = self._run(block)
+            fields, changed = self.fields(block, start, size)
             if changed:
-                self._heads.clear()
-            head = RequestHead(fields)
+                self._forget()
+            gathered = Gathered(before)
+            gathered.add(fields)
+            head = RequestHead(gathered.found)
             if not changed and len(block) <= MAX_KEPT_BLOCK:
-                if len(self._heads) >= KEPT_HEADS:
-                    self._heads.clear()
-                self._heads[block] = head
+                _keep(self._heads, block, head, KEPT_HEADS)
         return head
 
     def trailers(self, block: bytes) -> None:
         """Only for the state of the table; raises Malformed when they cannot be trailers."""
         fields, changed = self.fields(block)
         if changed:
-            self._heads.clear()
-        if any(not name or name[0] == ":" or name in _OF_HTTP_1 for name, _ in fields):
+            self._forget()
+        if any(not name or name[0] == ":" for name, _ in fields):
             raise Malformed("a field that does not belong into trailers")
 
-    def fields(self, block: bytes) -> tuple[list[Field], bool]:
-        """The fields of a block, and whether it changed the dynamic table."""
+    def _forget(self) -> None:
+        self._heads.clear()
+        self._runs.clear()
+
+    def _run(self, block: bytes) -> tuple[Gathered | None, int, int]:
+        """What the block starts with, its size, and where it ends."""
+        match = _INDEXED_RUN.match(block)
+        end = match.end() if match else 0
+        if not 0 < end <= MAX_KEPT_BLOCK:
+            return None, 0, 0
+        run = block[:end]
+        kept = self._runs.get(run)
+        if kept is None:
+            fields, _ = self.fields(run)
+            gathered = Gathered()
+            try:
+                gathered.add(fields)
+            except Malformed:
+                return None, 0, 0  # the whole block will say so, once the table has all of it
+            size = sum(len(name) + len(value) + ENTRY_OVERHEAD for name, value in fields)
+            kept = _keep(self._runs, run, (gathered, size), KEPT_HEADS)
+        return *kept, end
+
+    def fields(self, block: bytes, start: int = 0, size: int = 0) -> tuple[list[Field], bool]:
+        """The fields of a block from `start` on, and whether they changed the dynamic table.
+
+        `size` is that of the fields before.
+        """
         try:
-            return self._decode(block)
+            return self._decode(block, start, size)
         except (IndexError, HPACKError) as error:
             raise _lost("the header block cannot be decoded") from error
 
-    def _decode(self, block: bytes) -> tuple[list[Field], bool]:
+    def _decode(self, block: bytes, start: int, size: int) -> tuple[list[Field], bool]:
         fields: list[Field] = []
-        dynamic, end, size = self._table.dynamic_entries, len(block), 0
-        position, changed = self._size_updates(block)
+        dynamic, names, end = self._table.dynamic_entries, _NAMES, len(block)
+        position, changed = self._size_updates(block) if start == 0 else (start, False)
         while position < end:
             first = block[position]
             position += 1
@@ -241,19 +293,33 @@ class HeaderDecoder:
                 if index == mask:
                     index, position = _long_integer(block, position, mask)
                 if index == 0:
-                    text, position = _string(block, position)
-                    raw_name = _plain(text)
-                    name = _name(raw_name)
+                    length = block[position]
+                    if length < 0x7F:
+                        raw_name = block[position + 1 : position + 1 + length]
+                        position += 1 + length
+                    else:
+                        text, position = _string(block, position)
+                        raw_name = _plain(text)
+                    name = names[raw_name] if raw_name in names else _name(raw_name)
                 elif index <= STATIC_ENTRIES:
                     name = _STATIC[index][0]
                     raw_name = name.encode()
                 else:
                     raw_name = dynamic[index - STATIC_ENTRIES - 1][0]
                     name = _name(raw_name)
-                value, position = _string(block, position)
-                if type(value) is HuffmanCoded and (first >= 0x40 or name not in LAZY_NAMES):
-                    value = _plain(value)
-                if type(value) is bytes and _BAD_VALUE.search(value):
+                length = block[position]
+                if length < 0x7F:
+                    value = block[position + 1 : position + 1 + length]
+                    position += 1 + length
+                    if position > end:
+                        raise _lost("a string is longer than its block")
+                else:
+                    value, position = _string(block, position)
+                    if type(value) is HuffmanCoded and (first >= 0x40 or name not in LAZY_NAMES):
+                        value = _plain(value)
+                if type(value) is bytes and (
+                    value.strip(_BLANKS) != value or value.translate(None, _BREAKS) != value
+                ):
                     name = ""
                 if first >= 0x40:
                     if not name:
@@ -314,8 +380,8 @@ def _string(block: bytes, position: int) -> tuple[bytes, int]:
     return (HuffmanCoded(text) if first >= 0x80 else text), stop
 
 
-def _keep(kept: dict[K, V], key: K, value: V) -> V:
-    if len(kept) >= KEPT_TEXTS:
+def _keep(kept: dict[K, V], key: K, value: V, limit: int = KEPT_TEXTS) -> V:
+    if len(kept) >= limit:
         kept.clear()
     kept[key] = value
     return value
@@ -330,7 +396,8 @@ def _name(raw: bytes) -> str:
     """A field name as text; "" for one that HTTP/2 forbids."""
     name = _NAMES.get(raw)
     if name is None:
-        name = raw.decode("ascii") if _GOOD_NAME.fullmatch(raw) else ""
+        good = raw not in _OF_HTTP_1 and _GOOD_NAME.fullmatch(raw)
+        name = raw.decode("ascii") if good else ""
         if len(raw) <= MAX_KEPT_TEXT:
             _keep(_NAMES, raw, name)
     return name
@@ -359,10 +426,6 @@ def _text(name: str, value: bytes) -> str:
     return plain.decode("latin-1")
 
 
-def _pop(found: dict[str, bytes], name: str) -> bytes:
-    return found.pop(name, b"")
-
-
 def _length(text: bytes) -> int:
     """-1 without one."""
     if not text:
@@ -373,5 +436,5 @@ def _length(text: bytes) -> int:
 
 
 _STATIC: list[tuple[str, bytes]] = [("", b"")] + [
-    (name.decode(), value) for name, value in HeaderTable.STATIC_TABLE
+    ("" if name in _OF_HTTP_1 else name.decode(), value) for name, value in HeaderTable.STATIC_TABLE
 ]
