@@ -129,7 +129,9 @@ def headers_content(flags: int, stream_id: int, payload: bytes) -> bytes:
         return payload
     if len(payload) < 5:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority")
-    _check_dependency(stream_id, payload)
+    if _depends_on_itself(stream_id, payload):
+        # Of its stream only, says the RFC; but its header block has not been decoded.
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
     return payload[5:]
 
 
@@ -138,7 +140,8 @@ def check_priority(stream_id: int, payload: bytes) -> None:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
     if len(payload) != 5:
         raise StreamFault(stream_id, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY has not 5 bytes")
-    _check_dependency(stream_id, payload)
+    if _depends_on_itself(stream_id, payload):
+        raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
 
 
 def settings_content(flags: int, stream_id: int, payload: bytes) -> list[tuple[int, int]]:
@@ -202,9 +205,8 @@ def _without_padding(payload: bytes) -> bytes:
     return payload[1 : len(payload) - payload[0]]
 
 
-def _check_dependency(stream_id: int, payload: bytes) -> None:
-    if int.from_bytes(payload[:4], "big") & _ALL_BUT_RESERVED == stream_id:
-        raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
+def _depends_on_itself(stream_id: int, payload: bytes) -> bool:
+    return int.from_bytes(payload[:4], "big") & _ALL_BUT_RESERVED == stream_id
 
 
 def _check_setting(name: int, value: int) -> None:
