@@ -103,7 +103,7 @@ class Peer:
         self.decoder = Decoder()
         self.frames: list[Frame] = []
         self.answers: dict[int, Answer] = {}
-        self._stream_id = -1
+        self.last_id = -1
         if greet:
             self.send(frames.PREFACE, frames.settings(settings or {}), frames.SETTINGS_ACK)
 
@@ -124,8 +124,8 @@ class Peer:
         return self.encoder.encode([*request_headers(path), *extra])
 
     def next_id(self) -> int:
-        self._stream_id += 2
-        return self._stream_id
+        self.last_id += 2
+        return self.last_id
 
     def open(self, path: str, extra: Iterable[tuple[str, str]] = (), flags: int = 0) -> int:
         stream_id = self.next_id()

@@ -212,6 +212,21 @@ def test_a_client_that_does_not_read_its_messages_is_given_no_more(path: str) ->
     assert peer.answers[peer.call("/s/nothing")].status == "12"
 
 
+def test_an_answer_beyond_what_may_wait_is_an_error_of_its_call() -> None:
+    peer = Peer(max_unsent_bytes=1 << 16, settings={frames.INITIAL_WINDOW_SIZE: 0})
+    streams = [peer.call("/s/held", b"") for _ in range(3)]
+    for call in peer.held.calls:
+        call.send(b"x" * 50_000)
+        call.finish()
+    peer.read()
+    assert [peer.answers[stream].status for stream in streams] == [None, None, "8"]
+    stream = peer.next_id()
+    block = peer.encoder.encode([(":method", "GET"), (":scheme", "http"), (":path", "/")])
+    peer.send(frames.frame(frames.HEADERS, WHOLE | END, stream, block))
+    assert peer.answers[stream].status == "8"
+    assert sorted(peer.core.streams) == streams[:2]
+
+
 def test_a_call_of_which_nothing_waits_yet_ends_with_a_sentence() -> None:
     peer = Peer(max_unsent_bytes=1 << 16, settings={frames.INITIAL_WINDOW_SIZE: 0})
     for _ in range(2):

@@ -291,7 +291,7 @@ class LeanConnection:
             self.outbox.plain_http(stream, stream.plain_status, _GRPC_ONLY)
         elif stream.reader is not None and stream.reader.held_bytes:
             self.inbox.refuse(stream, GrpcStatus.INTERNAL, "the last message is not complete")
-        elif stream.stream_id in self.streams:
+        elif not stream.over:
             stream.half_closed()
 
     def _late_data(self, stream_id: int) -> None:
@@ -340,13 +340,14 @@ class LeanConnection:
 
     def _gone(self, stream: Stream) -> None:
         stream.client_gone()
-        if stream.stream_id in self.streams:
+        if not stream.over:
             self._closed(stream)
 
     def _closed(self, stream: Stream) -> None:
         """The stream is over, or the client was told that we do not want the rest."""
         stream_id = stream.stream_id
         del self.streams[stream_id]
+        stream.over = True
         self.counters.streams -= 1
         if stream.queue is not None:
             self.outbox.forget(stream)

@@ -102,7 +102,8 @@ class Outbox:
             self._end(stream)
         else:
             self.message(stream, message)
-            self.end(stream, _OK, "")
+            if not stream.over:  # cut off
+                self.end(stream, _OK, "")
 
     def message(self, stream: Stream, message: bytes) -> None:
         """One message of a stream's answer, behind those before it."""
@@ -150,6 +151,8 @@ class Outbox:
         self.control(replies.plain_http_head(stream.stream_id, status, len(text), table))
         stream.head_sent = True
         self.send(stream, text)
+        if stream.over:  # cut off
+            return
         end = frames.frame(frames.DATA, frames.END_STREAM, stream.stream_id)
         if stream.queue is None:
             self.control(end)

@@ -36,6 +36,7 @@ class Stream:
         "inbound",
         "is_unary",
         "method",
+        "over",
         "plain_status",
         "queue",
         "queued_bytes",
@@ -82,6 +83,7 @@ class Stream:
         self.trailers: bytes | None = None
         self.finished = False
         self.gone = False
+        self.over = False  # the connection knows nothing of it any more
         self._reply = b""
         self._gone_callbacks: list[Callable[[], None]] | None = None
 
