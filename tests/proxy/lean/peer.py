@@ -161,7 +161,7 @@ class Peer:
     def _note(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         answer = self.answers.setdefault(stream_id, Answer())
         if kind == frames.HEADERS:
-            answer.headers.append(dict(self.decoder.decode(payload)))
+            answer.headers.append(decoded(self.decoder, payload))
         elif kind == frames.DATA:
             answer.data += payload
         elif kind == frames.RST_STREAM:
@@ -178,6 +178,10 @@ class Peer:
         for _, _, _, payload in reversed(self.of_kind(frames.GOAWAY)):
             return int.from_bytes(payload[4:8], "big"), payload[8:].decode()
         return None
+
+
+def decoded(decoder: Decoder, block: bytes) -> dict[str, str]:
+    return {str(name): str(value) for name, value in decoder.decode(block)}
 
 
 def request_headers(path: str) -> Headers:

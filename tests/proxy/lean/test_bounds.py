@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 from proxy.lean.peer import END, WHOLE, Peer, zipped
@@ -173,7 +174,7 @@ def test_a_compressed_bomb_is_refused() -> None:
 
 @pytest.mark.parametrize("setting", ["max_incoming_bytes", "max_incoming_total_bytes"])
 def test_messages_that_are_never_completed_are_bounded_together(setting: str) -> None:
-    limits = {setting: 1 << 16, "max_streams": 100}
+    limits: dict[str, Any] = {setting: 1 << 16, "max_streams": 100}
     peer = Peer(**limits)
     part = b"\0\0\0\x80\0" + b"x" * 10_000
     statuses = []

@@ -24,7 +24,8 @@ def test_any_split_of_the_stream_gives_the_same_frames(
     wanted: list[frames.Frame], chance: random.Random
 ) -> None:
     data = b"".join(frames.frame(*one) for one in wanted)
-    reader, got, at = FrameReader(300), [], 0
+    reader, at = FrameReader(300), 0
+    got: list[frames.Frame] = []
     while at < len(data):
         size = chance.randint(1, 40)
         got += reader.feed(data[at : at + size])

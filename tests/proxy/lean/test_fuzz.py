@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from proxy.lean.peer import END, WHOLE, Peer, prefixed, zipped
@@ -10,7 +11,7 @@ from popmq.proxy.transport.lean import frames
 
 CONVERSATIONS = 60
 STEPS = 40
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "max_streams": 8,
     "max_header_bytes": 4_096,
     "max_message_bytes": 1 << 16,

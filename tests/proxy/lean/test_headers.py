@@ -5,7 +5,7 @@ import random
 import pytest
 from hpack import Decoder, Encoder
 from hpack.table import HeaderTable
-from proxy.lean.peer import request_headers
+from proxy.lean.peer import decoded, request_headers
 
 from popmq.proxy.transport.lean import replies
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, FrameReader
@@ -274,13 +274,13 @@ def test_what_is_answered_is_decoded_by_the_library() -> None:
         (1, 5, 7),
         (1, 5, 9),
     ]
-    assert decoder.decode(head[3]) == [(":status", "200"), ("content-type", "application/grpc")]
+    assert decoded(decoder, head[3]) == {":status": "200", "content-type": "application/grpc"}
     assert data[3] == b"\0\0\0\0\3abc"
-    assert decoder.decode(trailers[3]) == [("grpc-status", "0")]
-    assert decoder.decode(failed[3]) == [
-        ("grpc-status", "13"),
-        ("grpc-message", "gr%C3%B6%C3%9Fer als 100 %25%0A"),
-    ]
+    assert decoded(decoder, trailers[3]) == {"grpc-status": "0"}
+    assert decoded(decoder, failed[3]) == {
+        "grpc-status": "13",
+        "grpc-message": "gr%C3%B6%C3%9Fer als 100 %25%0A",
+    }
 
 
 def test_a_detail_is_cut_to_what_clients_take() -> None:
