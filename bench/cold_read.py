@@ -20,24 +20,25 @@ import multiprocessing
 import os
 import statistics
 import struct
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from urllib.request import urlopen
 
+from bench.broker_process import (
+    CALL_MS,
+    Broker,
+    connected,
+    create_group,
+    create_topic,
+    started_broker,
+)
 from popmq.common import hop
 from popmq.common.errors import Code
 from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello, Role
 from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest
 from popmq.common.topics import MessageType
-from popmq.common.wire import admin_pb2 as pb
 
 QUEUES = 8
 BODY = 1_024
@@ -45,7 +46,6 @@ PROPERTIES = 120  # bytes; what the official Python client's system properties t
 IN_FLIGHT = 16  # when there is no rate
 HOT_POPS = 4
 BATCH = 500  # of the old messages
-CALL_MS = 60_000
 POLL_MS = 1_000
 WARM_UP_S = 1.5
 ALONE, FROM_DISK, FROM_MEMORY = "alone", "old from the disk", "old from memory"
@@ -67,92 +67,11 @@ class Phase:
     flush_ms: float  # mean of the group commits, two of which are in each latency
 
 
-class Broker:
-    """A `popmq broker` in a process of its own, and what can be asked about it from outside."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data = folder / "data"
-        self.address = f"unix:{self.data}/frames.sock"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
-        settings = {
-            "POPMQ_BROKER_DATA": str(self.data),
-            "POPMQ_BROKER_LISTEN": "127.0.0.1:0",
-            "POPMQ_HTTP_LISTEN": "127.0.0.1:0",
-        }
-        with (folder / "broker.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "popmq.cli", "broker"],
-                cwd=folder,
-                env={**inherited, **settings},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self._process.stdout is not None
-        ready = self._process.stdout.readline()
-        if not ready.startswith("ready: "):
-            self.stop()
-            raise RuntimeError((folder / "broker.log").read_text()[-2_000:])
-        self._metrics = next(word for word in ready.split() if word.startswith("http"))
-        self._metrics = self._metrics.rstrip(",")
-
-    def metric(self, name: str) -> float:
-        with urlopen(self._metrics, timeout=10) as reply:
-            lines: list[str] = reply.read().decode().splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
-
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def flushes(self) -> tuple[float, float]:
-        """How many group commits there were, and the seconds they took."""
-        return (
-            self.metric("popmq_store_flushes_total"),
-            self.metric("popmq_store_flush_seconds_total"),
-        )
-
-    def disk_mb(self) -> int:
-        lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("read_bytes"))) >> 20
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-@contextmanager
-def started_broker(folder: Path) -> Iterator[Broker]:
-    broker = Broker(folder)
-    try:
-        yield broker
-    finally:
-        broker.stop()
-
-
-@asynccontextmanager
-async def connected(address: str) -> AsyncIterator[FramePort]:
-    port = FramePort(address, Hello(role=Role.TOOL, name="bench", cluster="popmq"))
-    port.start()
-    try:
-        yield port
-    finally:
-        await port.close()
-
-
 async def prepare(address: str, gib: float) -> None:
     """Make topics and groups, and store the old messages."""
     async with connected(address) as port:
         for name in ("hot", "old"):
-            topic = pb.CreateTopicRequest(topic=pb.Topic(name=name, queues=QUEUES, type="normal"))
-            await call(port, Kind.CREATE_TOPIC, topic.SerializeToString(), CALL_MS)
+            await create_topic(port, name, QUEUES, "normal")
             await create_group(port, f"{name}-group")
         await create_group(port, "warm-group")
         entries = [
@@ -171,11 +90,6 @@ async def prepare(address: str, gib: float) -> None:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(4):
                 tasks.create_task(put())
-
-
-async def create_group(port: FramePort, name: str) -> None:
-    group = pb.CreateGroupRequest(group=pb.Group(name=name, type="normal", start_at="oldest"))
-    await call(port, Kind.CREATE_GROUP, group.SerializeToString(), CALL_MS)
 
 
 def old_files(data: Path) -> list[Path]:

@@ -41,7 +41,7 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "ha": CORES,
     "record_applier": CORES | SERVICES,
     "broker": CORES | SERVICES | {"record_applier"},
-    "metrics": CORES | SERVICES | {"broker"},
+    "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
     "lookup_admin": CORES | SERVICES | {"broker"},
     "parking_admin": CORES | SERVICES | {"broker"},
     "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin"},
@@ -49,10 +49,13 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "reset_job": CORES | SERVICES | {"broker"},
     "lag_job": CORES | SERVICES | {"broker"},
     "letter_jobs": CORES | SERVICES | {"broker"},
-    "explain_job": CORES | SERVICES | {"broker"},
+    "explain_job": CORES | SERVICES | {"broker", "explain_timer"},
+    "timer_jobs": CORES | SERVICES | {"broker", "jobs"},
+    "timer_metrics": CORES | SERVICES | {"broker"},
+    "explain_timer": CORES | SERVICES | {"broker"},
     "pop_admin": CORES
     | SERVICES
-    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job"},
+    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job", "timer_jobs"},
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
     "process": CORES | SERVICES | {"metrics", "broker", "server"},
 }

@@ -18,7 +18,7 @@ from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, pop
+from popmq.testing.core import SMALL, CoreBroker, pop
 
 PAGE = mmap.PAGESIZE
 
@@ -191,6 +191,32 @@ def test_a_cold_read_brings_what_is_next_into_memory_and_not_megabytes_more(
     assert {*range((2 << 20) // PAGE)} <= fetched | before
     assert max(fetched, default=0) * PAGE < 3 << 20
     file.close()
+
+
+def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(
+    tmp_path: Path,
+) -> None:
+    """The kernel reads ahead of the scan; what it brought into memory looks like data."""
+    settings = replace(
+        SMALL,
+        broker=replace(SMALL.broker, data=str(tmp_path)),
+        store=replace(SMALL.store, segment_bytes=64 << 20),
+    )
+    core = CoreBroker(disk=RealDisk(), settings=settings)
+    core.topic("orders")
+    for _ in range(90):
+        core.send("orders", bytes(100_000))
+    core.broker.release_files()
+    end = core.broker.store.end
+    first = min((tmp_path / "commitlog").iterdir())
+    descriptor = os.open(first, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+    core = CoreBroker(disk=RealDisk(), settings=settings)
+    assert core.broker.store.end >= end
+    assert max(pages_in_memory(first)) * PAGE < end + (5 << 20)
+    core.broker.release_files()
 
 
 def test_what_operators_ask_about_old_messages_waits_on_another_thread(tmp_path: Path) -> None:

@@ -205,12 +205,12 @@ def test_a_delivery_whose_check_point_is_in_memory_only_can_be_rejected() -> Non
     assert core.reject("orders", "g", two.handle).code == Code.OK
 
 
-def test_a_rejection_waits_for_a_body_that_retention_is_just_moving(core: CoreBroker) -> None:
+def test_a_rejection_reads_a_body_where_it_was_while_retention_moves_it(core: CoreBroker) -> None:
     core.send("orders", b"one")
     (one,) = core.receive("orders", "g")
     topic = core.broker.registry.topic("orders")
     (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
-    core.broker.store.move(Body(topic.id, 0, 0, unit))
+    core.broker.bodies.move(Body(topic.id, 0, 0, unit))
     request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
     answer = core.ask(Kind.REJECT, request, settle=False)
     assert not answer.heard

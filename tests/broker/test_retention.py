@@ -9,6 +9,7 @@ from popmq.common.config import Settings, StoreSettings
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, PopmqError, StoreDamaged
 from popmq.common.hop import Kind
+from popmq.common.topics import CheckPoints
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.core import SMALL, CoreBroker
 from popmq.testing.disk import LyingDisk
@@ -243,17 +244,24 @@ def test_a_message_in_flight_outlives_the_retention_of_its_topic(tmp_path: Path)
     assert [one.attempt for one in core.receive("events", "g")] == [2]
 
 
-def test_the_committed_offset_stays_where_it_was_when_a_crash_takes_an_expiry_back() -> None:
-    """Seed 300564: a check point's record says as well that nothing before it is open."""
+@pytest.mark.parametrize("check_points", CheckPoints)
+def test_the_committed_offset_stays_where_it_was_when_a_crash_takes_an_expiry_back(
+    check_points: CheckPoints,
+) -> None:
+    """Seeds 300564 and 302400: a check point's record says that nothing before it is open."""
     core = CoreBroker()
     topic = core.topic("orders", queues=1)
+    core.group("g", check_points=check_points)
     core.send("orders", b"one")
-    (one,) = core.receive("orders", "g")
-    core.ack("orders", "g", one.handle)
+    (first,) = core.receive("orders", "g", invisible_ms=1_000)  # too short to be buffered
     for body in (b"two", b"three"):
         core.send("orders", body)
+    if check_points is CheckPoints.DURABLE:
+        core.ack("orders", "g", first.handle)
     core.broker.store.queue(topic.id, 0).raise_minimum(2)
-    core.receive("orders", "g")
+    (third,) = core.receive("orders", "g")
+    core.ack("orders", "g", first.handle)
+    core.change("orders", "g", third.handle, 60_000)  # now it is a record, too
     place = (core.broker.registry.group("g").id, topic.id, 0)
 
     def committed() -> int:

@@ -1,12 +1,12 @@
 """pop.md names every row once, and only tests that exist."""
 
-import ast
 import re
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "tests/conformance/pop.md").read_text(encoding="utf-8")
+from conformance.page_tables import NAMED, names_in, rows, section, table
+
+PAGE = (Path(__file__).parent / "pop.md").read_text(encoding="utf-8")
 # Those left out are about parts that popmq does not have (revive threads' files, a key-value store,
 # acting slaves), about sending, or about delays and transactions.
 ROWS = {
@@ -14,32 +14,6 @@ ROWS = {
     *range(61, 76), *range(77, 83), *range(91, 103), *range(107, 110), 111, 112, *range(114, 117),
 }  # fmt: skip
 DIFFERENCES_LIMIT = 25
-_NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
-
-
-def section(title: str) -> str:
-    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
-
-
-def table(text: str) -> list[list[str]]:
-    """The cells of its rows, heads and rules left out."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [
-        row for row, below in zip(cells, [*cells[1:], [""]], strict=True)
-        if not row[0].startswith("---") and not below[0].startswith("---")
-    ]  # fmt: skip
-
-
-def rows(text: str) -> list[list[str]]:
-    """The rows that begin with a number of RocketMQ's list."""
-    return [row for row in table(text) if row[0].isdigit() and len(row[0]) < 4]
-
-
-def names_in(path: str) -> set[str]:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {one.name for one in tree.body if isinstance(one, kinds)}
 
 
 def test_every_row_is_named_once() -> None:
@@ -49,27 +23,27 @@ def test_every_row_is_named_once() -> None:
 
 
 def test_every_row_has_a_test() -> None:
-    assert [row[0] for row in rows(PAGE) if not _NAMED.search(row[2])] == []
+    assert [row[0] for row in rows(PAGE) if not NAMED.search(row[2])] == []
 
 
 def test_every_mistake_has_a_test_or_a_reason() -> None:
-    mistakes = table(section("Mistakes that RocketMQ made and mended"))
+    mistakes = table(section(PAGE, "Mistakes that RocketMQ made and mended"))
     assert len(mistakes) > 40
     assert [row for row in mistakes if len(row) != 3 or not all(row)] == []
 
 
 def test_every_promise_beyond_has_a_test() -> None:
-    promises = table(section("What popmq promises beyond that"))
+    promises = table(section(PAGE, "What popmq promises beyond that"))
     assert promises
-    assert [row for row in promises if not _NAMED.search(row[1])] == []
+    assert [row for row in promises if not NAMED.search(row[1])] == []
 
 
 def test_differences_are_few() -> None:
-    assert 0 < len(rows(section("Differences"))) <= DIFFERENCES_LIMIT
+    assert 0 < len(rows(section(PAGE, "Differences"))) <= DIFFERENCES_LIMIT
 
 
 def test_every_named_test_exists() -> None:
-    found = set(_NAMED.findall(PAGE))
+    found = set(NAMED.findall(PAGE))
     known = {path: names_in(path) for path, _ in found}
     assert sorted(f"{path}::{name}" for path, name in found if name not in known[path]) == []
     assert len(found) == len(set(re.findall(r"tests/[\w/]+\.py::\w+", PAGE)))

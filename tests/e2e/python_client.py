@@ -73,7 +73,14 @@ class ProducerRole:
         self._threads = ThreadPoolExecutor(SENDERS)
 
     def perform(self, command: Command) -> None:
-        """Send the messages of these numbers, and say so when all have an outcome."""
+        """Send the messages of these numbers, and say so when all have an outcome; or send one
+        message with a delivery time, or recall one."""
+        if command["op"] == "delay":
+            self._delay(command["name"], command["deliver_at_s"])
+            return
+        if command["op"] == "recall":
+            self._recall(command["name"], command["handle"])
+            return
         list(self._threads.map(lambda k: self._send(k, command), command["numbers"]))
         emit("done")
 
@@ -98,6 +105,26 @@ class ProducerRole:
             offset=receipt.offset,
             born_ms=self._born_ms[message.message_id],
         )
+
+    def _delay(self, name: str, deliver_at_s: int) -> None:
+        message = Message()
+        message.topic, message.body = self._topic, name.encode()
+        message.delivery_timestamp = deliver_at_s
+        try:
+            receipt = self._producer.send(message)
+        except Exception as error:
+            emit("send_failed", name=name, error=str(error))
+            return
+        handle = receipt.recall_handle or ""
+        emit("sent", name=name, message_id=receipt.message_id, handle=handle)
+
+    def _recall(self, name: str, handle: str) -> None:
+        try:
+            message_id = self._producer.recall_message(self._topic, handle)
+        except Exception as error:
+            emit("recall_failed", name=name, error=str(error))
+            return
+        emit("recalled", name=name, message_id=message_id)
 
 
 class SimpleRole:

@@ -242,16 +242,6 @@ def test_one_bad_message_of_several_refuses_only_itself(client: Client) -> None:
     assert codes == [Code.OK, Code.MESSAGE_BODY_EMPTY, Code.OK]
 
 
-def test_a_delayed_message_is_refused_until_delays_are_served(client: Client) -> None:
-    message = client.message("later")
-    message.system_properties.message_type = definition.DELAY
-    message.system_properties.delivery_timestamp.GetCurrentTime()
-    message.system_properties.delivery_timestamp.seconds += 60
-    reply = client.send(message)
-    assert code_of(reply.status) == Code.NOT_IMPLEMENTED
-    assert "DELAY messages are not served yet" in reply.status.message
-
-
 def test_a_batch_of_33_is_served_as_32_and_a_negative_one_refused(client: Client) -> None:
     for _ in range(40):
         client.send(client.message())

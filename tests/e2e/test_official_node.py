@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from e2e import delay_scenario
 from e2e.ledger import table
 from e2e.official import OfficialClient, Scenario, ensure_node_client, launch_node
 from e2e.payloads import NODE_MAX_BODY, PYTHON_MAX_BODY, payload
@@ -50,3 +51,11 @@ def test_every_group_of_the_node_client_gets_every_message_once_and_a_tenth_twic
     assert outcome.errors == []
     assert [report.faults for report in outcome.reports] == [[], [], []]
     assert [report.sent for report in outcome.reports] == [COUNT] * 3
+
+
+@pytest.mark.timeout(420)
+def test_delivery_times_and_recall_with_the_node_client(tmp_path: Path) -> None:
+    ensure_node_client()
+    with Cluster(tmp_path, proxies=2) as cluster:
+        late_ms = delay_scenario.run(cluster, launch_node, tmp_path)
+    print(f"\nofficial Node client, lateness of delays in ms: {sorted(late_ms)}")

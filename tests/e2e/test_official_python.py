@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from e2e import delay_scenario
 from e2e.ledger import table
 from e2e.official import PYTHON_MS_PER_MIB, Scenario, launch_python
 from e2e.payloads import PYTHON_MAX_BODY
@@ -34,3 +35,10 @@ def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_tw
     assert outcome.errors == []
     assert [report.faults for report in outcome.reports] == [[], [], []]
     assert [report.sent for report in outcome.reports] == [count] * 3
+
+
+@pytest.mark.timeout(120)
+def test_delivery_times_and_recall_with_the_python_client(tmp_path: Path) -> None:
+    with Cluster(tmp_path, proxies=2) as cluster:
+        late_ms = delay_scenario.run(cluster, launch_python, tmp_path)
+    print(f"\nofficial Python client, lateness of delays in ms: {sorted(late_ms)}")

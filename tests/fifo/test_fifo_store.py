@@ -7,10 +7,13 @@ import pytest
 from fifo.cores import attempts, progress
 
 from popmq.broker.pop.pop_check_point import Unpark
+from popmq.broker.store.retention import Body
+from popmq.common import hop
 from popmq.common.config import PopSettings, StoreSettings
 from popmq.common.disk import RealDisk
+from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.core import SMALL, CoreBroker, pop
 
 HOUR_MS = 3_600_000
 BODY = bytes(50_000)
@@ -83,6 +86,22 @@ def test_a_returned_message_that_waits_outlives_every_round_of_retention(tmp_pat
     core.advance(HOUR_MS + 1_000)
     found = core.receive("orders", "g")
     assert attempts(found) == [("a1", 2), ("a2", 2), ("b2", 2)]
+
+
+def test_a_returned_message_is_delivered_while_retention_moves_it(tmp_path: Path) -> None:
+    """Seed 302535: it was read at its new place before that was written, and passed over."""
+    core = on(tmp_path)
+    core.send("orders", b"a1", message_group="a")
+    core.receive("orders", "g", invisible_ms=1_000)
+    core.advance(1_100)
+    topic = core.broker.registry.topic("orders")
+    (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
+    core.broker.bodies.move(Body(topic.id, 0, 0, unit))
+    answer = core.ask(Kind.POP, pop("orders", "g"), settle=False)
+    core.settle()
+    assert answer.body is not None
+    found = list(hop.decode_pop_reply(answer.body).deliveries)
+    assert attempts(found) == [("a1", 2)]
 
 
 def test_what_was_never_delivered_expires_and_the_offset_moves_past_it(tmp_path: Path) -> None:

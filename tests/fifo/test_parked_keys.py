@@ -271,3 +271,16 @@ def test_a_snapshot_that_was_given_up_leaves_nothing_in_the_next() -> None:
     (key,) = restored.of_group(1)
     assert key.messages == [(0, 0), (1, 1)]
     assert restored.messages_of(1, 2) == 2
+
+
+def test_retention_passes_by_what_was_parked_just_now() -> None:
+    core = made()
+    send(core, "a1")
+    receive(core)
+    send(core, *(f"a{number}" for number in range(2, 14)))
+    core.advance(6_000)
+    receive(core)
+    assert core.broker.parking.step() > 0  # and nothing of it is confirmed
+    topic = core.broker.registry.topic("orders")
+    found = [body for piece in core.broker.bodies.bodies_below(1 << 40) for body in piece]
+    assert [body[:3] for body in found] == [(topic.id, 0, 0)]

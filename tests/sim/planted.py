@@ -64,7 +64,7 @@ PLANTED = [
     Planted("one attempt too many", tables.last_attempt_counted_wrongly),
     Planted("revival written twice", tables.revival_written_twice),
     Planted("snapshot without pre-images", tables.snapshot_keeps_no_pre_images),
-    Planted("offset commits over a hole", tables.offset_commits_over_a_hole, seeds=600),
+    Planted("offset commits over a hole", tables.offset_commits_over_a_hole, seeds=80),
     Planted("flush of the live list", store.flush_of_the_live_list),
     Planted("confirmed by the flusher", store.position_confirmed_by_the_flusher),
     Planted("outcomes not restored", tables.outcomes_not_restored),
@@ -95,6 +95,8 @@ PLANTED = [
     Planted("resumed key does not wait", fifo.resumed_key_does_not_wait, 150),
     Planted("snapshot forgets what was said", fifo.snapshot_forgets_what_was_said, 1500, rare=True),
     Planted("given up snapshot mixed in", fifo.given_up_snapshot_is_mixed_in, 1500, rare=True),
+    Planted("reset leaves what is parked", fifo.reset_leaves_what_is_parked, 150),
+    Planted("reset leaves parked deliveries", fifo.reset_leaves_parked_messages_in_flight, 400),
     Planted("reject written twice", operators.reject_written_twice, 80),
     Planted("reject not done", operators.reject_answered_and_not_done),
     Planted("reset leaves deliveries", operators.reset_leaves_what_is_in_flight),
@@ -109,7 +111,7 @@ PLANTED = [
     Planted("undone FIFO attempt counted", undo.undone_fifo_attempt_counted),
     Planted("last attempt dies unseen", undo.last_attempt_dies_unseen, 150),
     Planted("cancel ignored", undo.cancel_ignored),
-    Planted("crossed answer not undone", undo.crossed_answer_not_undone),
+    Planted("crossed answer not undone", undo.crossed_answer_not_undone, 150),
     Planted("topic expires too early", retention.topic_expires_too_early, retains=True),
     Planted("topic keeps its oldest", retention.topic_keeps_its_oldest, retains=True),
     Planted("topic's expiry not counted", retention.expired_by_topic_not_counted, retains=True),
@@ -119,9 +121,9 @@ PLANTED = [
     ),
     Planted("minimum not raised", retention.minimum_not_raised_before_the_moves, retains=True),
     Planted(
-        "deleted before moves", retention.deleted_before_the_moves_are_confirmed, 160, retains=True
+        "deleted before moves", retention.deleted_before_the_moves_are_confirmed, 80, retains=True
     ),
-    Planted("moved record ignored", retention.moved_record_ignored_at_recovery, 200, retains=True),
+    Planted("moved record ignored", retention.moved_record_ignored_at_recovery, 80, retains=True),
     Planted("rebuilt from 0", retention.numbers_begin_at_0_in_a_rebuilt_index, 80, retains=True),
     Planted(
         "returned message forgotten by retention",

@@ -10,6 +10,7 @@ from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.offset_ranges import OffsetRanges
 from popmq.broker.pop.order_info import OrderInfo
 from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
+from popmq.broker.pop.parking_records import ParkingRecords
 from popmq.broker.pop.pop_check_point import FIFO
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.pop.revive_service import ReviveService
@@ -155,3 +156,12 @@ def given_up_snapshot_is_mixed_in(patch: Patch) -> None:
         return pieces
 
     patch.setattr(ParkedKeys, "begin_snapshot", wrong)
+
+
+def reset_leaves_what_is_parked(patch: Patch) -> None:
+    """It is read again, and comes out of the parking queue as well."""
+    patch.setattr(ParkingRecords, "reset", lambda self, place, offset, log_ms: None)
+
+
+def reset_leaves_parked_messages_in_flight(patch: Patch) -> None:
+    patch.setattr(ParkingRecords, "_take_back", lambda self, parking, offsets, log_ms: None)

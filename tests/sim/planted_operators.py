@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from popmq.broker import broker
+from popmq.broker import record_applier
 from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
@@ -55,7 +55,7 @@ def reset_forgotten_at_recovery(patch: Patch) -> None:
         if record.reason is not Reason.RESET:
             apply_offset(table, record, log_ms, **more)
 
-    patch.setattr(broker, "apply_offset", wrong)
+    patch.setattr(record_applier, "apply_offset", wrong)
 
 
 def redriven_twice(patch: Patch) -> None:

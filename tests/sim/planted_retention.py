@@ -22,7 +22,7 @@ Patch = pytest.MonkeyPatch
 
 
 def live_body_not_moved(patch: Patch) -> None:
-    patch.setattr(MessageStore, "_move", lambda self, body: None)
+    patch.setattr(MessageStore, "move", lambda self, body: None)
 
 
 def deleted_above_the_older_snapshot(patch: Patch) -> None:

@@ -49,7 +49,7 @@ def test_where_a_body_went_is_forgotten_by_the_next_round_when_no_group_holds_it
     core.send("orders", b"one")
     (held,) = core.receive("orders", "g", invisible_ms=12 * HOUR_MS)
     until_moved(core)
-    assert core.broker.table.moved_items()
+    assert core.broker.table.moved.items()
     core.ack("orders", "g", held.handle)
     retention = core.broker.store.retention
     rounds_later = retention.deleted_segments + 2
@@ -59,7 +59,7 @@ def test_where_a_body_went_is_forgotten_by_the_next_round_when_no_group_holds_it
         core.send("noise", BODY)
         core.clock.advance(60_000)
         core.run_steps()
-    assert not core.broker.table.moved_items()
+    assert not core.broker.table.moved.items()
 
 
 def test_a_start_right_behind_a_moved_body_moves_log_time_by_nothing() -> None:

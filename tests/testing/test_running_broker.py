@@ -46,6 +46,28 @@ def test_a_message_becomes_a_dead_letter_in_no_time(b: RunningBroker) -> None:
     assert took_ms < 2_000
 
 
+def test_a_delayed_message_comes_when_its_time_is_skipped(b: RunningBroker) -> None:
+    b.send("orders", b"later", delay="3d")
+    b.send("orders", b"far", delay="200d")
+    b.advance(timedelta(days=3, seconds=-10))
+    assert b.receive("orders", "workers") == []
+    b.advance("10s")
+    assert [one.body for one in b.receive("orders", "workers")] == [b"later"]
+    b.crash()
+    b.advance("197d")
+    assert b"far" in [one.body for one in b.receive("orders", "workers")]
+
+
+def test_a_waiting_receive_gets_a_delayed_message_that_became_due(
+    b: RunningBroker, waiting: ThreadPoolExecutor
+) -> None:
+    b.send("orders", b"later", delay="1h")
+    answer = waiting.submit(b.receive, "orders", "workers", wait="20s")
+    wait_until_parked(b, answer)
+    b.advance("1h")
+    assert [one.body for one in answer.result()] == [b"later"]
+
+
 def test_what_was_acked_never_comes_back(b: RunningBroker) -> None:
     b.send("orders", b"one")
     b.ack(*b.receive("orders", "workers"))

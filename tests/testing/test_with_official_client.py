@@ -87,6 +87,30 @@ def test_it_sees_no_message_that_went_to_the_dead_letters(rocketmq: Any) -> None
         assert took_ms < 3_000
 
 
+def test_its_delayed_message_comes_when_time_is_skipped_unless_it_was_recalled(
+    rocketmq: Any,
+) -> None:
+    with broker() as b:
+        producer = rocketmq.Producer(
+            rocketmq.ClientConfiguration(b.endpoint, rocketmq.Credentials()), (TOPIC,)
+        )
+        producer.startup()
+        handles = []
+        for body in (b"kept", b"recalled"):
+            message = rocketmq.Message()
+            message.topic, message.body = TOPIC, body
+            message.delivery_timestamp = b.now_ms() // 1_000 + 3 * 86_400
+            handles.append(producer.send(message).recall_handle)
+        producer.recall_message(TOPIC, handles[1])
+        b.advance("2d")
+        assert b.receive(TOPIC, "workers") == []
+        b.advance("1d")
+        assert [one.body for one in b.receive(TOPIC, "workers")] == [b"kept"]
+        with pytest.raises(Exception, match="visible already"):
+            producer.recall_message(TOPIC, handles[0])
+        producer.shutdown()
+
+
 def test_its_long_poll_gets_what_becomes_due(rocketmq: Any) -> None:
     with broker() as b:
         send(rocketmq, b, b"one")

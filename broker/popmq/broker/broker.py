@@ -142,7 +142,7 @@ class Broker:
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.buffer.write_all
         self.store.on_grown = self._grown
-        self.store.on_moved = self.table.apply_moved
+        self.store.on_moved = self.table.moved.apply
         self.table.on_freed = self._freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
@@ -204,7 +204,7 @@ class Broker:
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.timers.service.step()
+        done = self.timers.step()
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())

@@ -4,6 +4,7 @@ for each group."""
 from functools import partial
 
 from popmq.broker.broker import Broker
+from popmq.broker.explain_timer import TimersOf
 from popmq.broker.pop.explain import Copy, Explained
 from popmq.broker.pop.stepped import Driver, Steps, read
 from popmq.common import topics
@@ -24,22 +25,23 @@ def explain_job(broker: Broker, request: pb.ExplainRequest) -> Driver:
             f"a message id of {len(request.message_id)} characters: it takes 1 to {ID_LIMIT}",
         )
     group = broker.registry.group(request.group) if request.group else None
+    topic = None
     if request.topic:
         topics.check_readable_topic_name(request.topic)
-        places = [broker.registry.topic(request.topic)]
-    else:
-        places = [one for one in broker.registry.topics() if not one.name.startswith("%")]
-    return Driver(_explain(broker, request.message_id, places, group))
+        topic = broker.registry.topic(request.topic)
+    return Driver(_explain(broker, request.message_id, topic, group))
 
 
 def _explain(
     broker: Broker,
     message_id: str,
-    places: list[TopicConfig],
+    only: TopicConfig | None,
     group: SubscriptionGroup | None,
 ) -> Steps[bytes]:
     reply = pb.ExplainReply(status=pb.Status(code=Code.OK, message="OK"))
-    for topic in places:
+    timers = yield from TimersOf.find(broker, message_id, only)
+    everywhere = [one for one in broker.registry.topics() if not one.name.startswith("%")]
+    for topic in [only] if only is not None else everywhere:
         look = partial(broker.lookup.by_id, topic.id, message_id, wait=False)
         if broker.registry.topic_by_id(topic.id) is None:
             continue  # deleted meanwhile
@@ -49,9 +51,14 @@ def _explain(
                 reply.incomplete = f"these are the newest {MESSAGES_LIMIT} of that id; name a topic"
                 break
             told = yield from _message(broker, message_id, Copy(message, topic), group)
+            for proof in reversed(timers.proofs(message)):
+                for one in told.groups:
+                    one.proofs.insert(0, proof)
             reply.messages.append(told)
         if findings.incomplete:
             reply.incomplete = findings.incomplete
+    waiting = yield from timers.told(group)
+    reply.messages.extend(waiting[: MESSAGES_LIMIT - len(reply.messages)])
     return reply.SerializeToString()
 
 

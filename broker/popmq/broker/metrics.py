@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from popmq.broker.broker import Broker
 from popmq.broker.pop.lag import bounded, lags
+from popmq.broker.timer_metrics import timer_metrics
 from popmq.common.observe import Metric, MetricKind
 
 CONSUMER_PAIRS_LIMIT = 1_000  # of group and topic, as labels
@@ -75,6 +76,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
         broker.table.outcomes.dropped,
     )
     yield _gauge("waiting_receives", "Receives that wait for a message.", broker.polling.count)
+    yield from timer_metrics(broker)
     yield from _consumer_metrics(broker)
 
 

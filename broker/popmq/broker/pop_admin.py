@@ -1,4 +1,4 @@
-"""What consumers and operators ask about pop that takes steps: payloads in, payloads out.
+"""What consumers and operators ask that takes steps: payloads in, payloads out.
 
 `JOBS` makes the job of each kind of request; `jobs.py` runs it.
 """
@@ -11,6 +11,7 @@ from popmq.broker.jobs import Job
 from popmq.broker.lag_job import LagJob
 from popmq.broker.letter_jobs import ListLettersJob, RedriveJob
 from popmq.broker.reset_job import ResetJob
+from popmq.broker.timer_jobs import TIMER_JOBS
 from popmq.common.errors import PopmqError
 from popmq.common.hop import AckRequest, AckResult, Kind, decode_ack, encode_ack_reply
 from popmq.common.wire import admin_pb2 as pb
@@ -66,4 +67,5 @@ JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
     Kind.LAG: _lag,
     Kind.LIST_DEAD_LETTERS: _list_dead_letters,
     Kind.REDRIVE: _redrive,
+    **TIMER_JOBS,
 }

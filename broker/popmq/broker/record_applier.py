@@ -53,7 +53,7 @@ class RecordApplier:
             case RecordKind.MOVED:
                 header = record.header
                 unit = Unit(header.position, header.size, peek_message(record.data)[0])
-                self._table.apply_moved(
+                self._table.moved.apply(
                     Body(header.topic_id, header.queue_id, header.queue_offset, unit)
                 )
             case RecordKind.TIMER:

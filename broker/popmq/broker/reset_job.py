@@ -63,10 +63,10 @@ class ResetJob:
             (topic, queue_id, offset)
             for queue_id, offset in zip(self._queue_ids, self._offsets, strict=True)
         ]
-        retry = self._reset.retry_topic(group, topic)
-        if retry is not None and self._skip_retries:
+        side = self._reset.side_topic(group, topic)
+        if side is not None and self._skip_retries:
             # Those that are not confirmed yet are pending too, and stand in front of the reset.
-            places.append((retry, 0, self._broker.store.dispatch.next_offset(retry.id, 0)))
+            places.append((side, 0, self._broker.store.dispatch.next_offset(side.id, 0)))
         if self._dry_run:
             return [self._reset.plan(group, *place) for place in places]
         done = [self._reset.apply(group, *place) for place in places]

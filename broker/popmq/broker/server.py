@@ -5,7 +5,8 @@ all others.  The only place where a broker's replies are released.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
@@ -66,7 +67,7 @@ class BrokerServer:
             case Kind.PUT:
                 results = self._broker.put(hop.decode_put(body))
                 self._broker.catch_up.others_worked()
-                self._reply(on_reply, lambda: hop.encode_put_reply(results))
+                self._reply(on_reply, hop.encode_put_reply(results))
             case Kind.POP:
                 self._receive(hop.decode_pop(body), on_reply, number)
             case Kind.ACK:
@@ -79,7 +80,7 @@ class BrokerServer:
                     handle=change.handle,
                     invisible_ms=change.invisible_ms,
                 )
-                self._reply(on_reply, lambda: handle)
+                self._reply(on_reply, handle)
             case Kind.CLIENTS:
                 self._broker.hear(hop.decode_clients(body))
                 on_reply(b"")
@@ -87,13 +88,13 @@ class BrokerServer:
                 self._jobs.run(JOBS[kind](self._broker, body), on_reply)
             case _ if kind in ADMIN_KINDS:
                 reply = answer_admin(self._broker, kind, body)
-                self._reply(on_reply, lambda: reply)
+                self._reply(on_reply, reply)
             case _:
                 raise Refused(Code.UNSUPPORTED, f"a broker does not serve requests of kind {kind}")
 
-    def _reply(self, on_reply: OnReply, encode: Callable[[], bytes]) -> None:
+    def _reply(self, on_reply: OnReply, reply: bytes) -> None:
         """Release the reply once everything it rests on is confirmed (D2)."""
-        self._broker.when_confirmed(lambda: on_reply(encode()))
+        self._broker.when_confirmed(partial(on_reply, reply))
 
     def _take_acks(self, request: hop.AckRequest, on_reply: OnReply) -> None:
         catch_up = self._broker.catch_up
@@ -106,7 +107,7 @@ class BrokerServer:
         results = self._broker.acks.ack(
             topic=request.topic, group=request.group, handles=request.handles
         )
-        self._reply(on_reply, lambda: hop.encode_ack_reply(results))
+        self._reply(on_reply, hop.encode_ack_reply(results))
 
     def _receive(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
         """Pop now; or, for a group that reads far behind beside others, when it is its turn."""

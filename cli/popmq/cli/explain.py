@@ -36,9 +36,10 @@ def run_explain(args: argparse.Namespace) -> int:
 
 
 def explained_lines(message: admin.ExplainedMessage) -> list[str]:
+    place = f"offset {message.queue_offset}" if message.queue_offset >= 0 else "(not there yet)"
     lines = [
         f"message in topic {message.topic} broker {message.broker} queue {message.queue_id} "
-        f"offset {message.queue_offset}, stored {_time(message.stored_ms)}"
+        f"{place}, stored {_time(message.stored_ms)}"
     ]
     if not message.groups:
         lines.append("  no group has read this topic yet")
@@ -48,7 +49,7 @@ def explained_lines(message: admin.ExplainedMessage) -> list[str]:
 
 
 def _group_lines(told: admin.Explained) -> list[str]:
-    head = f"  {told.group}: {told.state}"
+    head = f"  {told.group or 'every group'}: {told.state}"
     if told.since_ms:
         head += f" since {_time(told.since_ms)}"
     if told.until_ms:
@@ -79,7 +80,7 @@ def explained_json(message: admin.ExplainedMessage) -> list[str]:
         json.dumps(
             {
                 "message": place,
-                "group": told.group,
+                "group": told.group or None,
                 "state": told.state,
                 "since_ms": told.since_ms or None,
                 "until_ms": told.until_ms or None,

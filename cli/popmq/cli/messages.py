@@ -165,6 +165,7 @@ def run_send(args: argparse.Namespace) -> int:
                 }
                 if entry.recall_handle:
                     sent["recall_handle"] = entry.recall_handle
+                    sent["due_ms"] = RecallHandle.decode(entry.recall_handle).due_ms
                 print(json.dumps(sent), flush=True)
             else:
                 print(sent_line(entry), flush=True)

@@ -44,7 +44,8 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
             dest="skip_retries",
             action="store_const",
             const=value,
-            help=f"{name} pending retries (without a word: skip them with `--to newest` only)",
+            help=f"{name} pending retries and what is parked (without a word: skip them with "
+            "`--to newest` only)",
         )
     reset.add_argument("--dry-run", action="store_true", help="only say what would be done")
 

@@ -119,8 +119,13 @@ class RealFile:
         self.read(max(size, _WARM_BYTES), offset)
 
     def next_data(self, offset: int) -> int | None:
-        """The first byte from `offset` that was ever written; None when there is none."""
+        """The first byte from `offset` that was ever written; None when there is none.
+
+        The rest of a page of which a part was read counts as written.
+        """
         try:
+            # Zeros that the kernel read ahead would count too, and who reads them reads ahead.
+            os.posix_fadvise(self._fd, offset, 0, os.POSIX_FADV_DONTNEED)
             return os.lseek(self._fd, offset, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:

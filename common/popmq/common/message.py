@@ -36,7 +36,13 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from popmq.common.timer_token import FIRING_VERSION, TIMER_VERSION, FiringToken, TimerToken
+from popmq.common.timer_token import (
+    FIRING_VERSION,
+    LARGEST_TIMER_TOKEN,
+    TIMER_VERSION,
+    FiringToken,
+    TimerToken,
+)
 
 RECORD_VERSION = 1
 HEADER_SIZE = 56
@@ -185,7 +191,7 @@ class RevivalToken:
 
 
 Token = RevivalToken | TimerToken | FiringToken
-LARGEST_TOKEN = max(RevivalToken.SIZE, TimerToken.SIZE, FiringToken.SIZE)
+LARGEST_TOKEN = max(RevivalToken.SIZE, LARGEST_TIMER_TOKEN)
 
 
 class StoredMessage(NamedTuple):

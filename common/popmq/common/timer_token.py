@@ -5,8 +5,8 @@ All numbers are big-endian, times are wall milliseconds.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 TIMER_VERSION = 3
 FIRING_VERSION = 4
@@ -16,6 +16,7 @@ _MOVED, _REPLACES = 1, 2
 _LATE = 1
 # The upper bit of a timer record's tag hash, which is its due time otherwise: a moved body.
 MOVED_BIT = 1 << 63
+LARGEST_TIMER_TOKEN = max(_TIMER.size, _FIRING.size)
 
 
 class Outcome(IntEnum):
@@ -27,8 +28,7 @@ class Outcome(IntEnum):
     LOST = 3  # its body could not be read
 
 
-@dataclass(frozen=True, slots=True)
-class TimerToken:
+class TimerToken(NamedTuple):
     """Of a record in the timer queue: where the message goes, and which timer it is.
 
         0  version u8 = 3 | 1 flags u8: 1 moved, 2 replaces another timer | 2 reserved u16
@@ -40,7 +40,6 @@ class TimerToken:
     A timer that replaces another one cancels it: a rescheduling is one record.
     """
 
-    SIZE = _TIMER.size
     topic_id: int
     queue_id: int
     tag_hash: int
@@ -65,7 +64,7 @@ class TimerToken:
 
     @classmethod
     def decode(cls, data: bytes) -> "TimerToken":
-        """struct.error unless there are SIZE bytes."""
+        """struct.error for another number of bytes."""
         _, flags, _, topic, queue, _, tag_hash, other, other_due = _TIMER.unpack(data)
         return cls(
             topic,
@@ -76,8 +75,7 @@ class TimerToken:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FiringToken:
+class FiringToken(NamedTuple):
     """Of the record that ends a timer: it is the firing, and the delivery.
 
         0  version u8 = 4 | 1 flags u8: 1 late | 2 outcome u16 (`Outcome`) | 4 topic_id u32
@@ -88,7 +86,6 @@ class FiringToken:
     Whoever applies the record moves the cursor, or takes the late timer out.
     """
 
-    SIZE = _FIRING.size
     topic_id: int  # where the message was to go
     due_ms: int
     identity: int
@@ -111,7 +108,7 @@ class FiringToken:
 
     @classmethod
     def decode(cls, data: bytes) -> "FiringToken":
-        """struct.error unless there are SIZE bytes; ValueError for an unknown outcome."""
+        """struct.error for another number of bytes; ValueError for an unknown outcome."""
         _, flags, outcome, topic, due, identity, judged, offset = _FIRING.unpack(data)
         late = bool(flags & _LATE)
         return cls(topic, due, identity, judged, offset, late, Outcome(outcome))

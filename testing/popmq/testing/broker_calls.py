@@ -86,8 +86,15 @@ class BrokerCalls:
         tag: str = "",
         keys: Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
+        delay: Duration = "0s",
     ) -> str:
-        """Send a normal message; returns its id once the broker has it durable."""
+        """Send a message; returns its id once the broker has it durable.
+
+        With a `delay` it is delivered when so much of the broker's time is over.
+        """
+        properties = dict(properties or {})
+        if delay_ms := milliseconds(delay):
+            properties["TIMER_DELAY_MS"] = str(delay_ms)
         system = api.SystemProperties(
             keys=keys,
             message_id=self._ids.next(time.time_ns() // 1_000_000_000),
@@ -99,7 +106,7 @@ class BrokerCalls:
             system.tag = tag
         message = api.Message(
             topic=api.Resource(name=topic),
-            user_properties=properties or {},
+            user_properties=properties,
             system_properties=system,
             body=body.encode() if isinstance(body, str) else body,
         )

@@ -91,9 +91,10 @@ def reset_done(
     *,
     whole: bool,
     retries_left: bool,
+    parked_left: bool,
 ) -> None:
     """The group reads on at these offsets, by queue (all of the topic's if `whole`); nothing that
-    was on its way from them comes back."""
+    was on its way from them comes back, but for `parked_left` from before them."""
     for sent in messages:
         unknown = sent.queue_id < 0 and not whole
         if sent.topic is not reader.topic or (sent.queue_id not in (-1, *offsets)):
@@ -107,6 +108,10 @@ def reset_done(
         life.begin_again(reader.lost_pops)
         life.acked = int(perhaps_acked)
         life.passed = sent.offset < offsets.get(sent.queue_id, 1 << 60)
+        life.loose |= life.passed and parked_left
+        life.skipped = life.passed and sent.offset >= 0 and not life.again
+        if not life.passed and life.said < reader.reset_at:
+            life.said = 0  # it is read again
 
 
 def reset_lost(reader: Reader, messages: Sequence[Sent]) -> None:

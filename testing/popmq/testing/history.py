@@ -82,13 +82,15 @@ class Life:
     inherits: bool = False  # some of the letters sent back may be an earlier group's
     loose: bool = False  # nobody knows how many copies of it there are
     passed: bool = False  # a reset may have passed over it
-    said: bool = False  # an operator may have skipped it, or made it a dead letter
+    skipped: bool = False  # a reset passed over it
+    said: int = 0  # event at which an operator skipped it, perhaps, or made it a dead letter
     held: "Held | None" = None
     events: deque[str] = field(default_factory=lambda: deque(maxlen=8))
 
     def begin_again(self, lost_pops: int) -> None:
         """Its deliveries so far count for nothing any more."""
         self.chain += 1
+        self.skipped = False
         self.attempt = self.acked = self.rejected = 0
         self.lost_pops, self.held = lost_pops, None
 

@@ -127,6 +127,8 @@ class Oracle:
         return held
 
     def _check_attempt(self, pop: Pop, life: Life, who: str, attempt: int) -> None:
+        if life.skipped:
+            self.complain("reset", f"{who}: a reset passed over it, and skipped retries", life)
         if life.acked == 2:
             self.complain("I5 ack-final", f"{who}: delivered after its ack was OK", life)
         if life.rejected == 2:

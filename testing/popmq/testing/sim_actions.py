@@ -4,7 +4,7 @@ import random
 
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import Oracle
-from popmq.testing.sim_clients import INVISIBLE_MS, MAX_INVISIBLE_MS, QUIET
+from popmq.testing.sim_clients import INVISIBLE_MS, KEYS, MAX_INVISIBLE_MS, QUIET
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_operators import PUSH_CLIENTS, Operators
 from popmq.testing.sometimes import Sometimes, Tally
@@ -124,7 +124,7 @@ class Actions:
     def _reset(self) -> None:
         """The offset of a group is set while it reads."""
         reader = self._reader()
-        if reader is not None and not (reader.group.fifo and self.oracle.parks):
+        if reader is not None:
             self.clients.reset(reader, self.checks.forget_offsets)
             mine = [held for held in self.clients.held if held.reader is reader]
             if mine and self.rng.random() < 0.5:
@@ -140,19 +140,42 @@ class Actions:
         fifo, machine = self.clients.topics["fo"], self.machine
         readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
         reader = self.rng.choice(readers)
-        for limit in (1, 2):
+        for limit in (1, 2, 2):
             self.clients.send(fifo)
             self.clients.send(fifo)
             machine.settle()
             self.clients.receive_named(reader, limit=limit, invisible_ms=MAX_INVISIBLE_MS)
             machine.settle(until=lambda: self.rng.random() < 0.05)
-            machine.advance(self.rng.choice((20, 1_200)))
+            machine.advance(self.rng.choice((20, 1_200, 1_200)))
         machine.step()
+        if self.rng.random() < 0.5:
+            self._resume()
 
     def _unpark(self) -> None:
         readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
         if readers:
-            self.clients.unpark(self.rng.choice(readers))
+            reader = self.rng.choice(readers)
+            parked = self.machine.parked(reader.group.name)
+            often = parked and self.rng.random() < 0.5
+            self.clients.unpark(reader, self.rng.choice(parked if often else KEYS))
+
+    def _resume(self) -> None:
+        """What was parked is resumed and received, and then sometimes the offset is reset."""
+        rng, machine, clients = self.rng, self.machine, self.clients
+        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
+        stuck = [(one, key) for one in readers for key in machine.parked(one.group.name)]
+        if not stuck:
+            return
+        reader, key = rng.choice(stuck)
+        clients.unpark(reader, key, "resume")
+        machine.advance(rng.choice((20, MAX_INVISIBLE_MS + 100)))  # what holds it up is back
+        for _ in range(2):
+            machine.step()
+            machine.settle(until=lambda: rng.random() < 0.02)
+            clients.receive(reader, limit=8, invisible_ms=MAX_INVISIBLE_MS)
+            machine.settle(until=lambda: rng.random() < 0.02)
+        if rng.random() < 0.5:
+            clients.reset(reader, self.checks.forget_offsets, rng.choice(("oldest", "oldest", "")))
 
     def _administer(self) -> None:
         name, places, make, drop = self.rng.choice(
@@ -221,6 +244,19 @@ class Actions:
     def _burst(self) -> None:
         for _ in range(self.rng.choice((3, 8))):
             self.clients.send()
+
+    def _outlive(self) -> None:
+        """Something is held while the log grows, until segments go that were there before."""
+        rng, machine, reader = self.rng, self.machine, self._reader()
+        if reader is None:
+            return
+        self.clients.receive(reader, limit=8, invisible_ms=max(self._long_ms))
+        for _ in range(rng.choice((3, 6))):
+            for _ in range(5):
+                self.clients.send()
+            machine.settle()
+            machine.advance(1_200_000)
+            self._work()
 
     def _quiet(self) -> None:
         self.clients.send(self.clients.topics[QUIET])

@@ -62,10 +62,10 @@ def drain(
         machine.run_steps()
     for reader in lasting:
         _empty(machine, clients, reader)
-    if not oracle.log_lost:
-        _send_back(machine, clients, oracle, lasting)
     if retention.on:
         _grow_old(machine, clients, oracle, lasting + auditors, retention, topic_retention)
+    if not oracle.log_lost:
+        _send_back(machine, clients, oracle, lasting)
     if not oracle.log_lost:
         names = {name for name, place in (clients.topics | clients.groups).items() if place}
         checks.at_end(names)

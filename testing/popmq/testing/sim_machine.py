@@ -221,6 +221,12 @@ class Machine:
     def nothing_parked(self) -> bool:
         return not any(True for _ in self.broker.table.parked.places())
 
+    def parked(self, group: str) -> list[bytes]:
+        """The message groups that are parked for it, in the order of parking."""
+        found = self.broker.registry.find_group(group)
+        keys = self.broker.table.parked.of_group(found.id) if found is not None else []
+        return [key.name for key in keys]
+
     @property
     def blocked(self) -> int:
         """Messages of FIFO groups that wait for one of their key."""

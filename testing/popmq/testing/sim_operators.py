@@ -12,7 +12,7 @@ from popmq.common.hop import Kind
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing import chains
 from popmq.testing.history import Held, Life, Reader
-from popmq.testing.sim_clients import INVISIBLE_MS, KEYS, Clients
+from popmq.testing.sim_clients import INVISIBLE_MS, Clients
 from popmq.testing.sometimes import Sometimes
 
 PUSH_CLIENTS = ("c1", "c2")
@@ -123,14 +123,14 @@ class Operators(Clients):
 
     # -- operators
 
-    def reset(self, reader: Reader, before: Callable[[], None]) -> None:
+    def reset(self, reader: Reader, before: Callable[[], None], to: str = "") -> None:
         """To one of oldest, newest and an offset; `before` is called first."""
         rng, oracle = self._rng, self._oracle
         topic, group = reader.topic, reader.group
         same = [one for one in oracle.readers if one.group is group and one.topic is topic]
         request = pb.ResetOffsetRequest(group=group.name, topic=topic.name)
         skips = rng.random() < 0.5
-        match rng.choice(("oldest", "newest", "offset")):
+        match to or rng.choice(("oldest", "newest", "offset")):
             case "oldest":
                 request.oldest = True
             case "newest":
@@ -150,9 +150,15 @@ class Operators(Clients):
             self._note(f"reset {group.name} {topic.name} {offsets}")
             self._tally.hit(Sometimes.FIFO_RESET if group.fifo else Sometimes.RESET)
             self._tally.hit(Sometimes.RESET_IN_FLIGHT, sum(one.in_flight > 0 for one in done))
-            left = not skips and not group.fifo
             for one in same:
-                chains.reset_done(one, oracle.messages, offsets, whole=whole, retries_left=left)
+                chains.reset_done(
+                    one,
+                    oracle.messages,
+                    offsets,
+                    whole=whole,
+                    retries_left=not skips and not group.fifo,
+                    parked_left=not skips and group.fifo and oracle.parks,
+                )
 
         def lost() -> None:
             closed()
@@ -201,15 +207,14 @@ class Operators(Clients):
         body = pb.ListDeadLettersRequest(group=group, bodies=True).SerializeToString()
         self._ask(f"letters {group}", Kind.LIST_DEAD_LETTERS, body, told)
 
-    def unpark(self, reader: Reader, key: bytes = b"", action: str = "") -> None:
+    def unpark(self, reader: Reader, key: bytes, action: str = "") -> None:
         """Say what is to become of a message group, whether it is parked or not."""
-        key = key if action else self._rng.choice(KEYS)
         action = action or self._rng.choice(_ACTIONS)
         oracle, tally = self._oracle, self._tally
         if action != "resume":
             for sent in oracle.messages:
                 if sent.topic is reader.topic and sent.key == key:
-                    reader.lives.setdefault(sent.number, Life()).said = True
+                    reader.lives.setdefault(sent.number, Life()).said = oracle.at
 
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):

@@ -102,7 +102,7 @@ class ReplayCheck:
             for member in member_bits(ck.members & ~(ck.acked | ck.revived)):
                 if ck.root is None:
                     place = f"{ck.topic_id}/{ck.queue_id}/{ck.offset_of(member)}"
-                    yield f"moved body {place}", broker.table.moved_body(ck, member)
+                    yield f"moved body {place}", broker.table.moved.of_member(ck, member)
             yield f"attempt id of {ck.key}", _receive_of(broker, ck)
         yield "check points: in flight", broker.table.in_flight
         for group in broker.registry.groups():
@@ -171,7 +171,7 @@ class ReplayCheck:
 
 def _receive_of(broker: Broker, ck: PopCheckPoint) -> bool:
     """Whether a receive with the check point's attempt id is told of it."""
-    return ck in broker.table.received(ck.group_id, ck.topic_id, ck.client, ck.attempt_id)
+    return ck in broker.table.receives.of(ck.receive)
 
 
 def _meta_records(content: bytes) -> Iterator[tuple[str, object]]:

@@ -115,13 +115,13 @@ class Simulator(Actions):
         if self.keeps_order:
             self._actions += [(self._repeat, 4), (self._stick, 1)]
         if self.oracle.parks:
-            self._actions += [(self._unpark, 3), (self._stick, 4)]
+            self._actions += [(self._unpark, 3), (self._stick, 4), (self._resume, 1)]
         self._actions += [(self._reset, 2), (self._redrive, 2)]
         if self.retains:
             self._long_ms = LONG_MS
             self._invisible_ms = (*INVISIBLE_MS, *LONG_MS)
             self._actions += [(self._hours, 5), (self._burst, 5), (self._work, 10)]
-            self._actions += [(self._quiet, 1)]
+            self._actions += [(self._quiet, 1), (self._outlive, 2)]
 
     def run(self) -> Outcome:
         try:

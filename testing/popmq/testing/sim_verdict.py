@@ -15,7 +15,7 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     if not readers:
         return  # the group was made without an answer
     lives = [reader.lives.setdefault(number, Life()) for reader in readers]
-    chains = sum(1 + life.chain + life.loose * copies for life in lives)
+    chains = sum(1 + life.chain + life.again + life.loose * copies for life in lives)
     if copies > max(1, chains):
         oracle.complain(
             "I8 max-N", f"{copies} dead letters of message {number}, {group}", lives[-1]

@@ -4,6 +4,7 @@ The committed offset (I9), the counts (I16), where the log ends after a start, w
 behind that end on the disk, and whether every unit of an index points at its own record.
 """
 
+from popmq.broker.pop.pop_check_point import FIFO, member_bits
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.common import topics
 from popmq.common.message import HEADER_SIZE, BadRecord, RecordKind, check_record
@@ -80,6 +81,15 @@ class StoreChecks:
                     f"{seen.get(place, 0)}",
                 )
         self._committed = seen
+        for ck in broker.table:
+            open_members = ck.members & ~(ck.acked | ck.revived)
+            if open_members and not ck.flags & FIFO:
+                lowest = ck.offset_of(member_bits(open_members)[0])
+                if lowest < seen[ck.place]:
+                    self._oracle.complain(
+                        "I9 offset-monotonic",
+                        f"{ck.place}: committed {seen[ck.place]}, {lowest} is in flight",
+                    )
         waiting = sum(ck.waiting.bit_count() for ck in broker.table)
         if not in_flight == broker.table.in_flight == waiting:
             self._oracle.complain(

@@ -48,7 +48,28 @@ async function producer({ endpoint, topic }) {
     }
   }
 
+  async function delay({ name, deliver_at_s: deliverAtS }) {
+    const deliveryTimestamp = new Date(deliverAtS * 1000);
+    try {
+      const receipt = await client.send({ topic, body: Buffer.from(name), deliveryTimestamp });
+      emit('sent', { name, message_id: receipt.messageId, handle: receipt.recallHandle ?? '' });
+    } catch (error) {
+      emit('send_failed', { name, error: String(error) });
+    }
+  }
+
+  async function recall({ name, handle }) {
+    try {
+      const receipt = await client.recallMessage(topic, handle);
+      emit('recalled', { name, message_id: receipt.messageId });
+    } catch (error) {
+      emit('recall_failed', { name, error: String(error) });
+    }
+  }
+
   return async (command) => {
+    if (command.op === 'delay') return delay(command);
+    if (command.op === 'recall') return recall(command);
     const left = command.numbers.values();
     const sender = async () => {
       for (const k of left) await send(k, command);

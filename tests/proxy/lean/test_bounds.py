@@ -59,6 +59,13 @@ def test_a_flood_of_control_frames_is_cut_off(frame: bytes) -> None:
     cut_off(peer, "control_frames", "lean.max_control_per_s")
 
 
+def test_a_flood_of_resets_for_what_is_over_is_cut_off() -> None:
+    peer = Peer(max_control_per_s=100)
+    stream = peer.call("/s/echo", b"x")
+    assert 190 <= until_cut(peer, lambda _: frames.reset(stream, ErrorCode.CANCEL)) <= 201
+    cut_off(peer, "control_frames", "lean.max_control_per_s")
+
+
 def test_control_frames_within_the_rate_are_answered_for_ever() -> None:
     peer = Peer(max_control_per_s=100)
     for _ in range(2_000):

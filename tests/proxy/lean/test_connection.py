@@ -308,6 +308,15 @@ def test_an_answer_waits_for_the_window_of_the_connection_and_streams_take_turns
     assert peer.answers[second].messages == [b"y" * 100_000]
 
 
+def test_small_answers_wait_for_the_window_of_the_connection_too() -> None:
+    peer = Peer()
+    streams = [peer.call("/s/echo", b"x" * 10_000) for _ in range(10)]
+    got = sum(len(peer.answers[stream].data) for stream in streams if stream in peer.answers)
+    assert got == frames.DEFAULT_WINDOW
+    peer.send(frames.window_update(0, 1 << 20))
+    assert all(peer.answers[stream].messages == [b"x" * 10_000] for stream in streams)
+
+
 def test_frames_are_no_longer_than_the_client_takes() -> None:
     peer = Peer(settings={OPEN: 1 << 20, frames.MAX_FRAME_SIZE: 20_000})
     stream = peer.call("/s/echo", b"x" * 50_000)
@@ -476,6 +485,15 @@ def test_a_request_whose_length_is_not_what_it_said_is_malformed() -> None:
         assert peer.answers[stream].reset == ErrorCode.PROTOCOL_ERROR
     stream = peer.call("/s/echo", b"x", extra=[("content-length", "6")])
     assert peer.answers[stream].messages == [b"x"]
+
+
+def test_the_table_of_headers_is_kept_up_by_trailers() -> None:
+    peer = Peer()
+    stream = peer.call("/s/echo", b"x", end=False)
+    block = peer.encoder.encode([("x-new", "one")])
+    peer.send(frames.frame(frames.HEADERS, WHOLE | END, stream, block))
+    peer.call("/s/held", b"", extra=[("x-new", "one")])
+    assert peer.held.calls[0].metadata["x-new"] == "one"
 
 
 def test_the_table_of_headers_is_kept_up_by_requests_that_are_refused() -> None:

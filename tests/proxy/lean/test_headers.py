@@ -181,6 +181,7 @@ def test_a_coded_value_counts_for_the_longest_that_it_can_stand_for() -> None:
         [(":method", "POST"), (":path", "/"), (":authority", "x")],
         [*request_headers("/"), (":method", "POST")],
         [*request_headers("/")[:4], (":method", "POST")],
+        [*request_headers("/")[:3], ("te", "trailers"), (":authority", "x")],
         [*request_headers("/")[:4], (":status", "200")],
         [*request_headers("/")[:4], (":protocol", "websocket")],
         [*request_headers("/"), ("connection", "close", True)],
@@ -281,6 +282,11 @@ def test_what_is_answered_is_decoded_by_the_library() -> None:
         "grpc-status": "13",
         "grpc-message": "gr%C3%B6%C3%9Fer als 100 %25%0A",
     }
+
+
+def test_a_long_detail_is_decoded_by_the_library() -> None:
+    (frame,) = FrameReader(10_000).feed(replies.trailers(1, GrpcStatus.INTERNAL, "x" * 500))
+    assert decoded(Decoder(), frame[3])["grpc-message"] == "x" * 500
 
 
 def test_a_detail_is_cut_to_what_clients_take() -> None:

@@ -67,8 +67,8 @@ class AckService:
     def reject(self, *, topic: str, group: str, handle: bytes) -> None:
         """Make the message a dead letter now; tell the client when it is confirmed.
 
-        Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead or
-        Unconfirmed, with nothing changed, when the message cannot be read yet.
+        Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead, with
+        nothing changed, when the message has to come from the disk first.
         """
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)

@@ -87,7 +87,7 @@ class TableSnapshot:
         self.number = number
         self._check_points = list(table)
         self._progress = list(table.progress_items())
-        self._moved = table.moved_items()
+        self._moved = table.moved.items()
         self._outcomes = table.outcomes.order()
         self._outcome = table.outcomes.get
         self._kept_check_points: list[bytes] = []
@@ -192,7 +192,7 @@ class TableRestorer:
             self._fifo(data)
         elif kind == _MOVED:
             for topic_id, queue_id, offset, *unit in _BODY.iter_unpack(data):
-                self._table.apply_moved(Body(topic_id, queue_id, offset, Unit(*unit)))
+                self._table.moved.apply(Body(topic_id, queue_id, offset, Unit(*unit)))
         else:
             for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
                 acked, revived, moved = masks

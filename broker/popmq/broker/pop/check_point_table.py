@@ -9,6 +9,7 @@ from enum import Enum
 
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.due_times import STEP_MS, DueTimes
+from popmq.broker.pop.moved_bodies import MovedBodies
 from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.parked_keys import ParkedKeys
 from popmq.broker.pop.parking_records import ParkingRecords
@@ -18,15 +19,12 @@ from popmq.broker.pop.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
-    member_bits,
 )
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
-from popmq.broker.store.retention import Body
-from popmq.broker.store.unit_check import Unit
+from popmq.broker.pop.receive_index import ReceiveIndex
 from popmq.common.message import RevivalToken
 
 Place = tuple[int, int, int]  # group, topic, queue
-Identity = tuple[int, int, int]  # topic, queue, offset of a message
 # Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
 _ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
 
@@ -51,13 +49,11 @@ class CheckPointTable:
         self._progress: dict[Place, QueueProgress] = {}
         self.due_times = DueTimes(revive_step_ms)
         self.outcomes = Outcomes()
-        # Where retention moved the bodies of messages in flight to; few or none.
-        self._moved: dict[Identity, Unit] = {}
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
-        # Live FIFO check points by the receive that they answer, if it named its attempt.
-        self._receives: dict[tuple[int, int, int, int], dict[Key, PopCheckPoint]] = {}
+        self.moved = MovedBodies()
+        self.receives = ReceiveIndex()
         self.in_flight = 0
         self.parked = ParkedKeys()
         self.parking = ParkingRecords(self, self.parked)
@@ -88,13 +84,6 @@ class CheckPointTable:
 
     def find(self, epoch: int, sequence: int) -> PopCheckPoint | None:
         return self._live.get((epoch, sequence))
-
-    def received(
-        self, group_id: int, topic_id: int, client: int, attempt_id: int
-    ) -> list[PopCheckPoint]:
-        """What the client's receive of that attempt id was given and is not over, in order."""
-        found = self._receives.get((group_id, topic_id, client, attempt_id), {})
-        return list(found.values())
 
     def attempts_before(self, ck: PopCheckPoint, member: int) -> int:
         """Deliveries from this place that ended before this one; retry copies carry their own."""
@@ -239,6 +228,8 @@ class CheckPointTable:
         ended = progress.in_flight
         self.in_flight -= ended
         progress.reset_to(offset)
+        if fifo:
+            self.parking.reset(place, offset, log_ms)
         return ended
 
     def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
@@ -262,25 +253,6 @@ class CheckPointTable:
         self.parked.drop_group(group_id)
         self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
 
-    # -- retention (store/retention.py)
-
-    def moved_body(self, ck: PopCheckPoint, member: int) -> Unit | None:
-        """Where the member's message is now, if retention moved it."""
-        return self.moved_to((ck.topic_id, ck.queue_id, ck.offset_of(member)))
-
-    def moved_to(self, identity: Identity) -> Unit | None:
-        return self._moved.get(identity)
-
-    def apply_moved(self, body: Body) -> None:
-        """A body was appended again. Several groups may hold it, so the entry stays until a
-        round of retention finds that none does (`keep_moved`)."""
-        self._moved[(body.topic_id, body.queue_id, body.queue_offset)] = body.unit
-
-    def keep_moved(self, held: set[Identity]) -> None:
-        """Forget where bodies went that no group holds any more."""
-        for identity in [identity for identity in self._moved if identity not in held]:
-            del self._moved[identity]
-
     # -- snapshots (store/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
@@ -302,9 +274,6 @@ class CheckPointTable:
             self._restorer.finish()
             self._restorer = None
 
-    def moved_items(self) -> list[tuple[Identity, Unit]]:
-        return list(self._moved.items())
-
     def live(self, key: Key) -> PopCheckPoint:
         return self._live[key]
 
@@ -317,7 +286,7 @@ class CheckPointTable:
         for ck in self._live.values():
             if ck.waiting:  # else it is there for those that changes made of it
                 self.due_times.add(ck)
-            self._note_receive(ck)
+            self.receives.add(ck)
 
     # -- inside
 
@@ -331,8 +300,8 @@ class CheckPointTable:
             ck.snapshot = self._saving.number
         count = ck.members.bit_count()
         if isinstance(progress, FifoProgress):
-            progress.opened(_offsets(ck, ck.members), ck.next_offset, log_ms)
-            self._note_receive(ck)
+            progress.opened(ck.offsets(ck.members), ck.next_offset, log_ms)
+            self.receives.add(ck)
         else:
             if not progress.open:  # what was passed over before it is over
                 progress.committed = max(progress.committed, ck.start_offset)
@@ -400,7 +369,7 @@ class CheckPointTable:
         if root.finished:
             self._forget(root, log_ms)
         if isinstance(progress, FifoProgress):
-            offsets = _offsets(ck, bits)
+            offsets = ck.offsets(bits)
             progress.ended(offsets, over=over, counted=counted, log_ms=log_ms)
             if over:
                 for offset in offsets:
@@ -415,26 +384,14 @@ class CheckPointTable:
         """Head of line: the offset passes a check point once all its members have ended."""
         while progress.open and progress.open[0].finished:
             progress.committed = progress.open.popleft().next_offset
-        if not progress.open:
-            progress.committed = progress.cursor
+        to = progress.open[0].start_offset if progress.open else progress.cursor
+        progress.committed = max(progress.committed, to)
 
     def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
         del self._live[ck.key]
-        if ck.attempt_id:
-            self._forget_receive(ck)
+        self.receives.remove(ck)
         if not ck.buffered:
             self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
-
-    def _note_receive(self, ck: PopCheckPoint) -> None:
-        if ck.attempt_id:
-            self._receives.setdefault(ck.receive, {})[ck.key] = ck
-
-    def _forget_receive(self, ck: PopCheckPoint) -> None:
-        if ck.attempt_id:
-            of_receive = self._receives[ck.receive]
-            del of_receive[ck.key]
-            if not of_receive:
-                del self._receives[ck.receive]
 
     def _drop(
         self,
@@ -443,11 +400,7 @@ class CheckPointTable:
     ) -> None:
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
             del self._live[ck.key]
-            self._forget_receive(ck)
+            self.receives.remove(ck)
             self.due_times.remove(ck)
         for key in [key for key in self._progress if of_progress(key)]:
             self.in_flight -= self._progress.pop(key).in_flight
-
-
-def _offsets(ck: PopCheckPoint, bits: int) -> list[int]:
-    return [ck.start_offset + member for member in member_bits(bits)]

@@ -5,6 +5,7 @@ leaves its bucket at once when nothing of it is left to revive.
 """
 
 import heapq
+from collections import deque
 
 from popmq.broker.pop.pop_check_point import PopCheckPoint
 
@@ -17,6 +18,8 @@ class DueTimes:
         # By the time at which the bucket is due.
         self._buckets: dict[int, dict[tuple[int, int], PopCheckPoint]] = {}
         self._order: list[int] = []  # a heap of those times; some buckets may be empty by now
+        # The bucket that is being taken, in a line: from a dict's front each takes longer.
+        self._line: deque[PopCheckPoint] = deque()
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
@@ -44,9 +47,14 @@ class DueTimes:
         """A check point whose time has come, or None; the caller ends it or adds it again."""
         while self._order and self._order[0] <= now_ms:
             waiting = self._buckets.get(self._order[0])
-            if waiting:
-                return waiting.pop(next(iter(waiting)))
-            self._buckets.pop(heapq.heappop(self._order), None)
+            if not waiting:
+                self._buckets.pop(heapq.heappop(self._order), None)
+                continue
+            if not self._line:
+                self._line.extend(waiting.values())
+            ck = self._line.popleft()
+            if waiting.get(ck.key) is ck:
+                return waiting.pop(ck.key)
         return None
 
     def _bucket_of(self, ck: PopCheckPoint) -> int:

@@ -21,6 +21,7 @@ from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.message import StoredMessage
+from popmq.common.timer_token import FiringToken
 from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
 
 _TRIES = 3
@@ -37,6 +38,7 @@ class State(Enum):
     EXPIRED = "EXPIRED"
     SKIPPED = "SKIPPED"  # an offset that was set passed over it
     LOST = "LOST"  # its body could not be read when it was to be revived
+    RECALLED = "RECALLED"  # before its delivery time
     UNKNOWN = "UNKNOWN"  # the proof was not found within the bound
 
 
@@ -77,6 +79,8 @@ class Copy:
     @property
     def name(self) -> str:
         token = self.message.token
+        if isinstance(self.message.any_token, FiringToken):
+            return "firing"
         if token is None or not self.topic.name.startswith("%"):
             return "message"
         if token.dead:
@@ -103,7 +107,7 @@ class Hold:
     until_log_ms: int = 0
 
 
-# Parts that hold messages back (timers, order by message group) add themselves here.
+# Parts that hold messages back (order by message group) add themselves here.
 HoldOf = Callable[[Copy, SubscriptionGroup], Hold | None]
 
 

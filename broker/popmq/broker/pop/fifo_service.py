@@ -234,7 +234,9 @@ class FifoService:
             ck
             for topic in places
             if topic is not None
-            for ck in self._table.received(want.group.id, topic.id, want.client, want.attempt_id)
+            for ck in self._table.receives.of(
+                (want.group.id, topic.id, want.client, want.attempt_id)
+            )
             if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
         ]
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from popmq.broker.pop.check_point_table import CheckPointTable, Identity
+from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.moved_bodies import Identity
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_store import MessageStore
@@ -18,6 +19,7 @@ class InFlightBodies:
     def __init__(self, store: MessageStore, table: CheckPointTable) -> None:
         self._store = store
         self._table = table
+        self._before: dict[Identity, Unit] = {}  # where bodies were that a round moves
 
     def unit_of(self, ck: PopCheckPoint, member: int, *, wait: bool = True) -> Unit:
         """Where the member's message is now; ColdRead instead of a wait for the disk."""
@@ -32,11 +34,16 @@ class InFlightBodies:
         return unit
 
     def moved_to(self, identity: Identity) -> Unit | None:
-        """Where retention moved the message to, if it did."""
-        return self._table.moved_to(identity)
+        """Where retention moved the message to, if it did; until that record is on the disk,
+        where it was before: that stays until then."""
+        moved = self._table.moved.get(identity)
+        if moved is not None and moved.position >= self._store.confirmed:
+            return self._before.get(identity, moved)
+        return moved
 
     def move(self, body: Body) -> None:
         self._store.move(body)
+        self._before[body[:3]] = body.unit
 
     def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
         """Each body once, whichever groups hold it.
@@ -45,6 +52,7 @@ class InFlightBodies:
         at any moment, but the first one lives until all its members have ended.  Check points
         made from now on read above the cut.
         """
+        self._before.clear()  # of the round before, whose moves are on the disk
         held: set[Identity] = set()
         roots = [ck for ck in self._table if ck.root is None]
         for at in range(0, len(roots), _PER_PIECE):
@@ -55,7 +63,7 @@ class InFlightBodies:
             yield piece
         # Last, because what was in flight above may have come back to its place meanwhile.
         yield from self._returned_below(position, held)
-        self._table.keep_moved(held)
+        self._table.moved.keep(held)
 
     def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[Body]]:
         """Messages of FIFO groups that wait in place for their next attempt, or are parked."""
@@ -67,7 +75,10 @@ class InFlightBodies:
         identities = [identity for identity in dict.fromkeys(found) if identity not in held]
         held.update(identities)
         for at in range(0, len(identities), _PER_PIECE):
-            bodies = [Body(*one, self.unit_at(one)) for one in identities[at : at + _PER_PIECE]]
+            some = identities[at : at + _PER_PIECE]
+            # What was parked just now is in its queue when it is confirmed; it is at the log's end.
+            there = [one for one in some if one[2] < self._store.queue(*one[:2]).count]
+            bodies = [Body(*one, self.unit_at(one)) for one in there]
             yield [body for body in bodies if body.unit.position < position]
 
     def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[Body]:

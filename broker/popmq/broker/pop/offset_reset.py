@@ -101,8 +101,10 @@ class OffsetReset:
             )
         return target.value
 
-    def retry_topic(self, group: SubscriptionGroup, topic: TopicConfig) -> TopicConfig | None:
-        return self._registry.find_topic(topics.retry_topic(group.name, topic.name))
+    def side_topic(self, group: SubscriptionGroup, topic: TopicConfig) -> TopicConfig | None:
+        """Where messages of the topic wait for the group besides it: retries, or parked ones."""
+        name_of = topics.parked_topic if group.type is GroupType.FIFO else topics.retry_topic
+        return self._registry.find_topic(name_of(group.name, topic.name))
 
     def plan(
         self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, offset: int

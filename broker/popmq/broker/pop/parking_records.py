@@ -8,7 +8,7 @@ Part of the check-point table's `apply`: a function of the log.
 from typing import TYPE_CHECKING
 
 from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
-from popmq.broker.pop.pop_check_point import ReviveRecord, Unpark
+from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord, Unpark, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress
 
 if TYPE_CHECKING:
@@ -65,6 +65,32 @@ class ParkingRecords:
             self._parked.over(parking_id, min(offsets))
         else:
             self._parked.skip(key, offsets)
+
+    def reset(self, place: "Place", offset: int, log_ms: int) -> None:
+        """The group reads the queue on from `offset`: it finds there again what was parked of it
+        from there on.  Or the queue is a parking queue: what stands there below it is over."""
+        group_id, topic_id, queue_id = place
+        for key in self._parked.of_group(group_id):
+            if key.parking_id == topic_id:
+                if gone := {at for _, at in key.messages if at < offset}:
+                    self._parked.skip(key, gone)  # its deliveries have ended with the reset
+            elif (key.topic_id, key.queue_id) == (topic_id, queue_id):
+                self._drop(key, {at for origin, at in key.messages if origin >= offset}, log_ms)
+
+    def _drop(self, key: ParkedKey, offsets: set[int], log_ms: int) -> None:
+        parking = (key.group_id, key.parking_id, 0)
+        held = self._table.changing(parking).held & offsets
+        self.over(key.parking_id, offsets - held, log_ms)
+        if held:
+            self._take_back(parking, held, log_ms)
+
+    def _take_back(self, parking: "Place", offsets: set[int], log_ms: int) -> None:
+        """End these deliveries, and their messages with them."""
+        for ck in [ck for ck in self._table if ck.place == parking]:
+            members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
+            bits = sum(1 << member for member in members)
+            # It ends as a delivery does whose body is lost.
+            self._table.apply(ReviveRecord(ReviveKind.LOST, *ck.key, bits), log_ms)
 
     def _unparked(self, key: ParkedKey) -> None:
         progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)

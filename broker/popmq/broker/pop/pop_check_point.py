@@ -217,6 +217,10 @@ class PopCheckPoint:
     def offset_of(self, member: int) -> int:
         return self.start_offset + member
 
+    def offsets(self, bits: int) -> list[int]:
+        """Those of the members whose bits are set, lowest first."""
+        return [self.start_offset + member for member in member_bits(bits)]
+
 
 def member_bits(mask: int) -> list[int]:
     """The numbers of the set bits, lowest first."""

@@ -20,7 +20,6 @@ from popmq.broker.pop.pop_check_point import (
     member_bits,
 )
 from popmq.broker.pop.pop_service import put_revive
-from popmq.broker.pop.stepped import Unconfirmed
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -30,7 +29,6 @@ from popmq.common.message import DeadReason, RevivalToken, StoredMessage
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at
-MOVE_MS = 20  # how long a body that is just being moved is waited for
 RENEW_LIMIT_MS = 3 * 3_600_000
 _STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes more
 
@@ -83,13 +81,11 @@ class ReviveService:
     def reject(self, ck: PopCheckPoint, member: int) -> None:
         """Make a waiting delivery a dead letter now, because its consumer asks for that.
 
-        Raises ColdRead or Unconfirmed, with nothing changed, when the body cannot be read yet, and
+        Raises ColdRead, with nothing changed, when the body has to come from the disk, and
         MESSAGE_NOT_FOUND when it cannot be read any more.
         """
         topic, group = self._owners(ck)
         unit = self._bodies.unit_of(ck, member, wait=False)
-        if unit.position >= self._store.confirmed:
-            raise Unconfirmed  # retention has just moved it
         (message,) = self._store.reader.read([unit], wait=False)
         if isinstance(message, DamagedMessage):
             raise Refused(
@@ -128,10 +124,6 @@ class ReviveService:
                 break
             try:
                 unit = self._bodies.unit_of(ck, member, wait=False)
-                if unit.position >= self._store.confirmed:
-                    # Retention has just moved it, and the record is not on the disk yet.
-                    self._table.due_times.add(ck, self._store.log_ms() + MOVE_MS)
-                    break
                 (message,) = self._store.reader.read([unit], wait=False)
             except ColdRead as cold:
                 self._table.due_times.add(ck)

@@ -219,7 +219,8 @@ class CommitLog:
         for file in self._files:
             at: int | None = max(position, file.start)
             while at is not None and at < file.end and (at := file.written_from(at)) is not None:
-                data = file.read(at, min(_SCAN_BYTES, file.end - at))
+                # Up to the end of a page, or `written_from` finds the rest of it.
+                data = file.read(at, min(_SCAN_BYTES - at % _SCAN_BYTES, file.end - at))
                 if not data:
                     break
                 yield at, data

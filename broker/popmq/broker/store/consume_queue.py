@@ -41,13 +41,16 @@ class ConsumeQueue:
         folder: str,
         *,
         unit_size: int = UNIT_SIZE,
-        find: FindUnit = lambda offset, first, last: None,
+        place: tuple[int, int] = (0, 0),
+        find: FindUnit = lambda place, offset, first, last: None,
     ) -> None:
+        """`find` looks in the log for a unit of topic and queue `place` that is damaged here."""
         self._folder = folder
         self._unit_size = unit_size
         self._checked = unit_size == UNIT_SIZE  # a revive record has its own checksum
         self._position_at = 0 if self._checked else _RECORD_POSITION_AT
         self._seed = queue_seed(folder)
+        self._place = place
         self._find = find
         self._found: dict[int, Unit | None] = {}
         self._files = MappedFileQueue(
@@ -225,7 +228,7 @@ class ConsumeQueue:
         return unit
 
     def _look_for(self, offset: int, first: int, last: int | None) -> None:
-        self._found[offset] = self._find(offset, first, last)
+        self._found[offset] = self._find(self._place, offset, first, last)
 
     def _neighbours(self, offset: int) -> tuple[int, int | None]:
         """The piece of the log between the records of the nearest intact units."""

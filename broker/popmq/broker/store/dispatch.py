@@ -8,23 +8,19 @@ through `enter`, which ignores what a queue already holds.
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.mapped_file import MappedFile
 from popmq.broker.store.snapshot import entry_hash
-from popmq.broker.store.unit_check import Unit
+from popmq.broker.store.unit_check import FindUnit
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 from popmq.common.steps import Flusher
 
 logger = logging.getLogger(__name__)
-
-# (topic and queue, queue offset, first and last position to look at) -> the unit, or None
-Find = Callable[[tuple[int, int], int, int, int | None], Unit | None]
 
 _PER_PIECE = 512
 _SPILL_BYTES = 64 << 10
@@ -60,7 +56,7 @@ class Dispatch:
         *,
         trusted_position: int,
         log_start: int,
-        find: Find,
+        find: FindUnit,
     ) -> None:
         self._disk = disk
         self._housekeeper = housekeeper
@@ -118,7 +114,8 @@ class Dispatch:
             self._disk,
             f"{known.folder}/{queue_id}",
             unit_size=known.unit_size,
-            find=partial(self._find, (topic_id, queue_id)),
+            place=(topic_id, queue_id),
+            find=self._find,
         )
         made.load(trusted_position=self._trusted_position, log_start=self._log_start)
         self._queues[(topic_id, queue_id)] = made

@@ -196,6 +196,11 @@ class MessageStore:
         """Appended but not yet on the way to the disk."""
         return self._log.pending_bytes
 
+    def stamp(self) -> Stamp:
+        """Of records that are appended now."""
+        assert self._log_clock is not None, "the store is not recovered yet"
+        return Stamp(self.epoch, self._log_clock.now_ms(), self._clock.wall_ms())
+
     def check_admission(self) -> None:
         """Raise TooManyRequests while the disk is full, or too much waits for it."""
         self.guard.check_send()
@@ -226,10 +231,14 @@ class MessageStore:
         tag_hash: int = 0,
         token: bytes = b"",
         attempt: int = 1,
+        stamp: Stamp | None = None,
     ) -> int:
-        """Append a message; returns its queue offset. Wait for `end` before you tell anyone."""
+        """Append a message; returns its queue offset. Wait for `end` before you tell anyone.
+
+        `stamp` is of this step, where many are put in one.
+        """
         size = message_size(head, properties, token)
-        stamp = self._stamp()
+        stamp = stamp or self.stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id)
         position = self._log.place(size, stamp)
         record = encode_message(
@@ -263,7 +272,7 @@ class MessageStore:
         if isinstance(message, DamagedMessage):
             return
         token = message.any_token.encode() if message.any_token else b""
-        stamp = self._stamp()._replace(wall_ms=message.header.wall_ms)  # when it was stored
+        stamp = self.stamp()._replace(wall_ms=message.header.wall_ms)  # when it was stored
         size = message_size(message.head, message.properties, token)
         position = self._log.place(size, stamp)
         self._log.append(
@@ -288,7 +297,7 @@ class MessageStore:
 
     def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> int:
         """Append a system record; a topic id of 0 belongs to no queue. Returns its log time."""
-        stamp = self._stamp()
+        stamp = self.stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id) if topic_id else 0
         size = HEADER_SIZE + len(body)
         position = self._log.place(size, stamp)
@@ -363,10 +372,6 @@ class MessageStore:
         )
 
     # -- inside
-
-    def _stamp(self) -> Stamp:
-        assert self._log_clock is not None, "the store is not recovered yet"
-        return Stamp(self.epoch, self._log_clock.now_ms(), self._clock.wall_ms())
 
     def _appended(self, size: int) -> None:
         self.metrics.records += 1

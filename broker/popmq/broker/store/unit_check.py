@@ -26,8 +26,8 @@ class Unit(NamedTuple):
     tag_hash: int
 
 
-# (queue offset, first and last position to look at) -> the unit, or None
-FindUnit = Callable[[int, int, int | None], Unit | None]
+# (topic and queue, queue offset, first and last position to look at) -> the unit, or None
+FindUnit = Callable[[tuple[int, int], int, int, int | None], Unit | None]
 
 
 def index_unit(position: int, size: int, tag_hash: int) -> bytes:

@@ -122,15 +122,7 @@ class DueTimers:
                 break
             heappop(self._late)
             found.append(Due(due_ms, identity, Unit(timer.position, timer.size, 0), True))
-        if found:
-            return found
-        while len(found) < limit and self._first_due(now_ms) is not None:
-            due = self._split(heappop(self._heap))
-            over = (due.due_ms, due.identity) <= self._state.cursor
-            twice = bool(found) and found[-1].identity == due.identity
-            if not over and not twice and not self._state.is_cancelled(due.identity):
-                found.append(due)
-        return found
+        return found or self._take_of_wheel(now_ms, limit)
 
     def put_back(self, batch: list[Due]) -> None:
         for due in batch:
@@ -165,11 +157,20 @@ class DueTimers:
         due_ms = self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)
         return due_ms if due_ms <= now_ms and due_ms < self.ready_until else None
 
-    def _split(self, key: int) -> Due:
-        size, rest = key & _SIZE_MASK, key >> _SIZE_BITS
-        identity = rest & _IDENTITY_MASK
-        unit = self._moved.get(identity) or Unit(identity, size, 0)
-        return Due(rest >> _IDENTITY_BITS, identity, unit, False)
+    def _take_of_wheel(self, now_ms: int, limit: int) -> list[Due]:
+        found: list[Due] = []
+        heap, moved, is_cancelled = self._heap, self._moved, self._state.is_cancelled
+        over = self._state.cursor
+        end = min(now_ms + 1, self.ready_until) << (_IDENTITY_BITS + _SIZE_BITS)
+        while heap and heap[0] < end and len(found) < limit:
+            key = heappop(heap)
+            size, rest = key & _SIZE_MASK, key >> _SIZE_BITS
+            identity, due_ms = rest & _IDENTITY_MASK, rest >> _IDENTITY_BITS
+            if (due_ms, identity) > over and not is_cancelled(identity):
+                over = due_ms, identity
+                unit = moved.get(identity) or Unit(identity, size, 0)
+                found.append(Due(due_ms, identity, unit, False))
+        return found
 
     def _open_next(self, now_ms: int, window_end_ms: int) -> None:
         """Begin with the next slot if it is time; else what has no units needs no loading."""

@@ -37,6 +37,8 @@ class TimerEnqueue:
         self.curr_queue_offset = 0
         self.commit_queue_offset = 0  # records below it are in the files
         self.base_ms = 0
+        self.caught_up_ms = 0  # wall time at which nothing was behind
+        self.enqueued = 0
         self.rolled = 0
         self.lost = 0  # records that could not be read
 
@@ -45,6 +47,7 @@ class TimerEnqueue:
         self.curr_queue_offset = offset
         self.commit_queue_offset = in_files
         self.base_ms = base_ms
+        self.caught_up_ms = self._wall_ms()
 
     @property
     def caught_up(self) -> bool:
@@ -70,12 +73,14 @@ class TimerEnqueue:
         while done < limit and not self._files.full:
             entries = self._queue.read(self.curr_queue_offset, _BATCH, wait=False)
             if not entries:
+                self.caught_up_ms = self._wall_ms()
                 break
             for entry in entries:
                 self._enqueue(entry)
                 self.curr_queue_offset = entry.offset + 1
                 self.commit_queue_offset = max(self.commit_queue_offset, entry.offset + 1)
             done += len(entries)
+            self.enqueued += len(entries)
         return done
 
     def judge_until(self, offset: int) -> None:

@@ -64,12 +64,12 @@ class TimerQueue:
 
     def read(self, offset: int, limit: int, *, wait: bool = True) -> Sequence[Entry]:
         """Confirmed records from `offset` on. ColdRead instead of waiting with `wait` off."""
-        limit = min(limit, self.count - offset)
-        if limit <= 0:
-            return ()
         recent = self._recent
         while recent and recent[0].offset < offset:
             recent.popleft()
+        limit = min(limit, self.count - offset)
+        if limit <= 0:
+            return ()
         if recent and recent[0].offset == offset:
             return [recent[at] for at in range(min(limit, len(recent)))]
         units = self.queue.units(offset, limit, wait=wait)
@@ -78,6 +78,11 @@ class TimerQueue:
             entry_of(offset + at, unit, message)
             for at, (unit, message) in enumerate(zip(units, found, strict=True))
         ]
+
+    def stored_ms(self, offset: int) -> int:
+        """Wall time at which a confirmed record was stored. ColdRead instead of waiting."""
+        (unit,) = self.queue.units(offset, 1, wait=False)
+        return self._store.reader.stored_ms(unit, wait=False)
 
     def not_enqueued(self) -> list[Timer]:
         """What was appended lately and not read yet."""

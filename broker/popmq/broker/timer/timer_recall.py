@@ -50,8 +50,9 @@ class TimerRecall:
         self.recalled = 0
         self.rescheduled = 0
 
-    def find(self, topic_id: int, message_id: str) -> list[Stored]:
-        """The topic's timers of that message id, newest record first, each identity once.
+    def find(self, topic_id: int | None, message_id: str) -> list[Stored]:
+        """The topic's timers (None: every topic's) of that message id, newest record first, each
+        identity once.
 
         ColdRead instead of a wait for the disk.
         """
@@ -60,16 +61,16 @@ class TimerRecall:
         return [
             stored
             for stored in self._stored(found.messages)
-            if stored.timer.topic_id == topic_id
+            if topic_id in (None, stored.timer.topic_id)
             and not (stored.timer.identity in seen or seen.add(stored.timer.identity))  # type: ignore[func-returns-value]
         ]
 
     def recall(self, topic_id: int, message_id: str) -> TimerOutcome:
         """Cancel every pending timer of that message id. ColdRead: nothing was changed."""
-        found = self.find(topic_id, message_id)
+        found = _not_replaced(self.find(topic_id, message_id))
         pending = [one for one in found if self.is_pending(one)]
+        self._check_room(len(pending))
         for timer, _, _ in pending:
-            self._check_room()
             ending = FiringToken(
                 topic_id,
                 timer.due_ms,
@@ -81,7 +82,7 @@ class TimerRecall:
             self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
             self._state.ended(ending)
             self.recalled += 1
-        if pending or any(self._state.is_cancelled(one.timer.identity) for one in found):
+        if pending or self._recalled(found):
             return TimerOutcome.DONE
         return self._over(topic_id, message_id, found)
 
@@ -92,18 +93,17 @@ class TimerRecall:
 
         Returns the outcome and the new due time.  ColdRead: nothing was changed.
         """
-        found = self.find(topic_id, message_id)
+        found = _not_replaced(self.find(topic_id, message_id))
         pending = [one for one in found if self.is_pending(one)]
         if not pending:
-            cancelled = any(self._state.is_cancelled(one.timer.identity) for one in found)
             over = self._over(topic_id, message_id, found)
-            return (TimerOutcome.NOT_FOUND if cancelled else over), 0
+            return (TimerOutcome.NOT_FOUND if self._recalled(found) else over), 0
         now_ms = self._wall_ms()
         due_ms = new_due_ms if new_due_ms >= 0 else now_ms - new_due_ms
         self._admission.check_horizon(due_ms, now_ms)
         due_ms = max(due_ms, now_ms)
+        self._check_room(len(pending))
         for timer, message, _ in pending:
-            self._check_room()
             old = message.any_token
             assert isinstance(old, TimerToken), "a record of the timer queue without its token"
             token = TimerToken(
@@ -122,6 +122,9 @@ class TimerRecall:
         timer = stored.timer
         return self._state.is_pending(*timer.key, timer.offset, moved=stored.moved)
 
+    def _recalled(self, found: list[Stored]) -> bool:
+        return any(self._state.is_cancelled(one.timer.identity) for one in found)
+
     def _over(self, topic_id: int, message_id: str, found: list[Stored]) -> TimerOutcome:
         """It is visible, or nothing is known of it.
 
@@ -137,9 +140,9 @@ class TimerRecall:
         fired = any(isinstance(one.any_token, FiringToken) for one in copies)
         return TimerOutcome.ALREADY_VISIBLE if fired else TimerOutcome.NOT_FOUND
 
-    def _check_room(self) -> None:
+    def _check_room(self, more: int) -> None:
         limit = self._settings.cancelled_limit
-        if self._state.cancelled_count >= limit:
+        if more and self._state.cancelled_count + more > limit:
             raise TooManyRequests(
                 f"{limit} timers were recalled or rescheduled whose time has not passed, which is "
                 "the limit (timer.cancelled_limit): try again later"
@@ -152,3 +155,14 @@ class TimerRecall:
             entry = entry_of(header.queue_offset, unit, message)
             if entry.timer is not None:
                 yield Stored(entry.timer, message, entry.moved)
+
+
+def _not_replaced(found: list[Stored]) -> list[Stored]:
+    """Those that no rescheduling gave another time: what became of the others says nothing."""
+    tokens = [one.message.any_token for one in found]
+    replaced = {
+        token.replaces[1]
+        for token in tokens
+        if isinstance(token, TimerToken) and token.replaces is not None
+    }
+    return [one for one in found if one.timer.identity not in replaced]

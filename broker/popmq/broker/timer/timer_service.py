@@ -20,7 +20,7 @@ from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.common import topics
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
-from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.message import RecordKind, Stamp, StoredMessage
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 
 logger = logging.getLogger(__name__)
@@ -141,6 +141,14 @@ class TimerService:
         self.enqueue.judge_until(token.judged)
         self.state.ended(token)
 
+    @property
+    def dequeue_lag_ms(self) -> int:
+        """How long the next timer, or the slot that is to be loaded next, is overdue."""
+        times = [self.due.ready_until]
+        if self.due.next_due_ms is not None:
+            times.append(self.due.next_due_ms)
+        return max(0, self._wall_ms() - min(times)) if self.firing else 0
+
     def end(self, due: Due, topic_id: int, offset: int, outcome: Outcome) -> FiringToken:
         return FiringToken(
             topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
@@ -151,7 +159,7 @@ class TimerService:
     def _fire(self, limit: int) -> int:
         fired = 0
         store = self._store
-        while fired < limit and store.pending_bytes < _STEP_BYTES and store.guard.copies_allowed:
+        while fired < limit and self._has_room:
             batch = self.due.take(self._wall_ms(), min(_BATCH, limit - fired))
             units = [one.unit for one in batch]
             if not batch:
@@ -164,21 +172,33 @@ class TimerService:
             except ColdRead:
                 self.due.put_back(batch)
                 raise
-            for one, message in zip(batch, messages, strict=True):
-                self._fire_one(one, message)
-            fired += len(batch)
+            stamp = store.stamp()
+            for at, message in enumerate(messages):
+                if not self._has_room:
+                    self.due.put_back(batch[at:])
+                    break
+                if not self._fire_one(batch[at], message, stamp):
+                    stamp = store.stamp()  # of other records meanwhile: log time never goes back
+                fired += 1
         return fired
 
-    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage) -> None:
+    @property
+    def _has_room(self) -> bool:
+        """For one more firing, whatever its size."""
+        return self._store.pending_bytes < _STEP_BYTES and self._store.guard.copies_allowed
+
+    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage, stamp: Stamp) -> bool:
+        """Whether it fired; a timer without a body or a topic comes to another end."""
         token = None if isinstance(message, DamagedMessage) else message.any_token
         if isinstance(message, DamagedMessage) or not isinstance(token, TimerToken):
             self._give_up(due)
-            return
+            return False
         topic = self._registry.topic_by_id(token.topic_id)
         outcome, queue_id = Outcome.FIRED, token.queue_id
         if topic is None:
             outcome, queue_id = Outcome.DEAD_LETTERED, 0
             topic = self._registry.internal_topic(topics.TIMER_DLQ_TOPIC)
+            stamp = self._store.stamp()
             self.dead_lettered += 1
         ending = self.end(due, token.topic_id, message.header.queue_offset, outcome)
         self._store.put_message(
@@ -188,12 +208,14 @@ class TimerService:
             properties=message.properties,
             tag_hash=token.tag_hash,
             token=ending.encode(),
+            stamp=stamp,
         )
         self.state.ended(ending)
         self.due.ended(due)
         self.fired += 1
-        self.late_ms = self._wall_ms() - due.due_ms
+        self.late_ms = stamp.wall_ms - due.due_ms
         self.late_total_ms += self.late_ms
+        return outcome is Outcome.FIRED
 
     def _give_up(self, due: Due) -> None:
         """The body cannot be read: the log says so, and the others go on."""

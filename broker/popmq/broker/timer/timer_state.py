@@ -8,7 +8,7 @@ of the log, judging what was enqueued when it was, has the same state.
 import struct
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from popmq.broker.store.snapshot import entry_hash
 from popmq.common.timer_token import FiringToken, Outcome
@@ -37,6 +37,13 @@ class Timer(NamedTuple):
         return self.due_ms, self.identity
 
 
+class Watch(Protocol):
+    """Hears what changes the counts of pending timers."""
+
+    def stored(self, topic_id: int) -> None: ...
+    def ended(self, identity: int, topic_id: int) -> None: ...
+
+
 class TimerState:
     table_number = 6
 
@@ -45,6 +52,7 @@ class TimerState:
         self.judged = 0  # records of the timer queue, from its first on
         self.late: dict[int, Timer] = {}
         self.pending: dict[int, int] = {}  # timers by topic
+        self.watch: Watch | None = None
         self._cancelled: dict[int, int] = {}  # identity -> due time
         self._cancelled_by_due: list[tuple[int, int]] = []
 
@@ -77,6 +85,8 @@ class TimerState:
     def stored(self, topic_id: int) -> None:
         """A timer's first record is in the log."""
         self.pending[topic_id] = self.pending.get(topic_id, 0) + 1
+        if self.watch is not None:
+            self.watch.stored(topic_id)
 
     def judge(self, timer: Timer, *, moved: bool = False) -> bool:
         """The next record of the timer queue is enqueued; whether it belongs into the wheel.
@@ -100,7 +110,7 @@ class TimerState:
         if token.outcome is Outcome.CANCELLED:
             self.cancel(token.due_ms, token.identity, token.topic_id)
             return
-        self._count_down(token.topic_id)
+        self._count_down(token.identity, token.topic_id)
         if token.late:
             self.late.pop(token.identity, None)
             return
@@ -111,7 +121,7 @@ class TimerState:
 
     def cancel(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It was recalled, or another timer stands for it now."""
-        self._count_down(topic_id)
+        self._count_down(identity, topic_id)
         self.late.pop(identity, None)
         self._cancelled[identity] = due_ms
         heappush(self._cancelled_by_due, (due_ms, identity))
@@ -123,12 +133,14 @@ class TimerState:
         self.pending = {topic: count for topic, count in counts.items() if count}
         return len(wrong)
 
-    def _count_down(self, topic_id: int) -> None:
+    def _count_down(self, identity: int, topic_id: int) -> None:
         left = self.pending.get(topic_id, 0) - 1
         if left > 0:
             self.pending[topic_id] = left
         else:
             self.pending.pop(topic_id, None)
+        if self.watch is not None:
+            self.watch.ended(identity, topic_id)
 
     # -- snapshots (store/snapshot.py)
 

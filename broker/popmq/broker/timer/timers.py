@@ -5,6 +5,7 @@ from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_bodies import TimerBodies
+from popmq.broker.timer.timer_check import TimerCheck
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_recall import TimerRecall
 from popmq.broker.timer.timer_service import TimerService
@@ -51,6 +52,9 @@ class Timers:
             store, queue, self.state, self.admission, lookup, settings, clock.wall_ms
         )
         self.bodies = TimerBodies(store, queue, self.state)
+        self.check = TimerCheck(
+            store, queue, self.state, settings, wall_ms=clock.wall_ms, boot_ms=clock.boot_ms
+        )
 
     def add_topic(self) -> None:
         """Before the log is replayed."""
@@ -60,3 +64,7 @@ class Timers:
         """After it was."""
         self.service.recover()
         self.bodies.begin()
+
+    def step(self) -> int:
+        """One round of the background work; returns how much was done."""
+        return self.service.step() + self.check.step()

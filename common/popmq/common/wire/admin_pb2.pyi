@@ -791,6 +791,7 @@ class Explained(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     PROOFS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
+    """empty: every group, since nobody can see the message"""
     state: _builtins.str
     """one of READY, INVISIBLE, DELAYED, BLOCKED, ACKED, ... (docs/concepts/pop.md)"""
     since_ms: _builtins.int
@@ -843,6 +844,7 @@ class ExplainedMessage(_message.Message):
     topic: _builtins.str
     queue_id: _builtins.int
     queue_offset: _builtins.int
+    """-1: it is not in its topic"""
     stored_ms: _builtins.int
     position: _builtins.int
     @_builtins.property
@@ -1443,8 +1445,8 @@ Global___RedriveReply: _TypeAlias = RedriveReply  # noqa: Y015
 class RecallRequest(_message.Message):
     """Timers: messages whose delivery time has not come. Times are wall milliseconds.
 
-    The message is never delivered. `outcome` is DONE (again for one that was recalled before),
-    ALREADY_VISIBLE or NOT_FOUND.
+    The message is never delivered: every timer of that topic and id that waits is cancelled.
+    `outcome` is DONE (again for one that was recalled before), ALREADY_VISIBLE or NOT_FOUND.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1455,7 +1457,7 @@ class RecallRequest(_message.Message):
     topic: _builtins.str
     message_id: _builtins.str
     due_ms: _builtins.int
-    """of the timer that is meant; 0: whichever"""
+    """a hint: a handle from before a rescheduling is as good as the new one"""
     def __init__(
         self,
         *,
@@ -1509,7 +1511,7 @@ class RescheduleRequest(_message.Message):
     topic: _builtins.str
     message_id: _builtins.str
     due_ms: _builtins.int
-    """of the timer that is meant; 0: whichever"""
+    """a hint, as in RecallRequest"""
     new_due_ms: _builtins.int
     """negative: so many after the broker got the request"""
     def __init__(

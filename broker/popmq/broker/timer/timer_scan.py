@@ -1,0 +1,81 @@
+"""TimerScan: the wheel's timers by time, in bounded pieces, while the wheel turns.
+
+For people who ask what waits.  Nothing here waits or changes anything; a timer that rolls
+meanwhile may come twice, since it only moves to later slots.
+"""
+
+from itertools import islice
+
+from popmq.broker.timer.timer_files import TimerFiles
+from popmq.broker.timer.timer_log import Chain
+from popmq.broker.timer.timer_unit import TimerDamaged, TimerUnit
+from popmq.broker.timer.timer_wheel import Slot
+from popmq.common.disk import ColdRead
+from popmq.common.errors import Code, Refused
+
+_SLOTS_A_PIECE = 256
+_UNITS_A_PIECE = 1_024
+
+
+class TimerScan:
+    """Slots of [from_ms, to_ms), by time; use either `slots` or `units`."""
+
+    def __init__(self, files: TimerFiles, from_ms: int, to_ms: int, *, slot_ms: int) -> None:
+        self._files = files
+        self._slot_ms = slot_ms
+        self._to_ms = to_ms
+        self._chain: Chain | None = None
+        self.at_ms = from_ms  # slots before it were given out
+
+    def slots(self) -> list[Slot]:
+        """The next slots that hold something; none at the end.
+
+        Raises ColdRead: call again.  Refused where the wheel is damaged: it is made anew soon.
+        """
+        found: list[Slot] = []
+        try:
+            every = self._files.occupied(self.at_ms, self._to_ms, wait=False)
+            for slot in islice(every, _SLOTS_A_PIECE):
+                found.append(slot)
+                self.at_ms = slot.time_ms + self._slot_ms
+        except ColdRead:
+            if not found:
+                raise
+        except TimerDamaged as damage:
+            raise _damaged(damage) from damage
+        return found
+
+    def units(self) -> list[TimerUnit]:
+        """The next units, in no order within their slot; none at the end. Raises as `slots`."""
+        found: list[TimerUnit] = []
+        try:
+            while len(found) < _UNITS_A_PIECE:
+                if self._chain is None and not self._open_next():
+                    break
+                assert self._chain is not None, "a slot was opened"
+                piece = next(self._chain, None)
+                if piece is None:
+                    self._chain = None
+                else:
+                    found += piece
+        except ColdRead:
+            if not found:
+                raise
+        except TimerDamaged as damage:
+            raise _damaged(damage) from damage
+        return found
+
+    def _open_next(self) -> bool:
+        slot_ms = self._files.next_occupied(self.at_ms, self._to_ms, wait=False)
+        if slot_ms is None:
+            return False
+        self._chain = self._files.read_slot(slot_ms, wait=False)
+        self.at_ms = slot_ms + self._slot_ms
+        return True
+
+
+def _damaged(damage: TimerDamaged) -> Refused:
+    return Refused(
+        Code.INTERNAL_ERROR,
+        f"the timer wheel is damaged, and is made anew from the timer queue: ask again ({damage})",
+    )

@@ -1,0 +1,54 @@
+"""DueTimes: in the order in which they came, each once, whatever happens meanwhile."""
+
+from popmq.broker.pop.due_times import DueTimes
+from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+
+
+def check_point(sequence: int, due_ms: int) -> PopCheckPoint:
+    record = ReviveRecord(ReviveKind.CHECK_POINT, 1, sequence, 1, revive_at_ms=due_ms)
+    return record.check_point(0)
+
+
+def taken(times: DueTimes, now_ms: int) -> list[int]:
+    found = []
+    while (ck := times.take(now_ms)) is not None:
+        found.append(ck.sequence)
+    return found
+
+
+def test_what_is_due_in_one_bucket_comes_in_its_order_and_once() -> None:
+    times = DueTimes(16)
+    for sequence in (3, 1, 2):
+        times.add(check_point(sequence, 10))
+    assert taken(times, 15) == []
+    assert taken(times, 16) == [3, 1, 2]
+    assert taken(times, 1_000) == []
+
+
+def test_one_that_ended_while_its_bucket_is_taken_does_not_come() -> None:
+    times = DueTimes(16)
+    some = [check_point(sequence, 10) for sequence in range(4)]
+    for ck in some:
+        times.add(ck)
+    assert times.take(16) is some[0]
+    times.remove(some[2])
+    assert taken(times, 16) == [1, 3]
+
+
+def test_one_that_is_added_again_to_its_bucket_meanwhile_comes_again_behind_the_others() -> None:
+    times = DueTimes(16)
+    some = [check_point(sequence, 10) for sequence in range(3)]
+    for ck in some:
+        times.add(ck)
+    assert times.take(16) is some[0]
+    times.add(some[0])
+    assert taken(times, 16) == [1, 2, 0]
+
+
+def test_an_older_bucket_that_turns_up_while_one_is_taken_loses_nobody() -> None:
+    times = DueTimes(16)
+    for sequence in range(3):
+        times.add(check_point(sequence, 20))
+    assert times.take(32) is not None
+    times.add(check_point(9, 0))
+    assert sorted(taken(times, 32)) == [1, 2, 9]

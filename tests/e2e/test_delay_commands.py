@@ -1,0 +1,92 @@
+"""`popmq send --delay` and `popmq timers` on a real `popmq up`."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.processes import Role, free_port, role_environment
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def popmq(tmp_path: Path) -> Iterator[Run]:
+    """The command line against a `popmq up` of its own."""
+    ports = ["--port", str(free_port()), "--http-port", str(free_port())]
+    with Role("up", ["up", "--data", "data", *ports], folder=tmp_path, settings={}) as role:
+
+        def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                [sys.executable, "-m", "popmq.cli", *arguments],
+                env=role_environment({"POPMQ_ENDPOINT": role.ready.endpoint}),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+
+        yield run
+
+
+def objects(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_delayed_messages_are_sent_shown_moved_and_cancelled(popmq: Run) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    (soon,) = objects(popmq("send", "orders", "soon", "--delay", "1h", "--json"))
+    (far,) = objects(popmq("send", "orders", "far", "--delay", "200d", "--json"))
+    assert before_ms + 3_600_000 <= soon["due_ms"] < before_ms + 3_700_000
+    listed = objects(popmq("timers", "list", "--json"))
+    assert [one["message_id"] for one in listed] == [soon["message_id"], far["message_id"]]
+    assert [one["due_ms"] for one in listed] == [soon["due_ms"], far["due_ms"]]
+    assert soon["message_id"] in popmq("timers", "list", "--topic", "orders").stdout
+    (shown,) = objects(popmq("timers", "show", soon["recall_handle"], "--json"))
+    assert (shown["state"], shown["topic"]) == ("PENDING", "orders")
+    told = popmq("explain", soon["message_id"]).stdout
+    assert "every group: DELAYED" in told
+    assert "timer at" in told
+
+    forecast = objects(popmq("timers", "forecast", "--json"))
+    assert {"topic": "orders", "pending": 2} in forecast
+    assert {"within_ms": 3_600_000, "timers": 1} in forecast
+    assert {"within_ms": None, "timers": 1} in forecast
+
+    by_id = (soon["message_id"], "--topic", "orders")
+    moved = popmq("timers", "reschedule", *by_id, "--delay", "2s")
+    assert moved.returncode == 0, moved.stderr
+    (got,) = objects(popmq("recv", "orders", "--group", "g", "--ack", "--wait", "15s", "--json"))
+    assert got["message_id"] == soon["message_id"]
+    late = popmq("timers", "cancel", soon["recall_handle"])
+    assert late.returncode != 0
+    assert "visible already" in late.stderr
+
+    assert "cancelled" in popmq("timers", "cancel", far["recall_handle"]).stdout
+    gone = popmq("timers", "show", far["recall_handle"])
+    assert gone.returncode != 0
+    assert "waits" in gone.stderr
+    assert "every group: RECALLED" in popmq("explain", far["message_id"]).stdout
+    assert "no message waits" in popmq("timers").stdout
+
+
+def test_a_delay_beyond_the_limit_is_refused_with_the_limit(popmq: Run) -> None:
+    refused = popmq("send", "orders", "far", "--delay", "367d")
+    assert refused.returncode != 0
+    assert "timer.max_delay_ms" in refused.stderr
+    assert str(366 * 86_400_000) in refused.stderr
+
+
+def test_a_spread_puts_timers_into_its_window(popmq: Run) -> None:
+    at_ms = time.time_ns() // 1_000_000 + 3_600_000
+    args = ("--at", str(at_ms), "--spread", "10m", "--count", "5", "--json")
+    sent = objects(popmq("send", "orders", "spread", *args))
+    due_ms = {one["due_ms"] for one in sent}
+    assert len(due_ms) > 1
+    assert all(at_ms <= one <= at_ms + 600_000 for one in due_ms)

@@ -1,0 +1,239 @@
+"""The broker dies by kill -9 while timers fire: each is delivered once, and none before its time.
+
+Two groups read the topic: a live one through the kills, and an auditor afterwards, who gets each
+stored copy once, so that a timer that fired twice is two messages to him.  E2E_SEED repeats a run.
+"""
+
+import asyncio
+import os
+import random
+import struct
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from e2e.processes import LOCAL, Role
+
+from popmq.common import hop
+from popmq.common.errors import Code, PopmqError
+from popmq.common.frame_port import FramePort, call
+from popmq.common.frames import Hello
+from popmq.common.frames import Role as FrameRole
+from popmq.common.hop import AckRequest, Delivery, Kind, PopRequest, PutEntry, PutRequest
+from popmq.common.topics import MessageType
+from popmq.common.wire import admin_pb2 as pb
+
+SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
+TOPIC = "timers"
+LIVE, AUDITOR = "live", "auditor"
+KILLS = 3
+BATCH = 500
+POPS = 4
+CALL_MS = 60_000
+POLL_MS = 500
+INVISIBLE_MS = 12 * 3_600_000  # nothing is delivered again during the test
+CONSUMED_MS = 2_000  # the live group may be that far behind when it stops
+SETTLED_MS = 1_000  # after a start: what was due meanwhile is fired first
+PAUSE_S = 0.02  # between tries while the broker is away
+_BODY = struct.Struct(">QQ")  # number, due time
+
+
+@pytest.mark.parametrize(
+    ("timers", "window_ms"),
+    [
+        pytest.param(10_000, 15_000),
+        pytest.param(100_000, 60_000, marks=[pytest.mark.heavy, pytest.mark.timeout(400)]),
+    ],
+)
+def test_each_timer_is_delivered_once_and_not_before_its_time_though_the_broker_is_killed(
+    tmp_path: Path, timers: int, window_ms: int
+) -> None:
+    broker = Role(
+        "broker",
+        ["broker"],
+        folder=tmp_path,
+        settings={
+            "POPMQ_HTTP_LISTEN": f"{LOCAL}:0",
+            "POPMQ_BROKER_LISTEN": f"{LOCAL}:0",
+            "POPMQ_BROKER_DATA": "data",
+            "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
+        },
+    )
+    run = Run(broker, timers, window_ms, random.Random(SEED))
+    with broker:
+        asyncio.run(run.drive())
+    print(f"\n{run.table()}")
+
+    assert len(run.outages) == KILLS
+    stored = Counter(number for number, *_ in map(taken_apart, run.audited))
+    assert [number for number in range(timers) if stored[number] != 1] == []
+    assert stored.total() == timers
+    assert {one.attempt for one in run.audited} == {1}
+    assert [one for one in run.audited if one.stored_ms < taken_apart(one)[1]] == []
+
+    assert [late for _, late in run.lateness if late < 0] == []
+    places = {(one.queue_id, one.queue_offset) for one in run.audited}
+    assert {(one.queue_id, one.queue_offset) for one in run.live} <= places
+
+
+@dataclass(slots=True)
+class Run:
+    """One broker, filled with timers and killed while they fire."""
+
+    broker: Role
+    timers: int
+    window_ms: int
+    dice: random.Random
+    outages: list[tuple[int, int]] = field(default_factory=list)  # killed, ready: wall ms
+    live: list[Delivery] = field(default_factory=list)
+    lateness: list[tuple[int, int]] = field(default_factory=list)  # due, ms until received
+    audited: list[Delivery] = field(default_factory=list)
+    _receiving: bool = True
+
+    async def drive(self) -> None:
+        async with self._port() as port:
+            await create(port)
+            first_ms = wall_ms() + 1_000 + self.timers // 5
+            await self._fill(port, first_ms)
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(POPS):
+                    tasks.create_task(self._receive_loop(port))
+                await self._kill_loop(first_ms)
+                await sleep_until(first_ms + self.window_ms + CONSUMED_MS)
+                self._receiving = False
+            await self._audit(port)
+
+    def table(self) -> str:
+        """Of deliveries as the live group saw them, in the broker's and the client's clock."""
+        outside, stored = [], []
+        for one, (due_ms, late_ms) in zip(self.live, self.lateness, strict=True):
+            if not any(
+                killed - SETTLED_MS < due_ms < ready + SETTLED_MS for killed, ready in self.outages
+            ):
+                outside.append(late_ms)
+                stored.append(one.stored_ms - due_ms)
+        restarts = ", ".join(f"{(ready - killed) / 1000:.2f} s" for killed, ready in self.outages)
+        return "\n".join(
+            (
+                f"{self.timers} timers in {self.window_ms} ms, seed {SEED}, killed for {restarts}",
+                f"outside of that, {len(outside)} of them: stored late by {percentiles(stored)},"
+                f" received late by {percentiles(outside)}",
+                f"longest {max(late for _, late in self.lateness)} ms, replies lost to a kill"
+                f" {self.timers - len(self.live)} messages",
+            )
+        )
+
+    async def _fill(self, port: FramePort, first_ms: int) -> None:
+        firsts = iter(range(0, self.timers, BATCH))
+
+        async def put_batches() -> None:
+            for first in firsts:
+                due = [first_ms + self.dice.randrange(self.window_ms) for _ in range(BATCH)]
+                entries = [entry(first + at, due_ms) for at, due_ms in enumerate(due)]
+                request = hop.encode_put(PutRequest(TOPIC, entries))
+                results = hop.decode_put_reply(await call(port, Kind.PUT, request, CALL_MS))
+                assert [(one.code, one.due_ms) for one in results] == [
+                    (Code.OK, one) for one in due
+                ]
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(POPS):
+                tasks.create_task(put_batches())
+
+    async def _kill_loop(self, first_ms: int) -> None:
+        part_ms = self.window_ms // KILLS
+        for kill in range(KILLS):
+            at_ms = kill * part_ms + self.dice.randrange(part_ms // 4, part_ms // 2)
+            await sleep_until(first_ms + at_ms)
+            killed_ms = wall_ms()
+            self.broker.kill9()
+            await asyncio.to_thread(self.broker.restart)
+            self.outages.append((killed_ms, wall_ms()))
+
+    async def _receive_loop(self, port: FramePort) -> None:
+        while self._receiving:
+            try:
+                found = await pop(port, LIVE, POLL_MS)
+            except PopmqError:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            now_ms = wall_ms()
+            self.live += found
+            self.lateness += [(due, now_ms - due) for _, due in map(taken_apart, found)]
+            if found:
+                await self._ack(port, found)
+
+    async def _ack(self, port: FramePort, found: list[Delivery]) -> None:
+        """An ack that a kill takes away harms nobody: the message is invisible for hours."""
+        acks = hop.encode_ack(AckRequest(TOPIC, LIVE, [one.handle for one in found]))
+        try:
+            results = hop.decode_ack_reply(await call(port, Kind.ACK, acks, CALL_MS))
+        except PopmqError:
+            return
+        assert {one.code for one in results} == {Code.OK}
+
+    async def _audit(self, port: FramePort) -> None:
+        async def receive() -> None:
+            while found := await pop(port, AUDITOR, 0):
+                self.audited += found
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(POPS):
+                tasks.create_task(receive())
+
+    @asynccontextmanager
+    async def _port(self) -> AsyncIterator[FramePort]:
+        """The broker over its unix socket."""
+        address = f"unix:{self.broker.folder}/data/frames.sock"
+        port = FramePort(address, Hello(role=FrameRole.TOOL, name="timers", cluster="popmq"))
+        port.start()
+        try:
+            yield port
+        finally:
+            await port.close()
+
+
+async def create(port: FramePort) -> None:
+    topic = pb.CreateTopicRequest(topic=pb.Topic(name=TOPIC, queues=8, type="delay"))
+    made = await call(port, Kind.CREATE_TOPIC, topic.SerializeToString(), CALL_MS)
+    assert pb.TopicReply.FromString(made).status.code == Code.OK
+    for name in (LIVE, AUDITOR):
+        group = pb.CreateGroupRequest(group=pb.Group(name=name, type="normal", start_at="oldest"))
+        await call(port, Kind.CREATE_GROUP, group.SerializeToString(), CALL_MS)
+
+
+async def pop(port: FramePort, group: str, poll_ms: int) -> list[Delivery]:
+    request = PopRequest(TOPIC, group, group, 32, INVISIBLE_MS, poll_ms)
+    reply = await call(port, Kind.POP, hop.encode_pop(request), CALL_MS)
+    return list(hop.decode_pop_reply(reply).deliveries)
+
+
+def entry(number: int, due_ms: int) -> PutEntry:
+    name = f"{number:032d}"
+    properties = b"\x1a\x20" + name.encode()  # system_properties.message_id
+    body = _BODY.pack(number, due_ms)
+    return PutEntry(MessageType.DELAY, body, properties, 0, number % 8, due_ms, name)
+
+
+def taken_apart(one: Delivery) -> tuple[int, int]:
+    """Number and due time of the timer."""
+    number, due_ms = _BODY.unpack(one.head)
+    return number, due_ms
+
+
+def percentiles(values: list[int]) -> str:
+    ordered = sorted(values)
+    p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+    return f"p50 {p50} p99 {p99} max {ordered[-1]} ms"
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def sleep_until(at_ms: int) -> None:
+    await asyncio.sleep(max(0, at_ms - wall_ms()) / 1000)

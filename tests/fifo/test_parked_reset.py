@@ -1,0 +1,100 @@
+"""A reset of a group that has parked message groups: what is read again comes once, in order."""
+
+import pytest
+from fifo.cores import names
+from fifo.test_parked_keys import ack, parked, receive, restart, say, with_a_parked_key
+
+from popmq.broker.pop.pop_check_point import Unpark
+from popmq.common.errors import Code
+from popmq.common.hop import Kind
+from popmq.common.wire import admin_pb2 as pb
+from popmq.testing.core import CoreBroker
+
+ENDS = pytest.mark.parametrize("how", ["no", "clean", "crash"])
+
+
+def reset(core: CoreBroker, **to: object) -> None:
+    request = pb.ResetOffsetRequest(group="g", topic="orders", **to)  # type: ignore[arg-type]
+    core.reply(Kind.RESET_OFFSET, request.SerializeToString())
+
+
+def end(core: CoreBroker, how: str) -> None:
+    if how != "no":
+        restart(core, how)
+
+
+def read_all(core: CoreBroker) -> list[str]:
+    """Receive and ack until nothing comes any more."""
+    found: list[str] = []
+    while got := receive(core):
+        found += names(got)
+        ack(core, *got)
+        core.run_steps()
+    return found
+
+
+def numbered(first: int, last: int) -> list[str]:
+    return [f"a{number}" for number in range(first, last + 1)]
+
+
+@ENDS
+def test_what_was_parked_is_read_again_once_and_in_order_after_a_reset_to_an_older_place(
+    how: str,
+) -> None:
+    core, _ = with_a_parked_key()
+    reset(core, oldest=True)
+    end(core, how)
+    assert parked(core) == {}
+    assert read_all(core) == [*numbered(1, 11), "b1", "b2"]
+    assert core.broker.table.in_flight == 0
+
+
+@ENDS
+def test_what_was_parked_before_the_offset_stays_parked_and_what_follows_joins_it(how: str) -> None:
+    core, _ = with_a_parked_key()
+    reset(core, offset=4, queue_id=0)
+    end(core, how)
+    assert parked(core) == {"a": 3}
+    assert read_all(core) == ["b1", "b2"]
+    assert parked(core) == {"a": 10}
+    say(core, "a", Unpark.RESUME)
+    assert read_all(core) == numbered(2, 11)
+
+
+@ENDS
+def test_deliveries_of_what_was_parked_end_with_a_reset_where_it_is_read_again(how: str) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck)
+    say(core, "a", Unpark.RESUME)
+    resumed = receive(core, limit=5)
+    assert names(resumed) == numbered(2, 6)
+    reset(core, offset=4, queue_id=0)
+    end(core, how)
+    codes = [one.code for one in core.ack("orders", "g", *(one.handle for one in resumed))]
+    assert codes == [Code.OK] * 3 + [Code.INVALID_RECEIPT_HANDLE] * 2
+    assert read_all(core) == [*numbered(5, 11), "b1", "b2"]
+    core.advance(2 * 3_600_000)
+    assert receive(core) == []
+
+
+@ENDS
+def test_a_reset_to_the_newest_skips_what_is_parked(how: str) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck)
+    say(core, "a", Unpark.RESUME)
+    receive(core, limit=5)
+    reset(core, newest=True)
+    end(core, how)
+    assert parked(core) == {}
+    core.advance(2 * 3_600_000)
+    assert receive(core) == []
+
+
+@ENDS
+def test_a_reset_to_the_newest_can_keep_what_is_parked(how: str) -> None:
+    core, _ = with_a_parked_key()
+    reset(core, newest=True, skip_retries=False)
+    end(core, how)
+    assert parked(core) == {"a": 10}
+    say(core, "a", Unpark.RESUME)
+    assert read_all(core) == numbered(2, 11)

@@ -1,0 +1,262 @@
+"""What people ask about timers: recall, reschedule, list and forecast, as requests."""
+
+import random
+
+import pytest
+from timer.timer_client import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    core_with_topic,
+    crash,
+    forecast,
+    list_timers,
+    listed,
+    recall,
+    received,
+    reschedule,
+    send,
+    send_all,
+)
+
+from popmq.broker import timer_jobs
+from popmq.broker.timer import timer_scan
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Kind, TimerOutcome
+from popmq.common.topics import MessageType
+from popmq.common.wire import admin_pb2 as pb
+from popmq.testing.core import CoreBroker
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    return core_with_topic()
+
+
+def test_a_recall_is_answered_when_it_survives_a_crash(core: CoreBroker) -> None:
+    send_all(core, {"A": MINUTE})
+    request = pb.RecallRequest(topic="orders", message_id="A").SerializeToString()
+    answer = core.ask(Kind.RECALL, request, settle=False)
+    assert not answer.heard
+    core.settle()
+    assert answer.body is not None
+    assert pb.RecallReply.FromString(answer.body).outcome == TimerOutcome.DONE
+    crash(core)
+    core.advance(2 * MINUTE)
+    assert received(core) == []
+
+
+def test_a_handle_from_before_a_rescheduling_cancels_the_timer_all_the_same(
+    core: CoreBroker,
+) -> None:
+    due_ms = core.clock.wall_ms() + MINUTE
+    send(core, "A", due_ms)
+    assert reschedule(core, "A", due_ms + HOUR).due_ms == due_ms + HOUR
+    assert recall(core, "A", due_ms=due_ms) is TimerOutcome.DONE
+    core.advance(2 * HOUR)
+    assert received(core) == []
+
+
+def test_a_rescheduled_timer_that_fired_is_visible_and_not_recalled(core: CoreBroker) -> None:
+    due_ms = core.clock.wall_ms() + HOUR
+    send(core, "A", due_ms)
+    reschedule(core, "A", due_ms - HOUR + SECOND)
+    core.advance(2 * SECOND)
+    assert recall(core, "A", due_ms=due_ms) is TimerOutcome.ALREADY_VISIBLE
+    assert reschedule(core, "A", -1).outcome == TimerOutcome.ALREADY_VISIBLE
+    assert received(core) == [b"A"]
+
+
+def test_a_timer_is_recalled_until_it_fires_and_then_it_is_visible(core: CoreBroker) -> None:
+    send_all(core, {"A": MINUTE})
+    core.advance(MINUTE)
+    assert recall(core, "A") is TimerOutcome.ALREADY_VISIBLE
+    assert reschedule(core, "A", -1).outcome == TimerOutcome.ALREADY_VISIBLE
+    assert received(core) == [b"A"]
+    assert recall(core, "B") is TimerOutcome.NOT_FOUND
+
+
+def test_a_timer_that_is_about_to_fire_is_recalled(core: CoreBroker) -> None:
+    send_all(core, {"A": 500, "B": 500})
+    assert core.broker.timers.service.due.next_due_ms is not None  # its slot is loaded
+    assert recall(core, "A") is TimerOutcome.DONE
+    core.advance(SECOND)
+    assert received(core) == [b"B"]
+
+
+def test_what_is_asked_about_nothing_is_refused(core: CoreBroker) -> None:
+    for kind, request in (
+        (Kind.RECALL, pb.RecallRequest(topic="orders")),
+        (Kind.RECALL, pb.RecallRequest(topic="nowhere", message_id="A")),
+        (Kind.RESCHEDULE, pb.RescheduleRequest(topic="orders", message_id="A")),
+        (Kind.LIST_TIMERS, pb.ListTimersRequest(limit=-1)),
+        (Kind.LIST_TIMERS, pb.ListTimersRequest(topic="nowhere")),
+        (Kind.FORECAST_TIMERS, pb.ForecastTimersRequest(topic="nowhere")),
+    ):
+        error = core.ask(kind, request.SerializeToString()).error
+        assert isinstance(error, PopmqError)
+        assert error.code in (Code.ILLEGAL_MESSAGE_ID, Code.TOPIC_NOT_FOUND) or (
+            error.code in (Code.ILLEGAL_DELIVERY_TIME, Code.BAD_REQUEST)
+        )
+    assert core.server._jobs.running == 0
+
+
+def test_timers_are_listed_by_due_time_with_all_that_names_them(core: CoreBroker) -> None:
+    now_ms = core.clock.wall_ms()
+    core.topic("others", type=MessageType.DELAY)
+    send_all(core, {"later": HOUR, "soon": 500, "far": 200 * 24 * HOUR})
+    send_all(core, {"other": MINUTE}, topic="others")
+    assert listed(core) == ["soon", "other", "later", "far"]
+    assert listed(core, topic="orders") == ["soon", "later", "far"]
+    assert listed(core, limit=2) == ["soon", "other"]
+    assert listed(core, begin_ms=now_ms + 501) == ["other", "later", "far"]
+    assert listed(core, begin_ms=now_ms + MINUTE, end_ms=now_ms + HOUR) == ["other"]
+    assert listed(core, message_id="later") == ["later"]
+    assert listed(core, topic="others", message_id="later") == []
+    (first, *_) = list_timers(core).timers
+    record = core.broker.timers.recall.find(None, "soon")[0]
+    assert (first.topic, first.queue_id, first.state) == ("orders", 0, "PENDING")
+    assert (first.due_ms, first.stored_ms) == (now_ms + 500, now_ms)
+    assert (first.position, first.offset) == (record.timer.identity, record.timer.offset)
+
+
+def test_what_is_not_in_the_wheel_yet_is_listed_too(core: CoreBroker) -> None:
+    core.broker.timers.service._warming = True  # no step enqueues meanwhile
+    send(core, "A", core.clock.wall_ms() + MINUTE)
+    assert listed(core) == ["A"]
+    assert forecast(core).next_due_ms == core.clock.wall_ms() + MINUTE
+    crash(core)
+    core.broker.timers.service._warming = True
+    reply = list_timers(core)
+    assert [one.message_id for one in reply.timers] == []
+    assert "1 timers are on their way" in reply.incomplete
+
+
+def test_what_is_over_is_listed_no_more(core: CoreBroker) -> None:
+    send_all(core, {"fired": SECOND, "recalled": MINUTE, "moved": HOUR, "kept": 2 * HOUR})
+    recall(core, "recalled")
+    reschedule(core, "moved", core.clock.wall_ms() + 3 * HOUR)
+    core.advance(2 * SECOND)
+    assert listed(core) == ["kept", "moved"]
+    assert listed(core, message_id="fired") == []
+    assert listed(core, message_id="recalled") == []
+
+
+def test_a_timer_that_waits_beside_the_wheel_is_late(core: CoreBroker) -> None:
+    send_all(core, {"fired": 2 * HOUR})
+    core.advance(3 * HOUR)
+    core.clock.step_wall(-2 * HOUR)
+    send_all(core, {"late": HOUR // 2})
+    (late,) = list_timers(core).timers
+    assert (late.message_id, late.state) == ("late", "LATE")
+    assert forecast(core).next_due_ms == late.due_ms
+
+
+def test_a_timer_whose_body_was_moved_is_listed_once(core: CoreBroker) -> None:
+    send_all(core, {"A": HOUR})
+    bodies = core.broker.timers.bodies
+    (piece,) = bodies.bodies_below(core.broker.store.end)
+    bodies.move(piece[0])
+    core.settle()
+    assert listed(core) == ["A"]  # not enqueued yet
+    core.run_steps()
+    assert listed(core) == ["A"]
+    assert listed(core, message_id="A") == ["A"]
+    (timer,) = list_timers(core).timers
+    assert timer.position == piece[0].unit.position
+
+
+def test_a_list_that_would_take_too_long_says_so(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_jobs, "LOOKED_LIMIT", 50)
+    monkeypatch.setattr(timer_scan, "_UNITS_A_PIECE", 10)
+    send_all(core, {f"M{number}": 10 * SECOND + SECOND * number for number in range(100)})
+    begin_ms = core.clock.wall_ms() + 105 * SECOND
+    assert "were looked at" in list_timers(core, begin_ms=begin_ms, limit=3).incomplete
+    assert listed(core, limit=3) == ["M0", "M1", "M2"]
+
+
+def test_a_deleted_topic_is_listed_by_its_number(core: CoreBroker) -> None:
+    send_all(core, {"A": HOUR})
+    number = core.broker.registry.topic("orders").id
+    core.broker.registry.delete_topic("orders")
+    core.settle()
+    (timer,) = list_timers(core).timers
+    assert timer.topic == f"#{number}"
+
+
+def test_a_list_beside_traffic_is_what_a_plain_list_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timer_scan, "_UNITS_A_PIECE", 3)
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    core = core_with_topic(seed=seed)
+    waiting: dict[str, int] = {}
+    for number in range(400):
+        due_ms = core.clock.wall_ms() + rng.choice((5 * SECOND, MINUTE, 3 * HOUR)) + number
+        send(core, f"M{number}", due_ms)
+        waiting[f"M{number}"] = due_ms
+        if rng.random() < 0.1:
+            gone = rng.choice(list(waiting))
+            assert recall(core, gone) in (TimerOutcome.DONE, TimerOutcome.ALREADY_VISIBLE)
+            del waiting[gone]
+        if rng.random() < 0.1:
+            core.advance(rng.randrange(5 * MINUTE))
+            now_ms = core.clock.wall_ms()
+            waiting = {name: due_ms for name, due_ms in waiting.items() if due_ms > now_ms}
+            limit = rng.randrange(1, 50)
+            expected = sorted(waiting, key=waiting.__getitem__)
+            assert listed(core, limit=limit) == expected[:limit]
+
+
+def test_a_damaged_wheel_is_a_refusal_and_the_broker_goes_on(core: CoreBroker) -> None:
+    send_all(core, {"A": HOUR, "B": HOUR})
+    core.advance(5 * SECOND)
+    files = core.broker.timers.files
+    slot = next(files.occupied(core.clock.wall_ms(), 1 << 62))
+    files._wheel._dirty[slot.time_ms // SECOND % 3_600] = (
+        slot.time_ms // SECOND,
+        slot.first,
+        slot.last,
+        7,
+    )
+    error = core.ask(Kind.LIST_TIMERS, b"").error
+    assert isinstance(error, PopmqError)
+    assert error.code == Code.INTERNAL_ERROR
+    core.advance(HOUR)
+    assert received(core) == [b"A", b"B"]
+
+
+def test_a_forecast_counts_by_topic_and_by_time(core: CoreBroker) -> None:
+    core.topic("others", type=MessageType.DELAY)
+    ahead = {"a": 2_500, "b": 30_000, "c": 30_001, "d": 10 * MINUTE, "e": 40 * MINUTE}
+    send_all(core, ahead)
+    send_all(core, {"f": 3 * MINUTE}, topic="others")
+    reply = forecast(core)
+    assert [(one.topic, one.count) for one in reply.pending] == [("orders", 5), ("others", 1)]
+    assert {one.within_ms: one.count for one in reply.buckets if one.count} == {
+        5 * SECOND: 1,
+        MINUTE: 2,
+        5 * MINUTE: 1,
+        15 * MINUTE: 1,
+        HOUR: 1,
+    }
+    assert reply.buckets[-1].within_ms == -1
+    assert reply.next_due_ms == core.clock.wall_ms() + 2_500
+    one_topic = forecast(core, "others")
+    assert [(one.topic, one.count) for one in one_topic.pending] == [("others", 1)]
+    assert {one.within_ms: one.count for one in one_topic.buckets if one.count} == {5 * MINUTE: 1}
+    assert one_topic.next_due_ms == core.clock.wall_ms() + 3 * MINUTE
+
+
+def test_a_forecast_of_nothing_is_empty(core: CoreBroker) -> None:
+    reply = forecast(core)
+    assert list(reply.pending) == []
+    assert reply.next_due_ms == 0
+    assert sum(one.count for one in reply.buckets) == 0
+    send_all(core, {"A": MINUTE})
+    recall(core, "A")
+    assert forecast(core).next_due_ms == 0
