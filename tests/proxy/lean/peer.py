@@ -201,5 +201,5 @@ def prefixed(message: bytes) -> bytes:
 
 
 def zipped(message: bytes) -> bytes:
-    content = gzip.compress(message)
+    content = gzip.compress(message, mtime=0)
     return b"\1" + len(content).to_bytes(4, "big") + content

@@ -78,6 +78,16 @@ def test_an_answer_may_come_later_and_in_another_order() -> None:
     assert ended == [second, first]
 
 
+@pytest.mark.parametrize("kind", ["application/grpc+proto", "application/grpc;charset=utf-8"])
+def test_every_kind_of_grpc_content_is_taken(kind: str) -> None:
+    peer = Peer()
+    block = peer.encoder.encode([*request_headers("/s/echo")[:4], ("content-type", kind)])
+    stream = peer.next_id()
+    content = frames.frame(frames.DATA, END, stream, prefixed(b"x"))
+    peer.send(frames.frame(frames.HEADERS, WHOLE, stream, block), content)
+    assert peer.answers[stream].messages == [b"x"]
+
+
 def test_a_request_in_many_frames_is_put_together() -> None:
     peer = Peer()
     stream = peer.open("/s/echo")
@@ -160,6 +170,7 @@ def test_a_call_that_is_refused_early_tells_the_client_to_stop_and_ignores_the_r
         ([(":method", "GET"), *request_headers("/")[1:4]], "405"),
         (request_headers("/")[:4], "415"),
         ([*request_headers("/")[:4], ("content-type", "text/plain")], "415"),
+        ([*request_headers("/")[:4], ("content-type", "application/grpc-web")], "415"),
     ],
 )
 def test_who_does_not_speak_grpc_is_told_in_http(

@@ -235,7 +235,7 @@ class LeanConnection:
         stream.remote_closed = ends and head.content_length <= 0
         if head.method != b"POST":
             stream.plain_status = 405
-        elif not head.content_type.startswith(b"application/grpc"):
+        elif not head.is_grpc:
             stream.plain_status = 415
         else:
             self._open_call(stream, head)
@@ -367,7 +367,8 @@ class LeanConnection:
             self.counters.cut_off[fault.bound] += 1
         else:
             self.counters.faults += 1
-        logger.info(
+        # Not louder: whoever breaks rules would write our log.
+        logger.debug(
             "cut off a client", extra={"peer": self.peer, "why": str(fault), "code": fault.code}
         )
         self.outbox.control(frames.goaway(self._last_id, fault.code, str(fault)))

@@ -30,6 +30,7 @@ _LONGEST_INTEGER = 5  # bytes behind the prefix: 35 bits
 
 # Nobody decides on these; the Huffman code of a field costs more than the rest of its call.
 LAZY_NAMES = frozenset({"x-mq-request-id", "x-mq-date-time", "traceparent", "tracestate"})
+_GRPC_KINDS = (b"application/grpc+", b"application/grpc;")  # not grpc-web
 _PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
 _OF_THE_TRANSPORT = _PSEUDO | {
     "te",
@@ -118,8 +119,8 @@ class RequestHead:
 
     __slots__ = (
         "content_length",
-        "content_type",
         "encoding",
+        "is_grpc",
         "metadata",
         "method",
         "path",
@@ -136,7 +137,8 @@ class RequestHead:
         if get("te", b"trailers") != b"trailers":
             raise Malformed("te is not trailers")
         self.path = path.decode("latin-1")
-        self.content_type = get("content-type", b"")
+        kind = get("content-type", b"")
+        self.is_grpc = kind == b"application/grpc" or kind.startswith(_GRPC_KINDS)
         self.content_length = _length(get("content-length", b""))
         self.timeout = get("grpc-timeout", b"")
         self.encoding = get("grpc-encoding", b"")

@@ -101,10 +101,10 @@ class LeanTransport:
             return
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ticking = loop.call_later(TICK_S, self._tick, loop)
         now_ms = self.clock.boot_ms()
         for one in tuple(self.connections):
             one.core.tick(now_ms)
-        self._ticking = loop.call_later(TICK_S, self._tick, loop)
 
 
 class _Socket(asyncio.Protocol):
