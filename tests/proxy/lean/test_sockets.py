@@ -197,6 +197,21 @@ def test_a_client_that_reads_nothing_fills_no_memory() -> None:
     run(test)
 
 
+def test_the_kernel_gives_a_slow_reader_no_less_time_than_we_do() -> None:
+    async def test() -> None:
+        async with listening(ECHO, stall_ms=70_000) as (transport, port):
+            _, writer = await asyncio.open_connection(LOCAL, port)
+            await until(lambda: bool(transport.connections))
+            (one,) = transport.connections
+            assert one._transport is not None
+            sock = one._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 70_000
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            writer.close()
+
+    run(test)
+
+
 def test_control_frames_that_are_not_read_end_in_the_bound_of_the_socket() -> None:
     async def test() -> None:
         limits = {"max_unsent_bytes": 1 << 16, "max_control_per_s": 1_000_000}

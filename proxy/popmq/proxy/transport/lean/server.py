@@ -22,6 +22,7 @@ TICK_S = 1.0
 LINGER_S = 1.0  # how long a closed connection may take to hand over its last bytes
 WRITE_BUFFER_BYTES = 256 << 10  # in the socket's transport; beyond it messages wait in streams
 BACKLOG = 1_024
+STALL_SLACK_MS = 5_000
 
 
 class LeanTransport:
@@ -130,7 +131,9 @@ class _Socket(asyncio.Protocol):
         server.connections.add(self)
         server.counters.connections = len(server.connections)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        notice_dead_peer(transport)
+        # A client whose answers wait is given its time by the core, so no less here.
+        give_up_ms = server.limits.stall_ms + STALL_SLACK_MS
+        notice_dead_peer(transport, idle_s=30, interval_s=10, give_up_ms=give_up_ms)
         limit = server.limits.max_connections
         if server.stopping:
             transport.abort()
