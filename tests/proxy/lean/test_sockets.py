@@ -15,7 +15,8 @@ from proxy.lean.peer import END, WHOLE, Held, Talk, echo, prefixed, request_head
 
 from popmq.common.config import LeanSettings
 from popmq.proxy.transport.lean import frames
-from popmq.proxy.transport.lean.server import LeanTransport
+from popmq.proxy.transport.lean.outbox import MAX_TICK_BYTES
+from popmq.proxy.transport.lean.server import WRITE_BUFFER_BYTES, LeanTransport
 from popmq.proxy.transport.seam import Call, GrpcStatus, Method, Shape
 
 LOCAL = "127.0.0.1"
@@ -136,6 +137,35 @@ def test_a_thousand_long_polls_of_one_client_are_freed_when_it_leaves() -> None:
     run(test)
 
 
+def test_a_poll_is_freed_when_its_connection_is_cut() -> None:
+    async def test() -> None:
+        held = Held()
+        async with listening(Method("/s/held", Shape.UNARY, start=held.start)) as (server, port):
+            _, writer = await asyncio.open_connection(LOCAL, port)
+            asked = frames.frame(
+                frames.HEADERS, WHOLE, 1, Encoder().encode(request_headers("/s/held"))
+            )
+            asked += frames.frame(frames.DATA, END, 1, prefixed(b""))
+            writer.write(frames.PREFACE + frames.settings({}) + asked)
+            await until(lambda: len(held.calls) == 1)
+            writer.transport.abort()
+            await until(lambda: len(held.gone) == 1)
+            assert server.counters.streams == server.counters.connections == 0
+
+    run(test)
+
+
+def test_who_is_cut_off_reads_why_even_if_it_was_still_writing() -> None:
+    async def test() -> None:
+        async with listening(ECHO) as (_, port):
+            reader, writer = await asyncio.open_connection(LOCAL, port)
+            writer.write(frames.PREFACE + frames.ping(b"12345678") + b"x" * (8 << 20))
+            assert b"the first frame is not SETTINGS" in await reader.read()
+            writer.close()
+
+    run(test)
+
+
 def test_a_server_that_stops_lets_running_calls_finish_and_sends_later_ones_elsewhere() -> None:
     async def test() -> None:
         held = Held()
@@ -183,15 +213,33 @@ def test_a_client_that_reads_nothing_fills_no_memory() -> None:
             wide = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
             more = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
             await loop.sock_sendall(sock, frames.PREFACE + wide + more)
+            await until(lambda: bool(transport.connections))
+            (one,) = transport.connections
+            assert one._transport is not None
+            ours = one._transport.get_extra_info("socket")
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
             block = Encoder().encode([(n, v, True) for n, v in request_headers("/s/repeat")])
             content = prefixed(b"x" * 10_000)
             for stream in range(1, 101, 2):
+                before = stream // 2
+                await until(lambda: transport.counters.calls == before)  # noqa: B023 - awaited here
                 asked = frames.frame(frames.HEADERS, WHOLE, stream, block)
                 asked += frames.frame(frames.DATA, END, stream, content)
                 await loop.sock_sendall(sock, asked)
             await until(lambda: transport.counters.cut_off["unsent"] > 10)
-            (one,) = transport.connections
+            assert not one.core.outbox.writable
             assert one.core.outbox.unsent_bytes < 2 << 20
+            assert one._transport.get_write_buffer_size() < WRITE_BUFFER_BYTES + MAX_TICK_BYTES * 2
+            assert dict(transport.counters.cut_off).keys() == {"unsent"}
+            # Once it reads, every call comes to its end.
+            cutter = frames.FrameReader(frames.LARGEST_FRAME_BYTES)
+            ended: set[int] = set()
+            while len(ended) < 50:
+                data = await loop.sock_recv(sock, 1 << 16)
+                for kind, flags, stream, _ in cutter.feed(data):
+                    if kind == frames.RST_STREAM or (kind == frames.HEADERS and flags & END):
+                        ended.add(stream)
+            assert one.core.outbox.unsent_bytes == 0
             sock.close()
 
     run(test)
