@@ -214,7 +214,8 @@ class Oracle:
         held.rejected |= ok
         if not held.reader.alive or self.log_lost:
             return
-        if ok and refuse:
+        # Its last attempt may have ended, as a dead letter, before what is refused now.
+        if ok and refuse and not 0 < held.reader.group.max_attempts <= held.attempt:
             self.complain("I6 stale-handle", f"{self._who(held)}: reject of a {refuse} one", life)
         if not ok and self.must_accept(held) and not life.acked:
             self.complain("I6 live-handle", f"{self._who(held)}: reject refused in time", life)
