@@ -36,14 +36,15 @@ def test_both_languages_make_the_same_messages(max_body: int, tmp_path: Path) ->
         }
 
 
+@pytest.mark.parametrize("transport", ["grpcio", "lean"])
 @pytest.mark.timeout(480)  # the first run installs the client
 def test_every_group_of_the_node_client_gets_every_message_once_and_a_tenth_twice(
-    tmp_path: Path,
+    tmp_path: Path, transport: str
 ) -> None:
     ensure_node_client()
     scenario = Scenario(launch=launch_node, seed=SEED, count=COUNT, max_body=NODE_MAX_BODY)
 
-    with Cluster(tmp_path, proxies=2) as cluster:
+    with Cluster(tmp_path, proxies=2, settings={"POPMQ_PROXY_TRANSPORT": transport}) as cluster:
         outcome = scenario.run(cluster, tmp_path)
 
     print(f"\nofficial Node client, seed {SEED}\n{table(outcome.reports)}")

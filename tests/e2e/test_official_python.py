@@ -14,10 +14,11 @@ SEED = 20_260_101
 pytestmark = pytest.mark.alone
 
 
+@pytest.mark.parametrize("transport", ["grpcio", "lean"])
 @pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=pytest.mark.heavy)])
 @pytest.mark.timeout(180)
 def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_twice(
-    tmp_path: Path, count: int
+    tmp_path: Path, count: int, transport: str
 ) -> None:
     scenario = Scenario(
         launch=launch_python,
@@ -27,7 +28,7 @@ def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_tw
         client_ms_per_mib=PYTHON_MS_PER_MIB,
     )
 
-    with Cluster(tmp_path, proxies=2) as cluster:
+    with Cluster(tmp_path, proxies=2, settings={"POPMQ_PROXY_TRANSPORT": transport}) as cluster:
         outcome = scenario.run(cluster, tmp_path)
 
     print(f"\nofficial Python client, seed {SEED}\n{table(outcome.reports)}")

@@ -48,6 +48,7 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     up.add_argument("--http-port", type=int, default=5557, help="metrics port (%(default)s)")
     up.add_argument("--advertise", metavar="HOST:PORT", help="what clients are told to connect to")
     up.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    _add_transport(up)
     up.set_defaults(run=run_up)
     for name, run, what in (
         ("controller", run_controller, "registers brokers and tells routes"),
@@ -56,7 +57,15 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     ):
         role = subparsers.add_parser(name, help=f"one role as a process: {what}")
         role.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+        if name == "proxy":
+            _add_transport(role)
         role.set_defaults(run=run)
+
+
+def _add_transport(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--transport", metavar="NAME", help="what serves gRPC: grpcio (default) or lean"
+    )
 
 
 def run_up(args: argparse.Namespace) -> int:
@@ -64,6 +73,7 @@ def run_up(args: argparse.Namespace) -> int:
         "broker.data": args.data,
         "proxy.listen": f"{args.host}:{args.port}",
         "proxy.advertise": args.advertise,
+        "proxy.transport": args.transport,
         "http.listen": f"{args.host}:{args.http_port}",
     }
     # Addresses of the file or of the environment count unless the flags say otherwise.
@@ -88,11 +98,11 @@ def run_broker(args: argparse.Namespace) -> int:
 
 
 def run_proxy(args: argparse.Namespace) -> int:
-    return _run("proxy", _settings(args), _proxy)
+    return _run("proxy", _settings(args, {"proxy.transport": args.transport}), _proxy)
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    return load_settings(args.config, environment(), {}).settings
+def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = None) -> Settings:
+    return load_settings(args.config, environment(), flags or {}).settings
 
 
 # -- the four roles

@@ -10,9 +10,8 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from popmq.common.errors import ConfigError
 from popmq.common.quantities import (
@@ -24,11 +23,14 @@ from popmq.common.quantities import (
     parse_duration_ms,
     parse_size,
 )
+from popmq.common.settings_section import Section as _Section
+from popmq.common.settings_section import checked as _checked
+from popmq.common.settings_section import one_of as _one_of
+from popmq.common.settings_section import shown
+from popmq.common.settings_section import within as _within
 
 CLIENT_ENDPOINT = "POPMQ_ENDPOINT"
 DEFAULT_ENDPOINT = "127.0.0.1:8081"
-
-T = TypeVar("T")
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -56,30 +58,6 @@ def client_endpoint(environ: Mapping[str, str]) -> str:
     return environ.get(CLIENT_ENDPOINT) or DEFAULT_ENDPOINT
 
 
-# A check returns what is wrong with the value, or "".
-Check = Callable[[T], str]
-
-
-def _checked(default: T, check: Check[T]) -> T:
-    return field(default=default, metadata={"check": check})
-
-
-def _within(default: int, low: int, high: int) -> int:
-    def check(value: int) -> str:
-        if value < low:
-            return f"at least {low}"
-        return f"at most {high}" if value > high else ""
-
-    return _checked(default, check)
-
-
-def _one_of(default: str, *choices: str, **refused: str) -> str:
-    def check(value: str) -> str:
-        return "" if value in choices else refused.get(value, "one of " + ", ".join(choices))
-
-    return _checked(default, check)
-
-
 def _name_of(default: str) -> str:
     # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
     def check(value: str) -> str:
@@ -103,26 +81,6 @@ def _bad_address(value: str) -> str:
 
 def _bad_addresses(values: tuple[str, ...]) -> str:
     return next(filter(None, map(_bad_address, values)), "" if values else "at least one address")
-
-
-class _Section:
-    """Checks each setting by itself, then `relations` between settings of the section."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            check: Check[object] | None = item.metadata.get("check")
-            complaint = check(getattr(self, item.name)) if check else ""
-            if complaint:
-                raise self.refuse(item.name, complaint)
-        self.relations()
-
-    def relations(self) -> None: ...
-
-    def refuse(self, key: str, complaint: str) -> ConfigError:
-        section = type(self).__name__.removesuffix("Settings").lower()
-        return ConfigError(f"{section}.{key} = {shown(getattr(self, key))}: {complaint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +113,29 @@ class BrokerSettings(_Section):
 class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
-    transport: str = _one_of("grpcio", "grpcio")
+    transport: str = _one_of("grpcio", "grpcio", "lean")
+
+
+@dataclass(frozen=True, slots=True)
+class LeanSettings(_Section):
+    """Bounds of the lean transport, each per connection unless it says otherwise."""
+
+    max_connections: int = _within(20_000, 1, 1_000_000)  # of the server
+    max_streams: int = _within(10_000, 1, 1_000_000)
+    max_header_bytes: int = _within(32 * KIB, 4 * KIB, MIB)
+    max_frame_bytes: int = _within(16 * KIB, 16 * KIB, 16 * MIB - 1)
+    max_message_bytes: int = _within(130 * MIB, 64 * KIB, GIB)
+    max_inflated_bytes: int = _within(34 * MIB, 64 * KIB, GIB)  # a compressed message, unpacked
+    stream_window_bytes: int = _within(MIB, 65_535, GIB)
+    connection_window_bytes: int = _within(8 * MIB, 65_535, GIB)
+    max_incoming_bytes: int = _within(160 * MIB, 64 * KIB, 16 * GIB)  # of incomplete messages
+    max_incoming_total_bytes: int = _within(512 * MIB, 64 * KIB, 64 * GIB)  # of the server
+    max_unsent_bytes: int = _within(64 * MIB, 64 * KIB, 4 * GIB)
+    max_resets_per_s: int = _within(1_000, 1, 1_000_000)
+    max_control_per_s: int = _within(5_000, 1, 1_000_000)  # PING, SETTINGS and their like
+    handshake_ms: int = _within(10_000, 10, 600_000)
+    stall_ms: int = _within(60_000, 100, DAY_MS)
+    idle_ms: int = _within(HOUR_MS, 1_000, 7 * DAY_MS)  # without a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +247,7 @@ class Settings:
     controller: ControllerSettings = ControllerSettings()
     broker: BrokerSettings = BrokerSettings()
     proxy: ProxySettings = ProxySettings()
+    lean: LeanSettings = LeanSettings()
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
@@ -436,9 +417,3 @@ def _as_int(key: str, value: object) -> int:
     if key.endswith("_bytes"):
         return parse_size(text or str(value))
     raise ConfigError("a whole number")
-
-
-def shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -324,7 +324,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         limit = self.settings.max_buffered_bytes
         transport.set_write_buffer_limits(high=limit, low=limit)
-        _notice_dead_peer(transport)
+        notice_dead_peer(transport)
         if self.closing:
             transport.abort()
 
@@ -383,16 +383,23 @@ class Connection(asyncio.Protocol):
             self.send(ERROR, request_id, encode_error(unknown))
 
 
-def _notice_dead_peer(transport: asyncio.Transport) -> None:
+def notice_dead_peer(
+    transport: asyncio.Transport, *, idle_s: int = 5, interval_s: int = 2, give_up_ms: int = 10_000
+) -> None:
     """TCP alone takes a quarter of an hour to give up on a host that vanished.
 
+    `give_up_ms` also ends a connection whose peer is alive and reads nothing for so long.
     (TCP_NODELAY is set by asyncio.)
     """
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    seconds_and_ms = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_USER_TIMEOUT": 10_000}
-    for name, value in seconds_and_ms.items():
+    options = {
+        "TCP_KEEPIDLE": idle_s,
+        "TCP_KEEPINTVL": interval_s,
+        "TCP_USER_TIMEOUT": give_up_ms,
+    }
+    for name, value in options.items():
         if option := getattr(socket, name, None):  # each system knows some of them
             sock.setsockopt(socket.IPPROTO_TCP, option, value)

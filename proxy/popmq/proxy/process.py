@@ -12,6 +12,9 @@ from popmq.common.observe import Metric, MetricKind
 from popmq.proxy.brokers import ClosablePort, RoutedBrokers
 from popmq.proxy.proxy import Proxy
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
+from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS
+from popmq.proxy.transport.lean.server import LeanTransport
+from popmq.proxy.transport.seam import Transport
 
 STOP_GRACE_S = 2.0
 
@@ -31,7 +34,7 @@ class ProxyProcess:
         clock = clock or SystemClock()
         self._routed = RoutedBrokers(controller, open_port, clock)
         self._proxy = Proxy(settings, self._routed, clock)
-        self._transport: GrpcioTransport | None = None
+        self._transport: Transport | None = None
         self._controller_port: FramePort | None = None
 
     @classmethod
@@ -62,7 +65,7 @@ class ProxyProcess:
             self._controller_port.start()
         self._routed.start()
         host, port = parse_address(self._settings.proxy.listen)
-        transport = GrpcioTransport(self._proxy.methods(), host, port)
+        transport = self._make_transport(host, port)
         try:
             taken = await transport.start()
         except RuntimeError as error:
@@ -74,6 +77,12 @@ class ProxyProcess:
         self._proxy.listening_on(host, taken)
         self._proxy.clients.start()
         return self._proxy.endpoint
+
+    def _make_transport(self, host: str, port: int) -> Transport:
+        methods = self._proxy.methods()
+        if self._settings.proxy.transport == "lean":
+            return LeanTransport(methods, host, port, limits=self._settings.lean)
+        return GrpcioTransport(methods, host, port)
 
     async def routed(self) -> None:
         """Wait for the first routes."""
@@ -122,4 +131,31 @@ class ProxyProcess:
                 Metric("proxy_refused", "Refusals by code.", count, labels={"code": str(code)})
                 for code, count in counts.refused.items()
             ),
+            *(_lean_metrics(self._transport) if isinstance(self._transport, LeanTransport) else ()),
         ]
+
+
+def _lean_metrics(transport: LeanTransport) -> list[Metric]:
+    counts, gauge = transport.counters, MetricKind.GAUGE
+    return [
+        Metric("proxy_lean_connections", "Open connections.", counts.connections, gauge),
+        Metric("proxy_lean_streams", "Calls in progress.", counts.streams, gauge),
+        Metric(
+            "proxy_lean_incoming_bytes",
+            "Received of messages that are not complete.",
+            counts.incoming_bytes,
+            gauge,
+        ),
+        Metric("proxy_lean_calls", "Calls taken.", counts.calls),
+        Metric("proxy_lean_faults", "Connections that broke the protocol.", counts.faults),
+        Metric("proxy_lean_idle_closed", "Connections closed as idle.", counts.idle_closed),
+        *(
+            Metric(
+                "proxy_lean_cut_off",
+                "Connections and streams that passed a bound.",
+                counts.cut_off[bound],
+                labels={"bound": bound},
+            )
+            for bound in (*CONNECTION_BOUNDS, *STREAM_BOUNDS)
+        ),
+    ]

@@ -12,10 +12,11 @@ from typing import Protocol
 
 
 class GrpcStatus(IntEnum):
-    """The gRPC statuses that handlers end a call with; refusals travel inside the reply."""
+    """The gRPC statuses that calls end with; refusals travel inside the reply."""
 
     OK = 0
     INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13

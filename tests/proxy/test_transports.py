@@ -1,8 +1,9 @@
-"""The grpc.aio transport as a real client meets it over a real channel."""
+"""Both transports as a real client meets them over a real channel."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -10,7 +11,8 @@ import grpc.aio
 import pytest
 
 from popmq.proxy.transport.grpcio_server import MAX_UNSENT, GrpcioTransport
-from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound, Method, Shape
+from popmq.proxy.transport.lean.server import LeanTransport
+from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound, Method, Shape, Transport
 
 LOCAL = "127.0.0.1"
 
@@ -23,10 +25,28 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(in_time())
 
 
+Make = Callable[[Sequence[Method]], Transport]
+# A channel to a server with these methods; Any, as its stubs know no calls of raw bytes.
+Served = Callable[..., AbstractAsyncContextManager[Any]]
+MAKES: dict[str, Make] = {
+    "grpcio": lambda methods: GrpcioTransport(methods, LOCAL, 0),
+    "lean": lambda methods: LeanTransport(methods, LOCAL, 0),
+}
+
+
+@pytest.fixture(params=sorted(MAKES))
+def make(request: pytest.FixtureRequest) -> Make:
+    return MAKES[request.param]
+
+
+@pytest.fixture
+def served(make: Make) -> Served:
+    return partial(serving, make)
+
+
 @asynccontextmanager
-async def served(*methods: Method) -> AsyncIterator[Any]:
-    """A channel to a server with these methods; Any, as its stubs know no calls of raw bytes."""
-    transport = GrpcioTransport(methods, LOCAL, 0)
+async def serving(make: Make, *methods: Method) -> AsyncIterator[Any]:
+    transport = make(methods)
     port = await transport.start()
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     try:
@@ -59,7 +79,7 @@ class Echo:
         self.call.finish()
 
 
-def test_a_unary_handler_answers_at_once() -> None:
+def test_a_unary_handler_answers_at_once(served: Served) -> None:
     async def test() -> None:
         async with served(unary("/s/echo", echo)) as channel:
             assert await channel.unary_unary("/s/echo")(b"hello") == b"hello"
@@ -67,7 +87,7 @@ def test_a_unary_handler_answers_at_once() -> None:
     run(test)
 
 
-def test_a_unary_handler_may_answer_later() -> None:
+def test_a_unary_handler_may_answer_later(served: Served) -> None:
     def start(call: Call, data: bytes) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(0.01, echo, call, data)
@@ -79,7 +99,7 @@ def test_a_unary_handler_may_answer_later() -> None:
     run(test)
 
 
-def test_a_message_of_five_mebibytes_goes_both_ways() -> None:
+def test_a_message_of_five_mebibytes_goes_both_ways(served: Served) -> None:
     body = b"x" * (5 << 20)
 
     async def test() -> None:
@@ -89,7 +109,7 @@ def test_a_message_of_five_mebibytes_goes_both_ways() -> None:
     run(test)
 
 
-def test_a_server_stream_keeps_its_order_and_ends_with_ok() -> None:
+def test_a_server_stream_keeps_its_order_and_ends_with_ok(served: Served) -> None:
     def start(call: Call, data: bytes) -> None:
         for number in range(100):
             call.send(data + str(number).encode())
@@ -104,7 +124,7 @@ def test_a_server_stream_keeps_its_order_and_ends_with_ok() -> None:
     run(test)
 
 
-def test_a_half_closed_stream_is_answered_to_its_end_and_ends_with_ok() -> None:
+def test_a_half_closed_stream_is_answered_to_its_end_and_ends_with_ok(served: Served) -> None:
     async def test() -> None:
         async with served(Method("/s/talk", Shape.BIDI_STREAM, open=Echo)) as channel:
             call = channel.stream_stream("/s/talk")()
@@ -120,7 +140,7 @@ def test_a_half_closed_stream_is_answered_to_its_end_and_ends_with_ok() -> None:
     run(test)
 
 
-def test_a_server_may_end_a_stream_while_the_client_still_talks() -> None:
+def test_a_server_may_end_a_stream_while_the_client_still_talks(served: Served) -> None:
     class Rude(Echo):
         def message(self, data: bytes) -> None:
             self.call.finish(GrpcStatus.INVALID_ARGUMENT, "no settings")
@@ -135,7 +155,7 @@ def test_a_server_may_end_a_stream_while_the_client_still_talks() -> None:
     run(test)
 
 
-def test_a_server_may_talk_before_the_client_does() -> None:
+def test_a_server_may_talk_before_the_client_does(served: Served) -> None:
     def open_(call: Call) -> Inbound:
         call.send(b"welcome")
         return Echo(call)
@@ -150,7 +170,7 @@ def test_a_server_may_talk_before_the_client_does() -> None:
 
 
 @pytest.mark.parametrize("shape", [Shape.UNARY, Shape.SERVER_STREAM])
-def test_a_handler_hears_once_that_its_client_cancelled(shape: Shape) -> None:
+def test_a_handler_hears_once_that_its_client_cancelled(served: Served, shape: Shape) -> None:
     async def test() -> None:
         waiting, gone = asyncio.Event(), asyncio.Event()
         heard: list[Call] = []
@@ -175,7 +195,7 @@ def test_a_handler_hears_once_that_its_client_cancelled(shape: Shape) -> None:
     run(test)
 
 
-def test_a_stream_handler_hears_that_its_client_disconnected() -> None:
+def test_a_stream_handler_hears_that_its_client_disconnected(served: Served) -> None:
     async def test() -> None:
         gone = asyncio.Event()
 
@@ -193,7 +213,7 @@ def test_a_stream_handler_hears_that_its_client_disconnected() -> None:
     run(test)
 
 
-def test_a_handler_hears_that_the_deadline_passed() -> None:
+def test_a_handler_hears_that_the_deadline_passed(served: Served) -> None:
     async def test() -> None:
         gone = asyncio.Event()
 
@@ -209,7 +229,7 @@ def test_a_handler_hears_that_the_deadline_passed() -> None:
     run(test)
 
 
-def test_nothing_is_heard_of_a_client_that_got_its_answer() -> None:
+def test_nothing_is_heard_of_a_client_that_got_its_answer(served: Served) -> None:
     async def test() -> None:
         heard: list[str] = []
 
@@ -229,7 +249,7 @@ def test_nothing_is_heard_of_a_client_that_got_its_answer() -> None:
     [(None, None, None), (5, 1_000, 5_500), (1_892_159_940, 10**9, None)],
 )
 def test_the_time_that_remains_is_the_clients(
-    timeout_s: float | None, low: int | None, high: int | None
+    served: Served, timeout_s: float | None, low: int | None, high: int | None
 ) -> None:
     async def test() -> None:
         seen: list[int | None] = []
@@ -251,7 +271,7 @@ def test_the_time_that_remains_is_the_clients(
     run(test)
 
 
-def test_headers_are_lower_case_text_and_the_peer_an_address() -> None:
+def test_headers_are_lower_case_text_and_the_peer_an_address(served: Served) -> None:
     async def test() -> None:
         seen: list[tuple[dict[str, str], str]] = []
 
@@ -272,7 +292,7 @@ def test_headers_are_lower_case_text_and_the_peer_an_address() -> None:
     run(test)
 
 
-def test_an_unknown_method_is_unimplemented() -> None:
+def test_an_unknown_method_is_unimplemented(served: Served) -> None:
     async def test() -> None:
         async with served(unary("/s/echo", echo)) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -283,7 +303,7 @@ def test_an_unknown_method_is_unimplemented() -> None:
 
 
 def test_a_handler_that_fails_ends_its_call_and_not_the_server(
-    caplog: pytest.LogCaptureFixture,
+    served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(call: Call, data: bytes) -> None:
         raise RuntimeError("a secret of ours")
@@ -301,7 +321,7 @@ def test_a_handler_that_fails_ends_its_call_and_not_the_server(
 
 
 def test_a_stream_handler_that_fails_on_a_message_ends_its_call(
-    caplog: pytest.LogCaptureFixture,
+    served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Echo):
         def message(self, data: bytes) -> None:
@@ -317,7 +337,7 @@ def test_a_stream_handler_that_fails_on_a_message_ends_its_call(
     assert "boom" in caplog.text
 
 
-def test_a_client_that_does_not_read_is_cut_off() -> None:
+def test_grpcio_cuts_off_a_client_that_does_not_read() -> None:
     async def test() -> None:
         gone = asyncio.Event()
 
@@ -326,7 +346,9 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             for _ in range(MAX_UNSENT + 1):
                 call.send(b"x")
 
-        async with served(Method("/s/flood", Shape.SERVER_STREAM, start=start)) as channel:
+        async with serving(
+            MAKES["grpcio"], Method("/s/flood", Shape.SERVER_STREAM, start=start)
+        ) as channel:
             call = channel.unary_stream("/s/flood")(b"")
             assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             await gone.wait()
@@ -334,7 +356,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
     run(test)
 
 
-def test_a_transport_that_stops_cuts_what_is_left_after_its_grace() -> None:
+def test_a_transport_that_stops_cuts_what_is_left_after_its_grace(make: Make) -> None:
     async def test() -> None:
         gone = asyncio.Event()
 
@@ -342,7 +364,7 @@ def test_a_transport_that_stops_cuts_what_is_left_after_its_grace() -> None:
             call.on_gone(gone.set)
             return Echo(call)
 
-        transport = GrpcioTransport([Method("/s/talk", Shape.BIDI_STREAM, open=open_)], LOCAL, 0)
+        transport = make([Method("/s/talk", Shape.BIDI_STREAM, open=open_)])
         port = await transport.start()
         async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as channel:
             call: Any = channel.stream_stream("/s/talk")()
@@ -355,7 +377,7 @@ def test_a_transport_that_stops_cuts_what_is_left_after_its_grace() -> None:
     run(test)
 
 
-def test_a_burst_of_new_calls_is_answered_in_full() -> None:
+def test_a_burst_of_new_calls_is_answered_in_full(served: Served) -> None:
     async def test() -> None:
         async with served(unary("/s/echo", echo)) as channel:
             ask = channel.unary_unary("/s/echo")

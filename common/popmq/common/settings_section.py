@@ -1,0 +1,58 @@
+"""What a section of the settings is made of: values with checks, and the error that names them."""
+
+from collections.abc import Callable
+from dataclasses import field, fields
+from typing import TypeVar
+
+from popmq.common.errors import ConfigError
+
+T = TypeVar("T")
+
+# A check returns what is wrong with the value, or "".
+Check = Callable[[T], str]
+
+
+def checked(default: T, check: Check[T]) -> T:
+    return field(default=default, metadata={"check": check})
+
+
+def within(default: int, low: int, high: int) -> int:
+    def check(value: int) -> str:
+        if value < low:
+            return f"at least {low}"
+        return f"at most {high}" if value > high else ""
+
+    return checked(default, check)
+
+
+def one_of(default: str, *choices: str, **refused: str) -> str:
+    def check(value: str) -> str:
+        return "" if value in choices else refused.get(value, "one of " + ", ".join(choices))
+
+    return checked(default, check)
+
+
+def shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+class Section:
+    """Checks each setting by itself, then `relations` between settings of the section."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            check: Check[object] | None = item.metadata.get("check")
+            complaint = check(getattr(self, item.name)) if check else ""
+            if complaint:
+                raise self.refuse(item.name, complaint)
+        self.relations()
+
+    def relations(self) -> None: ...
+
+    def refuse(self, key: str, complaint: str) -> ConfigError:
+        section = type(self).__name__.removesuffix("Settings").lower()
+        return ConfigError(f"{section}.{key} = {shown(getattr(self, key))}: {complaint}")

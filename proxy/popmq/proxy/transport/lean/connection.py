@@ -1,0 +1,442 @@
+"""One HTTP/2 connection, as a core: bytes in, calls to handlers, bytes out (RFC 9113).
+
+Nothing here waits or looks at a clock: whoever owns it hands in what was received and the time,
+and takes what is to be sent from `outbox` after every `wake`.  Whatever a peer sends, `receive`
+returns; a broken rule or a passed bound leaves a GOAWAY in the outbox and `closing` set.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from popmq.common.config import LeanSettings
+from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.bounds import LeanCounters, Rate
+from popmq.proxy.transport.lean.frames import (
+    CONTINUATION,
+    DATA,
+    HEADERS,
+    ConnectionFault,
+    ErrorCode,
+    FrameReader,
+    StreamFault,
+)
+from popmq.proxy.transport.lean.headers import HeaderBlock, HeaderDecoder, Malformed, RequestHead
+from popmq.proxy.transport.lean.inbox import Inbox
+from popmq.proxy.transport.lean.messages import ENCODINGS
+from popmq.proxy.transport.lean.outbox import Outbox
+from popmq.proxy.transport.lean.preface import HTTP_1, Preface, SpeaksHttp1, greeting
+from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
+from popmq.proxy.transport.seam import GrpcStatus, Method, Shape
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED_STREAMS = 256  # closed ones, to tell a late frame from a wrong one
+CONTROL_BURST_S = 2  # a rate may be passed by that much at once
+_GRPC_ONLY = b"this port speaks gRPC: POST with content-type application/grpc\n"
+
+
+class LeanConnection:
+    """`clock_ms` is the shell's clock, for the time that a call has left when it asks."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        limits: LeanSettings,
+        counters: LeanCounters,
+        clock_ms: Callable[[], int],
+        wake: Callable[[], None],
+        peer: str = "",
+    ) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.clock_ms = clock_ms
+        self.peer = peer
+        self.closing = False  # a GOAWAY says why; nothing is read any more
+        self.draining = False
+        self.outbox = Outbox(limits.max_unsent_bytes, counters, wake, self._closed)
+        self.inbox = Inbox(limits, counters, self.outbox)
+        self.streams: dict[int, Stream] = {}
+        self._wake = wake
+        self._methods = methods
+        self._reader = FrameReader(limits.max_frame_bytes)
+        self._decoder = HeaderDecoder(limits.max_header_bytes)
+        self._preface = Preface()
+        self._settled = False  # the peer's SETTINGS came
+        self._last_id = 0
+        self._over: deque[int] = deque(maxlen=REMEMBERED_STREAMS)
+        self._cut: deque[int] = deque(maxlen=REMEMBERED_STREAMS)  # by us: late frames are fine
+        self._block = HeaderBlock(limits.max_header_bytes)
+        self._now_ms = now_ms = clock_ms()
+        self._whole_ms = self._quiet_ms = self._moved_ms = now_ms
+        self._moved = 0
+        per_s = limits.max_control_per_s
+        self._control = Rate(per_s, CONTROL_BURST_S * per_s)
+        self._resets = Rate(limits.max_resets_per_s, limits.max_streams + limits.max_resets_per_s)
+
+    # -- bytes in
+
+    def receive(self, data: bytes, now_ms: int) -> None:
+        self._now_ms = now_ms
+        try:
+            if not self._preface.complete:
+                data = self._greet(data)
+            for kind, flags, stream_id, payload in self._reader.feed(data):
+                if self.closing:
+                    return
+                try:
+                    self._frame(kind, flags, stream_id, payload)
+                except StreamFault as fault:
+                    self._reset(fault)
+            self.inbox.widen()
+        except ConnectionFault as fault:
+            self.fail(fault)
+        except SpeaksHttp1:
+            self.outbox.control(HTTP_1)
+            self.closing = True
+
+    def _greet(self, data: bytes) -> bytes:
+        data = self._preface.feed(data)
+        if self._preface.complete:
+            self.outbox.control(greeting(self.limits))
+        return data
+
+    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        open_id = self._block.stream_id
+        if open_id and (kind != CONTINUATION or stream_id != open_id):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame inside of a header block")
+        if kind == DATA:
+            self._data(flags, stream_id, payload)
+        elif kind == HEADERS:
+            self._headers(flags, stream_id, payload)
+        elif kind == frames.WINDOW_UPDATE:
+            self._window_update(stream_id, payload)
+        elif not self._settled and kind != frames.SETTINGS:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        elif kind == frames.RST_STREAM:
+            self._reset_by_client(stream_id, payload)
+        elif kind == CONTINUATION:
+            self._continuation(flags, payload)
+        else:
+            self._count_control()
+            self._rare(kind, flags, stream_id, payload)
+
+    def _rare(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == frames.PING:
+            content = frames.ping_content(stream_id, payload)
+            if not flags & frames.ACK:
+                self.outbox.control(frames.ping(content, ack=True))
+        elif kind == frames.SETTINGS:
+            self._settings(flags, frames.settings_content(flags, stream_id, payload))
+        elif kind == frames.PRIORITY:
+            frames.check_priority(stream_id, payload)
+        elif kind == frames.GOAWAY:
+            frames.goaway_content(stream_id, payload)
+        elif kind == frames.PUSH_PROMISE:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot promise")
+
+    def _settings(self, flags: int, pairs: list[tuple[int, int]]) -> None:
+        if flags & frames.ACK:
+            return
+        self._settled = True
+        for name, value in pairs:
+            if name == frames.INITIAL_WINDOW_SIZE:
+                self.outbox.resize_windows(value, self.streams)
+            elif name == frames.MAX_FRAME_SIZE:
+                self.outbox.max_frame_bytes = value
+            elif name == frames.HEADER_TABLE_SIZE:
+                self.outbox.shrink_table(value)
+        self.outbox.control(frames.SETTINGS_ACK)
+        self.outbox.pump()
+
+    def _window_update(self, stream_id: int, payload: bytes) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is None and stream_id:
+            self._expect_known(stream_id)
+        increment = frames.window_content(stream_id, payload)
+        if stream is not None:
+            self.outbox.widen_stream(stream, increment)
+        elif stream_id == 0:
+            self.outbox.widen(increment)
+
+    def _reset_by_client(self, stream_id: int, payload: bytes) -> None:
+        frames.reset_content(stream_id, payload)
+        self._expect_known(stream_id)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._count_control()
+            return
+        self._count_reset()
+        stream.remote_closed = True
+        self._gone(stream)
+
+    # -- headers
+
+    def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if not self._settled:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        if stream_id & 1 == 0:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a request on stream {stream_id}")
+        if flags & ~(frames.END_STREAM | frames.END_HEADERS):
+            payload = frames.headers_content(flags, stream_id, payload)
+        ends = flags & frames.END_STREAM != 0
+        if flags & frames.END_HEADERS:
+            self._complete(stream_id, ends, payload)
+        else:
+            self._block.open(stream_id, ends, payload)
+
+    def _continuation(self, flags: int, payload: bytes) -> None:
+        block = self._block
+        if not block.stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        block.add(payload)
+        if flags & frames.END_HEADERS:
+            self._complete(*block.take())
+
+    def _complete(self, stream_id: int, ends: bool, block: bytes) -> None:
+        """A whole header block: a request, or the trailers of one."""
+        stream = self.streams.get(stream_id)
+        try:
+            if stream_id <= self._last_id:
+                self._trailers(stream, stream_id, ends, block)
+                return
+            self._last_id = stream_id
+            head = self._decoder.request(block)
+        except Malformed as error:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
+        if self.draining:
+            self._cut.append(stream_id)  # the GOAWAY said that it is not looked at
+        elif len(self.streams) >= self.limits.max_streams:
+            self.counters.cut_off["streams"] += 1
+            raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
+        else:
+            self._open(stream_id, ends, head)
+
+    def _trailers(self, stream: Stream | None, stream_id: int, ends: bool, block: bytes) -> None:
+        if stream is None and stream_id not in self._cut:
+            closed = stream_id in self._over
+            code = ErrorCode.STREAM_CLOSED if closed else ErrorCode.PROTOCOL_ERROR
+            raise ConnectionFault(code, f"HEADERS on stream {stream_id}, which is over")
+        self._decoder.trailers(block)
+        if stream is None:
+            return
+        if stream.remote_closed:
+            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "HEADERS behind the end")
+        if not ends:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "trailers without an end")
+        self._half_closed(stream)
+
+    def _open(self, stream_id: int, ends: bool, head: RequestHead) -> None:
+        method = self._methods.get(head.path, _UNKNOWN)
+        window = self.outbox.initial_window
+        stream = Stream(self, stream_id, head, method, window, self._now_ms)
+        self.streams[stream_id] = stream
+        self.counters.streams += 1
+        stream.remote_closed = ends and head.content_length <= 0
+        if head.method != b"POST":
+            stream.plain_status = 405
+        elif not head.is_grpc:
+            stream.plain_status = 415
+        else:
+            self._open_call(stream, head)
+        if ends:
+            self._half_closed(stream)
+
+    def _open_call(self, stream: Stream, head: RequestHead) -> None:
+        self.counters.calls += 1
+        if stream.method is _UNKNOWN:
+            stream.finish(GrpcStatus.UNIMPLEMENTED, f"there is no method {head.path}")
+            return
+        if head.encoding not in ENCODINGS:
+            name = head.encoding.decode("latin-1")
+            stream.finish(GrpcStatus.UNIMPLEMENTED, f"grpc-encoding {name} is not known here")
+            return
+        if head.timeout:
+            try:
+                timeout_ms = head.timeout_ms()
+            except Malformed as error:
+                stream.finish(GrpcStatus.INTERNAL, str(error))
+                return
+            if timeout_ms is not None and timeout_ms <= MAX_REMAINING_MS:
+                stream.deadline_ms = self._now_ms + timeout_ms
+        if stream.method.open is not None:
+            stream.opened()
+
+    # -- data
+
+    def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        size = len(payload)
+        self.inbox.count(size)
+        ends = flags & frames.END_STREAM != 0
+        if flags & frames.PADDED:
+            payload = frames.data_content(flags, payload)
+        if not payload and not ends and not self._control.take(self._now_ms):
+            raise _too_much("too many empty DATA frames (lean.max_control_per_s)", "empty_frames")
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.remote_closed:
+            self._late_data(stream_id)
+            return
+        self.inbox.data(stream, size, payload, ends)
+        if ends:
+            self._half_closed(stream)
+
+    def _half_closed(self, stream: Stream) -> None:
+        length = stream.head.content_length
+        if length >= 0 and length != stream.content_bytes:
+            raise StreamFault(
+                stream.stream_id, ErrorCode.PROTOCOL_ERROR, "content-length is not what came"
+            )
+        stream.remote_closed = True
+        if stream.plain_status:
+            self.outbox.plain_http(stream, stream.plain_status, _GRPC_ONLY)
+        elif stream.reader is not None and stream.reader.held_bytes:
+            self.inbox.refuse(stream, GrpcStatus.INTERNAL, "the last message is not complete")
+        elif not stream.over:
+            stream.half_closed()
+
+    def _late_data(self, stream_id: int) -> None:
+        """DATA for a stream that takes none."""
+        self._expect_known(stream_id)
+        if stream_id not in self._cut:
+            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA behind the end")
+
+    def _expect_known(self, stream_id: int) -> None:
+        if stream_id > self._last_id or stream_id & 1 == 0:
+            raise ConnectionFault(
+                ErrorCode.PROTOCOL_ERROR, f"a frame for stream {stream_id}, which is not open"
+            )
+
+    # -- bounds and ends
+
+    def _count_control(self) -> None:
+        if not self._control.take(self._now_ms):
+            raise _too_much(
+                f"more than {self.limits.max_control_per_s} PING, SETTINGS and other control "
+                "frames a second (lean.max_control_per_s)",
+                "control_frames",
+            )
+
+    def _count_reset(self) -> None:
+        if not self._resets.take(self._now_ms):
+            raise _too_much(
+                f"more than {self.limits.max_resets_per_s} streams a second are reset "
+                "(lean.max_resets_per_s)",
+                "resets",
+            )
+
+    def _reset(self, fault: StreamFault) -> None:
+        try:
+            self._count_reset()
+        except ConnectionFault as too_many:
+            self.fail(too_many)
+            return
+        self.outbox.control(frames.reset(fault.stream_id, fault.code))
+        stream = self.streams.get(fault.stream_id)
+        if stream is not None:
+            stream.remote_closed = True
+            self._gone(stream)
+        if fault.code is not ErrorCode.STREAM_CLOSED:
+            self._cut.append(fault.stream_id)
+
+    def _gone(self, stream: Stream) -> None:
+        stream.client_gone()
+        if not stream.over:
+            self._closed(stream)
+
+    def _closed(self, stream: Stream) -> None:
+        """The stream is over, or the client was told that we do not want the rest."""
+        stream_id = stream.stream_id
+        del self.streams[stream_id]
+        stream.over = True
+        self.counters.streams -= 1
+        if stream.queue is not None:
+            self.outbox.forget(stream)
+        if stream.reader is not None:
+            self.inbox.forget(stream)
+        (self._over if stream.remote_closed else self._cut).append(stream_id)
+        if not self.streams:
+            self._quiet_ms = self._now_ms
+            if self.draining:
+                self._wake()
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """Say why, and be over."""
+        if self.closing:
+            return
+        if fault.bound:
+            self.counters.cut_off[fault.bound] += 1
+        else:
+            self.counters.faults += 1
+        # Not louder: whoever breaks rules would write our log.
+        logger.debug(
+            "cut off a client", extra={"peer": self.peer, "why": str(fault), "code": fault.code}
+        )
+        self.outbox.control(frames.goaway(self._last_id, fault.code, str(fault)))
+        self.closing = True
+        self.lost()
+
+    def lost(self) -> None:
+        """The connection is over: every call loses its client."""
+        self.closing = True
+        for stream in tuple(self.streams.values()):
+            stream.remote_closed = True
+            self._gone(stream)
+
+    def drain(self) -> None:
+        """Take no new calls; the client opens another connection for them."""
+        if not self.draining and not self.closing:
+            self.draining = True
+            self.outbox.control(
+                frames.goaway(self._last_id, ErrorCode.NO_ERROR, "the server stops")
+            )
+
+    @property
+    def done(self) -> bool:
+        return self.closing or (self.draining and not self.streams)
+
+    def tick(self, now_ms: int) -> None:
+        """Look at everything that only time tells; call it about once a second."""
+        self._now_ms = now_ms
+        try:
+            self._check_times(now_ms)
+        except ConnectionFault as fault:
+            self.fail(fault)
+
+    def _check_times(self, now_ms: int) -> None:
+        limits, outbox = self.limits, self.outbox
+        if (not self._settled or self._block.stream_id) and not self.closing:
+            if now_ms - self._whole_ms > limits.handshake_ms:
+                raise _too_much("no SETTINGS came, or no end of a header block", "handshake")
+        else:
+            self._whole_ms = now_ms
+        if outbox.unsent_bytes == 0 or outbox.moved != self._moved:
+            self._moved, self._moved_ms = outbox.moved, now_ms
+        elif now_ms - self._moved_ms > limits.stall_ms:
+            raise _too_much(
+                f"a client has not read for {limits.stall_ms} ms (lean.stall_ms)", "stalled"
+            )
+        if self.streams:
+            self._check_deadlines(now_ms)
+        elif self._settled and now_ms - self._quiet_ms > limits.idle_ms and not self.draining:
+            self.counters.idle_closed += 1
+            self.drain()
+
+    def _check_deadlines(self, now_ms: int) -> None:
+        over = [
+            stream
+            for stream in self.streams.values()
+            if stream.deadline_ms is not None
+            and stream.deadline_ms < now_ms
+            and not stream.finished
+        ]
+        for stream in over:
+            self.inbox.refuse(
+                stream, GrpcStatus.DEADLINE_EXCEEDED, "the client's deadline has passed"
+            )
+
+
+def _too_much(why: str, bound: str) -> ConnectionFault:
+    return ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, why, bound)
+
+
+_UNKNOWN = Method("", Shape.UNARY)

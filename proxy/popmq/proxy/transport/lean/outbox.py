@@ -1,0 +1,290 @@
+"""What leaves a connection: its order, the peer's windows, and what has to wait for them.
+
+Frames that are not flow-controlled leave at once.  A message that does not fit the windows, or
+that the peer's socket does not take, waits in its stream; streams with something to send take
+turns, one frame each.  All that waits is bounded (`lean.max_unsent_bytes`).
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from popmq.proxy.transport.lean import frames, replies
+from popmq.proxy.transport.lean.bounds import LeanCounters
+from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, StreamFault
+from popmq.proxy.transport.lean.stream import Stream
+from popmq.proxy.transport.seam import GrpcStatus
+
+MAX_TICK_BYTES = 512 << 10  # of messages, handed to the socket at once
+CHUNK_OVERHEAD = 64  # what a waiting message costs beside its bytes
+
+_OK = GrpcStatus.OK
+
+
+class Outbox:
+    """`wake` is called when there is something to take; `closed` when a stream has had its end."""
+
+    __slots__ = (
+        "_closed",
+        "_counters",
+        "_held",
+        "_max_unsent_bytes",
+        "_parts",
+        "_ready",
+        "_table",
+        "_table_bytes",
+        "_wake",
+        "initial_window",
+        "max_frame_bytes",
+        "moved",
+        "unsent_bytes",
+        "window",
+        "writable",
+    )
+
+    def __init__(
+        self,
+        max_unsent_bytes: int,
+        counters: LeanCounters,
+        wake: Callable[[], None],
+        closed: Callable[[Stream], None],
+    ) -> None:
+        self.window = frames.DEFAULT_WINDOW
+        self.initial_window = frames.DEFAULT_WINDOW
+        self.max_frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self.writable = True
+        self.unsent_bytes = 0  # of messages that wait, with CHUNK_OVERHEAD for each
+        self.moved = 0  # frames of DATA that left; stands still when the peer does not read
+        self._max_unsent_bytes = max_unsent_bytes
+        self._counters = counters
+        self._wake = wake
+        self._closed = closed
+        self._parts: list[bytes | memoryview] = []
+        self._held = 0
+        self._ready: dict[int, Stream] = {}  # have something to send, and a window for it
+        self._table = b""
+        self._table_bytes = frames.DEFAULT_TABLE_BYTES
+
+    def take(self) -> bytes:
+        """Everything that may leave now, as one piece."""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._held = 0
+        if self._ready and self.writable:
+            self.pump()
+        return data
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._parts)
+
+    def control(self, data: bytes) -> None:
+        """A frame that no window holds up."""
+        if not self._parts:
+            self._wake()
+        self._parts.append(data)
+
+    # -- answers
+
+    def unary(self, stream: Stream, message: bytes) -> None:
+        """The whole of a unary call's answer."""
+        content = len(message) + replies.PREFIX_BYTES
+        stream_id = stream.stream_id
+        if self._fits(stream, content) and not self._table:
+            parts = self._parts
+            if not parts:
+                self._wake()
+            parts.append(replies.unary_start(stream_id, len(message)))
+            parts.append(message)
+            parts.append(replies.unary_end(stream_id))
+            self.window -= content
+            self._held += content
+            self.moved += 1
+            self._end(stream)
+        else:
+            self.message(stream, message)
+            if not stream.over:  # cut off
+                self.end(stream, _OK, "")
+
+    def message(self, stream: Stream, message: bytes) -> None:
+        """One message of a stream's answer, behind those before it."""
+        size = len(message)
+        self._start(stream)
+        self.send(stream, replies.MESSAGE_PREFIX.pack(0, size), message)
+
+    def send(self, stream: Stream, *chunks: bytes) -> None:
+        """Content of DATA, as soon as the windows let it."""
+        size = sum(map(len, chunks))
+        if stream.queue is None and self._fits(stream, size):
+            self.control(frames.frame_header(size, frames.DATA, 0, stream.stream_id))
+            self._parts.extend(chunks)
+            self._sent(stream, size)
+            return
+        if self.unsent_bytes > self._max_unsent_bytes:
+            self._cut_off(stream)
+            return
+        if stream.queue is None:
+            stream.queue = deque()
+        stream.queue.extend(chunk for chunk in chunks if chunk)
+        stream.queued_bytes += size
+        stream.queued_chunks += 1
+        self.unsent_bytes += size + CHUNK_OVERHEAD
+        self._ready[stream.stream_id] = stream
+        self.pump()
+
+    def end(self, stream: Stream, status: GrpcStatus, detail: str) -> None:
+        """Trailers behind everything that waits; nothing but them if nothing was sent before."""
+        table, self._table = self._table, b""
+        if not stream.head_sent:
+            self.control(replies.trailers_only(stream.stream_id, status, detail, table))
+            self._end(stream)
+            return
+        trailers = replies.trailers(stream.stream_id, status, detail, table)
+        if stream.queue is None:
+            self.control(trailers)
+            self._end(stream)
+        else:
+            stream.trailers = trailers
+
+    def plain_http(self, stream: Stream, status: int, text: bytes) -> None:
+        """An answer to somebody who does not speak gRPC."""
+        table, self._table = self._table, b""
+        self.control(replies.plain_http_head(stream.stream_id, status, len(text), table))
+        stream.head_sent = True
+        self.send(stream, text)
+        if stream.over:  # cut off
+            return
+        end = frames.frame(frames.DATA, frames.END_STREAM, stream.stream_id)
+        if stream.queue is None:
+            self.control(end)
+            self._end(stream)
+        else:
+            stream.trailers = end
+
+    # -- the peer's windows and settings
+
+    def shrink_table(self, table_bytes: int) -> None:
+        """The client's decoder keeps `table_bytes`; ours is a table of 0 from then on."""
+        if table_bytes < self._table_bytes:
+            self._table_bytes = 0
+            self._table = replies.TABLE_OF_ZERO
+
+    def resize_windows(self, initial_window: int, streams: dict[int, Stream]) -> None:
+        """`pump` afterwards: what the change lets go follows its acknowledgement."""
+        delta = initial_window - self.initial_window
+        self.initial_window = initial_window
+        for stream in streams.values():
+            stream.window += delta
+            if stream.window > frames.MAX_WINDOW:
+                raise ConnectionFault(
+                    ErrorCode.FLOW_CONTROL_ERROR, "a window is larger than 2^31-1"
+                )
+            if stream.queue is not None and stream.window > 0:
+                self._ready[stream.stream_id] = stream
+
+    def widen(self, increment: int) -> None:
+        self.window += increment
+        if self.window > frames.MAX_WINDOW:
+            raise ConnectionFault(
+                ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is larger than 2^31-1"
+            )
+        if self._ready:
+            self.pump()
+
+    def widen_stream(self, stream: Stream, increment: int) -> None:
+        stream.window += increment
+        if stream.window > frames.MAX_WINDOW:
+            raise StreamFault(
+                stream.stream_id, ErrorCode.FLOW_CONTROL_ERROR, "a window larger than 2^31-1"
+            )
+        if stream.queue is not None:
+            self._ready[stream.stream_id] = stream
+            self.pump()
+
+    def pump(self) -> None:
+        """Send what waits, one frame of each stream in turn, as far as everybody lets us."""
+        ready = self._ready
+        while ready:
+            for stream in tuple(ready.values()):
+                if not self.writable or self.window <= 0 or self._held >= MAX_TICK_BYTES:
+                    return
+                if stream.window <= 0:
+                    del ready[stream.stream_id]
+                else:
+                    self._one_frame(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """Drop what waits in a stream that is over."""
+        self._ready.pop(stream.stream_id, None)
+        self.unsent_bytes -= stream.queued_bytes + CHUNK_OVERHEAD * stream.queued_chunks
+        stream.queue = None
+        stream.queued_bytes = stream.queued_chunks = 0
+
+    def _start(self, stream: Stream) -> None:
+        if not stream.head_sent:
+            stream.head_sent = True
+            table, self._table = self._table, b""
+            self.control(replies.response_head(stream.stream_id, table))
+
+    def _fits(self, stream: Stream, size: int) -> bool:
+        return (
+            size <= stream.window
+            and size <= self.window
+            and size <= self.max_frame_bytes
+            and self.writable
+            and not self._ready
+            and self._held < MAX_TICK_BYTES
+        )
+
+    def _sent(self, stream: Stream, size: int) -> None:
+        self.window -= size
+        stream.window -= size
+        self._held += size
+        self.moved += 1
+
+    def _one_frame(self, stream: Stream) -> None:
+        assert stream.queue is not None
+        size = min(self.max_frame_bytes, stream.window, self.window, stream.queued_bytes)
+        self.control(frames.frame_header(size, frames.DATA, 0, stream.stream_id))
+        left = size
+        while left:
+            chunk = stream.queue[0]
+            if len(chunk) <= left:
+                stream.queue.popleft()
+            else:
+                # A view: the tail of a large message is not copied with every frame of it.
+                view = memoryview(chunk)
+                stream.queue[0], chunk = view[left:], view[:left]
+            self._parts.append(chunk)
+            left -= len(chunk)
+        stream.queued_bytes -= size
+        self.unsent_bytes -= size
+        self._sent(stream, size)
+        if stream.queued_bytes == 0:
+            self.forget(stream)
+            if stream.trailers is not None:
+                self.control(stream.trailers)
+                self._end(stream)
+
+    def _cut_off(self, stream: Stream) -> None:
+        """A client that does not read its messages gets no more of them."""
+        self._counters.cut_off["unsent"] += 1
+        whole = stream.queue is None
+        self.forget(stream)
+        stream.client_gone()
+        stream.finished = True
+        detail = (
+            f"more than {self._max_unsent_bytes} bytes wait for a client that does not read them "
+            "(lean.max_unsent_bytes)"
+        )
+        if whole:
+            self.end(stream, GrpcStatus.RESOURCE_EXHAUSTED, detail)
+        else:
+            self.control(frames.reset(stream.stream_id, ErrorCode.ENHANCE_YOUR_CALM))
+            stream.remote_closed = True
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """Both sides are done, or the client is told that we are not interested in the rest."""
+        if not stream.remote_closed:
+            self.control(frames.reset(stream.stream_id, ErrorCode.NO_ERROR))
+        self._closed(stream)

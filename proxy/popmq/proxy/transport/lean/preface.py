@@ -1,0 +1,50 @@
+"""The first bytes of a connection: HTTP/2 with prior knowledge, or somebody who is wrong here."""
+
+from popmq.common.config import LeanSettings
+from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode
+
+_HTTP_1_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"CONNECT ")
+_HTTP_2_ONLY = b"this port speaks gRPC over HTTP/2\n"
+HTTP_1 = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n"
+    b"content-type: text/plain\r\ncontent-length: %d\r\n\r\n%b" % (len(_HTTP_2_ONLY), _HTTP_2_ONLY)
+)
+
+
+class SpeaksHttp1(Exception):
+    """The peer is a browser or curl; HTTP_1 tells it."""
+
+
+class Preface:
+    """Waits for the 24 bytes that open every HTTP/2 connection."""
+
+    __slots__ = ("_early", "complete")
+
+    def __init__(self) -> None:
+        self._early = b""
+        self.complete = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What follows the preface. Raises SpeaksHttp1, or ConnectionFault for anything else."""
+        data = self._early + data
+        size = min(len(data), len(frames.PREFACE))
+        if data[:size] != frames.PREFACE[:size]:
+            if data.startswith(_HTTP_1_VERBS):
+                raise SpeaksHttp1
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+        self.complete = size == len(frames.PREFACE)
+        self._early = b"" if self.complete else data
+        return data[size:]
+
+
+def greeting(limits: LeanSettings) -> bytes:
+    """Our SETTINGS, and the connection's window, which SETTINGS cannot change."""
+    ours = {
+        frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
+        frames.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+        frames.MAX_FRAME_SIZE: limits.max_frame_bytes,
+        frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
+    }
+    more = limits.connection_window_bytes - frames.DEFAULT_WINDOW
+    return frames.settings(ours) + (frames.window_update(0, more) if more > 0 else b"")

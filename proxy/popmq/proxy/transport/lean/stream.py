@@ -1,0 +1,182 @@
+"""One call on one HTTP/2 stream: what its handler sees of it, and its end of the flow control."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from popmq.proxy.transport.lean.headers import RequestHead
+from popmq.proxy.transport.lean.messages import MessageReader
+from popmq.proxy.transport.seam import GrpcStatus, Inbound, Method, Shape
+
+if TYPE_CHECKING:
+    from popmq.proxy.transport.lean.connection import LeanConnection
+
+logger = logging.getLogger(__name__)
+
+MAX_REMAINING_MS = 100 * 365 * 24 * 3_600_000  # a longer deadline is none
+
+_UNARY = Shape.UNARY
+
+
+class Stream:
+    """Implements `seam.Call`. Belongs to its connection until both sides are done with it."""
+
+    __slots__ = (
+        "_connection",
+        "_gone_callbacks",
+        "_reply",
+        "arrived_ms",
+        "content_bytes",
+        "deadline_ms",
+        "finished",
+        "gone",
+        "head",
+        "head_sent",
+        "inbound",
+        "is_unary",
+        "method",
+        "over",
+        "plain_status",
+        "queue",
+        "queued_bytes",
+        "queued_chunks",
+        "reader",
+        "receive_window",
+        "remote_closed",
+        "request",
+        "stream_id",
+        "trailers",
+        "window",
+    )
+
+    def __init__(
+        self,
+        connection: "LeanConnection",
+        stream_id: int,
+        head: RequestHead,
+        method: Method,
+        window: int,
+        now_ms: int,
+    ) -> None:
+        self._connection = connection
+        self.stream_id = stream_id
+        self.head = head
+        self.method = method
+        self.plain_status = 0  # the HTTP status for somebody who does not speak gRPC
+        self.is_unary = method.shape is _UNARY
+        self.arrived_ms = now_ms
+        self.deadline_ms: int | None = None
+        # What comes in.
+        self.receive_window = connection.limits.stream_window_bytes
+        self.content_bytes = 0
+        self.remote_closed = False
+        self.reader: MessageReader | None = None
+        self.request: bytes | None = None
+        self.inbound: Inbound | None = None
+        # What goes out.
+        self.window = window
+        self.head_sent = False
+        self.queue: deque[bytes | memoryview] | None = None
+        self.queued_bytes = 0
+        self.queued_chunks = 0
+        self.trailers: bytes | None = None
+        self.finished = False
+        self.gone = False
+        self.over = False  # the connection knows nothing of it any more
+        self._reply = b""
+        self._gone_callbacks: list[Callable[[], None]] | None = None
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self.head.metadata
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    def remaining_ms(self) -> int | None:
+        if self.deadline_ms is None:
+            return None
+        return max(0, self.deadline_ms - self._connection.clock_ms())
+
+    def send(self, message: bytes) -> None:
+        if self.finished or self.gone:
+            return
+        if self.is_unary:
+            self._reply = message
+        else:
+            self._connection.outbox.message(self, message)
+
+    def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
+        if self.finished or self.gone:
+            return
+        self.finished = True
+        self._gone_callbacks = None
+        outbox = self._connection.outbox
+        if self.is_unary and status is GrpcStatus.OK:
+            outbox.unary(self, self._reply)
+        else:
+            outbox.end(self, status, detail)
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        if self.gone:
+            callback()
+        elif not self.finished:
+            if self._gone_callbacks is None:
+                self._gone_callbacks = []
+            self._gone_callbacks.append(callback)
+
+    def client_gone(self) -> None:
+        """The handler hears of it, unless it had finished; nothing is sent any more."""
+        if self.finished or self.gone:
+            return
+        self.gone = True
+        callbacks, self._gone_callbacks = self._gone_callbacks, None
+        for callback in callbacks or ():
+            try:
+                callback()
+            except Exception:
+                logger.exception("a handler failed after its client had gone")
+
+    # -- what the connection calls as the client's messages arrive
+
+    def opened(self) -> None:
+        """A bidirectional handler may talk before its client does."""
+        assert self.method.open is not None
+        try:
+            self.inbound = self.method.open(self)
+        except Exception:
+            self.handler_failed()
+
+    def message(self, message: bytes) -> None:
+        if self.finished or self.gone:
+            return
+        if self.inbound is not None:
+            try:
+                self.inbound.message(message)
+            except Exception:
+                self.handler_failed()
+        elif self.request is None:
+            self.request = message
+        else:
+            self.finish(GrpcStatus.UNIMPLEMENTED, "this method takes one message, two came")
+
+    def half_closed(self) -> None:
+        if self.finished or self.gone:
+            return
+        try:
+            if self.inbound is not None:
+                self.inbound.half_closed()
+            elif self.request is None:
+                self.finish(GrpcStatus.UNIMPLEMENTED, "this method takes one message, none came")
+            else:
+                request, self.request = self.request, b""
+                assert self.method.start is not None, f"{self.method.path} has no `start`"
+                self.method.start(self, request)
+        except Exception:
+            self.handler_failed()
+
+    def handler_failed(self) -> None:
+        logger.exception("a handler failed", extra={"method": self.method.path})
+        self.finish(GrpcStatus.INTERNAL, "internal error")

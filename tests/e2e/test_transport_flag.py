@@ -1,0 +1,28 @@
+"""`--transport lean` as an operator gives it: the commands work, and the metrics say who served."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from e2e.processes import READY_S, Role, role_environment
+
+
+def test_up_serves_the_commands_with_the_transport_that_was_asked_for(tmp_path: Path) -> None:
+    flags = ["--data", "data", "--port", "0", "--http-port", "0", "--transport", "lean"]
+    with Role("up", ["up", *flags], folder=tmp_path, settings={}) as role:
+
+        def popmq(*arguments: str) -> str:
+            done = subprocess.run(
+                [sys.executable, "-m", "popmq.cli", *arguments],
+                env=role_environment({"POPMQ_ENDPOINT": role.ready.endpoint}),
+                capture_output=True,
+                text=True,
+                timeout=READY_S,
+                check=True,
+            )
+            return done.stdout
+
+        popmq("send", "hello", "first message")
+        assert "first message" in popmq("recv", "hello", "--group", "g", "--ack")
+        assert role.metric("popmq_proxy_lean_calls_total") >= 3
+        assert role.metric("popmq_proxy_lean_faults_total") == 0

@@ -1,0 +1,316 @@
+"""The same requests to both transports: handlers, clients and broken ones must not tell which."""
+
+import asyncio
+import gzip
+import random
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from hpack import Decoder, Encoder
+from proxy.lean.peer import END, WHOLE, Answer, decoded, prefixed, request_headers, zipped
+
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.transport.grpcio_server import GrpcioTransport
+from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.server import LeanTransport
+from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound, Method, Shape, Transport
+
+LOCAL = "127.0.0.1"
+PREFIX = "/apache.rocketmq.v2.MessagingService/"
+REQUESTS = {
+    "QueryRoute": service.QueryRouteRequest,
+    "SendMessage": service.SendMessageRequest,
+    "ReceiveMessage": service.ReceiveMessageRequest,
+    "AckMessage": service.AckMessageRequest,
+    "Heartbeat": service.HeartbeatRequest,
+    "ChangeInvisibleDuration": service.ChangeInvisibleDurationRequest,
+    "QueryAssignment": service.QueryAssignmentRequest,
+    "EndTransaction": service.EndTransactionRequest,
+    "NotifyClientTermination": service.NotifyClientTerminationRequest,
+}
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(in_time())
+
+
+@asynccontextmanager
+async def both(make: Callable[[], list[Method]]) -> AsyncIterator[list[int]]:
+    """Ports of a grpcio and of a lean transport, each with methods of its own."""
+    transports: list[Transport] = [
+        GrpcioTransport(make(), LOCAL, 0),
+        LeanTransport(make(), LOCAL, 0),
+    ]
+    ports = [await one.start() for one in transports]
+    try:
+        yield ports
+    finally:
+        for one in transports:
+            await one.stop(0)
+
+
+# -- the proxy's own handlers
+
+
+def sent_message(chance: random.Random) -> pb.Message:
+    message = pb.Message(body=chance.randbytes(chance.choice([0, 10, 5_000])))
+    message.topic.name = chance.choice(["orders", "orders", "nowhere", "", "bad.name"])
+    message.system_properties.message_id = chance.choice(["", "01" * 17, "x"])
+    message.system_properties.message_type = pb.MessageType.ValueType(chance.choice([0, 1, 2, 9]))
+    message.user_properties["k"] = "v" * chance.choice([1, 20_000])
+    return message
+
+
+def valid_requests(chance: random.Random) -> Iterator[tuple[str, bytes]]:
+    for _ in range(20):
+        many = [sent_message(chance) for _ in range(chance.choice([0, 1, 1, 3]))]
+        yield "SendMessage", service.SendMessageRequest(messages=many).SerializeToString()
+    for topic in ("orders", "nowhere", ""):
+        route = service.QueryRouteRequest(topic=pb.Resource(name=topic))
+        route.endpoints.addresses.add(host="127.0.0.1", port=1)
+        yield "QueryRoute", route.SerializeToString()
+    for kind in (0, 1, 77):
+        yield (
+            "Heartbeat",
+            service.HeartbeatRequest(client_type=pb.ClientType.ValueType(kind)).SerializeToString(),
+        )
+    ack = service.AckMessageRequest(group=pb.Resource(name="workers"))
+    ack.entries.add(message_id="m", receipt_handle="nonsense")
+    yield "AckMessage", ack.SerializeToString()
+
+
+def requests(seed: int) -> list[tuple[str, bytes, bool]]:
+    """(method, bytes, whether the client names itself): valid, empty, damaged and random ones."""
+    chance = random.Random(seed)
+    found = list(valid_requests(chance))
+    for name, data in list(found):
+        damaged = bytearray(data or b"\0")
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randint(0, 7)
+        found += [(name, bytes(damaged)), (name, data[: chance.randint(0, len(data))])]
+    for name in (*REQUESTS, "Unheard", "PullMessage"):
+        found += [(name, b""), (name, chance.randbytes(chance.randint(1, 60)))]
+    return [(name, data, chance.random() < 0.9) for name, data in found]
+
+
+async def answer(client: Any, name: str, data: bytes, named: bool) -> tuple[Any, ...]:
+    metadata = (("x-mq-client-id", "me@1"), ("x-mq-language", "PYTHON")) if named else ()
+    if name in ("ReceiveMessage", "PullMessage"):
+        call = client.unary_stream(PREFIX + name)(data, metadata=metadata, timeout=20)
+    else:
+        call = client.unary_unary(PREFIX + name)(data, metadata=metadata, timeout=20)
+    got = []
+    try:
+        if name in ("ReceiveMessage", "PullMessage"):
+            got = [one async for one in call]
+        else:
+            got = [await call]
+    except grpc.aio.AioRpcError as error:
+        detail = "" if error.code() is grpc.StatusCode.UNIMPLEMENTED else error.details()
+        return (error.code(), detail, got)
+    return (await call.code(), await call.details(), got)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_proxy_answers_alike_on_both(seed: int, make_bench: Any) -> None:
+    print(f"seed {seed}")
+
+    async def test() -> None:
+        async with both(lambda: make_bench().proxy.methods()) as ports:
+            clients = [grpc.aio.insecure_channel(f"{LOCAL}:{port}") for port in ports]
+            seen = set()
+            for name, data, named in requests(seed):
+                grpcio, lean = [await answer(one, name, data, named) for one in clients]
+                # The route names the port that the transport took.
+                if name not in ("QueryRoute", "QueryAssignment"):
+                    assert lean == grpcio, f"{name} {data.hex()}"
+                assert lean[:2] == grpcio[:2], f"{name} {data.hex()}"
+                seen.add(lean[0])
+            for one in clients:
+                await one.close()
+            assert {grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED} <= seen
+
+    run(test)
+
+
+# -- what a handler sees, and what a client gets from one
+
+
+class Recorder:
+    """Handlers that tell everything about their call, in the answer."""
+
+    def tell(self, call: Call, data: bytes) -> None:
+        hidden = ("user-agent", "x-mq-date-time")
+        seen = sorted((k, v) for k, v in call.metadata.items() if k not in hidden)
+        call.send(repr((seen, call.peer.rpartition(":")[0], data)).encode())
+        call.finish()
+
+    def fail(self, call: Call, data: bytes) -> None:
+        number, _, detail = data.partition(b" ")
+        call.send(b"dropped or not")
+        call.finish(GrpcStatus(int(number)), detail.decode())
+
+    def talk(self, call: Call) -> Inbound:
+        return Counting(call)
+
+    def methods(self) -> list[Method]:
+        return [
+            Method("/s/tell", Shape.UNARY, start=self.tell),
+            Method("/s/fail", Shape.UNARY, start=self.fail),
+            Method("/s/fail_stream", Shape.SERVER_STREAM, start=self.fail),
+            Method("/s/talk", Shape.BIDI_STREAM, open=self.talk),
+        ]
+
+
+class Counting:
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.heard: list[bytes] = []
+
+    def message(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def half_closed(self) -> None:
+        self.call.send(b",".join(self.heard))
+        self.call.finish()
+
+
+def test_a_handler_sees_the_same_headers_on_both() -> None:
+    metadata = (
+        ("x-mq-client-id", "me@1"),
+        ("x-mq-namespace", ""),
+        ("authorization", "MQv2-HMAC-SHA1 Credential=, Signature=00"),
+        ("blob-bin", bytes(range(256))),
+        ("twice", "one"),
+        ("twice", "two"),
+    )
+
+    async def test() -> None:
+        async with both(Recorder().methods) as ports:
+            told = []
+            for port in ports:
+                async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as client:
+                    ask: Any = client.unary_unary("/s/tell")
+                    told.append(await ask(b"data", metadata=metadata, timeout=9))
+            assert told[0] == told[1]
+            assert b"client-id" in told[0]
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ["/s/fail", "/s/fail_stream"])
+def test_an_end_with_an_error_looks_the_same_from_both(path: str) -> None:
+    async def test() -> None:
+        async with both(Recorder().methods) as ports:
+            for status in GrpcStatus:
+                for detail in ("", "plain", "100 % größer\n"):
+                    ends = []
+                    for port in ports:
+                        async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as client:
+                            ask: Any = client.unary_stream(path)
+                            call = ask(f"{status:d} {detail}".encode())
+                            got, end = [], None
+                            try:
+                                got = [one async for one in call]
+                            except grpc.aio.AioRpcError as error:
+                                end = error.details()
+                            ends.append((await call.code(), end, len(got)))
+                    assert ends[0] == ends[1]
+
+    run(test)
+
+
+# -- clients that break gRPC's rules, over plain HTTP/2
+
+
+async def raw_status(port: int, path: str, content: bytes, encoding: str) -> str | None:
+    """The grpc-status that one call ends with; "reset" or "http NNN" without one."""
+    reader, writer = await asyncio.open_connection(LOCAL, port)
+    fields = request_headers(path) + ([("grpc-encoding", encoding)] if encoding else [])
+    block = Encoder().encode(fields)
+    writer.write(
+        frames.PREFACE
+        + frames.settings({})
+        + frames.frame(frames.HEADERS, WHOLE, 1, block)
+        + frames.frame(frames.DATA, END, 1, content)
+    )
+    got, decoder, cutter = Answer(), Decoder(), frames.FrameReader(1 << 24)
+    while not got.ended and got.reset is None:
+        data = await reader.read(65_536)
+        if not data:
+            break
+        for kind, flags, stream, payload in cutter.feed(data):
+            if kind == frames.SETTINGS and not flags & frames.ACK:
+                writer.write(frames.SETTINGS_ACK)
+            if kind == frames.HEADERS:
+                got.headers.append(decoded(decoder, payload))
+            if kind == frames.RST_STREAM and stream == 1:
+                got.reset = struct.unpack(">I", payload)[0]
+            got.ended |= stream == 1 and kind in (0, 1) and flags & END != 0
+    writer.close()
+    return got.status or ("reset" if got.reset is not None else None)
+
+
+CUT = gzip.compress(b"message" * 99, mtime=0)[:20]
+ALIKE = {
+    "fine": ("/s/tell", prefixed(b"x"), ""),
+    "compressed": ("/s/tell", zipped(b"x" * 99), "gzip"),
+    "unknown method": ("/s/none", prefixed(b"x"), ""),
+    "compressed without an encoding": ("/s/tell", zipped(b"x"), ""),
+    "not what it says": ("/s/tell", b"\1\0\0\0\4nope", "gzip"),
+    "compressed and cut off": ("/s/tell", b"\1" + struct.pack(">I", 20) + CUT, "gzip"),
+    "messages of a stream": ("/s/talk", prefixed(b"a") + prefixed(b"b"), ""),
+}
+# docs/concepts/transport.md, "What grpcio does otherwise": grpcio's status, and ours.
+OTHERWISE = {
+    "two messages": ("/s/tell", prefixed(b"x") * 2, "", "0", "12"),
+    "unknown encoding": ("/s/tell", prefixed(b"x"), "br", "13", "12"),
+    "half a message of a stream": ("/s/talk", prefixed(b"a") + b"\0\0\0\0\3x", "", "0", "13"),
+}
+# grpcio never answers these.
+ONLY_OURS = {
+    "no message": ("/s/tell", b"", "", "12"),
+    "half a message": ("/s/tell", b"\0\0\0\0\3x", "", "13"),
+}
+
+
+@pytest.mark.parametrize("what", ALIKE)
+def test_a_broken_request_ends_alike_on_both(what: str) -> None:
+    async def test() -> None:
+        async with both(Recorder().methods) as ports:
+            grpcio, lean = [await raw_status(port, *ALIKE[what]) for port in ports]
+            assert lean == grpcio
+
+    run(test)
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_a_request_on_which_they_differ_ends_as_documented(what: str) -> None:
+    path, content, encoding, of_grpcio, of_lean = OTHERWISE[what]
+
+    async def test() -> None:
+        async with both(Recorder().methods) as ports:
+            ends = [await raw_status(port, path, content, encoding) for port in ports]
+            assert ends == [of_grpcio, of_lean]
+
+    run(test)
+
+
+@pytest.mark.parametrize("what", ONLY_OURS)
+def test_a_request_that_grpcio_leaves_open_is_ended(what: str) -> None:
+    path, content, encoding, status = ONLY_OURS[what]
+
+    async def test() -> None:
+        async with both(Recorder().methods) as ports:
+            assert await raw_status(ports[1], path, content, encoding) == status
+
+    run(test)
