@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from popmq.broker.timer.timer_recall import TimerRecall
+from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.common import hop
 from popmq.common.config import StoreSettings
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.timer_token import FiringToken, TimerToken
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker
@@ -183,3 +185,31 @@ def test_a_timer_whose_moved_body_is_not_enqueued_yet_waits_for_it() -> None:
     core.run_steps()
     assert (service.fired, service.lost) == (1, 0)
     assert received(core) == [b"A"]
+
+
+def test_a_late_timer_that_moved_is_known_though_its_first_record_is_gone() -> None:
+    """A start from a snapshot that is older than its judgement finds the moved record only."""
+    state = TimerState()
+    state.ended(FiringToken(64, 5_000, 10, 0, 0))
+    moved = Timer(4_000, 20, 900, 150, 64, 7)
+    state.skip(7)
+    state.waits_late(moved)
+    assert state.judge(moved, moved=True) is False
+    assert state.late == {20: moved}
+    state.ended(FiringToken(64, 4_000, 20, 8, 7, late=True))
+    assert state.late == {}
+
+
+def test_the_place_of_a_body_that_moved_is_not_forgotten_for_its_first_one() -> None:
+    state = TimerState()
+    state.ended(FiringToken(64, 5_000, 10, 0, 0))
+    moved = Timer(4_000, 20, 900, 150, 64, 7)
+    state.waits_late(moved)
+    state.judge(Timer(4_000, 20, 20, 150, 64, 0))
+    assert state.late == {20: moved}
+
+
+def test_a_moved_body_says_whether_its_timer_is_late() -> None:
+    for late in (False, True):
+        token = TimerToken(64, 3, 99, moved_from=20, late=late)
+        assert TimerToken.decode(token.encode()) == token

@@ -63,9 +63,10 @@ class RecordApplier:
                 self._apply_message(record)
 
     def _apply_message(self, record: ScannedRecord) -> None:
-        match peek_message(record.data)[1]:
+        tag_hash, any_token = peek_message(record.data)
+        match any_token:
             case TimerToken() as token:
-                self._timers.apply_stored(token)
+                self._timers.apply_stored(token, record.header, tag_hash)
             case FiringToken() as token:
                 self._timers.apply_ended(token)
             case RevivalToken() as token if token.parked and not token.dead:

@@ -12,7 +12,7 @@ TIMER_VERSION = 3
 FIRING_VERSION = 4
 _TIMER = struct.Struct(">BBHIIIQQQ")
 _FIRING = struct.Struct(">BBHIQQQQ")
-_MOVED, _REPLACES = 1, 2
+_MOVED, _REPLACES, _WAITS_LATE = 1, 2, 4
 _LATE = 1
 # The upper bit of a timer record's tag hash, which is its due time otherwise: a moved body.
 MOVED_BIT = 1 << 63
@@ -31,7 +31,8 @@ class Outcome(IntEnum):
 class TimerToken(NamedTuple):
     """Of a record in the timer queue: where the message goes, and which timer it is.
 
-        0  version u8 = 3 | 1 flags u8: 1 moved, 2 replaces another timer | 2 reserved u16
+        0  version u8 = 3 | 1 flags u8: 1 moved, 2 replaces another timer, 4 moved and late
+        2  reserved u16
         4  topic_id u32 | 8 queue_id u32 | 12 reserved u32      where it is delivered
         16 tag_hash u64    of the message, whose own field holds the due time
         24 other u64       moved: the identity; replaces: the other timer's identity
@@ -45,11 +46,13 @@ class TimerToken(NamedTuple):
     tag_hash: int
     moved_from: int | None = None
     replaces: tuple[int, int] | None = None  # due time and identity
+    late: bool = False  # moved out of the index of late timers
 
     def encode(self) -> bytes:
         flags = _MOVED if self.moved_from is not None else 0
         other_due, other = self.replaces or (0, self.moved_from or 0)
         flags |= _REPLACES if self.replaces else 0
+        flags |= _WAITS_LATE if self.late else 0
         return _TIMER.pack(
             TIMER_VERSION,
             flags,
@@ -72,6 +75,7 @@ class TimerToken(NamedTuple):
             tag_hash,
             other if flags & _MOVED else None,
             (other_due, other) if flags & _REPLACES else None,
+            bool(flags & _WAITS_LATE),
         )
 
 

@@ -53,7 +53,7 @@ class TimerSimulator(TimerActions):
         self.machine.on_recovered = self._recovered
         self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         # With slots of 0.1 s there are too many steps in a day.
-        small = self.slot_ms >= 1_000 and not self.retains
+        small = self.slot_ms >= 1_000
         self._most = self.rng.choice((1, 3, 256)) if small else 256  # of one step
         self._last_kind = ""
         self._soft = False

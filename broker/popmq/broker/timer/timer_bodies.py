@@ -61,7 +61,13 @@ class TimerBodies:
         if not self._state.is_pending(*timer.key, body.queue_offset, moved=again):
             return  # it fired, or was recalled, since it was found
         moved = TimerToken(
-            token.topic_id, token.queue_id, token.tag_hash, moved_from=timer.identity
+            token.topic_id,
+            token.queue_id,
+            token.tag_hash,
+            moved_from=timer.identity,
+            late=timer.identity in self._state.late,
         )
-        self._queue.append(message.head, message.properties, timer.due_ms, moved)
+        appended = self._queue.append(message.head, message.properties, timer.due_ms, moved)
+        if moved.late:
+            self._state.waits_late(appended)
         self.moved += 1

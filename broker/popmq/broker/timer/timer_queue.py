@@ -109,8 +109,11 @@ def entry_of(offset: int, unit: Unit, message: StoredMessage | DamagedMessage) -
     token = None if isinstance(message, DamagedMessage) else message.any_token
     if not isinstance(token, TimerToken):
         return Entry(offset, None, False)
-    moved = token.moved_from is not None
+    return Entry(offset, timer_of(token, unit, offset), token.moved_from is not None)
+
+
+def timer_of(token: TimerToken, unit: Unit, offset: int) -> Timer:
+    """The timer of a record at that offset of the queue."""
     identity = unit.position if token.moved_from is None else token.moved_from
     due_ms = unit.tag_hash & ~MOVED_BIT
-    timer = Timer(due_ms, identity, unit.position, unit.size, token.topic_id, offset)
-    return Entry(offset, timer, moved)
+    return Timer(due_ms, identity, unit.position, unit.size, token.topic_id, offset)

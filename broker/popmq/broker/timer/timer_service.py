@@ -12,16 +12,17 @@ from collections.abc import Callable
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.due_timers import Due, DueTimers
 from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
-from popmq.broker.timer.timer_queue import TimerQueue
+from popmq.broker.timer.timer_queue import TimerQueue, timer_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.common import topics
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
-from popmq.common.message import RecordKind, Stamp, StoredMessage
+from popmq.common.message import Header, RecordKind, Stamp, StoredMessage
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 
 logger = logging.getLogger(__name__)
@@ -136,12 +137,15 @@ class TimerService:
             done += 1
         return done
 
-    def apply_stored(self, token: TimerToken) -> None:
+    def apply_stored(self, token: TimerToken, header: Header, tag_hash: int) -> None:
         """A record of the timer queue, in the order of the log."""
         if token.replaces is not None:
             self.state.cancel(*token.replaces, token.topic_id)
         if token.moved_from is None:
             self.state.stored(token.topic_id)
+        elif token.late:
+            unit = Unit(header.position, header.size, tag_hash)
+            self.state.waits_late(timer_of(token, unit, header.queue_offset))
 
     def apply_ended(self, token: FiringToken) -> None:
         """The end of a timer, at recovery."""

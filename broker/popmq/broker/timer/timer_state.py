@@ -104,8 +104,17 @@ class TimerState:
         if timer.key > self.cursor:
             return True
         if (timer.identity in self.late or not moved) and timer.identity not in self._cancelled:
-            self.late[timer.identity] = timer
+            self.waits_late(timer)
         return False
+
+    def waits_late(self, timer: Timer) -> None:
+        """It is late, and its body is here now, unless a newer place of it is known.
+
+        A moved body says so itself: its first record may be gone before a start judges it.
+        """
+        known = self.late.get(timer.identity)
+        if known is None or known.position < timer.position:
+            self.late[timer.identity] = timer
 
     def skip(self, offset: int) -> None:
         """Records below `offset` are not there any more, or their timers are over."""
