@@ -213,3 +213,16 @@ def test_a_moved_body_says_whether_its_timer_is_late() -> None:
     for late in (False, True):
         token = TimerToken(64, 3, 99, moved_from=20, late=late)
         assert TimerToken.decode(token.encode()) == token
+
+
+def test_retention_leaves_records_alone_that_are_not_enqueued_yet(core: CoreBroker) -> None:
+    """Judged only after it moved, a timer that the cursor has passed meanwhile would be over."""
+    now = core.clock.wall_ms()
+    send(core, "A", now + HOUR)
+    core.run_steps()
+    bodies, store = core.broker.timers.bodies, core.broker.store
+    assert bodies.keep_from >= store.end
+    send(core, "B", now + HOUR)
+    assert bodies.keep_from == store.last_position
+    core.run_steps()
+    assert bodies.keep_from >= store.end

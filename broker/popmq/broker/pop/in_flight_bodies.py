@@ -7,7 +7,7 @@ from popmq.broker.pop.moved_bodies import Identity
 from popmq.broker.pop.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.retention import Body
+from popmq.broker.store.retention import EVERYTHING, Body
 from popmq.broker.store.unit_check import Unit
 
 _PER_PIECE = 64
@@ -40,6 +40,10 @@ class InFlightBodies:
         if moved is not None and moved.position >= self._store.confirmed:
             return self._before.get(identity, moved)
         return moved
+
+    @property
+    def keep_from(self) -> int:
+        return EVERYTHING
 
     def move(self, body: Body) -> None:
         self._store.move(body)

@@ -21,6 +21,7 @@ from popmq.common.steps import Flusher
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 10_000
+EVERYTHING = 1 << 62  # as a position: behind every log's end
 HOUR_MS = 3_600_000
 _MOVES_PER_STEP = 64
 
@@ -36,6 +37,11 @@ class Body(NamedTuple):
 
 class LiveBodies(Protocol):
     """What a part of the broker must find again, however old it is."""
+
+    @property
+    def keep_from(self) -> int:
+        """Nothing from this position on may be moved or deleted yet."""
+        ...
 
     def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
         """All live bodies whose record starts below `position`, in bounded pieces."""
@@ -86,7 +92,7 @@ class Retention:
         if now_ms < self._look_due_ms:
             return 0
         self._look_due_ms = now_ms + LOOK_MS
-        cut = self._due(log_ms, keep_from)
+        cut = self._due(log_ms, min([keep_from, *(live.keep_from for live in self.live)]))
         if cut <= self._log.start:
             return 0
         self._cut = cut

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.retention import Body
+from popmq.broker.store.retention import EVERYTHING, Body
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common import topics
@@ -30,6 +30,14 @@ class TimerBodies:
     def begin(self) -> None:
         """After recovery: what is above the queue's minimum has not been looked at."""
         self._from = self._queue.queue.min_offset
+
+    @property
+    def keep_from(self) -> int:
+        """A record that is not enqueued yet stays where it is: when it is judged after it moved,
+        the cursor may have passed it without its firing."""
+        queue = self._queue.queue
+        unjudged = queue.units(max(self._state.judged, queue.min_offset), 1)
+        return unjudged[0].position if unjudged else EVERYTHING
 
     def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
         queue = self._queue.queue

@@ -156,8 +156,10 @@ class TimerEnqueue:
         done = 0
         while self._due.rolled and done < limit and not self._files.full:
             unit = self._due.rolled[-1]
-            gone = unit.position < self._queue.log_start  # its body moved, and has another unit
-            if not gone and not self._state.is_cancelled(unit.identity):
+            if unit.position < self._queue.log_start:
+                # Its body moved, and has another unit, or is about to get it.
+                self._fire_from = self._queue.count
+            elif not self._state.is_cancelled(unit.identity):
                 self._place(
                     Timer(unit.due_ms, unit.identity, unit.position, unit.size, unit.topic_id, 0)
                 )
