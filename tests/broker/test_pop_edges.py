@@ -11,6 +11,7 @@ from popmq.common.errors import Code
 from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
 from popmq.common.topics import MessageType, StartAt
+from popmq.testing.clock import ManualClock
 from popmq.testing.core import SMALL, CoreBroker, bodies, pop
 
 
@@ -120,3 +121,25 @@ def test_acks_of_one_request_are_one_record_for_each_check_point(core: CoreBroke
     assert core.broker.table.in_flight == 1
     core.ack("two", "g", handles[31])
     assert core.broker.table.in_flight == 0
+
+
+class TickingClock(ManualClock):
+    """A millisecond passes whenever somebody looks at the wall clock."""
+
+    def wall_ms(self) -> int:
+        self.advance(1)
+        return super().wall_ms()
+
+
+def test_a_reply_says_no_later_delivery_time_than_the_one_that_its_invisible_time_counts_from() -> (
+    None
+):
+    core = CoreBroker(clock=TickingClock())
+    core.topic("orders", queues=8)
+    core.group("g")
+    for _ in range(32):
+        core.send("orders", b"x")
+    reply = hop.decode_pop_reply(core.reply(Kind.POP, pop("orders", "g", invisible_ms=10_000)))
+    assert len(reply.deliveries) == 32
+    ends = [ck.revive_at_ms for ck in core.broker.table]
+    assert reply.popped_ms + 10_000 <= min(ends)

@@ -32,6 +32,7 @@ class BrokerServer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._number = 0
+        self._popped_ms = 0  # wall time of the newest pop
         self._waiting: dict[int, Waiter] = {}
         self._cold = 0  # receives that wait for the disk
         self._gone: set[int] = set()  # and those of them whose client left
@@ -137,6 +138,7 @@ class BrokerServer:
     def _take(self, want: Want, number: int) -> tuple[Sequence[Delivery], int]:
         """Pop for receive `number`, which can be undone until its answer has left."""
         first = self._broker.pops.sequence + 1
+        self._popped_ms = self._broker.wall_ms()  # before the first check point counts
         deliveries, rest = self._broker.pop(want)
         if deliveries:
             end = self._broker.pops.sequence + 1
@@ -242,7 +244,7 @@ class BrokerServer:
         rest: int,
         number: int,
     ) -> None:
-        reply = PopReply(deliveries, rest, self._broker.wall_ms() if deliveries else 0)
+        reply = PopReply(deliveries, rest, self._popped_ms if deliveries else 0)
 
         def answer() -> None:
             on_reply(hop.encode_pop_reply(reply))
