@@ -5,6 +5,8 @@ from sim.planted import PLANTED, Planted
 
 from popmq.testing.simulator import run_seed
 
+RARE = [pytest.mark.heavy, pytest.mark.timeout(900)]  # thousands of seeds, on a busy machine too
+
 
 def found_at(planted: Planted) -> int:
     """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
@@ -19,7 +21,7 @@ def found_at(planted: Planted) -> int:
 
 @pytest.mark.parametrize(
     "planted",
-    [pytest.param(p, id=p.name, marks=[pytest.mark.heavy] if p.rare else []) for p in PLANTED],
+    [pytest.param(p, id=p.name, marks=RARE if p.rare else []) for p in PLANTED],
 )
 def test_planted_mistake_is_found(planted: Planted) -> None:
     assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"

@@ -38,6 +38,7 @@ def test_every_promise_holds_and_every_rare_state_is_reached() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(600)
 def test_every_promise_holds_in_a_thousand_seeds() -> None:
     run(10_000, 1_000)
 
