@@ -67,6 +67,15 @@ class Scenario:
         del rig.added[count:]
         self.vouched = min(self.vouched, count)
 
+    def check_and_go_on(self) -> None:
+        """What a start found is whole, and what is flushed behind it outlives the next crash."""
+        self.check()
+        self.add_some(30)
+        self.flush()
+        self.rig.disk.crash(Loss.ALL)
+        self.rig.start()
+        self.check()
+
 
 def cut(rig: Rig, operations: int, work: Callable[[], None]) -> bool:
     """Run `work` until the power goes at an operation; False if it came to its end."""
@@ -89,12 +98,7 @@ def test_a_crash_at_every_operation_loses_nothing_that_was_vouched_for(loss: Los
         crashed = cut(rig, operations, scenario.go_on)
         rig.disk.crash(loss)
         rig.start()
-        scenario.check()
-        scenario.add_some(30)
-        scenario.flush()
-        rig.disk.crash(Loss.ALL)
-        rig.start()
-        scenario.check()
+        scenario.check_and_go_on()
         operations += 1
     assert operations > 20
 
@@ -112,12 +116,7 @@ def test_a_crash_at_every_operation_of_a_start_after_a_crash(loss: Loss) -> None
         crashed = cut(rig, operations, rig.start)
         rig.disk.crash(scenario.rng.choice(LOSSES))
         rig.start()
-        scenario.check()
-        scenario.add_some(30)
-        scenario.flush()
-        rig.disk.crash(Loss.ALL)
-        rig.start()
-        scenario.check()
+        scenario.check_and_go_on()
         operations += 1
     assert operations > 3
 
