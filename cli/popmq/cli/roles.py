@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from popmq.broker.process import BrokerProcess
 from popmq.cli.one_process import OneProcess
@@ -109,7 +110,8 @@ def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = Non
 
 
 async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    one = OneProcess(settings, BrokerProcess(settings))
+    tls_folder = Path(settings.broker.data) / "tls"
+    one = OneProcess(settings, BrokerProcess(settings), tls_folder=tls_folder)
     await one.start(*_unix_address(settings))
     stack.push_async_callback(one.stop)
     life.own(one.beating)

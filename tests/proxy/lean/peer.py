@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hpack import Decoder, Encoder
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection

@@ -20,6 +20,8 @@ CONNECTION_BOUNDS = (
     "stalled",
 )
 STREAM_BOUNDS = ("streams", "message_bytes", "incoming_bytes", "unsent")
+# Why a client's TLS, or its lack, is refused.
+TLS_REFUSALS = ("off", "certificate", "handshake", "record", "alpn", "plain")
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class LeanCounters:
     idle_closed: int = 0
     faults: int = 0  # connections that broke the protocol
     cut_off: Counter[str] = field(default_factory=Counter)
+    tls_refused: Counter[str] = field(default_factory=Counter)
 
 
 class Rate:

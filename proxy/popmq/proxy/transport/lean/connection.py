@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters, Rate
 from popmq.proxy.transport.lean.frames import (
@@ -25,7 +25,7 @@ from popmq.proxy.transport.lean.headers import HeaderBlock, HeaderDecoder, Malfo
 from popmq.proxy.transport.lean.inbox import Inbox
 from popmq.proxy.transport.lean.messages import ENCODINGS
 from popmq.proxy.transport.lean.outbox import Outbox
-from popmq.proxy.transport.lean.preface import HTTP_1, Preface, SpeaksHttp1, greeting
+from popmq.proxy.transport.lean.preface import Preface, SpeaksHttp1, greeting, http_1
 from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
 from popmq.proxy.transport.seam import GrpcStatus, Method, Shape
 
@@ -54,6 +54,7 @@ class LeanConnection:
         self.peer = peer
         self.closing = False  # a GOAWAY says why; nothing is read any more
         self.draining = False
+        self.refused = ""  # why this client gets nothing but this sentence
         self.outbox = Outbox(limits.max_unsent_bytes, counters, wake, self._closed)
         self.inbox = Inbox(limits, counters, self.outbox)
         self.streams: dict[int, Stream] = {}
@@ -92,13 +93,15 @@ class LeanConnection:
         except ConnectionFault as fault:
             self.fail(fault)
         except SpeaksHttp1:
-            self.outbox.control(HTTP_1)
+            self.outbox.control(http_1(self.refused))
             self.closing = True
 
     def _greet(self, data: bytes) -> bytes:
         data = self._preface.feed(data)
         if self._preface.complete:
             self.outbox.control(greeting(self.limits))
+            if self.refused:
+                raise ConnectionFault(ErrorCode.INADEQUATE_SECURITY, self.refused)
         return data
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
