@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 from e2e.processes import READY_S, Role, role_environment
@@ -40,7 +41,7 @@ def test_up_takes_tls_with_a_certificate_that_it_keeps(tmp_path: Path) -> None:
             certificates.append(certificate)
             roots = grpc.ssl_channel_credentials(certificate)
             with grpc.secure_channel(role.ready.endpoint, roots) as channel:
-                beat = channel.unary_unary("/apache.rocketmq.v2.MessagingService/Heartbeat")
+                beat: Any = channel.unary_unary("/apache.rocketmq.v2.MessagingService/Heartbeat")
                 answer = service.HeartbeatResponse.FromString(
                     beat(b"", metadata=(("x-mq-client-id", "me@1"),), timeout=10)
                 )

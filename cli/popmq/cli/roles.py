@@ -65,7 +65,7 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--transport", metavar="NAME", help="what serves gRPC: grpcio (default) or lean"
+        "--transport", metavar="NAME", help="what serves gRPC: lean (default) or grpcio"
     )
 
 

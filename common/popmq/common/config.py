@@ -114,7 +114,7 @@ class BrokerSettings(_Section):
 class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
-    transport: str = _one_of("grpcio", "grpcio", "lean")
+    transport: str = _one_of("lean", "lean", "grpcio")
     tls: str = _one_of("auto", "auto", "off", "only")
     tls_certificate: str = ""  # a PEM file with the chain; "": one of our own making
     tls_key: str = ""

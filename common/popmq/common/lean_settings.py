@@ -26,3 +26,8 @@ class LeanSettings(Section):
     handshake_ms: int = within(10_000, 10, 600_000)
     stall_ms: int = within(60_000, 100, DAY_MS)
     idle_ms: int = within(HOUR_MS, 1_000, 7 * DAY_MS)  # without a call
+    ping_ms: int = within(60_000, 0, DAY_MS)  # of silence before a PING; 0: none
+    ping_answer_ms: int = within(20_000, 10, DAY_MS)
+    max_age_ms: int = within(0, 0, 365 * DAY_MS)  # of a connection, about; 0: none
+    max_age_grace_ms: int = within(60_000, 0, DAY_MS)  # for calls in progress then
+    compress_bytes: int = within(0, 0, GIB)  # answers of that size; 0: none

@@ -175,6 +175,7 @@ def _lean_metrics(transport: LeanTransport) -> list[Metric]:
         Metric("proxy_lean_calls", "Calls taken.", counts.calls),
         Metric("proxy_lean_faults", "Connections that broke the protocol.", counts.faults),
         Metric("proxy_lean_idle_closed", "Connections closed as idle.", counts.idle_closed),
+        Metric("proxy_lean_aged", "Connections that reached their age.", counts.aged),
         *(
             Metric(
                 "proxy_lean_tls_refused",

@@ -98,6 +98,7 @@ class Peer:
             lambda: self.now_ms,
             self._woken,
             "10.0.0.9:999",
+            max_age_ms=self.limits.max_age_ms,
         )
         self.encoder = Encoder()
         self.decoder = Decoder()

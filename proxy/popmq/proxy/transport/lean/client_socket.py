@@ -42,7 +42,12 @@ class ClientSocket(asyncio.Protocol):
         self._closed = False
         self._linger: asyncio.TimerHandle | None = None
         self.core = LeanConnection(
-            server.methods, server.limits, server.counters, self._clock_ms, self._woken
+            server.methods,
+            server.limits,
+            server.counters,
+            self._clock_ms,
+            self._woken,
+            max_age_ms=server.max_age_ms(),
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -4,6 +4,8 @@ Implements `seam.Transport`.  Callbacks only; no task per connection or call.
 """
 
 import asyncio
+import math
+import random
 from collections.abc import Iterable
 
 from popmq.common.clock import Clock, SystemClock
@@ -15,6 +17,7 @@ from popmq.proxy.transport.seam import Method
 
 TICK_S = 1.0
 BACKLOG = 1_024
+AGE_JITTER = 0.1
 
 
 class LeanTransport:
@@ -43,6 +46,7 @@ class LeanTransport:
         self.stopping = False
         self.certificates = certificates
         self.tls_only = tls_only
+        self._chance = random.Random()
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
@@ -85,6 +89,11 @@ class LeanTransport:
             self._ticking.cancel()
         await self._listener.wait_closed()
         self._listener = None
+
+    def max_age_ms(self) -> int:
+        """Of the next connection: not all that came together go together."""
+        share = self._chance.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
+        return math.ceil(self.limits.max_age_ms * share)
 
     def gone(self, one: "ClientSocket") -> None:
         self.connections.discard(one)
