@@ -34,8 +34,9 @@ class ControllerProcess:
         )
         self._frames = FrameServer(self.port, hello, settings=frames)
 
-    async def listen(self) -> str:
-        return await self._frames.listen(self._settings.controller.listen)
+    async def listen(self, address: str = "") -> str:
+        """Serve frames at `address`, or where the settings say; returns it with its port."""
+        return await self._frames.listen(address or self._settings.controller.listen)
 
     async def stop(self) -> None:
         self.port.stop()

@@ -42,11 +42,16 @@ class ProxyProcess:
         self._proxy = Proxy(settings, self._routed, clock)
         self._transport: Transport | None = None
         self._controller_port: FramePort | None = None
+        self._shares_port = False
 
     @classmethod
-    def over_frames(cls, settings: Settings) -> "ProxyProcess":
-        """A proxy that finds the controller and the brokers over the network."""
-        hello = Hello(role=Role.PROXY, name=settings.proxy.listen, cluster=settings.cluster.name)
+    def over_frames(cls, settings: Settings, *, worker: int = 0) -> "ProxyProcess":
+        """A proxy that finds the controller and the brokers over the network.
+
+        `worker` counts those that share a port, from 1; 0 has it alone.
+        """
+        name = f"{settings.proxy.listen}/{worker}" if worker else settings.proxy.listen
+        hello = Hello(role=Role.PROXY, name=name, cluster=settings.cluster.name)
         frames = FrameSettings(
             max_frame_bytes=settings.frames.max_frame_bytes,
             max_buffered_bytes=settings.frames.max_buffered_bytes,
@@ -63,6 +68,7 @@ class ProxyProcess:
         controller = FramePort(where, hello, settings=frames, peer_name=f"controller {where}")
         made = cls(settings, controller, open_port)
         made._controller_port = controller
+        made._shares_port = worker > 0
         return made
 
     async def listen(self) -> str:
@@ -92,6 +98,7 @@ class ProxyProcess:
                 host,
                 port,
                 limits=self._settings.lean,
+                reuse_port=self._shares_port,
                 certificates=certificates_of(self._settings.proxy, self._tls_folder),
                 tls_only=self._settings.proxy.tls == "only",
             )
