@@ -90,8 +90,8 @@ class LeanConnection:
                     return
                 try:
                     self._frame(kind, flags, stream_id, payload)
-                except StreamFault as fault:
-                    self._reset(fault)
+                except StreamFault as broken:
+                    self._reset(broken)
             self.inbox.widen()
         except ConnectionFault as fault:
             self.fail(fault)
