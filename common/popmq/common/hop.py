@@ -51,6 +51,11 @@ class Kind(IntEnum):
     UNPARK = 56
     REGISTER = 64
     ROUTES = 65
+    ALTER_SYNC_STATE_SET = 66
+    WATCH_GROUP = 67
+    LIST_REPLICAS = 68
+    FAILOVER = 69
+    HAND_OVER = 85
 
 
 OnReply = Callable[[bytes | PopmqError], None]
