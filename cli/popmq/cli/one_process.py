@@ -33,6 +33,7 @@ class OneProcess:
     async def start(self, *frames: str) -> None:
         """Serve clients; also other processes that speak frames, at the addresses given."""
         async with AsyncExitStack() as stack:
+            self.controller.start()
             stack.push_async_callback(self.controller.stop)
             stack.push_async_callback(self.broker.stop)
             await self.broker.start()

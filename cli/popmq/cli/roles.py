@@ -127,6 +127,7 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
 async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     controller = ControllerProcess(settings)
     stack.push_async_callback(controller.stop)
+    life.own(controller.start())
     address = await controller.listen()
     metrics = await _http(
         settings, stack, "controller", lambda: (life.serving, {}), controller.metrics

@@ -26,6 +26,7 @@ from popmq.common.quantities import (
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.common.settings_section import Section as _Section
 from popmq.common.settings_section import checked as _checked
+from popmq.common.settings_section import matching as _matching
 from popmq.common.settings_section import one_of as _one_of
 from popmq.common.settings_section import shown
 from popmq.common.settings_section import within as _within
@@ -61,11 +62,9 @@ def client_endpoint(environ: Mapping[str, str]) -> str:
 
 def _name_of(default: str, *, optional: bool = False) -> str:
     # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
-    def check(value: str) -> str:
-        good = (optional and not value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,100}", value)
-        return "" if good else "1 to 100 letters, digits, _ or -"
-
-    return _checked(default, check)
+    least = 0 if optional else 1
+    what = "1 to 100 letters, digits, _ or -"
+    return _matching(default, rf"[a-zA-Z0-9_-]{{{least},100}}", what)
 
 
 def _address(default: str, *, optional: bool = False) -> str:
@@ -95,6 +94,9 @@ class ControllerSettings(_Section):
     addresses: tuple[str, ...] = _checked(("127.0.0.1:9878",), _bad_addresses)
     heartbeat_ms: int = _within(500, 10, 60_000)
     dead_after_ms: int = _within(2000, 20, 600_000)
+    store: str = _one_of("memory", "memory", "file", "kubernetes")
+    data: str = _checked("./popmq-controller", lambda path: "" if path.strip() else "a path")
+    namespace: str = _matching("", r"[a-z0-9-]{0,63}", "a namespace")  # "": the pod's own
 
     def relations(self) -> None:
         low = 2 * self.heartbeat_ms
