@@ -67,6 +67,7 @@ CORE_PLACES = (
     "broker/popmq/broker/pop",
     "broker/popmq/broker/timer",
     "broker/popmq/broker/filter",
+    "broker/popmq/broker/ha",
     "common/popmq/common/message.py",
     "common/popmq/common/receipt.py",
     "common/popmq/common/topics.py",
