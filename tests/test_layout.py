@@ -74,6 +74,7 @@ CORE_PLACES = (
     "controller/popmq/controller/replica_group.py",
     "controller/popmq/controller/replicas.py",
     "controller/popmq/controller/routes.py",
+    "broker/popmq/broker/ha",
     "common/popmq/common/message.py",
     "common/popmq/common/receipt.py",
     "common/popmq/common/topics.py",

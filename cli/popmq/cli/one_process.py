@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from popmq.broker.process import BrokerProcess
 from popmq.common.clock import Clock
@@ -16,7 +17,12 @@ class OneProcess:
     """`start`, then `stop` or `kill`, once each. `beating` and `broker.failed` tell of trouble."""
 
     def __init__(
-        self, settings: Settings, broker: BrokerProcess, *, proxy_clock: Clock | None = None
+        self,
+        settings: Settings,
+        broker: BrokerProcess,
+        *,
+        proxy_clock: Clock | None = None,
+        tls_folder: Path | None = None,
     ) -> None:
         self.broker = broker
         self.controller = ControllerProcess(settings)
@@ -25,6 +31,7 @@ class OneProcess:
             self.controller.port,
             lambda name, address: LocalPort(broker.port),
             clock=proxy_clock,
+            tls_folder=tls_folder,
         )
         self.endpoint = ""
         self.beating: asyncio.Task[None]

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from popmq.broker.process import BrokerProcess
 from popmq.cli.one_process import OneProcess
@@ -64,7 +65,7 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--transport", metavar="NAME", help="what serves gRPC: grpcio (default) or lean"
+        "--transport", metavar="NAME", help="what serves gRPC: lean (default) or grpcio"
     )
 
 
@@ -109,7 +110,8 @@ def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = Non
 
 
 async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    one = OneProcess(settings, BrokerProcess(settings))
+    tls_folder = Path(settings.broker.data) / "tls"
+    one = OneProcess(settings, BrokerProcess(settings), tls_folder=tls_folder)
     await one.start(*_unix_address(settings))
     stack.push_async_callback(one.stop)
     life.own(one.beating)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from popmq.common.errors import ConfigError
+from popmq.common.lean_settings import LeanSettings
 from popmq.common.quantities import (
     DAY_MS,
     GIB,
@@ -117,29 +118,18 @@ class BrokerSettings(_Section):
 class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
-    transport: str = _one_of("grpcio", "grpcio", "lean")
+    transport: str = _one_of("lean", "lean", "grpcio")
+    tls: str = _one_of("auto", "auto", "off", "only")
+    tls_certificate: str = ""  # a PEM file with the chain; "": one of our own making
+    tls_key: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class LeanSettings(_Section):
-    """Bounds of the lean transport, each per connection unless it says otherwise."""
-
-    max_connections: int = _within(20_000, 1, 1_000_000)  # of the server
-    max_streams: int = _within(10_000, 1, 1_000_000)
-    max_header_bytes: int = _within(32 * KIB, 4 * KIB, MIB)
-    max_frame_bytes: int = _within(16 * KIB, 16 * KIB, 16 * MIB - 1)
-    max_message_bytes: int = _within(130 * MIB, 64 * KIB, GIB)
-    max_inflated_bytes: int = _within(34 * MIB, 64 * KIB, GIB)  # a compressed message, unpacked
-    stream_window_bytes: int = _within(MIB, 65_535, GIB)
-    connection_window_bytes: int = _within(8 * MIB, 65_535, GIB)
-    max_incoming_bytes: int = _within(160 * MIB, 64 * KIB, 16 * GIB)  # of incomplete messages
-    max_incoming_total_bytes: int = _within(512 * MIB, 64 * KIB, 64 * GIB)  # of the server
-    max_unsent_bytes: int = _within(64 * MIB, 64 * KIB, 4 * GIB)
-    max_resets_per_s: int = _within(1_000, 1, 1_000_000)
-    max_control_per_s: int = _within(5_000, 1, 1_000_000)  # PING, SETTINGS and their like
-    handshake_ms: int = _within(10_000, 10, 600_000)
-    stall_ms: int = _within(60_000, 100, DAY_MS)
-    idle_ms: int = _within(HOUR_MS, 1_000, 7 * DAY_MS)  # without a call
+    def relations(self) -> None:
+        for one, other in (("tls_key", "tls_certificate"), ("tls_certificate", "tls_key")):
+            if getattr(self, one) and not getattr(self, other):
+                raise self.refuse(other, f"needed, as proxy.{one} is set")
+        if self.transport != "lean" and (self.tls == "only" or self.tls_certificate):
+            complaint = "serves plain text only; TLS (proxy.tls, proxy.tls_certificate) needs lean"
+            raise self.refuse("transport", complaint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +242,7 @@ class Settings:
     controller: ControllerSettings = ControllerSettings()
     broker: BrokerSettings = BrokerSettings()
     proxy: ProxySettings = ProxySettings()
-    lean: LeanSettings = LeanSettings()
+    lean: LeanSettings = field(default_factory=LeanSettings)
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()

@@ -1,6 +1,7 @@
 """The proxy as a process: transport, routes, and connections to the brokers."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings, parse_address
@@ -11,8 +12,10 @@ from popmq.common.hop import Port
 from popmq.common.observe import Metric, MetricKind
 from popmq.proxy.brokers import ClosablePort, RoutedBrokers
 from popmq.proxy.proxy import Proxy
+from popmq.proxy.self_signed import certificates_of
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
-from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS
+from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TLS_REFUSALS
+from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
 from popmq.proxy.transport.seam import Transport
 
@@ -29,8 +32,11 @@ class ProxyProcess:
         open_port: OpenPort,
         *,
         clock: Clock | None = None,
+        tls_folder: Path | None = None,
     ) -> None:
+        """In `tls_folder` a certificate of our own making is kept, if none is set."""
         self._settings = settings
+        self._tls_folder = tls_folder
         clock = clock or SystemClock()
         self._routed = RoutedBrokers(controller, open_port, clock)
         self._proxy = Proxy(settings, self._routed, clock)
@@ -81,7 +87,14 @@ class ProxyProcess:
     def _make_transport(self, host: str, port: int) -> Transport:
         methods = self._proxy.methods()
         if self._settings.proxy.transport == "lean":
-            return LeanTransport(methods, host, port, limits=self._settings.lean)
+            return LeanTransport(
+                methods,
+                host,
+                port,
+                limits=self._settings.lean,
+                certificates=certificates_of(self._settings.proxy, self._tls_folder),
+                tls_only=self._settings.proxy.tls == "only",
+            )
         return GrpcioTransport(methods, host, port)
 
     async def routed(self) -> None:
@@ -135,6 +148,19 @@ class ProxyProcess:
         ]
 
 
+def _certificate_metrics(certificates: Certificates | None) -> list[Metric]:
+    if certificates is None:
+        return []
+    return [
+        Metric("proxy_lean_tls_reloads", "New certificates loaded.", certificates.reloaded),
+        Metric(
+            "proxy_lean_tls_reload_failures",
+            "Changed certificates that could not be used; the old one stays.",
+            certificates.refused,
+        ),
+    ]
+
+
 def _lean_metrics(transport: LeanTransport) -> list[Metric]:
     counts, gauge = transport.counters, MetricKind.GAUGE
     return [
@@ -149,6 +175,17 @@ def _lean_metrics(transport: LeanTransport) -> list[Metric]:
         Metric("proxy_lean_calls", "Calls taken.", counts.calls),
         Metric("proxy_lean_faults", "Connections that broke the protocol.", counts.faults),
         Metric("proxy_lean_idle_closed", "Connections closed as idle.", counts.idle_closed),
+        Metric("proxy_lean_aged", "Connections that reached their age.", counts.aged),
+        *(
+            Metric(
+                "proxy_lean_tls_refused",
+                "Connections refused for their TLS, or for having none.",
+                counts.tls_refused[why],
+                labels={"why": why},
+            )
+            for why in TLS_REFUSALS
+        ),
+        *_certificate_metrics(transport.certificates),
         *(
             Metric(
                 "proxy_lean_cut_off",

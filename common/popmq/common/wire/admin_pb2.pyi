@@ -433,15 +433,18 @@ class GroupReply(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     PARKED_FIELD_NUMBER: _builtins.int
     PARKED_KEYS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
     parked_keys: _builtins.int
     """how many there are"""
+    incomplete: _builtins.str
+    """why this is not all, if it is not"""
     @_builtins.property
     def status(self) -> Global___Status: ...
     @_builtins.property
     def group(self) -> Global___Group: ...
     @_builtins.property
     def parked(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedKey]:
-        """longest first, at most 1,000"""
+        """of every broker, longest first, at most 1,000"""
 
     def __init__(
         self,
@@ -450,10 +453,11 @@ class GroupReply(_message.Message):
         group: Global___Group | None = ...,
         parked: _abc.Iterable[Global___ParkedKey] | None = ...,
         parked_keys: _builtins.int = ...,
+        incomplete: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "parked", b"parked", "parked_keys", b"parked_keys", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "incomplete", b"incomplete", "parked", b"parked", "parked_keys", b"parked_keys", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,6 +475,7 @@ class ParkedKey(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     PARKED_MS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     key: _builtins.str
     """the message group; empty: messages without one"""
@@ -480,6 +485,7 @@ class ParkedKey(_message.Message):
     """for how long"""
     state: _builtins.str
     """parked | resumed | dead-lettering"""
+    broker: _builtins.str
     def __init__(
         self,
         *,
@@ -489,10 +495,11 @@ class ParkedKey(_message.Message):
         messages: _builtins.int = ...,
         parked_ms: _builtins.int = ...,
         state: _builtins.str = ...,
+        broker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "messages", b"messages", "parked_ms", b"parked_ms", "queue_id", b"queue_id", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "key", b"key", "messages", b"messages", "parked_ms", b"parked_ms", "queue_id", b"queue_id", "state", b"state", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
