@@ -39,7 +39,7 @@ class ProxyProcess:
         self._tls_folder = tls_folder
         clock = clock or SystemClock()
         self._routed = RoutedBrokers(controllers, open_port, clock)
-        self._proxy = Proxy(settings, self._routed, clock)
+        self._proxy = Proxy(settings, self._routed, clock, controllers)
         self._transport: Transport | None = None
         self._controller_ports: list[FramePort] = []
 
