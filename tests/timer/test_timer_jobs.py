@@ -1,6 +1,7 @@
 """What people ask about timers: recall, reschedule, list and forecast, as requests."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from timer.timer_client import (
@@ -21,11 +22,12 @@ from timer.timer_client import (
 
 from popmq.broker import timer_jobs
 from popmq.broker.timer import timer_scan
+from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind, TimerOutcome
+from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker
+from popmq.testing.core import SMALL, CoreBroker
 
 
 @pytest.fixture
@@ -212,22 +214,43 @@ def test_a_list_beside_traffic_is_what_a_plain_list_says(
             assert listed(core, limit=limit) == expected[:limit]
 
 
-def test_a_damaged_wheel_is_a_refusal_and_the_broker_goes_on(core: CoreBroker) -> None:
-    send_all(core, {"A": HOUR, "B": HOUR})
+def with_a_damaged_slot(core: CoreBroker) -> None:
+    """Timers `A` and `B` are in it, due in half an hour."""
+    send_all(core, {"A": HOUR // 2, "B": HOUR // 2})
     core.advance(5 * SECOND)
     files = core.broker.timers.files
     slot = next(files.occupied(core.clock.wall_ms(), 1 << 62))
-    files._wheel._dirty[slot.time_ms // SECOND % 3_600] = (
-        slot.time_ms // SECOND,
-        slot.first,
-        slot.last,
-        7,
-    )
+    time = slot.time_ms // SECOND
+    files._wheel._dirty[time % 3_600] = (time, slot.first, slot.last, 7)
+
+
+def test_a_damaged_wheel_is_a_refusal_and_the_next_answer_is_whole(core: CoreBroker) -> None:
+    with_a_damaged_slot(core)
     error = core.ask(Kind.LIST_TIMERS, b"").error
     assert isinstance(error, PopmqError)
     assert error.code == Code.INTERNAL_ERROR
+    core.run_steps()
+    assert listed(core) == ["A", "B"]
     core.advance(HOUR)
     assert received(core) == [b"A", b"B"]
+
+
+def test_a_send_into_a_damaged_slot_of_a_bounded_wheel_is_refused_and_goes_on_soon() -> None:
+    """Seed 272 of the simulator: the damage came up in the sender's request."""
+    settings = replace(SMALL, timer=replace(SMALL.timer, slot_limit=3))
+    core = core_with_topic(settings=settings)
+    due_ms = core.clock.wall_ms() + HOUR // 2
+    with_a_damaged_slot(core)
+    core.broker.timers.admission._counts.clear()  # other slots came up since then
+    entry = PutEntry(MessageType.DELAY, b"C", b"", 0, 0, due_ms, "C", 0)
+    body = hop.encode_put(PutRequest("orders", [entry]))
+    (refused,) = hop.decode_put_reply(core.reply(Kind.PUT, body))
+    assert (refused.code, "is made anew" in refused.message) == (Code.TOO_MANY_REQUESTS, True)
+    core.run_steps()
+    (stored,) = hop.decode_put_reply(core.reply(Kind.PUT, body))
+    assert stored.code == Code.OK
+    core.advance(HOUR)
+    assert received(core) == [b"A", b"B", b"C"]
 
 
 def test_a_forecast_counts_by_topic_and_by_time(core: CoreBroker) -> None:

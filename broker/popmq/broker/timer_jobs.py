@@ -257,7 +257,13 @@ def _scan(broker: Broker, end_ms: int) -> TimerScan:
     lap_ms = settings.wheel_slots * settings.slot_ms
     end_ms = max(end_ms, broker.wall_ms() + settings.slot_ms)
     to_ms = min(begin_ms + lap_ms, end_ms)
-    return TimerScan(broker.timers.files, begin_ms, to_ms, slot_ms=settings.slot_ms)
+    return TimerScan(
+        broker.timers.files,
+        begin_ms,
+        to_ms,
+        slot_ms=settings.slot_ms,
+        on_damage=broker.timers.service.rebuild,
+    )
 
 
 def _topic_id(broker: Broker, name: str) -> int:

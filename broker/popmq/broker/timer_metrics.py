@@ -39,6 +39,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("rolled", "Units put on into a later slot.", enqueue.rolled),
         ("moved_bodies", "Appended again by retention.", timers.bodies.moved),
         ("rebuilds", "Times that the wheel was made anew.", service.rebuilds),
+        ("turned_back", "Times that a clock was far ahead before.", service.turned_back),
         ("checks", "Counts of the pending timers.", timers.check.done),
         ("check_mismatches", "Topics with another count.", timers.check.mismatches),
     ):

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
 _BATCH = 64
+_TURN_BACK_MS = 600_000  # ahead of the clock by more, the wheel is made anew where the clock is
 
 
 class TimerService:
@@ -65,6 +66,7 @@ class TimerService:
         self.dead_lettered = 0
         self.lost = 0
         self.rebuilds = 0
+        self.turned_back = 0
         self.late_ms = 0  # of the newest firing
         self.late_total_ms = 0
 
@@ -120,6 +122,8 @@ class TimerService:
         done = self._files.step(self._boot_ms(), self.cursors)
         if self._warming:
             return done
+        if self.firing and self.enqueue.base_ms - self._wall_ms() > _TURN_BACK_MS:
+            self._turn_back()
         try:
             done += self.enqueue.step(self.enqueue_limit)
             if self.firing and self.enqueue.caught_up and not self.due.rolled:
@@ -133,7 +137,7 @@ class TimerService:
         except ColdRead as cold:
             self._warm(cold)
         except TimerDamaged as damage:
-            self._rebuild(damage)
+            self.rebuild(damage)
             done += 1
         return done
 
@@ -168,6 +172,13 @@ class TimerService:
     def is_firing(self, identity: int) -> bool:
         """Whether its firing waits to be confirmed: no lookup finds the message yet."""
         return any(one == identity for _, one in self._firing)
+
+    def rebuild(self, damage: TimerDamaged) -> None:
+        """The wheel is an index: it is made again from the timer queue, beside the traffic."""
+        logger.error("timer wheel is built anew", extra={"reason": str(damage)})
+        self.rebuilds += 1
+        self._files.reset()
+        self._begin_anew()
 
     # -- inside
 
@@ -294,11 +305,17 @@ class TimerService:
 
         self._store.readers.submit(lambda: _read(cold), done)
 
-    def _rebuild(self, damage: TimerDamaged) -> None:
-        """The wheel is an index: it is made again from the timer queue, beside the traffic."""
-        logger.error("timer wheel is built anew", extra={"reason": str(damage)})
-        self.rebuilds += 1
-        self._files.reset()
+    def _turn_back(self) -> None:
+        """The clock was far ahead once: what comes now would all wait in memory, and in one slot
+        that is over at that time.  What waits stands in the timer queue."""
+        ahead_ms = self.enqueue.base_ms - self._wall_ms()
+        logger.warning("timer wheel is turned back", extra={"ahead_ms": ahead_ms})
+        self.turned_back += 1
+        now_ms = self._wall_ms()
+        self._files.reset(turned_ms=now_ms - now_ms % self._slot_ms)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         start = self.queue.queue.min_offset
         self._begin(start, start)
 

@@ -46,7 +46,13 @@ class Timers:
         )
         queue = self.service.queue
         self.admission = TimerAdmission(
-            store, queue, self.state, self.files, settings, clock.wall_ms
+            store,
+            queue,
+            self.state,
+            self.files,
+            settings,
+            wall_ms=clock.wall_ms,
+            on_damage=self.service.rebuild,
         )
         self.recall = TimerRecall(
             store,
