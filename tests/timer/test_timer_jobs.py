@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from timer.test_timer_check import damage_body
 from timer.timer_client import (
     HOUR,
     MINUTE,
@@ -21,6 +22,7 @@ from timer.timer_client import (
 )
 
 from popmq.broker import timer_jobs
+from popmq.broker.store import lookup
 from popmq.broker.timer import timer_scan
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
@@ -103,6 +105,61 @@ def test_what_is_asked_about_nothing_is_refused(core: CoreBroker) -> None:
     assert core.server._jobs.running == 0
 
 
+def test_every_timer_of_an_id_is_recalled_however_many_there_are(core: CoreBroker) -> None:
+    """A client may send the same id again and again."""
+    for _ in range(100):
+        send(core, "A", core.clock.wall_ms() + HOUR)
+    core.run_steps()
+    assert recall(core, "A") is TimerOutcome.DONE
+    assert core.broker.timers.state.pending == {}
+    core.advance(HOUR)
+    assert received(core) == []
+
+
+def test_a_message_that_was_rescheduled_very_often_is_recalled_and_rescheduled(
+    core: CoreBroker,
+) -> None:
+    send(core, "A", core.clock.wall_ms() + HOUR, body=b"first")
+    for _ in range(100):
+        assert reschedule(core, "A", -2 * HOUR).outcome == "DONE"
+    assert reschedule(core, "A", -MINUTE).outcome == "DONE"
+    core.advance(MINUTE)
+    assert received(core) == [b"first"]
+    assert recall(core, "A") is TimerOutcome.ALREADY_VISIBLE
+
+
+def test_what_cannot_be_looked_through_in_one_request_is_refused_and_left_as_it_is(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "_READS_LIMIT", 10)
+    for _ in range(11):
+        send(core, "A", core.clock.wall_ms() + HOUR)
+    core.run_steps()
+    for kind, request in (
+        (Kind.RECALL, pb.RecallRequest(topic="orders", message_id="A")),
+        (Kind.RESCHEDULE, pb.RescheduleRequest(topic="orders", message_id="A", new_due_ms=-1)),
+    ):
+        error = core.ask(kind, request.SerializeToString()).error
+        assert isinstance(error, PopmqError)
+        assert "none was changed: gave up after 10 messages" in str(error)
+    assert core.broker.timers.state.pending_total == 11
+    assert "gave up after 10" in list_timers(core, message_id="A").incomplete
+
+
+def test_a_timer_whose_body_is_damaged_is_not_said_to_be_recalled_or_unknown(
+    core: CoreBroker,
+) -> None:
+    send_all(core, {"A": HOUR})
+    damage_body(core, "A")
+    for kind, request in (
+        (Kind.RECALL, pb.RecallRequest(topic="orders", message_id="A")),
+        (Kind.RESCHEDULE, pb.RescheduleRequest(topic="orders", message_id="A", new_due_ms=-1)),
+    ):
+        error = core.ask(kind, request.SerializeToString()).error
+        assert "is damaged" in str(error)
+    assert core.broker.timers.state.pending_total == 1
+
+
 def test_timers_are_listed_by_due_time_with_all_that_names_them(core: CoreBroker) -> None:
     now_ms = core.clock.wall_ms()
     core.topic("others", type=MessageType.DELAY)
@@ -116,7 +173,7 @@ def test_timers_are_listed_by_due_time_with_all_that_names_them(core: CoreBroker
     assert listed(core, message_id="later") == ["later"]
     assert listed(core, topic="others", message_id="later") == []
     (first, *_) = list_timers(core).timers
-    record = core.broker.timers.recall.find(None, "soon")[0]
+    record = core.broker.timers.recall.find(None, "soon").stored[0]
     assert (first.topic, first.queue_id, first.state) == ("orders", 0, "PENDING")
     assert (first.due_ms, first.stored_ms) == (now_ms + 500, now_ms)
     assert (first.position, first.offset) == (record.timer.identity, record.timer.offset)

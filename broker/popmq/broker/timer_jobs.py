@@ -160,7 +160,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
     yield from confirmed(broker.store)
     if request.message_id:
         find = partial(broker.timers.recall.find, topic_id, _checked_id(request.message_id))
-        stored = yield from read(find)
+        stored, reply.incomplete = yield from read(find)
         stored = [one for one in stored if want.takes(one.timer)]
         stored = [one for one in stored if broker.timers.recall.is_pending(one)]
         stored.sort(key=lambda one: one.timer.key)
@@ -170,7 +170,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
         reply.incomplete = waiting.incomplete
         yield from confirmed(broker.store)
         stored = yield from _with_messages(broker, waiting.first)
-    reply.timers.extend(_to_wire(broker, one) for one in stored[:limit])
+    reply.timers.extend(_to_wire(broker, one, request.message_id) for one in stored[:limit])
     return reply.SerializeToString()
 
 
@@ -188,14 +188,14 @@ def _with_messages(broker: Broker, timers: list[Timer]) -> Steps[list[Stored]]:
     return found
 
 
-def _to_wire(broker: Broker, stored: Stored) -> pb.Timer:
+def _to_wire(broker: Broker, stored: Stored, message_id: str) -> pb.Timer:
     timer, message, _ = stored
     token = message.any_token
     late = timer.identity in broker.timers.state.late
     return pb.Timer(
         topic=topic_name(broker, timer.topic_id),
         queue_id=token.queue_id if isinstance(token, TimerToken) else 0,
-        message_id=_id_of(message),
+        message_id=message_id or _id_of(message),
         due_ms=timer.due_ms,
         stored_ms=message.header.wall_ms,
         position=timer.identity,
