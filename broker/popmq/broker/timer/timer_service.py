@@ -23,12 +23,14 @@ from popmq.common import topics
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.message import Header, RecordKind, Stamp, StoredMessage
+from popmq.common.observe import Histogram
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 
 logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
 _BATCH = 64
+LATENESS_MS = (5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
 _TURN_BACK_MS = 600_000  # ahead of the clock by more, the wheel is made anew where the clock is
 
 
@@ -67,8 +69,7 @@ class TimerService:
         self.lost = 0
         self.rebuilds = 0
         self.turned_back = 0
-        self.late_ms = 0  # of the newest firing
-        self.late_total_ms = 0
+        self.lateness = Histogram(LATENESS_MS)
 
     # -- start and stop
 
@@ -251,8 +252,7 @@ class TimerService:
         self.state.ended(ending)
         self.due.ended(due)
         self.fired += 1
-        self.late_ms = stamp.wall_ms - due.due_ms
-        self.late_total_ms += self.late_ms
+        self.lateness.observe(stamp.wall_ms - due.due_ms)
         return outcome is Outcome.FIRED
 
     def _give_up(self, due: Due) -> None:
