@@ -211,6 +211,24 @@ def test_a_timer_that_waits_beside_the_wheel_is_late(core: CoreBroker) -> None:
     assert forecast(core).next_due_ms == late.due_ms
 
 
+def test_a_timer_that_stands_in_a_later_slot_than_its_own_is_listed_first(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came when its slot was about to be over, and the crash took back what was."""
+    monkeypatch.setattr(timer_scan, "_UNITS_A_PIECE", 1)
+    now_ms = core.clock.wall_ms()
+    service = core.broker.timers.service
+    service.enqueue.over(service.enqueue.base_ms, closing_ms=now_ms - now_ms % SECOND + MINUTE)
+    send_all(core, {"early": 5 * SECOND})
+    core.broker.timers.files.flush_now(service.cursors())
+    crash(core)
+    send_all(core, {"A": 10 * SECOND, "B": 10 * SECOND, "C": 30 * SECOND})
+    assert listed(core, limit=1) == ["early"]
+    assert listed(core, limit=2) == ["early", "A"]
+    core.advance(5 * SECOND)
+    assert received(core) == [b"early"]
+
+
 def test_a_timer_whose_body_was_moved_is_listed_once(core: CoreBroker) -> None:
     send_all(core, {"A": HOUR})
     bodies = core.broker.timers.bodies

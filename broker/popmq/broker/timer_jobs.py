@@ -113,7 +113,7 @@ class Waiting:
                 [Timer(one.due_ms, one.identity, one.position, one.size, one.topic_id, 0)
                  for one in units]
             )  # fmt: skip
-            if self._is_done(scan.at_ms, self._broker.wall_ms()):
+            if self._is_done(scan.at_ms):
                 break
         else:
             self.incomplete = f"only {self._looked} timers of the wheel were looked at"
@@ -130,12 +130,13 @@ class Waiting:
                 if known is None or known.position <= timer.position:
                     self._found[timer.identity] = timer
 
-    def _is_done(self, slot_ms: int, now_ms: int) -> bool:
+    def _is_done(self, slot_ms: int) -> bool:
         """No slot from `slot_ms` on holds one that is due before those found.
 
-        What came too late for its own slot stands in one that is over soon.
+        What came too late for its own slot stands in a later one, the latest of which is known.
         """
-        if len(self._found) <= self._want.limit or slot_ms <= now_ms:
+        early_ms = self._timers.files.early_ms
+        if len(self._found) <= self._want.limit or slot_ms <= early_ms:
             return False
         first = self.first
         if len(first) < self._want.limit:
