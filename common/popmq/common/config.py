@@ -33,6 +33,8 @@ from popmq.common.settings_section import shown
 from popmq.common.settings_section import within as _within
 
 CLIENT_ENDPOINT = "POPMQ_ENDPOINT"
+CLIENT_TLS_CA = "POPMQ_TLS_CA"
+OVER_TLS = "tls://"
 DEFAULT_ENDPOINT = "127.0.0.1:8081"
 
 
@@ -383,7 +385,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TC
 def _variables(environ: Mapping[str, str], known: Mapping[str, object]) -> dict[str, str]:
     names = {f"POPMQ_{key.replace('.', '_').upper()}": key for key in known}
     for name in environ:
-        strange = name.startswith("POPMQ_") and name not in names and name != CLIENT_ENDPOINT
+        strange = name.startswith("POPMQ_") and name not in (*names, CLIENT_ENDPOINT, CLIENT_TLS_CA)
         if strange and not _SERVICE_LINK.search(name):
             raise _unknown(f"environment variable {name}", name, names)
     return {name: key for name, key in names.items() if name in environ}
