@@ -8,7 +8,9 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 import random
 from collections.abc import Callable
 
-from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
+from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
+from popmq.broker.filter.sql92 import SqlFilters
+from popmq.broker.filter.tag import parse_tags
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -120,6 +122,7 @@ class Broker:
             settings.pop,
         )
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
+        self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.timers = Timers(
@@ -134,6 +137,7 @@ class Broker:
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
+        self.explainer.filters = self.pops.filters
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
@@ -255,7 +259,7 @@ class Broker:
             limit=min(request.limit, self.settings.pop.max_batch),
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
-            tags=_tags(request),
+            filter=self._filter_of(request),
             client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
@@ -304,6 +308,11 @@ class Broker:
         return self.registry.group(name)
 
     # -- inside
+
+    def _filter_of(self, request: PopRequest) -> MessageFilter:
+        if request.filter_type == FilterType.SQL:
+            return self.sql_filters.get(request.expression)
+        return parse_tags(request.expression) if request.filter_type else EVERYTHING
 
     def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
@@ -383,11 +392,3 @@ def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
         )
     if kind is MessageType.TRANSACTION:
         raise NotYet("TRANSACTION messages are not served yet: send others")
-
-
-def _tags(request: PopRequest) -> TagFilter:
-    if request.filter_type == FilterType.SQL:
-        raise NotYet("SQL92 filters are not served yet: filter by tag")
-    if request.filter_type == FilterType.NONE:
-        return EVERYTHING
-    return parse_tags(request.expression)

@@ -11,6 +11,7 @@ from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
 from popmq.common.topics import MessageType
 from popmq.testing.core import pop as encode_pop
+from popmq.testing.core import tagged
 from popmq.testing.false_empty import popped_empty
 from popmq.testing.history import Held, Place, Pop, Reader, Sent
 from popmq.testing.sim_requests import Requests
@@ -28,6 +29,7 @@ MAX_INVISIBLE_MS = max(INVISIBLE_MS)
 BRIEF = "brief"  # a topic with a retention of its own
 KEYS = (b"", b"a", b"a", b"b", b"c", b"d")
 FIFO_QUEUES = 2
+NAMED = (_field(3, b"m000000")[:2], b"")  # how properties begin that are some
 QUIET = "quiet"  # a topic that hardly anything is sent to
 LONG_MS = (5_400_000, 10_800_000)  # longer than messages are kept, where they expire
 
@@ -86,7 +88,10 @@ class Clients(Requests):
         front = b"%06d|" % number
         head = front + rng.randbytes(size - len(front))
         properties = self._properties(number, ordered=topic.fifo)
-        sent = Sent(number, topic, rng.choice(TAGS), head, properties, self._oracle.at)
+        tag = rng.choice(TAGS)
+        if tag:  # what is no protobuf has none
+            properties = tagged(tag) + (properties if properties[:2] in NAMED else b"")
+        sent = Sent(number, topic, tag, head, properties, self._oracle.at)
         sent.asked_log_ms = self._machine.log_ms
         sent.asked_wall_ms = self._machine.clock.wall_ms()
         self._oracle.messages.append(sent)
