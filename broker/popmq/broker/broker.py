@@ -11,6 +11,7 @@ from collections.abc import Callable
 from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
 from popmq.broker.filter.sql92 import SqlFilters
 from popmq.broker.filter.tag import parse_tags
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -75,6 +76,7 @@ class Broker:
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
+        self.receipts = FirstReceipts(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
@@ -141,7 +143,9 @@ class Broker:
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
-        self.applier = RecordApplier(self.registry, self.table, self.redriven, self.timers.service)
+        self.applier = RecordApplier(
+            self.registry, self.table, self.redriven, self.timers.service, self.receipts
+        )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.buffer.write_all
@@ -172,6 +176,7 @@ class Broker:
             self.store.dispatch,
             self.redriven,
             self.timers.state,
+            self.receipts,
         )
         self.store.recover(self.applier.apply)
         self.timers.recover()
@@ -208,7 +213,7 @@ class Broker:
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.timers.step()
+        done = self.timers.step() + self.receipts.step(self.store.log_ms())
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
@@ -317,6 +322,15 @@ class Broker:
     def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
+        if entry.message_id:
+            result = self.receipts.find(topic.id, entry.message_id)
+            if result is None:
+                result = self._store(topic, entry)
+                self.receipts.stored(topic.id, entry.message_id, result, self.store.log_ms())
+            return result
+        return self._store(topic, entry)
+
+    def _store(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
