@@ -10,7 +10,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from popmq.cli import dlq, doctor, explain, lookup, messages, metadata, operate, roles, timers
+from popmq.cli import (
+    bench,
+    dlq,
+    doctor,
+    explain,
+    lookup,
+    messages,
+    metadata,
+    operate,
+    roles,
+    timers,
+)
 from popmq.common.config import client_endpoint, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError, PopmqError
 
@@ -54,6 +65,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     operate.add_parsers(subparsers, common)
     dlq.add_parsers(subparsers, common)
     timers.add_parsers(subparsers, common)
+    bench.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser
