@@ -36,8 +36,10 @@ class Popmq:
         self._variant = variant
         self._roles: list[Process] = []
         self._topic: PopmqTopic | None = None
+        self._folder = Path()
+        self._env: dict[str, str] = {}
+        self._starts = 0
         self.endpoint = ""
-        self.metrics: list[str] = []
 
     def start(self, folder: Path) -> None:
         controller, port = free_port(), free_port()
@@ -51,12 +53,21 @@ class Popmq:
             "POPMQ_HTTP_LISTEN": "127.0.0.1:0",
         }
         self.endpoint = f"127.0.0.1:{port}"
+        self._folder, self._env = folder, env
+        self.start_again()
+        self._topic = _first_topic(self.endpoint)
+
+    def start_again(self) -> None:
+        """With the same data; back when every role says that it is ready."""
+        assert not self._roles, "stop it first"
         for role in ("controller", "broker", "proxy") if self._apart else ("up",):
             argv = [sys.executable, "-m", "popmq.cli", role]
-            process = Process(role, argv, folder, env)
+            # A log of its own for each start: the ready line is looked for in it.
+            self._starts += 1
+            process = Process(role, argv, self._folder, self._env, log=f"{role}-{self._starts}")
             self._roles.append(process)
-            self.metrics.append(_ready(process))
-        self._topic = _first_topic(self.endpoint)
+        for process in self._roles:
+            _ready(process)
 
     def processes(self) -> Sequence[Process]:
         return self._roles
@@ -95,21 +106,26 @@ class Popmq:
             )
         return consumed
 
+    def kill(self) -> None:
+        """SIGKILL to all roles."""
+        for process in self._roles:
+            process.kill()
+        self._roles.clear()
+
     def stop(self) -> None:
         for process in reversed(self._roles):
             process.stop()
         self._roles.clear()
 
 
-def _ready(process: Process) -> str:
-    """Wait for the ready line; the address of the metrics."""
+def _ready(process: Process) -> None:
+    """Wait for the ready line."""
     until = time.monotonic() + READY_S
     while time.monotonic() < until:
         process.check()
-        found = re.search(r"^ready: .*metrics (\S+?),?(?:\s|$)", process.tail(), re.MULTILINE)
-        if found:
-            return found[1]
-        time.sleep(0.02)
+        if re.search(r"^ready: ", process.tail(), re.MULTILINE):
+            return
+        time.sleep(0.01)
     raise LoadError(f"{process.name} was not ready after {READY_S} s: {process.tail()}")
 
 

@@ -18,19 +18,25 @@ class Process:
     """One server with all that it starts. Its output is in `<folder>/<name>.log`."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], folder: Path, env: Mapping[str, str]
+        self,
+        name: str,
+        argv: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        *,
+        log: str = "",
     ) -> None:
         self.name = name
-        self.log = folder / f"{name}.log"
+        self.log = folder / f"{log or name}.log"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,
                 cwd=folder,
                 env={**inherited, **env},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 
@@ -61,6 +67,12 @@ class Process:
 
     def resume(self) -> None:
         self._signal(self.pids(), signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._signal(self.pids()[1:], signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL to what is there after half a minute."""
