@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 from popmq.cli import (
     bench,
+    brokers,
     dlq,
     doctor,
     explain,
@@ -57,7 +58,8 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"popmq {version('popmq')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     common = _common_arguments(environ)
-    roles.add_parsers(subparsers)
+    broker = roles.add_parsers(subparsers)
+    brokers.add_parsers(subparsers, broker, common)
     messages.add_parsers(subparsers, common)
     metadata.add_parsers(subparsers, common)
     lookup.add_parsers(subparsers, common)

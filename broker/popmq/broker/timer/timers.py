@@ -73,5 +73,9 @@ class Timers:
         self.bodies.begin()
 
     def step(self) -> int:
-        """One round of the background work; returns how much was done."""
-        return self.service.step() + self.check.step()
+        """One round of the background work; returns how much was done.
+
+        A replica counts nothing: the master's record says what was found.
+        """
+        done = self.service.step()
+        return done + self.check.step() if self.service.firing else done
