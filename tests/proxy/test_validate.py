@@ -298,10 +298,14 @@ def test_tags_go_to_the_broker_as_text(
     assert filter_of(filter_type, expression) == result
 
 
-def test_sql_filters_are_not_served_yet() -> None:
-    with pytest.raises(PopmqError, match="SQL") as caught:
-        filter_of(2, "a = 1")
-    assert caught.value.code is Code.NOT_IMPLEMENTED
+def test_an_sql_filter_goes_to_the_broker_as_it_was_written() -> None:
+    assert filter_of(2, "  a = 1 ") == (FilterType.SQL, "  a = 1 ")
+
+
+def test_an_sql_filter_that_says_nothing_is_refused() -> None:
+    with pytest.raises(PopmqError, match="the SQL filter is empty") as caught:
+        filter_of(2, " ")
+    assert caught.value.code is Code.ILLEGAL_FILTER_EXPRESSION
 
 
 def test_texts_that_would_not_fit_a_frame_are_refused() -> None:

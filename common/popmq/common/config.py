@@ -173,6 +173,14 @@ class MessageSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class DedupSettings(_Section):
+    """Of message ids that were sent already."""
+
+    window_ms: int = _within(600_000, 0, 7 * DAY_MS)  # 0: a resend is another message
+    max_ids: int = _within(500_000, 1, 100_000_000)  # about 200 bytes of memory each
+
+
+@dataclass(frozen=True, slots=True)
 class PopSettings(_Section):
     invisible_default_ms: int = _within(60_000, 1, 7 * DAY_MS)
     invisible_min_ms: int = _within(1, 1, 7 * DAY_MS)
@@ -252,6 +260,7 @@ class Settings:
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
+    dedup: DedupSettings = DedupSettings()
     pop: PopSettings = PopSettings()
     timer: TimerSettings = TimerSettings()
     group: GroupSettings = GroupSettings()

@@ -155,17 +155,19 @@ def poll_ms(asked_ms: int | None, remaining_ms: int | None, longest_ms: int) -> 
 
 
 def filter_of(filter_type: int, expression: str) -> tuple[FilterType, str]:
-    """The filter for the broker. Nothing and `*` pass everything."""
-    if filter_type == SQL:
-        raise NotYet("popmq does not serve SQL filters yet: filter by tag, as in `a || b`")
-    expression = expression.strip()
-    if expression in ("", "*"):
-        return FilterType.NONE, ""
+    """The filter for the broker, which compiles one in SQL. No tags, and `*`, pass everything."""
     if (size := len(expression.encode())) > EXPRESSION_LIMIT:
         raise Refused(
             Code.ILLEGAL_FILTER_EXPRESSION,
             f"filter expression of {size} bytes is over the limit of {EXPRESSION_LIMIT} bytes",
         )
+    if filter_type == SQL:
+        if _is_blank(expression):
+            raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the SQL filter is empty")
+        return FilterType.SQL, expression  # with its blanks: errors name a column
+    expression = expression.strip()
+    if expression in ("", "*"):
+        return FilterType.NONE, ""
     return FilterType.TAG, expression
 
 
