@@ -41,6 +41,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def served_by(request: pytest.FixtureRequest) -> Iterator[None]:
-    processes.SERVED_BY.append(getattr(request, "param", "lean"))
+    processes.SERVED_BY.append(getattr(request, "param", ""))
     yield
     processes.SERVED_BY.pop()
