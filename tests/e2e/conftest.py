@@ -24,6 +24,7 @@ LEAN_ONLY = {
     "test_official_fifo",
     "test_official_java",
     "test_official_shared",
+    "test_official_tls",
     "test_timers_killed",
     "test_transport_flag",
     "test_workers",
