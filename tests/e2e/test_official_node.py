@@ -71,7 +71,7 @@ def test_the_node_client_loses_nothing_while_its_connections_reach_their_age(
         launch=launch_node,
         seed=SEED,
         count=300,
-        max_body=NODE_MAX_BODY,
+        max_body=1 << 20,
     )
     ages = {
         "POPMQ_PROXY_TRANSPORT": transport,

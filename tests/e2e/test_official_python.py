@@ -62,7 +62,7 @@ def test_the_python_client_loses_nothing_while_its_connections_reach_their_age(
         launch=launch_python,
         seed=SEED,
         count=300,
-        max_body=PYTHON_MAX_BODY,
+        max_body=1 << 20,
         client_ms_per_mib=PYTHON_MS_PER_MIB,
     )
     ages = {
