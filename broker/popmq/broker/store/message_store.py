@@ -4,10 +4,10 @@ The invariant: nobody outside hears of a record (reply, queue unit) before it is
 """
 
 import errno
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from popmq.broker.store.abort_file import ABORT, mark_running
 from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper, SyncedFile
 from popmq.broker.store.commit_log import CommitLog
@@ -18,6 +18,7 @@ from popmq.broker.store.group_commit import GroupCommit
 from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.message_reader import DamagedMessage, MessageReader
 from popmq.broker.store.recovery import Apply, Recovery
+from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.retention import Body, Retention
 from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
@@ -58,7 +59,7 @@ class MessageStore:
         self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.reader = MessageReader(self._log, folder)
-        self._abort_path = f"{folder}/abort"
+        self._abort_path = f"{folder}/{ABORT}"
         self.metrics = StoreMetrics()
         self._commit = GroupCommit(
             self._log,
@@ -67,9 +68,11 @@ class MessageStore:
             self.metrics,
             soon=lambda work: self.soon(work),
             before_batch=lambda: self.before_batch(),
+            on_durable=self._on_disk,
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),
         )
+        self.replicas = ReplicaLog(self._log, self._commit)
         self._log_clock: LogClock | None = None
         self._checkpoint = Checkpoint()
         self.snapshots = SnapshotKeeper(
@@ -92,6 +95,9 @@ class MessageStore:
         self.before_batch: Callable[[], None] = lambda: None
         self.on_moved: Callable[[Body], None] = lambda body: None
         self.on_failure: Callable[[BaseException], None] = _raise
+        # Hears of each batch that is on this disk. A broker alone confirms it; who has replicas
+        # calls `confirm` when enough of them have it, too.
+        self.on_durable: Callable[[int], None] = self.confirm
 
     # -- start and stop
 
@@ -140,8 +146,9 @@ class MessageStore:
         self._log_clock = LogClock(
             self._clock, last_log_ms=replayed.log_ms, last_wall_ms=replayed.wall_ms
         )
-        self._commit.confirmed = self.dispatch.position = self._log.end
-        self._mark_running()
+        self._commit.durable = self._commit.confirmed = self._log.end
+        self.dispatch.position = self._log.end
+        mark_running(self._disk, self._folder)
 
     def start_epoch(self) -> None:
         """Write the first record of this start as master; later records carry its epoch."""
@@ -185,8 +192,17 @@ class MessageStore:
 
     @property
     def confirmed(self) -> int:
-        """Everything below this position is durable, and in the queues."""
+        """Everything below this position is durable where it has to be, and in the queues."""
         return self._commit.confirmed
+
+    @property
+    def durable(self) -> int:
+        """Everything below this position is on this disk."""
+        return self._commit.durable
+
+    def confirm(self, position: int) -> None:
+        """Everything below `position`, at most `end`, is confirmed: tell who waited for it."""
+        self._commit.confirm(position)
 
     def log_ms(self) -> int:
         assert self._log_clock is not None, "the store is not recovered yet"
@@ -373,7 +389,8 @@ class MessageStore:
             now_ms=self._clock.boot_ms(),
             log_ms=self.log_ms(),
             confirmed=self.confirmed,
-            keep_from=min(safe, self.snapshots.older_position),
+            # With the record that ends at the older snapshot: it says whose snapshot it is.
+            keep_from=min(safe, self.snapshots.older_position - 1),
         )
 
     # -- inside
@@ -382,6 +399,10 @@ class MessageStore:
         self.metrics.records += 1
         self.metrics.bytes += size
         self._commit.want()
+
+    def _on_disk(self, durable: int) -> None:
+        self.replicas.trim_tail()
+        self.on_durable(durable)
 
     def _advance(self, confirmed: int) -> None:
         grown = self.dispatch.advance(confirmed)
@@ -405,16 +426,6 @@ class MessageStore:
             self._clock.wall_ms(),
             self._log.last_position,
         )
-
-    def _mark_running(self) -> None:
-        file = self._disk.open(self._abort_path, create=True)
-        try:
-            file.truncate(0)
-            file.write(str(os.getpid()).encode(), 0)
-            file.sync()
-        finally:
-            file.close()
-        self._disk.sync_folder(self._folder)
 
 
 def _raise(error: BaseException) -> None:

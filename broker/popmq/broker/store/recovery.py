@@ -148,7 +148,9 @@ class Recovery:
         if head.position == 0:
             return True
         last = self._log.record_at(head.last_position)
-        return last is not None and last.end == head.position and last.epoch == head.epoch
+        if last is None or last.epoch != head.epoch:
+            return False
+        return head.position in (last.end, self._log.behind(last.end))
 
     def _enter(self, record: ScannedRecord) -> None:
         header = record.header
