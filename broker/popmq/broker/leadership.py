@@ -91,7 +91,7 @@ class Leadership:
         logger.info("leading", extra={"epoch": self.epoch, "start_position": self.epoch_start})
         self._broker.promote(self.epoch)
         self._gate.slaves.opens(self.side)
-        self._store.on_batch = self.side.grown
+        self._store.replicas.watch(self.side.grown)
         self._store.when_confirmed(self._opened)
         self.side.durable(self._store.durable)
 

@@ -48,10 +48,10 @@ class Follower:
             self.kept_up_ms = max(self.kept_up_ms, self.mark_ms)
             self.mark_position, self.mark_ms = end, now_ms
 
-    def look(self, *, end: int, now_ms: int, laggard_ms: int) -> None:
-        """Nothing was acked for a while: fine, if there is nothing to ack."""
-        if self.acked >= end and not self.is_silent(now_ms, laggard_ms):
-            self.kept_up_ms = now_ms
+    def look(self, *, end: int, now_ms: int) -> None:
+        """Nothing was acked for a while: fine, if there is nothing to ack and it still speaks."""
+        if self.acked >= end:
+            self.kept_up_ms = max(self.kept_up_ms, self.heard_ms)
             self.mark_position, self.mark_ms = end, now_ms
 
     def is_silent(self, now_ms: int, laggard_ms: int) -> bool:

@@ -39,7 +39,7 @@ class SetKeeper:
     def step(self, *, end: int, now_ms: int) -> int:
         """Look at everybody; ask for at most one change. Returns how much was done."""
         for follower in self._followers.values():
-            follower.look(end=end, now_ms=now_ms, laggard_ms=self._laggard_ms)
+            follower.look(end=end, now_ms=now_ms)
         proposal = self._sync.proposal
         if proposal is not None:
             dead = [one for one in self._sync.pending if self._is_gone(one, now_ms)]

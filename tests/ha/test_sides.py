@@ -1,0 +1,595 @@
+"""A master and its slaves over real stores: rules R10 to R23, and what breaking them would do."""
+
+from dataclasses import replace
+
+import pytest
+from ha.replicas import SETTINGS, DirectPort, Replica, World
+
+from popmq.common import replication
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Kind
+from popmq.common.replication import EpochEntry
+
+
+def trio() -> tuple[World, Replica, Replica, Replica]:
+    world = World()
+    a, b, c = world.replicas
+    return world, a, b, c
+
+
+def pair() -> tuple[World, Replica, Replica]:
+    world = World("ab")
+    a, b = world.replicas
+    return world, a, b
+
+
+def ask(world: World, to: Replica, kind: Kind, body: bytes) -> bytes | PopmqError:
+    answers: list[bytes | PopmqError] = []
+    assert to.side is not None
+    to.side.request(kind, body, 1_000, answers.append)
+    world.settle()
+    (answer,) = answers
+    return answer
+
+
+def refusal(answer: bytes | PopmqError) -> Code:
+    assert isinstance(answer, PopmqError)
+    return answer.code
+
+
+# -- the stream
+
+
+def test_a_slave_gets_the_log_and_what_it_has_on_its_disk_is_confirmed() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    end = a.append(50)
+    world.settle()
+    assert (b.store.durable, a.store.confirmed) == (end, end)
+    assert b.log() == a.log()
+    assert b.entries == a.entries == [EpochEntry(1, 0)]
+    world.advance(50)
+    assert b.confirmed_told[-1] == end
+
+
+def test_records_are_confirmed_when_all_of_the_set_have_them_on_their_disks() -> None:
+    world, a, b, c = trio()
+    a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.settle()
+    before = a.store.confirmed
+    c.flusher.held = True
+    end = a.append()
+    world.settle()
+    assert (b.store.durable, c.store.end, a.store.confirmed) == (end, end, before)
+    c.flusher.release()
+    world.settle()
+    assert a.store.confirmed == end
+
+
+def test_a_slave_acknowledges_what_is_on_its_disk_and_not_what_it_received() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    before = a.store.confirmed
+    b.flusher.held = True
+    a.append()
+    world.settle()
+    assert b.store.end == a.store.end
+    assert a.store.confirmed == before
+    b.crash()  # what it had received is gone, and nobody was told otherwise
+    assert b.store.end == before == a.store.confirmed
+
+
+def test_the_master_counts_itself_with_what_is_on_its_disk() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    before = a.store.confirmed
+    a.flusher.held = True
+    a.append()
+    world.settle()
+    assert b.store.durable == a.store.end  # both disks write at the same time
+    assert a.store.confirmed == before
+
+
+def test_a_slave_writes_while_the_masters_disk_does() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    a.flusher.held = b.flusher.held = True
+    a.append()
+    world.settle()
+    assert b.store.end == a.store.end > a.store.durable
+
+
+def test_a_block_never_holds_records_of_two_epochs() -> None:
+    world, a, b = pair()
+    starts = []
+    for epoch in (1, 2, 7):
+        a.lead(epoch, version=epoch)
+        starts.append(a.append(5))
+    world.settle()
+    port = b.follow(a)
+    ends = []
+    while b.store.end < a.store.end:
+        port.held = True
+        world.settle()
+        port.deliver_kept()
+        ends.append(b.store.end)
+    world.settle()
+    assert set(starts) <= set(ends)
+    assert b.entries == a.entries
+    assert [entry.epoch for entry in b.entries] == [1, 2, 7]
+    assert b.log() == a.log()
+
+
+def test_an_idle_slave_hears_of_the_confirmed_position_soon() -> None:
+    world, a, b, c = trio()
+    a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.settle()
+    c.flusher.held = True
+    end = a.append()
+    world.settle()
+    c.flusher.release()
+    world.settle()
+    assert b.confirmed_told[-1] < end
+    world.advance(30)
+    assert b.confirmed_told[-1] == end
+
+
+def test_a_slave_is_told_the_masters_timer_check_point_every_three_seconds() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    b.timers.clear()
+    world.step()
+    assert [(one.last_read_ms, one.queue_offset) for one in b.timers] == [(111, 222)]
+    world.advance(2_900)
+    assert len(b.timers) == 1
+    world.advance(200)
+    assert len(b.timers) == 2
+
+
+# -- R10: everything names its epoch, its store and its session
+
+
+def test_an_ack_of_another_epoch_session_or_store_counts_for_nothing() -> None:
+    world, a, b = pair()
+    side = a.lead(2, b)
+    b.follow(a)
+    world.settle()
+    session = side.followers[b.id].session
+    before = a.store.confirmed
+    b.flusher.held = True
+    end = a.append()
+    world.settle()
+    for epoch, store_id, number in (
+        (1, b.id, session),
+        (3, b.id, session),
+        (2, b.id, session + 1),
+        (2, b.id, 0),
+        (2, "f" * 32, session),
+    ):
+        body = replication.encode_acked(replication.Acked(epoch, store_id, number, end))
+        assert refusal(ask(world, a, Kind.ACKED, body)) in (
+            Code.NOT_MASTER,
+            Code.PRECONDITION_FAILED,
+        )
+        assert a.store.confirmed == before
+
+
+def test_a_handshake_of_another_epoch_is_refused() -> None:
+    world, a, b = pair()
+    a.lead(2, b)
+    for epoch in (1, 3):
+        body = replication.encode_handshake(replication.Handshake(epoch, b.id, "b", "", 0))
+        assert refusal(ask(world, a, Kind.HANDSHAKE, body)) is Code.NOT_MASTER
+
+
+def test_a_session_is_over_when_its_store_shakes_hands_again() -> None:
+    world, a, b = pair()
+    side = a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    old = side.followers[b.id].session
+    hello = replication.encode_handshake(replication.Handshake(1, b.id, "b", "", b.store.end))
+    assert isinstance(ask(world, a, Kind.HANDSHAKE, hello), bytes)
+    body = replication.encode_acked(replication.Acked(1, b.id, old, b.store.end))
+    assert refusal(ask(world, a, Kind.ACKED, body)) is Code.PRECONDITION_FAILED
+
+
+def test_an_answer_of_an_older_connection_is_dropped() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    a.append(3)
+    world.settle()
+    old = b.follow(a)
+    old.held = True
+    world.settle()  # the answer to the first handshake is late: it says that the log ends here
+    assert old.kept
+    b.follow(a)
+    world.settle()
+    a.append(10)
+    world.settle()
+    end = b.store.end
+    assert a.store.confirmed == end
+    old.deliver_kept()
+    world.settle()
+    assert (b.store.end, b.store.durable) == (end, end)
+
+
+def test_what_an_older_master_still_says_is_not_taken() -> None:
+    world, a, b, c = trio()
+    a.lead(1, b, c)
+    port = b.follow(a)
+    c.follow(a)
+    world.settle()
+    port.held = True
+    a.append(5)
+    world.settle()
+    c.lead(2, b, version=2)
+    b.follow(c)
+    world.settle()
+    before = b.log()
+    port.deliver_kept()
+    world.settle()
+    assert b.log() == before == c.log()
+
+
+def test_the_slave_of_another_log_is_refused() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    body = replication.encode_handshake(replication.Handshake(1, b.id, "b", "their-log", 10))
+    answer = ask(world, a, Kind.HANDSHAKE, body)
+    assert refusal(answer) is Code.FORBIDDEN
+    assert "another broker group" in str(answer)
+
+
+def test_an_ack_beyond_the_log_is_refused() -> None:
+    world, a, b = pair()
+    side = a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    asked = replication.Acked(1, b.id, side.followers[b.id].session, a.store.end + 1)
+    assert refusal(ask(world, a, Kind.ACKED, replication.encode_acked(asked))) is Code.BAD_REQUEST
+
+
+# -- R11, R12: what a new master keeps
+
+
+def test_a_new_master_keeps_what_its_predecessor_may_have_acknowledged() -> None:
+    world, a, b, c = trio()
+    a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.settle()
+    b.confirmed_told.clear()
+    end = a.append(10)
+    world.settle()
+    assert a.store.confirmed == end
+    b.boot()  # it forgot what was confirmed
+    b.lead(2, c, version=2)
+    c.follow(b)
+    world.settle()
+    assert b.log()[:end] == a.log()[:end]
+    assert b.store.confirmed == c.store.durable == b.store.end > end
+
+
+# -- R21, R22: where logs part
+
+
+def test_a_slave_cuts_what_its_new_master_never_had() -> None:
+    world, a, b, c = trio()
+    a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.settle()
+    common = a.append(5)
+    world.settle()
+    for port in (b.port, c.port):
+        assert port is not None
+        port.cut = True
+    a.append(7)  # reaches nobody
+    world.settle()
+    b.lead(2, c, version=2)
+    c.follow(b)
+    b.append(2)
+    world.settle()
+    a.follow(b)
+    world.settle()
+    assert a.log() == b.log() == c.log()
+    assert a.entries == b.entries == [EpochEntry(1, 0), EpochEntry(2, common)]
+    assert a.slave is not None
+    assert a.slave.truncations == 1
+    a.crash()  # the cut was durable: nothing of it comes back
+    assert a.log() == b.log()[: a.store.end]
+
+
+def test_nothing_is_acknowledged_or_taken_for_confirmed_before_the_cut() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    a.append(3)
+    world.settle()
+    port = b.follow(a)
+    world.settle()
+    port.cut = True
+    a.confirmed_told.clear()
+    stale = a.append(9)
+    world.settle()
+    b.lead(2, version=2)
+    b.append(20, size=300)
+    world.settle()
+    assert b.store.confirmed > stale
+    a.flusher.held = True  # the cut takes its time
+    new = a.follow(b)
+    world.settle()
+    kinds = [kind for kind, _ in new.asked]
+    assert kinds == [Kind.HANDSHAKE]
+    assert a.confirmed_told == []
+    a.flusher.release()
+    world.settle()
+    assert a.log() == b.log()
+
+
+def test_a_slave_that_restarts_keeps_what_its_master_has() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    end = a.append(10)
+    world.settle()
+    b.crash()
+    assert b.store.confirmed == 0
+    port = b.follow(a)
+    world.settle()
+    assert b.store.end == end == a.store.confirmed
+    assert b.slave is not None
+    assert b.slave.truncations == 0
+    assert port.asked[0][0] is Kind.HANDSHAKE
+
+
+def test_a_member_of_the_set_that_would_have_to_cut_confirmed_records_stops() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    a.append(10)
+    world.settle()
+    world.advance(50)
+    end = b.store.confirmed
+    stranger = World("x", world.settings)
+    (x,) = stranger.replicas
+    x.world = world
+    x.boot()
+    x.lead(5, b)
+    b.follow(x, members=(b, x))
+    world.settle()
+    assert len(b.broken) == 1
+    assert "is confirmed up to" in str(b.broken[0])
+    assert b.store.end == end
+
+
+def test_a_store_outside_the_set_with_nothing_in_common_is_rebuilt() -> None:
+    world, a, b = pair()
+    a.lead(1)
+    a.append(3)
+    b.lead(1)
+    b.append(4)
+    world.settle()
+    b.lead(3)
+    b.append(2)
+    world.settle()
+    a.epochs.clear()
+    a.epochs.append(2, 0)
+    a.store._commit.confirmed = 0
+    a.follow(b, members=(b,))
+    world.settle()
+    assert a.rebuilds == ["the master's log and this one have no epoch in common"]
+    assert a.broken == []
+
+
+# -- R23 and R6: what a slave takes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": 57},
+        {"block_epoch": 1, "epoch_start": 3},
+        {"block_epoch": 0},
+        {"epoch": 2},
+    ],
+)
+def test_a_block_that_does_not_fit_is_refused_and_the_session_ends(
+    change: dict[str, int],
+) -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    port = b.follow(a)
+    world.settle()
+    end = b.store.end
+    port.held = True
+    a.append()
+    world.settle()
+    data = a.store.replicas.recent(end, 1 << 20)
+    assert data
+    block = replication.Block(1, 1, 0, end, end, a.store.end, data)
+    block = block._replace(**change)  # type: ignore[arg-type]  # none of them is the data
+    port.kept.clear()
+    port.held = False
+    assert b.slave is not None
+    b.slave._fetched(replication.encode_block(block))
+    assert b.store.end == end
+    assert not b.slave.following
+    world.advance(100)
+    assert b.log() == a.log()
+
+
+def test_an_epoch_is_on_the_disk_before_its_first_record_is() -> None:
+    world, a, b = pair()
+    a.lead(1)
+    a.append()
+    a.lead(2, version=2)
+    world.settle()
+    b.flusher.held = True
+    b.follow(a)
+    world.settle()
+    assert b.store.durable < b.store.end
+    assert [entry.epoch for entry in b.entries] == [1, 2]
+    b.disk.restore_power()
+    b.boot()
+    assert b.store.end == 0
+
+
+# -- the set
+
+
+def test_who_caught_up_is_added_and_who_fell_silent_is_taken_out() -> None:
+    world, a, b = pair()
+    side = a.lead(1)
+    b.follow(a)
+    world.advance(20)
+    assert [alter.sync_state_set for alter in a.alters] == [frozenset((a.id, b.id))]
+    assert side.sync.pending == {b.id}
+    side.learn(epoch=1, version=2, members=frozenset((a.id, b.id)))
+    a.alters.clear()
+    world.advance(5_000)
+    assert a.alters == []  # an idle slave is no laggard
+    assert b.port is not None
+    b.port.cut = True
+    b.slave = None
+    world.advance(1_400)
+    assert a.alters == []
+    world.advance(300)
+    assert a.alters[0].sync_state_set == {a.id}
+
+
+def test_a_member_whose_disk_hangs_is_taken_out_though_it_speaks() -> None:
+    world, a, b, c = trio()
+    side = a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.settle()
+    world.advance(100)
+    b.flusher.held = True
+    for _ in range(200):
+        a.append()
+        world.advance(10)
+    assert {alter.sync_state_set for alter in a.alters} == {frozenset((a.id, c.id))}
+    assert side.sync.members == {a.id, b.id, c.id}  # until it is known
+
+
+def test_a_request_is_sent_again_until_the_record_answers_it() -> None:
+    world, a, b = pair()
+    side = a.lead(1)
+    b.follow(a)
+    world.advance(1_000)
+    assert len(a.alters) > 2
+    assert len(set(a.alters)) == 1
+    side.learn(epoch=1, version=2, members=frozenset((a.id, b.id)))
+    count = len(a.alters)
+    world.advance(1_000)
+    assert len(a.alters) == count
+
+
+def test_a_candidate_that_died_is_given_up_by_a_request_that_competes() -> None:
+    world, a, b = pair()
+    side = a.lead(1)
+    b.follow(a)
+    world.advance(20)
+    assert b.port is not None
+    b.port.cut = True
+    b.slave = None
+    end = a.append()
+    world.advance(2_500)
+    assert a.store.confirmed < end
+    assert a.alters[-1].sync_state_set == {a.id}
+    assert a.alters[-1].expected_version == a.alters[0].expected_version == 1
+    side.learn(epoch=1, version=2, members=frozenset((a.id,)))
+    assert a.store.confirmed == end
+
+
+def test_a_slave_far_behind_is_not_asked_for_yet() -> None:
+    world, a, b = pair()
+    a.lead(1)
+    a.append(300, size=1_000)
+    world.settle()
+    b.flusher.held = True
+    b.follow(a)
+    world.advance(100)
+    assert a.alters == []
+
+
+# -- bounds
+
+
+def test_a_slave_that_copies_is_held_to_its_rate() -> None:
+    world = World("ab", replace(SETTINGS, catch_up_bytes_per_second=40_000))
+    a, b = world.replicas
+    a.lead(1)
+    a.append(200, size=1_000)
+    world.settle()
+    b.follow(a)
+    world.advance(2_000)
+    assert 60_000 < b.store.end < 110_000
+    world.advance(4_000)
+    assert b.store.end == a.store.end
+
+
+def test_a_slave_waits_for_its_own_disk_before_it_asks_for_more() -> None:
+    world, a, b = pair()
+    a.lead(1)
+    a.append(300, size=1_000)
+    world.settle()
+    b.flusher.held = True
+    b.follow(a)
+    world.settle()
+    assert 8 * 4_096 < b.store.end < 12 * 4_096
+    b.flusher.release()
+    world.settle()
+    assert b.store.end == a.store.end
+
+
+def test_no_more_slaves_connect_than_the_table_holds() -> None:
+    world, a, b = pair()
+    a.lead(1)
+    for number in range(32):
+        body = replication.encode_handshake(
+            replication.Handshake(1, f"{number:032x}", f"n{number}", "", 0)
+        )
+        assert isinstance(ask(world, a, Kind.HANDSHAKE, body), bytes)
+    body = replication.encode_handshake(replication.Handshake(1, b.id, "b", "", 0))
+    assert refusal(ask(world, a, Kind.HANDSHAKE, body)) is Code.TOO_MANY_REQUESTS
+    world.clock.advance(5_000)  # the others are silent: one of them makes room
+    assert isinstance(ask(world, a, Kind.HANDSHAKE, body), bytes)
+
+
+def test_a_deposed_master_answers_who_waits() -> None:
+    world, a, b = pair()
+    side = a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    assert b.slave is not None
+    side.stop()
+    world.settle()
+    assert not b.slave.following
+
+
+def test_a_port_that_refuses_at_once_is_tried_again_later() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    port = b.follow(a)
+    port.cut = True
+    world.settle()
+    assert isinstance(port, DirectPort)
+    tries = len(port.asked)
+    assert tries == 1
