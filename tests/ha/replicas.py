@@ -18,7 +18,7 @@ from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import Alter, SyncState
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.config import StoreSettings
-from popmq.common.errors import PopmqError, Unavailable
+from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, OnReply
 from popmq.common.message import RecordKind
 from popmq.common.replication import EpochEntry, MasterTimers
@@ -267,6 +267,27 @@ class World:
             self.settle()
 
 
-def unreachable(kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
-    on_reply(Unavailable("nobody there"))
-    return 0
+def trio() -> tuple[World, Replica, Replica, Replica]:
+    world = World()
+    a, b, c = world.replicas
+    return world, a, b, c
+
+
+def pair() -> tuple[World, Replica, Replica]:
+    world = World("ab")
+    a, b = world.replicas
+    return world, a, b
+
+
+def ask(world: World, to: Replica, kind: Kind, body: bytes) -> bytes | PopmqError:
+    answers: list[bytes | PopmqError] = []
+    assert to.side is not None
+    to.side.request(kind, body, 1_000, answers.append)
+    world.settle()
+    (answer,) = answers
+    return answer
+
+
+def refusal(answer: bytes | PopmqError) -> Code:
+    assert isinstance(answer, PopmqError)
+    return answer.code

@@ -17,6 +17,7 @@ from popmq.broker.ha.controllers import Controllers
 from popmq.broker.ha.copying import Copying
 from popmq.broker.ha.epoch_file import FILE_NAME as EPOCHS
 from popmq.broker.ha.epoch_file import EpochFile
+from popmq.broker.ha.first_epochs import begin_alone, begin_epochs
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.master_side import NEAR_BLOCKS
@@ -73,7 +74,7 @@ class BrokerNode:
         self.copying = Copying(NEAR_BLOCKS * settings.replication.fetch_bytes)
         self.elections = 0  # epochs accepted since the start
         self.rebuilds = 0
-        self.truncations = self.truncated_bytes = 0
+        self._truncations = self._truncated_bytes = 0  # of followings that are over
         self.gate = Gate(self._serve_node)
         self.identity: Identity
         self.epochs: EpochFile
@@ -144,7 +145,7 @@ class BrokerNode:
             self._open_slave()
             return
         broker = self._life.begin()
-        broker.store.begin_epoch = self._begin_epoch_alone
+        broker.store.begin_epoch = self._begin_alone
         broker.start()
         self._server = BrokerServer(broker)
         self.role = Role.MASTER
@@ -172,9 +173,30 @@ class BrokerNode:
         if not self.changing:
             self.broker.stop()
 
+    def close(self) -> None:
+        """A clean stop, the flushers idle. Leaves a whole store, if everything is confirmed."""
+        store = self.broker.store
+        if self.serves and store.confirmed == store.end == store.durable:
+            self.broker.close()
+        else:
+            self.release_files()
+
     def release_files(self) -> None:
         """Close every file without a word; after a crash in tests, or a failed start."""
         self._life.release_files()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is the master, and what it says can be confirmed."""
+        return self._server is not None or self.leadership is not None
+
+    @property
+    def refused_by_code(self) -> dict[int, int]:
+        server = self._server or (self.leadership.server if self.leadership else None)
+        by_code = dict(self.gate.refused_by_code)
+        for code, count in (server.refused_by_code if server else {}).items():
+            by_code[code] = by_code.get(code, 0) + count
+        return by_code
 
     # -- orders
 
@@ -237,8 +259,8 @@ class BrokerNode:
     def _stop_following(self) -> None:
         if self.slave is not None:
             self.slave.stop()
-            self.truncations += self.slave.truncations
-            self.truncated_bytes += self.slave.truncated_bytes
+            self._truncations += self.slave.truncations
+            self._truncated_bytes += self.slave.truncated_bytes
             self.slave = None
 
     def _new_slave(self, record: GroupRecord, address: str) -> SlaveSide:
@@ -348,23 +370,21 @@ class BrokerNode:
         broker.store.on_durable = self._durable
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
-        self._begin_epochs(broker.store.start, broker.store.end)
+        self._begin_epochs()
 
-    def _begin_epochs(self, start: int, end: int) -> None:
-        """A log from before it had replicas was written by one broker: to the others it is one
-        epoch.  Epochs whose records a crash took are none."""
-        if self.epochs.is_new and end > start:
-            self.epochs.append(max(1, self.broker.store.epoch), start)
-        self.epochs.cut_suffix(end)
-        self.identity.accept(max(self.identity.epoch, self.epochs.last_epoch))
+    def _begin_epochs(self) -> None:
+        store = self.broker.store
+        begin_epochs(
+            self.epochs,
+            self.identity,
+            store_epoch=store.epoch,
+            start=store.start,
+            end=store.end,
+        )
 
-    def _begin_epoch_alone(self, epoch: int, position: int) -> int:
-        """Nobody else counts: the next epoch is this broker's own."""
-        self._begin_epochs(self.broker.store.start, position)
-        epoch = max(epoch, self.identity.epoch + 1)
-        self.identity.accept(epoch)
-        self.epochs.append(epoch, position)
-        return epoch
+    def _begin_alone(self, epoch: int, position: int) -> int:
+        self._begin_epochs()
+        return begin_alone(self.epochs, self.identity, epoch, position)
 
     def _durable(self, position: int) -> None:
         if self.leadership is not None:
@@ -386,6 +406,14 @@ class BrokerNode:
             self.leadership.hand_over(HandOverRequest.FromString(body), on_reply)
         else:
             raise NotMaster(self.gate.why)
+
+    @property
+    def truncations(self) -> int:
+        return self._truncations + (self.slave.truncations if self.slave else 0)
+
+    @property
+    def truncated_bytes(self) -> int:
+        return self._truncated_bytes + (self.slave.truncated_bytes if self.slave else 0)
 
     def status(self) -> Status:
         """As of now, for controllers, operators and metrics."""

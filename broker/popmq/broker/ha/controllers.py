@@ -65,6 +65,10 @@ class Controllers:
         self._on_record = on_record
         self._ended = False
 
+    def attach(self, ports: Sequence[Port]) -> None:
+        """More controllers to speak to."""
+        self._all += [_Controller(port) for port in ports]
+
     @property
     def reachable(self) -> bool:
         """Whether one of them answered lately."""
