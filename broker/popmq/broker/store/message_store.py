@@ -97,6 +97,9 @@ class MessageStore:
         # Hears of each batch that is on this disk. A broker alone confirms it; who has replicas
         # calls `confirm` when enough of them have it, too.
         self.on_durable: Callable[[int], None] = self.confirm
+        # Given the next epoch and where it begins: says which one it is, and notes it durably
+        # before its first record is.
+        self.begin_epoch: Callable[[int, int], int] = lambda epoch, position: epoch
 
     # -- start and stop
 
@@ -173,7 +176,7 @@ class MessageStore:
 
     def start_epoch(self) -> None:
         """Write the first record of this start as master; later records carry its epoch."""
-        self.epoch += 1
+        self.epoch = self.begin_epoch(self.epoch + 1, self.end)
         self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=b"")
 
     def close(self) -> None:
