@@ -274,11 +274,9 @@ class BrokerNode:
             self.settings.replication,
             node=self.settings.node,
             members=record.members,
-            log_id=lambda: self.broker.registry.store_id,
-            known_confirmed=lambda: self.broker.store.confirmed,
+            log_id=lambda: self.broker.registry.log_id,
             timer_sync_ms=self.settings.timer.checkpoint_sync_ms,
             now_ms=self.now_ms,
-            on_confirmed=self.broker.confirm_slave,
             on_rebuild=self._rebuild,
             on_broken=self._on_failure,
             on_timers=self._hear_timers,
@@ -286,7 +284,7 @@ class BrokerNode:
         )
 
     def _step_slave(self) -> int:
-        done = self.broker.step_slave()
+        done = self.broker.step()
         if self.slave is not None:
             done += self.slave.step()
             if self.identity.copying and self.slave.following and self.broker.is_whole:
@@ -424,7 +422,7 @@ class BrokerNode:
             settings=self.settings,
             address=self.address,
             store_id=self.identity.store_id,
-            log_id=self.broker.registry.store_id,
+            log_id=self.broker.registry.log_id,
             role=self.role,
             epoch=self.identity.epoch,
             record=self.record,

@@ -78,7 +78,7 @@ class Leadership:
             epochs,
             SnapshotSource(disk, settings.broker.data, store.readers),
             settings.replication,
-            log_id=lambda: broker.registry.store_id,
+            log_id=lambda: broker.registry.log_id,
             timers=self.timers,
             ask=ask,
             reachable=reachable,

@@ -14,6 +14,7 @@ from popmq.broker.ha.epoch_file import EpochFile, consistent_point
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.link import Link
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.slave_store import SlaveStore
 from popmq.common import replication
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind, Port
@@ -43,10 +44,10 @@ class RuleBroken(AssertionError):
 
 
 class SlaveSide:
-    """`members` are the record's set; `known_confirmed` is what was ever applied here.
+    """`members` are the record's set; `store` follows (`MessageStore.follow`).
 
-    `on_confirmed` hears up to where this log is confirmed, `on_rebuild` why it is of no use,
-    `on_broken` what must never happen, `on_timers` the master's TimerCheckPoint.
+    `on_rebuild` hears why this log is of no use, `on_broken` what must never happen, `on_timers`
+    the master's TimerCheckPoint.
     """
 
     def __init__(
@@ -60,10 +61,8 @@ class SlaveSide:
         node: str,
         members: frozenset[str],
         log_id: Callable[[], str],
-        known_confirmed: Callable[[], int],
         timer_sync_ms: int,
         now_ms: Callable[[], int],
-        on_confirmed: Callable[[int], None],
         on_rebuild: Callable[[str], None],
         on_broken: Callable[[BaseException], None],
         on_timers: Callable[[MasterTimers], None],
@@ -82,10 +81,8 @@ class SlaveSide:
         self._node = node
         self.members = members
         self._log_id = log_id
-        self._known_confirmed = known_confirmed
         self._timer_sync_ms = timer_sync_ms
         self._now_ms = now_ms
-        self._on_confirmed = on_confirmed
         self._on_rebuild = on_rebuild
         self._on_broken = on_broken
         self._on_timers = on_timers
@@ -172,14 +169,14 @@ class SlaveSide:
                 raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
             return end
         point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
-        if own_id in self.members and (point is None or point < self._known_confirmed()):
+        if own_id in self.members and (point is None or point < self._store.confirmed):
             raise RuleBroken(
                 f"the master of epoch {self._epoch} agrees with this log up to {point}, but it is "
-                f"confirmed up to {self._known_confirmed()}, and this store is in the set"
+                f"confirmed up to {self._store.confirmed}, and this store is in the set"
             )
         if point is None:
             raise Rebuild("the master's log and this one have no epoch in common")
-        if point < self._known_confirmed():
+        if point < self._store.confirmed:
             raise Rebuild(f"the master's log parts from this one at {point}, which was applied")
         if point < reply.start:
             raise Rebuild(f"the master's log begins at {reply.start}, behind {point}")
@@ -205,7 +202,7 @@ class SlaveSide:
             if self.phase is Phase.CUTTING:
                 self._agreed(reply)
 
-        self._store.replicas.cut(point, known=self._known_confirmed(), done=done)
+        self._slave().cut(point, done)
 
     def _agreed(self, reply: HandshakeReply) -> None:
         """From here on this log is the beginning of the master's."""
@@ -278,7 +275,7 @@ class SlaveSide:
         else:
             assert block.block_epoch <= self._epoch, "a record of an epoch that is yet to come"
             self._epochs.append(block.block_epoch, block.epoch_start)
-        self._store.replicas.append_block(block.position, block.data)
+        self._slave().append_block(block.position, block.data)
 
     # -- acks
 
@@ -308,9 +305,8 @@ class SlaveSide:
 
     def _take_confirmed(self, confirmed: int) -> None:
         """Told by the master of this session, after this log was cut (R17, R21)."""
-        if confirmed > self._confirmed:
-            self._confirmed = confirmed
-        self._on_confirmed(self._confirmed)
+        self._confirmed = max(self._confirmed, confirmed)
+        self._store.confirm(min(self._confirmed, self._store.end))
 
     # -- timers
 
@@ -326,6 +322,11 @@ class SlaveSide:
         timers = replication.decode_master_timers(body)
         if timers.epoch == self._epoch:
             self._on_timers(timers)
+
+    def _slave(self) -> SlaveStore:
+        slave = self._store.slave
+        assert slave is not None, "the store of a slave follows"
+        return slave
 
     # -- trouble
 
