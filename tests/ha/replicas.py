@@ -113,7 +113,6 @@ class Replica:
         self.side: MasterSide | None = None
         self.slave: SlaveSide | None = None
         self.port: DirectPort | None = None
-        self.confirmed_told: list[int] = []
         self.rebuilds: list[str] = []
         self.broken: list[BaseException] = []
         self.alters: list[Alter] = []
@@ -130,15 +129,18 @@ class Replica:
         self.store.on_durable = self._durable
         self.store.replicas.keep_tail(1 << 20)
         self.store.open()
-        self.store.recover(lambda record: None)
-        # Nobody told it what is confirmed; it looks as if it knew nothing.
-        self.store._commit.confirmed = 0
+        self.store.follow(lambda record: None)
         rng = random.Random(f"{self.name} {self.lives}")
         self.identity = Identity(self.disk, "data/identity", rng)
         self.epochs = EpochFile(self.disk, "data/epochs")
         self.epochs.cut_suffix(self.store.end)
 
     def lead(self, epoch: int, *members: "Replica", least: int = 1, version: int = 1) -> MasterSide:
+        """Be the master from here on; who was one begins on its disk again first."""
+        if self.side is not None:
+            self.world.settle()
+            self.boot()
+        self.world.settle()
         self.identity.accept(epoch)
         self.slave = None
         start = self.store.end
@@ -166,15 +168,16 @@ class Replica:
             rng=random.Random(epoch),
         )
         self.store.replicas.watch(self.side.grown)
-        self.store.epoch = epoch
-        self.store.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=b"")
+        self.store.lead(epoch)
         self.side.durable(self.store.durable)
         return self.side
 
     def follow(self, master: "Replica", *, members: tuple["Replica", ...] = ()) -> DirectPort:
         assert master.side is not None
+        if self.side is not None:
+            self.world.settle()
+            self.boot()
         self.identity.accept(master.side.sync.epoch)
-        self.side = None
         if self.slave is not None:
             self.slave.stop()
         self.port = DirectPort(self.world.calls, master.side)
@@ -187,10 +190,8 @@ class Replica:
             node=self.name,
             members=frozenset(one.id for one in members),
             log_id=lambda: "the-log" if self.store.end else "",
-            known_confirmed=lambda: self.store.confirmed,
             timer_sync_ms=3_000,
             now_ms=self.world.clock.boot_ms,
-            on_confirmed=self._told,
             on_rebuild=self.rebuilds.append,
             on_broken=self.broken.append,
             on_timers=self.timers.append,
@@ -233,10 +234,6 @@ class Replica:
             self.side.durable(position)
         elif self.slave is not None:
             self.slave.durable(position)
-
-    def _told(self, confirmed: int) -> None:
-        self.confirmed_told.append(confirmed)
-        self.store._commit.confirmed = max(self.store.confirmed, min(confirmed, self.store.durable))
 
 
 class World:

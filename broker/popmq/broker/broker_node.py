@@ -87,6 +87,7 @@ class BrokerNode:
         self._on_demoted = on_demoted or (lambda: None)
         self._leader_at = ""
         self._postponed: GroupRecord | None = None
+        self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
         self._life = BrokerLife(
             settings,
             disk=disk,
@@ -163,6 +164,9 @@ class BrokerNode:
             return 1
         if self.leadership is not None:
             return self.leadership.step()
+        if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
+            self._begin_to_lead(self._named_by)
+            return 1
         return self._step_slave()
 
     def stop(self) -> None:
@@ -248,6 +252,7 @@ class BrokerNode:
         address = self.view.address_of(record.leader)
         is_new = record.epoch > self.identity.epoch
         self._accept(record)
+        self._named_by = None
         if is_new or (address and address != self._leader_at):
             self._stop_following()
         if self.slave is not None:
@@ -307,8 +312,13 @@ class BrokerNode:
     # -- master
 
     def _lead(self, record: GroupRecord) -> None:
+        """Everything that is here counts, so it has to be on the disk first (R11)."""
         self._stop_following()
         self._accept(record)
+        self._named_by = record
+
+    def _begin_to_lead(self, record: GroupRecord) -> None:
+        self._named_by = None
         self.leadership = Leadership(
             self.settings,
             self.broker,

@@ -87,16 +87,17 @@ class Leadership:
         )
 
     def begin(self) -> None:
-        """Apply what was not, write the first record of the epoch, let slaves in."""
+        """Write the first record of the epoch, and let slaves in; clients come later."""
         logger.info("leading", extra={"epoch": self.epoch, "start_position": self.epoch_start})
-        self._broker.promote(self.epoch)
-        self._gate.slaves.opens(self.side)
+        self._broker.following.on_serving = self._opened
         self._store.replicas.watch(self.side.grown)
-        self._store.when_confirmed(self._opened)
+        self._gate.slaves.opens(self.side)
+        self._broker.promote(self.epoch)
         self.side.durable(self._store.durable)
 
     def step(self) -> int:
-        done = self._broker.step() if self.role is Role.MASTER else 0
+        """A master that hands over does nothing but confirm: whatever it began would be late."""
+        done = self._broker.step() if self.role is not Role.HANDING_OVER else 0
         done += self.side.step()
         self._short = self._shortage()
         if self._hand_over is not None and self._hand_over.step(self._now_ms()):
