@@ -192,9 +192,9 @@ class TimerService:
             times.append(self.due.next_due_ms)
         return max(0, self._wall_ms() - min(times)) if self.firing else 0
 
-    def end(self, due: Due, topic_id: int, offset: int, outcome: Outcome) -> FiringToken:
+    def end(self, due: Due, offset: int, outcome: Outcome) -> FiringToken:
         return FiringToken(
-            topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
+            due.topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
         )
 
     def is_firing(self, identity: int) -> bool:
@@ -258,7 +258,7 @@ class TimerService:
             topic = self._registry.internal_topic(topics.TIMER_DLQ_TOPIC)
             stamp = self._store.stamp()
             self.dead_lettered += 1
-        ending = self.end(due, token.topic_id, message.header.queue_offset, outcome)
+        ending = self.end(due, message.header.queue_offset, outcome)
         self._store.put_message(
             topic_id=topic.id,
             queue_id=queue_id,
@@ -280,7 +280,7 @@ class TimerService:
         """The body cannot be read: the log says so, and the others go on."""
         logger.error("timer lost", extra={"position": due.unit.position, "due_ms": due.due_ms})
         self.lost += 1
-        ending = self.end(due, 0, 0, Outcome.LOST)
+        ending = self.end(due, 0, Outcome.LOST)
         self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
         self.state.ended(ending)
         self.due.ended(due)
