@@ -292,10 +292,15 @@ class BrokerNode:
         done = self.broker.step()
         if self.slave is not None:
             done += self.slave.step()
-            if self.identity.copying and self.slave.following and self.broker.is_whole:
+            if self.identity.copying and self.slave.following and self._is_whole:
                 self.identity.copied()
             self._become(self._slave_role())
         return done
+
+    @property
+    def _is_whole(self) -> bool:
+        slave = self.broker.store.slave
+        return slave is not None and not slave.apply.rebuilding
 
     def _slave_role(self) -> Role:
         return Role.COPYING if self.copying.active or self.identity.copying else Role.SLAVE

@@ -168,7 +168,8 @@ class MasterSide:
     def _handshake(self, asked: replication.Handshake) -> bytes:
         self._check_epoch(asked.epoch)
         log_id = self._log_id()
-        if asked.log_id and asked.log_id != log_id:
+        # One that was just elected may not have applied the record that names its log.
+        if asked.log_id and log_id and asked.log_id != log_id:
             raise Refused(
                 Code.FORBIDDEN,
                 f"node {asked.node} has the log of another broker group ({asked.log_id[:32]}, "
