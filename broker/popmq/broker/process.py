@@ -215,7 +215,7 @@ class BrokerProcess:
                 broker=self._settings.broker.name,
                 address=address,
                 epoch=self.broker.store.epoch,
-                store_id=self.broker.registry.store_id,
+                store_id=self.broker.registry.log_id,
             ),
         ).SerializeToString()
 

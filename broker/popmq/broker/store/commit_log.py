@@ -170,10 +170,11 @@ class CommitLog:
         except BadRecord:
             return None
 
-    def durable_beyond(self, position: int) -> int | None:
+    def durable_beyond(self, position: int, *, from_epoch: int = 0) -> int | None:
         """A record behind `position` that was written when `position` was confirmed already.
 
-        It proves that the bytes at `position` were durable once: damage, not a torn tail.
+        It proves that the bytes at `position` were durable once: damage, not a torn tail.  Only
+        records from `from_epoch` on were written here and can prove that.
         """
         seam = b""
         for start, piece in self._filled_from(position):
@@ -185,7 +186,9 @@ class CommitLog:
                 if at <= position or int.from_bytes(named, "big") != at:
                     continue
                 header = self.record_at(at)
-                if header is not None and self._confirmed_at(header) > position:
+                if header is None or header.epoch < from_epoch:
+                    continue
+                if self._confirmed_at(header) > position:
                     return at
         return None
 

@@ -56,6 +56,8 @@ class GroupCommit:
         self._scheduled = False
         self._began_ms = 0
         self._cut: tuple[int, int, Callable[[], None]] | None = None
+        # Hears when a batch is about to go to the disk: slaves may have it, too.
+        self.on_batch: Callable[[], None] = lambda: None
         self.durable = 0
         self.confirmed = 0
         self.failed = False
@@ -117,6 +119,7 @@ class GroupCommit:
             return
         self._flushing = True
         self._began_ms = self._clock.boot_ms()
+        self.on_batch()
         self._flusher.submit(
             lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
         )
