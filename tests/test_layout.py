@@ -59,7 +59,15 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | SERVICES
     | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job", "timer_jobs"},
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
-    "process": CORES | SERVICES | {"metrics", "broker", "server"},
+    "gate": set(),
+    "broker_life": CORES | SERVICES | {"broker"},
+    "followership": CORES | SERVICES | {"broker"},
+    "leadership": CORES | SERVICES | {"broker", "gate", "server"},
+    "broker_node": CORES
+    | SERVICES
+    | {"broker", "broker_life", "followership", "gate", "leadership", "server"},
+    "replication_metrics": SERVICES | {"broker_node"},
+    "process": CORES | SERVICES | {"metrics", "replication_metrics", "broker", "broker_node"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.
@@ -69,6 +77,14 @@ CORE_PLACES = (
     "broker/popmq/broker/pop",
     "broker/popmq/broker/timer",
     "broker/popmq/broker/filter",
+    "controller/popmq/controller/controller.py",
+    "controller/popmq/controller/election.py",
+    "controller/popmq/controller/failover.py",
+    "controller/popmq/controller/long_polls.py",
+    "controller/popmq/controller/replica_group.py",
+    "controller/popmq/controller/replicas.py",
+    "controller/popmq/controller/routes.py",
+    "broker/popmq/broker/ha",
     "common/popmq/common/message.py",
     "common/popmq/common/receipt.py",
     "common/popmq/common/topics.py",

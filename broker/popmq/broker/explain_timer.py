@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from popmq.broker.broker import Broker
-from popmq.broker.pop.explain import State
+from popmq.broker.pop.explained import State
 from popmq.broker.pop.stepped import Steps, read
 from popmq.broker.timer.timer_recall import Stored
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS

@@ -21,7 +21,7 @@ from popmq.common.message import (
     decode_message,
     peek_message,
 )
-from popmq.common.timer_token import FiringToken, TimerToken
+from popmq.common.timer_token import FiringToken, TimerRecount, TimerToken, decode_ending
 from popmq.common.topics import GroupType, TopicConfig
 
 
@@ -59,8 +59,11 @@ class RecordApplier:
                     Body(header.topic_id, header.queue_id, header.queue_offset, unit)
                 )
             case RecordKind.TIMER:
-                ending = FiringToken.decode(record.data[HEADER_SIZE:])
-                self._timers.apply_ended(ending)
+                match decode_ending(record.data[HEADER_SIZE:]):
+                    case TimerRecount() as recount:
+                        self._timers.state.recounted(recount)
+                    case ending:
+                        self._timers.apply_ended(ending)
             case RecordKind.SNAPSHOT_MARK:
                 self._timers.apply_judged(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.LOG_START:

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from popmq.broker.process import BrokerProcess
 from popmq.cli.one_process import OneProcess
@@ -39,8 +40,13 @@ Ready = Callable[[], tuple[bool, Mapping[str, object]]]
 Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
 
 
-def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1."""
+def add_parsers(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> argparse.ArgumentParser:
+    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1.
+
+    Returns the broker's parser, below which there are other commands.
+    """
     up = subparsers.add_parser("up", help="controller, broker and proxy in one process")
     up.add_argument("--data", metavar="DIR", help="data directory (default ./popmq-data)")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -50,6 +56,7 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     up.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     _add_transport(up)
     up.set_defaults(run=run_up)
+    made: dict[str, argparse.ArgumentParser] = {}
     for name, run, what in (
         ("controller", run_controller, "registers brokers and tells routes"),
         ("broker", run_broker, "stores and delivers messages"),
@@ -60,11 +67,13 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         if name == "proxy":
             _add_transport(role)
         role.set_defaults(run=run)
+        made[name] = role
+    return made["broker"]
 
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--transport", metavar="NAME", help="what serves gRPC: grpcio (default) or lean"
+        "--transport", metavar="NAME", help="what serves gRPC: lean (default) or grpcio"
     )
 
 
@@ -109,7 +118,8 @@ def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = Non
 
 
 async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    one = OneProcess(settings, BrokerProcess(settings))
+    tls_folder = Path(settings.broker.data) / "tls"
+    one = OneProcess(settings, BrokerProcess(settings), tls_folder=tls_folder)
     await one.start(*_unix_address(settings))
     stack.push_async_callback(one.stop)
     life.own(one.beating)
@@ -127,6 +137,7 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
 async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     controller = ControllerProcess(settings)
     stack.push_async_callback(controller.stop)
+    life.own(controller.start())
     address = await controller.listen()
     metrics = await _http(
         settings, stack, "controller", lambda: (life.serving, {}), controller.metrics

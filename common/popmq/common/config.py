@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from popmq.common.errors import ConfigError
+from popmq.common.lean_settings import LeanSettings
 from popmq.common.quantities import (
     DAY_MS,
     GIB,
@@ -26,6 +27,7 @@ from popmq.common.quantities import (
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.common.settings_section import Section as _Section
 from popmq.common.settings_section import checked as _checked
+from popmq.common.settings_section import matching as _matching
 from popmq.common.settings_section import one_of as _one_of
 from popmq.common.settings_section import shown
 from popmq.common.settings_section import within as _within
@@ -61,11 +63,9 @@ def client_endpoint(environ: Mapping[str, str]) -> str:
 
 def _name_of(default: str, *, optional: bool = False) -> str:
     # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
-    def check(value: str) -> str:
-        good = (optional and not value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,100}", value)
-        return "" if good else "1 to 100 letters, digits, _ or -"
-
-    return _checked(default, check)
+    least = 0 if optional else 1
+    what = "1 to 100 letters, digits, _ or -"
+    return _matching(default, rf"[a-zA-Z0-9_-]{{{least},100}}", what)
 
 
 def _address(default: str, *, optional: bool = False) -> str:
@@ -95,6 +95,9 @@ class ControllerSettings(_Section):
     addresses: tuple[str, ...] = _checked(("127.0.0.1:9878",), _bad_addresses)
     heartbeat_ms: int = _within(500, 10, 60_000)
     dead_after_ms: int = _within(2000, 20, 600_000)
+    store: str = _one_of("memory", "memory", "file", "kubernetes")
+    data: str = _checked("./popmq-controller", lambda path: "" if path.strip() else "a path")
+    namespace: str = _matching("", r"[a-z0-9-]{0,63}", "a namespace")  # "": the pod's own
 
     def relations(self) -> None:
         low = 2 * self.heartbeat_ms
@@ -115,29 +118,18 @@ class BrokerSettings(_Section):
 class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
-    transport: str = _one_of("grpcio", "grpcio", "lean")
+    transport: str = _one_of("lean", "lean", "grpcio")
+    tls: str = _one_of("auto", "auto", "off", "only")
+    tls_certificate: str = ""  # a PEM file with the chain; "": one of our own making
+    tls_key: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class LeanSettings(_Section):
-    """Bounds of the lean transport, each per connection unless it says otherwise."""
-
-    max_connections: int = _within(20_000, 1, 1_000_000)  # of the server
-    max_streams: int = _within(10_000, 1, 1_000_000)
-    max_header_bytes: int = _within(32 * KIB, 4 * KIB, MIB)
-    max_frame_bytes: int = _within(16 * KIB, 16 * KIB, 16 * MIB - 1)
-    max_message_bytes: int = _within(130 * MIB, 64 * KIB, GIB)
-    max_inflated_bytes: int = _within(34 * MIB, 64 * KIB, GIB)  # a compressed message, unpacked
-    stream_window_bytes: int = _within(MIB, 65_535, GIB)
-    connection_window_bytes: int = _within(8 * MIB, 65_535, GIB)
-    max_incoming_bytes: int = _within(160 * MIB, 64 * KIB, 16 * GIB)  # of incomplete messages
-    max_incoming_total_bytes: int = _within(512 * MIB, 64 * KIB, 64 * GIB)  # of the server
-    max_unsent_bytes: int = _within(64 * MIB, 64 * KIB, 4 * GIB)
-    max_resets_per_s: int = _within(1_000, 1, 1_000_000)
-    max_control_per_s: int = _within(5_000, 1, 1_000_000)  # PING, SETTINGS and their like
-    handshake_ms: int = _within(10_000, 10, 600_000)
-    stall_ms: int = _within(60_000, 100, DAY_MS)
-    idle_ms: int = _within(HOUR_MS, 1_000, 7 * DAY_MS)  # without a call
+    def relations(self) -> None:
+        for one, other in (("tls_key", "tls_certificate"), ("tls_certificate", "tls_key")):
+            if getattr(self, one) and not getattr(self, other):
+                raise self.refuse(other, f"needed, as proxy.{one} is set")
+        if self.transport != "lean" and (self.tls == "only" or self.tls_certificate):
+            complaint = "serves plain text only; TLS (proxy.tls, proxy.tls_certificate) needs lean"
+            raise self.refuse("transport", complaint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +242,7 @@ class Settings:
     controller: ControllerSettings = ControllerSettings()
     broker: BrokerSettings = BrokerSettings()
     proxy: ProxySettings = ProxySettings()
-    lean: LeanSettings = LeanSettings()
+    lean: LeanSettings = field(default_factory=LeanSettings)
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 from popmq.broker.timer.timer_service import TimerService
+from popmq.common.timer_token import TimerRecount
 from popmq.testing.history import Place
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sometimes import Tally
@@ -46,6 +47,7 @@ class TimerActions:
             (self._settle, 5),
             (self._work, 5),
             (self._harm_live, 1),
+            (self._recount, 2),
         ]
         if self.retains:
             moves += [(self._grow, 5), (self._hours, 2)]
@@ -262,6 +264,18 @@ class TimerActions:
             where = self.machine.disk.flip_bit(f"{data}/{name}")
             self.note(f"bit flipped at {where.removeprefix(data)}, running")
 
+    def _recount(self) -> None:
+        """A record gets a count wrong, or the daily count mends what is wrong by its own."""
+        check, broker = self.machine.broker.timers.check, self.machine.broker
+        topic = self.clients.topics.get("d")
+        if self.rng.random() < 0.5:
+            check.start()
+        elif topic is not None and broker.store.guard.copies_allowed:
+            topic_id = broker.registry.topic(topic.name).id
+            pending = broker.timers.state.pending.get(topic_id, 0) + self.rng.choice((1, 1, 5))
+            check.mend(TimerRecount(topic_id, pending))
+            self.note(f"miscounted: {pending} of topic {topic_id}")
+
     def while_down(self) -> None:
         rng, machine = self.rng, self.machine
         down_ms = rng.choice((0, 5, 2_000, 3 * self.slot_ms, 2 * self.lap_ms))
@@ -291,6 +305,7 @@ class TimerActions:
         self.count_fired()
         self.tally.hit(States.ROLLED, service.enqueue.rolled)
         self.tally.hit(States.REBUILT, service.rebuilds)
+        self.tally.hit(States.RECOUNTED, self.machine.broker.timers.check.mismatches)
         pending = sum(self.machine.broker.timers.state.pending.values())
         unconfirmed = self.machine.broker.store.confirmed < self.machine.broker.store.end
         firing = unconfirmed and pending < len(self.oracle.model.pending)

@@ -168,9 +168,9 @@ class TimerOracle(Oracle):
         broker, model = self._machine.broker, self.model
         if model.scanned < broker.store.end:
             return
-        counts: dict[int, int] = {}
-        for timer in model.pending.values():
-            counts[timer.topic_id] = counts.get(timer.topic_id, 0) + 1
+        counts = model.counts
+        for topic_id, more in model.miscounted.items():
+            counts[topic_id] = counts.get(topic_id, 0) + more
         state = broker.timers.state
         if state.pending != counts:
             self.complain("I16 counts-true", f"pending {state.pending}, the log says {counts}")
@@ -189,6 +189,8 @@ class TimerOracle(Oracle):
         """After the drain: each came to one end, the acknowledged ones to a good one."""
         self.at_rest()
         model = self.model
+        if model.miscounted:
+            self.complain("I16 counts-true", f"counted again, and {model.miscounted} too many")
         for number, story in self.delayed.items():
             if self.violations:
                 return

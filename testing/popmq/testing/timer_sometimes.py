@@ -38,6 +38,7 @@ class TimerSometimes(Enum):
     BEGUN_ANEW = "timer's files begun anew at a start"
     REBUILT = "wheel built anew beside the traffic"
     BLOCKED = "timer's files waited for a full disk"
+    RECOUNTED = "wrong count of pending timers mended"
     LOG_CUT = "old segment of the TimerLog deleted"
     SNAPSHOT_START = "start from a snapshot with pending timers"
     SNAPSHOT_LATE = "start from a snapshot with late timers"

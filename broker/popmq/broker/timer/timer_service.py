@@ -59,7 +59,8 @@ class TimerService:
         self.due = DueTimers(state, files, settings)
         self.enqueue = TimerEnqueue(self.queue, state, files, self.due, settings, wall_ms)
         self.firing = True  # off on a slave: it enqueues, and learns from the log what fired
-        self.masters_read_ms = 0  # up to where its master read the wheel, as far as it said
+        # Up to where the master read the wheel and the timer queue, as far as a slave was told.
+        self.masters_read_ms = self.masters_offset = 0
         # Of one step: records, units, firings.
         self.enqueue_limit, self.load_limit, self.fire_limit = 512, 1_024, 256
         self.fired = 0
@@ -136,7 +137,13 @@ class TimerService:
     def cursors(self) -> Cursors:
         """What a checkpoint of this moment may say."""
         enqueued = self.enqueue.commit_queue_offset
-        return Cursors(self._last_read_ms, enqueued, enqueued, self._store.epoch, self._wall_ms())
+        masters = enqueued if self.firing else self.masters_offset
+        return Cursors(self._last_read_ms, enqueued, masters, self._store.epoch, self._wall_ms())
+
+    def hear_master(self, last_read_ms: int, queue_offset: int) -> None:
+        """On a slave: the master's TimerCheckPoint; an older one says nothing."""
+        self.masters_read_ms = max(self.masters_read_ms, last_read_ms)
+        self.masters_offset = max(self.masters_offset, queue_offset)
 
     # -- steps
 
@@ -192,9 +199,9 @@ class TimerService:
             times.append(self.due.next_due_ms)
         return max(0, self._wall_ms() - min(times)) if self.firing else 0
 
-    def end(self, due: Due, topic_id: int, offset: int, outcome: Outcome) -> FiringToken:
+    def end(self, due: Due, offset: int, outcome: Outcome) -> FiringToken:
         return FiringToken(
-            topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
+            due.topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
         )
 
     def is_firing(self, identity: int) -> bool:
@@ -258,7 +265,7 @@ class TimerService:
             topic = self._registry.internal_topic(topics.TIMER_DLQ_TOPIC)
             stamp = self._store.stamp()
             self.dead_lettered += 1
-        ending = self.end(due, token.topic_id, message.header.queue_offset, outcome)
+        ending = self.end(due, message.header.queue_offset, outcome)
         self._store.put_message(
             topic_id=topic.id,
             queue_id=queue_id,
@@ -280,7 +287,7 @@ class TimerService:
         """The body cannot be read: the log says so, and the others go on."""
         logger.error("timer lost", extra={"position": due.unit.position, "due_ms": due.due_ms})
         self.lost += 1
-        ending = self.end(due, 0, 0, Outcome.LOST)
+        ending = self.end(due, 0, Outcome.LOST)
         self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
         self.state.ended(ending)
         self.due.ended(due)

@@ -522,10 +522,13 @@ class WatchGroupRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     KNOWN_VIEW_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     group: _builtins.str
     known_view: _builtins.int
     wait_ms: _builtins.int
+    store_id: _builtins.str
+    """who asks: a watch that is cut off is a hint that its broker is gone"""
     def __init__(
         self,
         *,
@@ -533,10 +536,11 @@ class WatchGroupRequest(_message.Message):
         group: _builtins.str = ...,
         known_view: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
+        store_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "known_view", b"known_view", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "known_view", b"known_view", "store_id", b"store_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
