@@ -418,3 +418,88 @@ def test_an_epoch_is_on_the_disk_before_its_first_record_is() -> None:
     b.disk.restore_power()
     b.boot()
     assert b.store.end == 0
+
+
+def test_the_master_does_not_count_what_waits_behind_a_batch() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    a.flusher.held = True
+    first = a.append()
+    world.settle()
+    a.append()  # waits for the first one's batch
+    a.flusher.release()
+    a.flusher.held = True
+    world.advance(100)
+    assert b.store.durable == a.store.end > first
+    assert a.store.confirmed == first
+
+
+def test_an_answer_to_an_older_handshake_cuts_nothing() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    a.append(3)
+    world.settle()
+    port = b.follow(a)
+    port.held = True
+    world.settle()  # its answer says that the log ends here, and comes late
+    late, port.kept, port.held = port.kept, [], False
+    assert len(late) == 1
+    assert b.slave is not None
+    b.slave._link.lose("the connection broke")
+    world.advance(200)
+    a.append(10)
+    world.settle()
+    end = b.store.end
+    assert a.store.confirmed == end
+    late[0]()
+    world.advance(200)
+    assert (b.store.end, b.slave.truncations, b.slave.following) == (end, 0, True)
+
+
+def test_a_slave_cuts_to_where_the_logs_part_and_not_to_what_it_knows_as_confirmed() -> None:
+    world, a, b, c = trio()
+    a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.settle()
+    common = a.append(5)
+    world.settle()
+    for port in (b.port, c.port):
+        assert port is not None
+        port.cut = True
+    stale = a.append(7)
+    world.settle()
+    b.lead(2, c, version=2)
+    world.settle()
+    a.crash()  # it forgot what was confirmed
+    assert a.store.confirmed == 0
+    a.follow(b)
+    world.settle()
+    assert a.slave is not None
+    assert a.slave.truncated_bytes == stale - common
+
+
+def test_epochs_behind_the_cut_are_forgotten() -> None:
+    """A third master goes on with more of epoch 1 than the second one had."""
+    world, a, b, c = trio()
+    a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.settle()
+    assert b.port is not None
+    b.port.cut = True
+    a.append(5)
+    world.settle()
+    short, long = b.store.end, c.store.end
+    assert short < long
+    b.lead(2, a, c, version=2)
+    b.append(3)
+    world.settle()
+    assert b.entries == [EpochEntry(1, 0), EpochEntry(2, short)]
+    c.lead(3, a, b, version=3)
+    b.follow(c)
+    world.settle()
+    assert b.entries == c.entries == [EpochEntry(1, 0), EpochEntry(3, long)]
+    assert b.log() == c.log()
