@@ -78,7 +78,7 @@ class Simulator(Actions):
         self.keeps_order = self.rng.random() < 0.5
         self.oracle.parks = self.keeps_order and not self.retains and self.rng.random() < 0.5
         self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
-        self.machine = Machine(self._settings(), self.rng, self.tally)
+        self.machine = self._machine()
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
@@ -158,6 +158,9 @@ class Simulator(Actions):
         return Outcome(self.seed, self.oracle.violations, self.trace, self.tally)
 
     # -- a run
+
+    def _machine(self) -> Machine:
+        return Machine(self._settings(), self.rng, self.tally)
 
     def _settings(self) -> Settings:
         rng = self.rng

@@ -7,7 +7,6 @@ master says so.  Nothing here appends a record.
 from collections.abc import Callable
 
 from popmq.broker.store.commit_log import ScannedRecord
-from popmq.broker.store.log_block import LogBlock
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.replica_records import LogStart, StateHash
 from popmq.broker.store.retention import EVERYTHING, Retention
@@ -29,19 +28,17 @@ class SlaveStore:
         log: ReplicaLog,
         snapshots: SnapshotKeeper,
         retention: Retention,
-        readers: Callable[[], Flusher],
     ) -> None:
         self.apply = apply
         self.hashes = StateHashes()
-        self._log = log
         self._snapshots = snapshots
         self._retention = retention
-        self._readers = readers
         self._warming = False
         self._starts_at = 0  # where the master's log begins, as far as records say
         # Nothing from this position on may be deleted yet, says who reads beside the tables.
         self.keep_from: Callable[[], int] = lambda: EVERYTHING
         apply.on_mark = self._marked
+        log.on_block, log.before_cut = apply.arrived, apply.cut
         snapshots.on_finished = self.hashes.own
 
     @property
@@ -54,28 +51,17 @@ class SlaveStore:
         """Whether the tables are where they may be."""
         return self.applied >= self.apply.bound
 
-    def append_block(self, position: int, data: bytes) -> LogBlock:
-        """Take a master's records at this log's end (`ReplicaLog.append_block`)."""
-        block = self._log.append_block(position, data)
-        self.apply.arrived(block)
-        return block
+    def step(self, readers: Flusher, limit: int = APPLY_LIMIT) -> int:
+        """Apply some of what is confirmed; returns how many records.
 
-    def cut(self, position: int, done: Callable[[], None]) -> None:
-        """Remove what the master does not have, from `position` on; `done` when that is durable.
-
-        Positions below `applied` break a rule (R22): the broker then begins anew from its disk.
+        What is not in memory is read by `readers`, which may wait.
         """
-        self.apply.cut(position)
-        self._log.cut(position, known=self.apply.applied, done=done)
-
-    def step(self, limit: int = APPLY_LIMIT) -> int:
-        """Apply some of what is confirmed; returns how many records."""
         if self._warming:
             return 0
         try:
             return self.apply.step(limit)
         except ColdRead as cold:
-            self._warm(cold)
+            self._warm(cold, readers)
             return 1
 
     def keep_house(self, *, now_ms: int, safe: int) -> int:
@@ -106,7 +92,7 @@ class SlaveStore:
             case RecordKind.LOG_START:
                 self._starts_at = max(self._starts_at, LogStart.decode(body).position)
 
-    def _warm(self, cold: ColdRead) -> None:
+    def _warm(self, cold: ColdRead, readers: Flusher) -> None:
         self._warming = True
 
         def read() -> None:
@@ -115,4 +101,4 @@ class SlaveStore:
         def done(error: BaseException | None) -> None:
             self._warming = False  # an error shows again, at the read that waits
 
-        self._readers().submit(read, done)
+        readers.submit(read, done)
