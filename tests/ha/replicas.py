@@ -14,6 +14,7 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.master_side import MasterSide
 from popmq.broker.ha.slave_side import SlaveSide
+from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import Alter, SyncState
 from popmq.broker.store.message_store import MessageStore
@@ -196,6 +197,8 @@ class Replica:
             on_broken=self.broken.append,
             on_timers=self.timers.append,
             copying=Copying(16 << 10),
+            snapshot=SnapshotCopy(self.disk, "data", self.flusher),
+            on_copied=lambda: self.rebuilds.append("copied"),
         )
         self.slave.step()
         return self.port

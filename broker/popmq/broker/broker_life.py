@@ -43,6 +43,7 @@ class BrokerLife:
         self._own = OwnFlushers()
         self.changing = False
         self.broker: Broker
+        self.housekeeper: Flusher  # of this life
 
     def begin(self) -> Broker:
         """A broker that was not started yet."""
@@ -50,6 +51,7 @@ class BrokerLife:
         flusher, housekeeper, readers = self._threads
         if not self._settings.replication.solo:
             flusher, housekeeper, readers = map(self._own.over, self._threads)
+        self.housekeeper = housekeeper
         self.broker = Broker(
             self._settings,
             disk=self._disk,

@@ -13,8 +13,8 @@ from popmq.broker.ha.copying import Copying
 from popmq.broker.ha.epoch_file import EpochFile, consistent_point
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.link import Link
+from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.slave_store import SlaveStore
 from popmq.common import replication
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind, Port
@@ -31,6 +31,7 @@ class Phase(Enum):
     RESTING = "resting"  # until it may try (again)
     SHAKING = "shaking hands"
     CUTTING = "cutting"
+    COPYING = "copying a snapshot"
     FOLLOWING = "following"
     ENDED = "ended"
 
@@ -47,7 +48,7 @@ class SlaveSide:
     """`members` are the record's set; `store` follows (`MessageStore.follow`).
 
     `on_rebuild` hears why this log is of no use, `on_broken` what must never happen, `on_timers`
-    the master's TimerCheckPoint.
+    the master's TimerCheckPoint, `on_copied` that log and snapshot are here and belong together.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class SlaveSide:
         on_broken: Callable[[BaseException], None],
         on_timers: Callable[[MasterTimers], None],
         copying: Copying,
+        snapshot: SnapshotCopy,
+        on_copied: Callable[[], None],
     ) -> None:
         self.phase = Phase.RESTING
         self.cutting = False  # goes on when this side is stopped
@@ -74,6 +77,8 @@ class SlaveSide:
         self.truncated_bytes = 0
         self.master_end = 0
         self.copying = copying
+        self._snapshot = snapshot
+        self._on_copied = on_copied
         self._store = store
         self._identity = identity
         self._epochs = epochs
@@ -114,6 +119,9 @@ class SlaveSide:
 
     def durable(self, position: int) -> None:
         """This disk has everything below `position`: the master may count on it (R23)."""
+        if self._identity.copying:
+            self._look_whether_whole(position)
+            return
         self._ack()
         self._fetch()
 
@@ -158,14 +166,16 @@ class SlaveSide:
             return
         if point < self._store.end:
             self._cut(point, reply)
+        elif self._identity.copying and not self._snapshot.is_enough(reply, self._store.end):
+            self._copy_snapshot(reply)
         else:
             self._agreed(reply)
 
     def _point(self, reply: HandshakeReply) -> int:
         """Up to where both logs are the same (R21); Rebuild when that is of no use."""
         own_id, end = self._identity.store_id, self._store.end
-        if end == self._store.start:
-            if reply.start > end:
+        if not self._epochs.entries:  # nothing was ever appended
+            if reply.start > 0 and not self._identity.copying:
                 raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
             return end
         point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
@@ -202,12 +212,32 @@ class SlaveSide:
             if self.phase is Phase.CUTTING:
                 self._agreed(reply)
 
-        self._slave().cut(point, done)
+        self._store.replicas.cut(point, known=self._applied(), done=done)
+
+    def _copy_snapshot(self, reply: HandshakeReply) -> None:
+        """The records before the master's first are known to its snapshot only (D1)."""
+        self.phase = Phase.COPYING
+        self._session = reply.session
+        logger.info(
+            "copying a snapshot",
+            extra={"position": reply.snapshot_position, "bytes": reply.snapshot_bytes},
+        )
+
+        def done() -> None:
+            if not self._epochs.entries:
+                self._store.replicas.begin_at(reply.start)
+            self._agreed(reply)
+
+        self._snapshot.fetch(
+            self._link, reply, self._identity.store_id, done=done, failed=self._lose
+        )
 
     def _agreed(self, reply: HandshakeReply) -> None:
-        """From here on this log is the beginning of the master's."""
+        """From here on this log is the beginning of the master's, or of what it has of it."""
         self.phase = Phase.FOLLOWING
         self._session = reply.session
+        if self._identity.copying and not self._snapshot.position:
+            self._identity.copied()  # it begins where the log did: any part of that is whole
         self._timers_due_ms = self._now_ms()
         self.copying.begin(self._store.end, reply.end, self._now_ms())
         self._link.good()
@@ -275,7 +305,16 @@ class SlaveSide:
         else:
             assert block.block_epoch <= self._epoch, "a record of an epoch that is yet to come"
             self._epochs.append(block.block_epoch, block.epoch_start)
-        self._slave().append_block(block.position, block.data)
+        self._store.replicas.append_block(block.position, block.data)
+
+    def _look_whether_whole(self, durable: int) -> None:
+        """Of a copy: once the log reaches the snapshot, both are a store like any other."""
+        wanted = self._snapshot.position
+        if self.phase is Phase.FOLLOWING and wanted and durable >= wanted:
+            self.stop()
+            self._snapshot.publish(self._on_copied, self._on_broken)
+        else:
+            self._fetch()
 
     # -- acks
 
@@ -306,6 +345,8 @@ class SlaveSide:
     def _take_confirmed(self, confirmed: int) -> None:
         """Told by the master of this session, after this log was cut (R17, R21)."""
         self._confirmed = max(self._confirmed, confirmed)
+        if self._identity.copying:
+            return  # there are no tables yet to apply anything to
         self._store.confirm(min(self._confirmed, self._store.end))
 
     # -- timers
@@ -323,10 +364,10 @@ class SlaveSide:
         if timers.epoch == self._epoch:
             self._on_timers(timers)
 
-    def _slave(self) -> SlaveStore:
+    def _applied(self) -> int:
         slave = self._store.slave
         assert slave is not None, "the store of a slave follows"
-        return slave
+        return slave.applied
 
     # -- trouble
 
@@ -336,5 +377,5 @@ class SlaveSide:
 
     def _rest(self) -> None:
         """The session is over. A cut that began goes on and is not undone by that."""
-        if self.phase in (Phase.SHAKING, Phase.FOLLOWING):
+        if self.phase in (Phase.SHAKING, Phase.COPYING, Phase.FOLLOWING):
             self.phase = Phase.RESTING
