@@ -327,6 +327,7 @@ class BrokerNode:
 
     def _copied(self) -> None:
         """Log and snapshot of the master are here: begin again with them, as after a crash."""
+        self.following.stop()
         self._postponed = self.record
         self._life.end(lambda: self._open_slave(whole=True))
 

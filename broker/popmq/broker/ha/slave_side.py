@@ -223,10 +223,12 @@ class SlaveSide:
             extra={"position": reply.snapshot_position, "bytes": reply.snapshot_bytes},
         )
 
+        def begun() -> None:
+            if self.phase is Phase.COPYING and self._session == reply.session:
+                self._agreed(reply)
+
         def done() -> None:
-            if not self._epochs.entries:
-                self._store.replicas.begin_at(reply.start)
-            self._agreed(reply)
+            self._store.replicas.begin_at(reply.start, begun)
 
         self._snapshot.fetch(
             self._link, reply, self._identity.store_id, done=done, failed=self._lose
