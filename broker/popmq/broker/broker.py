@@ -34,6 +34,7 @@ from popmq.broker.record_applier import RecordApplier
 from popmq.broker.replica_writer import ReplicaRecords
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.wipe import wipe
 from popmq.broker.timer.timers import Timers
 from popmq.common import topics
 from popmq.common.clock import Clock
@@ -67,6 +68,7 @@ class Broker:
     ) -> None:
         self.settings = settings
         self._rng = rng
+        self._disk = disk
         self._clock = clock
         self._waits = waits or clock
         self._next_queue = 0
@@ -161,6 +163,10 @@ class Broker:
         self._begin()
         self.store.start_epoch()
         self._name_log()
+
+    def wipe(self) -> None:
+        """Before a start: remove the store. Its identity has been made anew already (R9)."""
+        wipe(self._disk, self.settings.broker.data)
 
     def start_slave(self) -> None:
         """Open what is there, and follow a master's log (following.py)."""
