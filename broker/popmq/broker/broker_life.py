@@ -43,7 +43,6 @@ class BrokerLife:
         self._own = OwnFlushers()
         self.changing = False
         self.broker: Broker
-        self.housekeeper: Flusher  # of this life
 
     def begin(self) -> Broker:
         """A broker that was not started yet."""
@@ -51,7 +50,6 @@ class BrokerLife:
         flusher, housekeeper, readers = self._threads
         if not self._settings.replication.solo:
             flusher, housekeeper, readers = map(self._own.over, self._threads)
-        self.housekeeper = housekeeper
         self.broker = Broker(
             self._settings,
             disk=self._disk,

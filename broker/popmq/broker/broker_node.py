@@ -23,7 +23,6 @@ from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, TimersHeard, order
 from popmq.broker.ha.status import Status, described, registration
 from popmq.broker.ha.sync_state import Alter
-from popmq.broker.ha.wipe import wipe
 from popmq.broker.leadership import Leadership
 from popmq.broker.server import BrokerServer
 from popmq.common.clock import Clock
@@ -138,13 +137,11 @@ class BrokerNode:
         self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
         self.following = Followership(
             self.settings,
-            self._disk,
             self.identity,
             self.epochs,
             open_port=self._open_port,
             now_ms=self.now_ms,
             on_rebuild=self._rebuild,
-            on_copied=self._copied,
             on_broken=self._on_failure,
         )
         if not self.solo:
@@ -325,26 +322,18 @@ class BrokerNode:
         self._postponed = self.record
         self._life.end(self._open_slave)
 
-    def _copied(self) -> None:
-        """Log and snapshot of the master are here: begin again with them, as after a crash."""
-        self.following.stop()
-        self._postponed = self.record
-        self._life.end(lambda: self._open_slave(whole=True))
-
-    def _open_slave(self, *, whole: bool = False) -> None:
+    def _open_slave(self) -> None:
         """Begin on what the disk holds. What is no whole copy is worth nothing."""
-        if self.identity.copying and not whole:
+        broker = self._life.begin()
+        if self.identity.copying:
             self.identity.renew(copying=True)
             self.epochs.clear()
-            wipe(self._disk, self.settings.broker.data)
-        broker = self._life.begin()
+            broker.wipe()
         broker.store.on_durable = self._durable
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
         self._begin_epochs()
-        self.following.begin(broker, self._life.housekeeper)
-        if whole:
-            self.identity.copied()
+        self.following.begin(broker)
 
     def _begin_epochs(self) -> None:
         store = self.broker.store

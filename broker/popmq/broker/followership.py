@@ -11,37 +11,31 @@ from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
 from popmq.broker.ha.slave_side import SlaveSide
 from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.common.config import Settings
-from popmq.common.disk import Disk
 from popmq.common.hop import Port
 from popmq.common.replication import MasterTimers
-from popmq.common.steps import Flusher
 
 
 class Followership:
     """`begin` for each life of the broker, then `follow`.
 
-    `on_rebuild` hears why this store is of no use, `on_copied` that a copy is whole and has to be
-    begun with, `on_broken` of a rule that was broken.
+    `on_rebuild` hears why this store is of no use, `on_broken` of a rule that was broken.
     """
 
     def __init__(
         self,
         settings: Settings,
-        disk: Disk,
         identity: Identity,
         epochs: EpochFile,
         *,
         open_port: Callable[[str], Port],
         now_ms: Callable[[], int],
         on_rebuild: Callable[[str], None],
-        on_copied: Callable[[], None],
         on_broken: Callable[[BaseException], None],
     ) -> None:
         self.side: SlaveSide | None = None
         self.copying = Copying(NEAR_BLOCKS * settings.replication.fetch_bytes)
         self.timers: TimersHeard | None = None  # newest, of any master of this group
         self._settings = settings
-        self._disk = disk
         self._broker: Broker
         self._snapshot: SnapshotCopy
         self._identity = identity
@@ -49,15 +43,14 @@ class Followership:
         self._open_port = open_port
         self._now_ms = now_ms
         self._on_rebuild = on_rebuild
-        self._on_copied = on_copied
         self._on_broken = on_broken
         self._leader_at = ""
         self._truncations = self._truncated_bytes = 0  # of followings that are over
 
-    def begin(self, broker: Broker, writer: Flusher) -> None:
+    def begin(self, broker: Broker) -> None:
         """`broker` stands on the disk now, and nothing of the last one is left."""
         self._broker = broker
-        self._snapshot = SnapshotCopy(self._disk, self._settings.broker.data, writer)
+        self._snapshot = SnapshotCopy(broker.following.begin_install)
         slave = broker.store.slave
         assert slave is not None
         slave.hashes.on_diverged = lambda position: self._on_rebuild(
@@ -138,5 +131,4 @@ class Followership:
             on_timers=self._told_timers,
             copying=self.copying,
             snapshot=self._snapshot,
-            on_copied=self._on_copied,
         )

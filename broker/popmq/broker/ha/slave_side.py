@@ -15,6 +15,7 @@ from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.link import Link
 from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.slave_store import SlaveStore
 from popmq.common import replication
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind, Port
@@ -48,7 +49,7 @@ class SlaveSide:
     """`members` are the record's set; `store` follows (`MessageStore.follow`).
 
     `on_rebuild` hears why this log is of no use, `on_broken` what must never happen, `on_timers`
-    the master's TimerCheckPoint, `on_copied` that log and snapshot are here and belong together.
+    the master's TimerCheckPoint.
     """
 
     def __init__(
@@ -69,7 +70,6 @@ class SlaveSide:
         on_timers: Callable[[MasterTimers], None],
         copying: Copying,
         snapshot: SnapshotCopy,
-        on_copied: Callable[[], None],
     ) -> None:
         self.phase = Phase.RESTING
         self.cutting = False  # goes on when this side is stopped
@@ -78,7 +78,6 @@ class SlaveSide:
         self.master_end = 0
         self.copying = copying
         self._snapshot = snapshot
-        self._on_copied = on_copied
         self._store = store
         self._identity = identity
         self._epochs = epochs
@@ -107,8 +106,13 @@ class SlaveSide:
         if self.phase is Phase.RESTING and self._link.may_try(now_ms):
             self._shake_hands()
             return 1
+        if self.phase is Phase.COPYING:
+            self._snapshot.step()
         if self.phase is not Phase.FOLLOWING:
             return 0
+        if self._identity.copying and not self._slave.apply.rebuilding:
+            logger.info("the copy is whole", extra={"position": self._slave.applied})
+            self._identity.copied()
         self._fetch()
         self._ack()
         self.copying.look(self._store.end, self.master_end, now_ms)
@@ -119,9 +123,6 @@ class SlaveSide:
 
     def durable(self, position: int) -> None:
         """This disk has everything below `position`: the master may count on it (R23)."""
-        if self._identity.copying:
-            self._look_whether_whole(position)
-            return
         self._ack()
         self._fetch()
 
@@ -166,7 +167,7 @@ class SlaveSide:
             return
         if point < self._store.end:
             self._cut(point, reply)
-        elif self._identity.copying and not self._snapshot.is_enough(reply, self._store.end):
+        elif self._identity.copying and not self._snapshot.ready and reply.start > 0:
             self._copy_snapshot(reply)
         else:
             self._agreed(reply)
@@ -175,7 +176,8 @@ class SlaveSide:
         """Up to where both logs are the same (R21); Rebuild when that is of no use."""
         own_id, end = self._identity.store_id, self._store.end
         if not self._epochs.entries:  # nothing was ever appended
-            if reply.start > 0 and not self._identity.copying:
+            began = not self._identity.copying or self._snapshot.ready
+            if began and end < reply.start:
                 raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
             return end
         point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
@@ -212,7 +214,7 @@ class SlaveSide:
             if self.phase is Phase.CUTTING:
                 self._agreed(reply)
 
-        self._store.replicas.cut(point, known=self._applied(), done=done)
+        self._slave.cut(point, done)
 
     def _copy_snapshot(self, reply: HandshakeReply) -> None:
         """The records before the master's first are known to its snapshot only (D1)."""
@@ -223,22 +225,23 @@ class SlaveSide:
             extra={"position": reply.snapshot_position, "bytes": reply.snapshot_bytes},
         )
 
-        def begun() -> None:
+        def done() -> None:
             if self.phase is Phase.COPYING and self._session == reply.session:
                 self._agreed(reply)
 
-        def done() -> None:
-            self._store.replicas.begin_at(reply.start, begun)
-
         self._snapshot.fetch(
-            self._link, reply, self._identity.store_id, done=done, failed=self._lose
+            self._link, reply, self._identity.store_id, done=done, failed=self._lose, bad=self._bad
         )
+
+    def _bad(self, reason: str) -> None:
+        self.stop()
+        self._on_rebuild(reason)
 
     def _agreed(self, reply: HandshakeReply) -> None:
         """From here on this log is the beginning of the master's, or of what it has of it."""
         self.phase = Phase.FOLLOWING
         self._session = reply.session
-        if self._identity.copying and not self._snapshot.position:
+        if self._identity.copying and not self._snapshot.ready:
             self._identity.copied()  # it begins where the log did: any part of that is whole
         self._timers_due_ms = self._now_ms()
         self.copying.begin(self._store.end, reply.end, self._now_ms())
@@ -307,16 +310,7 @@ class SlaveSide:
         else:
             assert block.block_epoch <= self._epoch, "a record of an epoch that is yet to come"
             self._epochs.append(block.block_epoch, block.epoch_start)
-        self._store.replicas.append_block(block.position, block.data)
-
-    def _look_whether_whole(self, durable: int) -> None:
-        """Of a copy: once the log reaches the snapshot, both are a store like any other."""
-        wanted = self._snapshot.position
-        if self.phase is Phase.FOLLOWING and wanted and durable >= wanted:
-            self.stop()
-            self._snapshot.publish(self._on_copied, self._on_broken)
-        else:
-            self._fetch()
+        self._slave.append_block(block.position, block.data)
 
     # -- acks
 
@@ -347,8 +341,6 @@ class SlaveSide:
     def _take_confirmed(self, confirmed: int) -> None:
         """Told by the master of this session, after this log was cut (R17, R21)."""
         self._confirmed = max(self._confirmed, confirmed)
-        if self._identity.copying:
-            return  # there are no tables yet to apply anything to
         self._store.confirm(min(self._confirmed, self._store.end))
 
     # -- timers
@@ -366,10 +358,11 @@ class SlaveSide:
         if timers.epoch == self._epoch:
             self._on_timers(timers)
 
-    def _applied(self) -> int:
+    @property
+    def _slave(self) -> SlaveStore:
         slave = self._store.slave
         assert slave is not None, "the store of a slave follows"
-        return slave.applied
+        return slave
 
     # -- trouble
 

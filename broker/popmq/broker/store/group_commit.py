@@ -99,17 +99,6 @@ class GroupCommit:
         if not self._flushing:
             self._hand_over()
 
-    def run(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Do something with the log's files, in turn with the batches; then call `done`."""
-
-        def ended(error: BaseException | None) -> None:
-            if error is not None:
-                self.fail(error)
-            if not self.failed:
-                done()
-
-        self._flusher.submit(work, ended)
-
     def fail(self, error: BaseException) -> None:
         """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
         dropped.  The process ends."""

@@ -63,21 +63,6 @@ class ReplicaLog:
             raise StoreDamaged(f"no record begins at position {position}: run `popmq doctor`")
         return bytes(data[:count])
 
-    def begin_at(self, position: int, done: Callable[[], None]) -> None:
-        """This log is empty, and the master's begins at `position`: so will this one, after `done`.
-
-        Segments may have been reserved where it would have begun by itself.
-        """
-        assert not self._commit.confirmed, "a log with records begins where it does"
-        self._log.ends_at(position)
-        self._commit.durable = position
-
-        def work() -> None:
-            for file in self._log.drop_before(position):
-                file.delete()
-
-        self._commit.run(work, done)
-
     def append_block(self, position: int, data: bytes) -> LogBlock:
         """Take a master's records at this log's end; `on_durable` says when they are on the disk.
 
