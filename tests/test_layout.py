@@ -59,8 +59,11 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
     "gate": set(),
     "broker_life": CORES | SERVICES | {"broker"},
+    "followership": CORES | SERVICES | {"broker"},
     "leadership": CORES | SERVICES | {"broker", "gate", "server"},
-    "broker_node": CORES | SERVICES | {"broker", "broker_life", "gate", "leadership", "server"},
+    "broker_node": CORES
+    | SERVICES
+    | {"broker", "broker_life", "followership", "gate", "leadership", "server"},
     "replication_metrics": SERVICES | {"broker_node"},
     "process": CORES | SERVICES | {"metrics", "replication_metrics", "broker", "broker_node"},
 }

@@ -59,7 +59,8 @@ class TimerService:
         self.due = DueTimers(state, files, settings)
         self.enqueue = TimerEnqueue(self.queue, state, files, self.due, settings, wall_ms)
         self.firing = True  # off on a slave: it enqueues, and learns from the log what fired
-        self.masters_read_ms = 0  # up to where its master read the wheel, as far as it said
+        # Up to where the master read the wheel and the timer queue, as far as a slave was told.
+        self.masters_read_ms = self.masters_offset = 0
         # Of one step: records, units, firings.
         self.enqueue_limit, self.load_limit, self.fire_limit = 512, 1_024, 256
         self.fired = 0
@@ -136,7 +137,13 @@ class TimerService:
     def cursors(self) -> Cursors:
         """What a checkpoint of this moment may say."""
         enqueued = self.enqueue.commit_queue_offset
-        return Cursors(self._last_read_ms, enqueued, enqueued, self._store.epoch, self._wall_ms())
+        masters = enqueued if self.firing else self.masters_offset
+        return Cursors(self._last_read_ms, enqueued, masters, self._store.epoch, self._wall_ms())
+
+    def hear_master(self, last_read_ms: int, queue_offset: int) -> None:
+        """On a slave: the master's TimerCheckPoint; an older one says nothing."""
+        self.masters_read_ms = max(self.masters_read_ms, last_read_ms)
+        self.masters_offset = max(self.masters_offset, queue_offset)
 
     # -- steps
 
