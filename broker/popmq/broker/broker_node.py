@@ -101,6 +101,7 @@ class BrokerNode:
             watches=not self.solo,
             now_ms=self.now_ms,
             registration=lambda: registration(self.status()),
+            store_id=lambda: self.identity.store_id,
             on_view=self.on_view,
             on_record=self.on_record,
         )
