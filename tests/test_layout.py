@@ -53,10 +53,12 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "timer_jobs": CORES | SERVICES | {"broker", "jobs"},
     "timer_metrics": CORES | SERVICES | {"broker"},
     "explain_timer": CORES | SERVICES | {"broker"},
+    "transaction_jobs": CORES | SERVICES | {"broker", "jobs"},
     "pop_admin": CORES
     | SERVICES
-    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job", "timer_jobs"},
-    "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
+    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job"}
+    | {"timer_jobs", "transaction_jobs"},
+    "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin", "transaction_jobs"},
     "process": CORES | SERVICES | {"metrics", "broker", "server"},
 }
 
@@ -66,6 +68,7 @@ CORE_PLACES = (
     "broker/popmq/broker/meta",
     "broker/popmq/broker/pop",
     "broker/popmq/broker/timer",
+    "broker/popmq/broker/transaction",
     "broker/popmq/broker/filter",
     "common/popmq/common/message.py",
     "common/popmq/common/receipt.py",

@@ -36,11 +36,12 @@ from popmq.broker.record_applier import RecordApplier
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timers import Timers
+from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, NotYet, PopmqError, Refused
+from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import (
     ClientsReport,
     Delivery,
@@ -137,6 +138,9 @@ class Broker:
             clock=clock,
             flusher=housekeeper or flusher,
         )
+        self.transactions = Transactions(
+            self.store, self.registry, settings.transaction, settings.broker.name
+        )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
         self.explainer.filters = self.pops.filters
@@ -144,13 +148,18 @@ class Broker:
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
         self.applier = RecordApplier(
-            self.registry, self.table, self.redriven, self.timers.service, self.receipts
+            self.registry,
+            self.table,
+            self.redriven,
+            self.timers.service,
+            self.receipts,
+            self.transactions,
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.buffer.write_all
         self.store.on_grown = self._grown
-        self.store.on_moved = self.table.moved.apply
+        self.store.on_moved = self.applier.moved
         self.table.on_freed = self._freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
@@ -168,7 +177,8 @@ class Broker:
             unit_size=RECORD_SIZE,
         )
         self.timers.add_topic()
-        self.store.retention.live = (self.bodies, self.timers.bodies)
+        self.transactions.add_topics()
+        self.store.retention.live = (self.bodies, self.timers.bodies, self.transactions.bodies)
         self.store.snapshots.tables = (
             self.registry,
             self.table,
@@ -177,6 +187,7 @@ class Broker:
             self.redriven,
             self.timers.state,
             self.receipts,
+            self.transactions.table,
         )
         self.store.recover(self.applier.apply)
         self.timers.recover()
@@ -199,6 +210,7 @@ class Broker:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
         self.catch_up.let_all_in()
         self.polling.dismiss()
+        self.transactions.checks.dismiss()
         self.buffer.write_all()
 
     def close(self) -> None:
@@ -217,6 +229,7 @@ class Broker:
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
+        done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
@@ -327,6 +340,10 @@ class Broker:
             if result is None:
                 result = self._store(topic, entry)
                 self.receipts.stored(topic.id, entry.message_id, result, self.store.log_ms())
+            elif entry.type == MessageType.TRANSACTION:
+                half = result.queue_offset
+                transaction = self.transactions.halves.id_of(topic.id, half, entry.message_id)
+                result = result._replace(message=transaction)
             return result
         return self._store(topic, entry)
 
@@ -342,6 +359,8 @@ class Broker:
             )
         self.store.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
+        if entry.type == MessageType.TRANSACTION:
+            return self.transactions.halves.put(topic, queue_id, entry)
         due_ms = 0
         if entry.type == MessageType.DELAY and entry.due_ms:
             due_ms = self.timers.admission.due_ms(entry)
@@ -383,6 +402,7 @@ class Broker:
         self.buffer.forget_gone()
         self.catch_up.forget_topic(topic.name)
         self.redriven.drop_topic(topic.id)
+        self.transactions.table.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
         self.stored_by_topic.pop(topic.name, None)
 
@@ -404,5 +424,3 @@ def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
         )
-    if kind is MessageType.TRANSACTION:
-        raise NotYet("TRANSACTION messages are not served yet: send others")

@@ -48,6 +48,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("cold_pops", "Pops that waited for the disk.", broker.pops.metrics.cold_pops)
     yield Metric("pops_held_back", "Of groups far behind.", broker.catch_up.held_back)
     yield Metric("expired_messages", "Unread, gone by retention.", broker.pops.metrics.expired)
+    yield from _transaction_metrics(broker)
     yield Metric("duplicate_sends", "Resends that stored nothing.", broker.receipts.duplicates)
     yield _gauge("dedup_ids", "Message ids that are remembered.", len(broker.receipts))
     yield Metric("dedup_ids_pushed_out", "Before their time.", broker.receipts.pushed_out)
@@ -84,6 +85,16 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield _gauge("waiting_receives", "Receives that wait for a message.", broker.polling.count)
     yield from timer_metrics(broker)
     yield from _consumer_metrics(broker)
+
+
+def _transaction_metrics(broker: Broker) -> Iterable[Metric]:
+    table, checks = broker.transactions.table, broker.transactions.checks
+    yield _gauge("half_messages", "Neither committed nor rolled back.", len(table.pending))
+    for ending, count in table.counts.items():
+        name = f"transactions_{ending.name.lower()}"
+        yield Metric(name, "Since the start, replayed ones included.", count)
+    yield Metric("transactions_refused", "At the bound.", broker.transactions.halves.refused)
+    yield _gauge("waiting_proxies", "That wait for transaction checks.", checks.waiting)
 
 
 def _consumer_metrics(broker: Broker) -> Iterable[Metric]:

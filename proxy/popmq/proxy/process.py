@@ -76,6 +76,7 @@ class ProxyProcess:
         self._transport = transport
         self._proxy.listening_on(host, taken)
         self._proxy.clients.start()
+        self._proxy.checks.start()
         return self._proxy.endpoint
 
     def _make_transport(self, host: str, port: int) -> Transport:
@@ -112,6 +113,7 @@ class ProxyProcess:
         if self._transport is not None:
             await self._transport.stop(0)
         self._proxy.clients.stop()
+        self._proxy.checks.stop()
         await self._routed.stop()
         if self._controller_port is not None:
             await self._controller_port.close()
@@ -125,6 +127,7 @@ class ProxyProcess:
             Metric("proxy_received", "Messages handed to clients.", counts.received),
             Metric("proxy_acks", "Acks answered OK.", counts.acks),
             Metric("proxy_changes", "Invisible durations changed.", counts.changes),
+            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
             Metric("proxy_open_streams", "Telemetry streams.", counts.open_streams, gauge),
             Metric("proxy_waiting_receives", "Long polls.", counts.waiting_receives, gauge),
             *(
