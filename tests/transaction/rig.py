@@ -5,6 +5,7 @@ from typing import cast
 
 from popmq.common import hop
 from popmq.common.config import Settings, TransactionSettings
+from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind, PutResult
 from popmq.common.message import tag_hash
@@ -17,8 +18,9 @@ from popmq.testing.disk import LyingDisk
 FIRST_MS, INTERVAL_MS = 6_000, 30_000
 
 
-def broker(base: Settings = SMALL, **transaction: int) -> CoreBroker:
-    made = CoreBroker(settings=replace(base, transaction=TransactionSettings(**transaction)))
+def broker(base: Settings = SMALL, *, disk: Disk | None = None, **transaction: int) -> CoreBroker:
+    settings = replace(base, transaction=TransactionSettings(**transaction))
+    made = CoreBroker(disk=disk or LyingDisk(), settings=settings)
     made.topic("orders", queues=2, type=MessageType.TRANSACTION)
     made.topic("others", queues=1, type=MessageType.MIXED)
     made.group("g")
