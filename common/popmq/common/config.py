@@ -223,6 +223,15 @@ class TimerSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionSettings(_Section):
+    first_check_ms: int = _within(6_000, 1, HOUR_MS)  # of log time, like the others
+    check_interval_ms: int = _within(30_000, 1, DAY_MS)
+    max_checks: int = _within(15, 1, 1_000)  # of one transaction, each by a producer
+    keep_ms: int = _within(3 * DAY_MS, 1_000, 366 * DAY_MS)  # while there is no producer to ask
+    max_pending: int = _within(1_000_000, 1, 100_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSettings(_Section):
     max_attempts: int = _within(17, 1, 1000)
     auto_create: bool = True
@@ -261,6 +270,7 @@ class Settings:
     dedup: DedupSettings = DedupSettings()
     pop: PopSettings = PopSettings()
     timer: TimerSettings = TimerSettings()
+    transaction: TransactionSettings = TransactionSettings()
     group: GroupSettings = GroupSettings()
     topic: TopicSettings = TopicSettings()
     poll: PollSettings = PollSettings()

@@ -274,14 +274,15 @@ def _claims_too_much(sent: pb.SystemProperties) -> bool:
 def send_entry(
     result: PutResult, message_id: str, recall_handle: str = ""
 ) -> service.SendResultEntry:
-    """RocketMQ gives a transaction id, the message's, for messages of every type."""
+    """RocketMQ gives a transaction id for messages of every type: the message's, if it is no half
+    message."""
     if result.code != Code.OK:
         found = status(result.code, result.message)
         return service.SendResultEntry(status=found, message_id=message_id)
     return service.SendResultEntry(
         status=ok(),
         message_id=message_id,
-        transaction_id=message_id,
+        transaction_id=result.message or message_id,
         offset=result.queue_offset,
         recall_handle=recall_handle,
     )

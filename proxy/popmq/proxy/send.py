@@ -23,12 +23,13 @@ from popmq.common.hop import (
 )
 from popmq.common.message import tag_hash
 from popmq.common.recall_handle import RecallHandle
-from popmq.common.topics import TopicConfig, check_topic_name
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.convert import SentMessage, send_entry, sent_messages, sent_ok, status, status_only
 from popmq.proxy.delay import delay_of
 from popmq.proxy.placement import place
+from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import (
@@ -54,8 +55,16 @@ class _Placed(NamedTuple):
 
 
 class SendMessage:
-    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        routes: Routes,
+        settings: Settings,
+        clock: Clock,
+        publishers: Publishers,
+    ) -> None:
         self._brokers = brokers
+        self._publishers = publishers
         self._routes = routes
         self._limits = settings.message
         self._timer_limits = settings.timer
@@ -88,6 +97,8 @@ class SendMessage:
         for index, error in refused:
             batch.settle(index, error)
         placed = [one for one in outcomes if isinstance(one, _Placed)]
+        if any(one.entry.type == MessageType.TRANSACTION for one in placed):
+            self._publishers.sent(rpc.client_id, topic.name)
         self._dispatch(batch, placed, brokers)
 
     def _checked(
@@ -128,7 +139,7 @@ class SendMessage:
             properties,
             tag_hash=tag_hash(facts.tag),
             queue_id=queue,
-            due_ms=delay.due_ms,
+            due_ms=facts.recovery_ms or 0 if kind is MessageType.TRANSACTION else delay.due_ms,
             message_id=facts.message_id,
             spread_ms=delay.spread_ms,
         )
@@ -243,7 +254,9 @@ def send_reply(
     if all(one.code == Code.OK for one in results):
         return sent_ok(results, message_ids, recall_handles)
     code = overall_code([one.code for one in results])
-    text = results[0].message if code == results[0].code else "the messages fared differently"
+    first = results[0]
+    text = first.message if first.code == code else "the messages fared differently"
+    text = "" if code == Code.OK else text  # of a half message it is the transaction id
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[
