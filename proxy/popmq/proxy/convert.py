@@ -23,7 +23,18 @@ from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.validate import MessageFacts
-from popmq.proxy.wire_scan import LEN, VARINT, BadWire, chunk, cut, fields, scalar, tag, varint
+from popmq.proxy.wire_scan import (
+    LEN,
+    VARINT,
+    BadWire,
+    chunk,
+    cut,
+    fields,
+    only_content,
+    scalar,
+    tag,
+    varint,
+)
 
 M = TypeVar("M", bound=Message)
 
@@ -214,8 +225,7 @@ class SentMessage(NamedTuple):
         content, has_digest = _stored_properties(sent, pieces, checksum)
         parts = [content]
         if not has_digest:
-            digest = pb.Digest(type=pb.DigestType.MD5, checksum=checksum)
-            parts.append(chunk(_P.BODY_DIGEST_FIELD_NUMBER, digest.SerializeToString()))
+            parts.append(_MD5_DIGEST + checksum.encode())
         if not sent.body_encoding:
             parts.append(scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY))
         if int(sent.message_type) != kind:
@@ -230,6 +240,8 @@ class SentMessage(NamedTuple):
 def sent_messages(data: bytes) -> list[SentMessage]:
     """The messages of a SendMessageRequest."""
     parsed = parse(service.SendMessageRequest, data).messages
+    if len(parsed) == 1 and (start := only_content(data, _MESSAGES)):
+        return [SentMessage(parsed[0], data, start, len(data))]
     try:
         found = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == LEN]
     except BadWire as error:
@@ -395,3 +407,8 @@ _ENTRY_OFFSET = tag(_ENTRY.OFFSET_FIELD_NUMBER, VARINT)
 _ACKED = service.AckMessageResultEntry
 _ACK_ENTRY = tag(service.AckMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
 _ACKED_OK = chunk(_ACKED.STATUS_FIELD_NUMBER, ok().SerializeToString())
+# A body_digest up to its checksum, which has 32 characters.
+_MD5_DIGEST = chunk(
+    _P.BODY_DIGEST_FIELD_NUMBER,
+    pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
+)[:-32]
