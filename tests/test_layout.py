@@ -57,7 +57,8 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | SERVICES
     | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job", "timer_jobs"},
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
-    "process": CORES | SERVICES | {"metrics", "broker", "server"},
+    "rest": CORES | SERVICES | {"broker"},
+    "process": CORES | SERVICES | {"metrics", "broker", "rest", "server"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from popmq.broker.broker import Broker
 from popmq.broker.metrics import broker_metrics
+from popmq.broker.rest import BUSY_MS, Rest
 from popmq.broker.server import BrokerServer
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
@@ -20,12 +21,11 @@ from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, Port
 from popmq.common.observe import Metric
-from popmq.common.steps import FlusherThread, OwnFlusher, run_steps
+from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop
 from popmq.common.wire.controller_pb2 import BrokerAddress, RegisterReply, RegisterRequest
 
 logger = logging.getLogger(__name__)
 
-STEP_IDLE_MS = 5
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 
 
@@ -120,7 +120,15 @@ class BrokerProcess:
                 "epoch": store.epoch,
             },
         )
-        self._steps = loop.create_task(run_steps(self.broker.step, idle_ms=STEP_IDLE_MS))
+        steps = StepLoop(self.broker.step, Rest(self.broker, self._clock).wait_ms, idle_ms=BUSY_MS)
+
+        def soon(work: Callable[[], None]) -> None:
+            """A record was appended: what follows from it is not kept waiting."""
+            loop.call_soon(work)
+            steps.wake()
+
+        store.soon = soon
+        self._steps = loop.create_task(steps.run())
         self._steps.add_done_callback(self._steps_ended)
 
     async def listen(self, *addresses: str) -> list[str]:
