@@ -70,9 +70,10 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | SERVICES
     | {"broker", "broker_life", "followership", "gate", "leadership", "server"},
     "replication_metrics": SERVICES | {"broker_node"},
+    "rest": CORES | SERVICES | {"broker"},
     "process": CORES
     | SERVICES
-    | {"metrics", "replication_metrics", "broker", "broker_node", "server"},
+    | {"metrics", "replication_metrics", "broker", "broker_node", "rest", "server"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.

@@ -16,6 +16,7 @@ from popmq.broker.broker_node import BrokerNode
 from popmq.broker.ha.status import registration
 from popmq.broker.metrics import broker_metrics
 from popmq.broker.replication_metrics import replication_metrics
+from popmq.broker.rest import BUSY_MS, Rest
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
@@ -25,12 +26,11 @@ from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, Port
 from popmq.common.observe import Metric
-from popmq.common.steps import FlusherThread, OwnFlusher, run_steps
+from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop, Work
 from popmq.common.wire.controller_pb2 import RegisterReply
 
 logger = logging.getLogger(__name__)
 
-STEP_IDLE_MS = 5
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
@@ -91,6 +91,7 @@ class BrokerProcess:
         self._steps: asyncio.Task[None] | None = None
         self._peers: dict[str, FramePort] = {}  # other brokers of the group
         self._started = False
+        self._rest: Rest | None = None
         self.failed: asyncio.Future[None]
         self.node: BrokerNode
 
@@ -110,6 +111,13 @@ class BrokerProcess:
         flusher, housekeeper, reader = self._flushers = [
             self._make_flusher(loop, name) for name in ("flusher", "housekeeper", "reader")
         ]
+        steps = StepLoop(lambda: self.node.step(), self._rest_ms, idle_ms=BUSY_MS)
+
+        def soon(work: Work) -> None:
+            """A record was appended: what follows from it is not kept waiting."""
+            loop.call_soon(work)
+            steps.wake()
+
         self.node = BrokerNode(
             self._settings,
             disk=self._disk,
@@ -119,7 +127,7 @@ class BrokerProcess:
             housekeeper=housekeeper,
             readers=reader,
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
-            soon=loop.call_soon,
+            soon=soon,
             open_port=self._peer,
             on_failure=self._fail,
             on_demoted=self._drop_clients,
@@ -128,6 +136,7 @@ class BrokerProcess:
         self._started = True
         store = self.broker.store
         if self.node.solo:
+            self._rest = Rest(self.broker, self._clock)
             await self._settled()
         logger.info(
             "recovered",
@@ -139,7 +148,7 @@ class BrokerProcess:
                 "epoch": store.epoch,
             },
         )
-        self._steps = loop.create_task(run_steps(self.node.step, idle_ms=STEP_IDLE_MS))
+        self._steps = loop.create_task(steps.run())
         self._steps.add_done_callback(self._steps_ended)
 
     async def listen(self, *addresses: str) -> list[str]:
@@ -280,6 +289,10 @@ class BrokerProcess:
                     logger.warning("registration refused", extra={"reason": str(error)})
                 refused = None if away else error.code
             await asyncio.sleep(heartbeat_ms / 1000)
+
+    def _rest_ms(self) -> int:
+        """Who has replicas hears of them all the time, and does not rest."""
+        return self._rest.wait_ms() if self._rest is not None else BUSY_MS
 
     async def _stop_steps(self) -> None:
         if self._steps is not None:
