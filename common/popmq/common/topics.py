@@ -34,6 +34,9 @@ OFFSETS_TOPIC_ID = 2
 REVIVE_TOPIC_ID = 3
 TIMER_TOPIC_ID = 4
 FIRST_USER_TOPIC_ID = 64
+# Retry topics and their like in a broker group that follows the topics of another one: what it
+# makes for itself must not meet the ids that the owner gives.
+FIRST_LOCAL_TOPIC_ID = 1 << 30
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_NAMES = frozenset(
@@ -103,6 +106,9 @@ class TopicConfig:
     type: MessageType = MessageType.NORMAL
     permission: Permission = Permission.READ_WRITE
     retention_ms: int = 0  # 0: that of the store
+    # Of a topic that takes FIFO messages: the broker groups that it was created over. Another one
+    # that comes later takes no message group away from these (D11). Empty: all.
+    brokers: tuple[str, ...] = ()
 
     @property
     def readable(self) -> bool:
