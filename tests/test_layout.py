@@ -68,7 +68,8 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "leadership": CORES | SERVICES | {"broker", "gate", "server"},
     "broker_node": CORES
     | SERVICES
-    | {"broker", "broker_life", "followership", "gate", "leadership", "server"},
+    | {"broker", "broker_life", "followership", "gate", "leadership", "meta_follower", "server"},
+    "meta_follower": CORES | SERVICES | {"broker"},
     "replication_metrics": SERVICES | {"broker_node"},
     "rest": CORES | SERVICES | {"broker"},
     "process": CORES

@@ -7,6 +7,7 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
 from popmq.broker.filter.sql92 import SqlFilters
@@ -75,6 +76,8 @@ class Broker:
         self._disk = disk
         self._clock = clock
         self._waits = waits or clock
+        # Broker groups that take messages now, as the controller says; empty: it has not said.
+        self.cluster_groups: tuple[str, ...] = ()
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
@@ -301,15 +304,23 @@ class Broker:
         if found is not None and name[0] != "%":
             return found
         topics.check_readable_topic_name(name)
-        if found is None and auto_create and self.settings.topic.auto_create:
+        if found is None and self.registry.owner:
+            self.registry.want_topic(name)
+        elif found is None and auto_create and self.settings.topic.auto_create:
             wanted = TopicConfig(
                 0,
                 name,
                 self.settings.topic.queues,
                 MessageType[self.settings.topic.auto_create_type.upper()],
             )
-            return self.registry.create_topic(wanted)
+            return self.create_topic(wanted)
         return found or self.registry.topic(name)
+
+    def create_topic(self, wanted: TopicConfig) -> TopicConfig:
+        """Over the broker groups of now, if message groups are to stay where they are (D11)."""
+        if wanted.type.accepts(MessageType.FIFO) and not wanted.brokers:
+            wanted = replace(wanted, brokers=self.cluster_groups)
+        return self.registry.create_topic(wanted)
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group; made with the defaults when group.auto_create allows it."""
@@ -317,7 +328,9 @@ class Broker:
         if found is not None:
             return found
         topics.check_group_name(name)
-        if self.settings.group.auto_create:
+        if self.registry.owner:
+            self.registry.want_group(name)
+        elif self.settings.group.auto_create:
             wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
             return self.registry.create_group(wanted)
         return self.registry.group(name)

@@ -13,21 +13,19 @@ from contextlib import suppress
 
 from popmq.broker.broker import Broker
 from popmq.broker.broker_node import BrokerNode
-from popmq.broker.ha.status import registration
 from popmq.broker.metrics import broker_metrics
 from popmq.broker.replication_metrics import replication_metrics
 from popmq.broker.rest import BUSY_MS, Rest
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
-from popmq.common.errors import Code, ConfigError, PopmqError
-from popmq.common.frame_port import FramePort, call
+from popmq.common.errors import ConfigError
+from popmq.common.frame_port import FramePort
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
-from popmq.common.hop import Kind, Port
+from popmq.common.hop import Port
 from popmq.common.observe import Metric
 from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop, Work
-from popmq.common.wire.controller_pb2 import RegisterReply
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +161,8 @@ class BrokerProcess:
         `address` is for proxies in other processes.
         """
         self.node.address = address
-        await self._beat(controller, registration(self.node.status()))
+        self.node.controllers.attach([controller])
+        await asyncio.get_running_loop().create_future()  # until this task is cancelled
 
     async def register(self, address: str) -> None:
         """Tell every controller for ever where this broker is; one that is away does no harm.
@@ -183,13 +182,8 @@ class BrokerProcess:
         for port in ports:
             port.start()
         try:
-            if not self.node.solo:
-                self.node.controllers.attach(ports)
-                await asyncio.get_running_loop().create_future()  # until this task is cancelled
-            request = registration(self.node.status())
-            async with asyncio.TaskGroup() as group:
-                for port in ports:
-                    group.create_task(self._beat(port, request))
+            self.node.controllers.attach(ports)
+            await asyncio.get_running_loop().create_future()  # until this task is cancelled
         finally:
             for port in ports:
                 await port.close()
@@ -274,21 +268,6 @@ class BrokerProcess:
             peer = connection.peer
             if peer is not None and peer.role in (Role.PROXY, Role.TOOL):
                 connection.close("this broker is not the master any more")
-
-    async def _beat(self, port: Port, request: bytes) -> None:
-        heartbeat_ms = self._settings.controller.heartbeat_ms
-        refused: Code | None = None  # said once, not at every beat
-        while True:
-            try:
-                reply = RegisterReply.FromString(await call(port, Kind.REGISTER, request, 2_000))
-                heartbeat_ms = reply.heartbeat_ms or heartbeat_ms
-                refused = None
-            except PopmqError as error:
-                away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
-                if not away and error.code is not refused:
-                    logger.warning("registration refused", extra={"reason": str(error)})
-                refused = None if away else error.code
-            await asyncio.sleep(heartbeat_ms / 1000)
 
     def _rest_ms(self) -> int:
         """Who has replicas hears of them all the time, and does not rest."""

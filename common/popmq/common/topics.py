@@ -37,6 +37,9 @@ TIMER_TOPIC_ID = 4
 HALF_TOPIC_ID = 5
 OP_TOPIC_ID = 6
 FIRST_USER_TOPIC_ID = 64
+# Retry topics and their like in a broker group that follows the topics of another one: what it
+# makes for itself must not meet the ids that the owner gives.
+FIRST_LOCAL_TOPIC_ID = 1 << 30
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_NAMES = frozenset(
@@ -106,6 +109,9 @@ class TopicConfig:
     type: MessageType = MessageType.NORMAL
     permission: Permission = Permission.READ_WRITE
     retention_ms: int = 0  # 0: that of the store
+    # Of a topic that takes FIFO messages: the broker groups that it was created over. Another one
+    # that comes later takes no message group away from these (D11). Empty: all.
+    brokers: tuple[str, ...] = ()
 
     @property
     def readable(self) -> bool:

@@ -144,7 +144,9 @@ def topic_of(reply: bytes) -> TopicConfig:
     if "w" in topic.permission:
         permission |= Permission.WRITE
     kind = MessageType[topic.type.upper() or "NORMAL"]
-    return TopicConfig(topic.id, topic.name, topic.queues, kind, permission)
+    return TopicConfig(
+        topic.id, topic.name, topic.queues, kind, permission, brokers=tuple(topic.brokers)
+    )
 
 
 def group_of(reply: bytes) -> SubscriptionGroup:
