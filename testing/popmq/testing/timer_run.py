@@ -51,6 +51,7 @@ class TimerSimulator(TimerActions):
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
         self.machine.on_recovered = self._recovered
+        self.machine.on_step = self.oracle.model.read_on  # before retention deletes it
         self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         # With slots of 0.1 s there are too many steps in a day.
         small = self.slot_ms >= 1_000
