@@ -25,6 +25,7 @@ from popmq.broker import timer_jobs
 from popmq.broker.store import lookup
 from popmq.broker.timer import timer_scan
 from popmq.common import hop
+from popmq.common.config import DedupSettings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
 from popmq.common.topics import MessageType
@@ -105,11 +106,19 @@ def test_what_is_asked_about_nothing_is_refused(core: CoreBroker) -> None:
     assert core.server._jobs.running == 0
 
 
-def test_every_timer_of_an_id_is_recalled_however_many_there_are(core: CoreBroker) -> None:
+@pytest.fixture
+def repeating() -> CoreBroker:
+    """Every send of an id is another message."""
+    return core_with_topic(settings=replace(SMALL, dedup=DedupSettings(window_ms=0)))
+
+
+def test_every_timer_of_an_id_is_recalled_however_many_there_are(repeating: CoreBroker) -> None:
     """A client may send the same id again and again."""
+    core = repeating
     for _ in range(100):
         send(core, "A", core.clock.wall_ms() + HOUR)
     core.run_steps()
+    assert core.broker.timers.state.pending_total == 100
     assert recall(core, "A") is TimerOutcome.DONE
     assert core.broker.timers.state.pending == {}
     core.advance(HOUR)
@@ -129,8 +138,9 @@ def test_a_message_that_was_rescheduled_very_often_is_recalled_and_rescheduled(
 
 
 def test_what_cannot_be_looked_through_in_one_request_is_refused_and_left_as_it_is(
-    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+    repeating: CoreBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    core = repeating
     monkeypatch.setattr(lookup, "_READS_LIMIT", 10)
     for _ in range(11):
         send(core, "A", core.clock.wall_ms() + HOUR)

@@ -8,7 +8,10 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 import random
 from collections.abc import Callable
 
-from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
+from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
+from popmq.broker.filter.sql92 import SqlFilters
+from popmq.broker.filter.tag import parse_tags
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -73,6 +76,7 @@ class Broker:
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
+        self.receipts = FirstReceipts(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
@@ -120,6 +124,7 @@ class Broker:
             settings.pop,
         )
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
+        self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.timers = Timers(
@@ -134,10 +139,13 @@ class Broker:
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
+        self.explainer.filters = self.pops.filters
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
-        self.applier = RecordApplier(self.registry, self.table, self.redriven, self.timers.service)
+        self.applier = RecordApplier(
+            self.registry, self.table, self.redriven, self.timers.service, self.receipts
+        )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.buffer.write_all
@@ -168,6 +176,7 @@ class Broker:
             self.store.dispatch,
             self.redriven,
             self.timers.state,
+            self.receipts,
         )
         self.store.recover(self.applier.apply)
         self.timers.recover()
@@ -204,7 +213,7 @@ class Broker:
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.timers.step()
+        done = self.timers.step() + self.receipts.step(self.store.log_ms())
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
@@ -255,7 +264,7 @@ class Broker:
             limit=min(request.limit, self.settings.pop.max_batch),
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
-            tags=_tags(request),
+            filter=self._filter_of(request),
             client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
@@ -305,9 +314,23 @@ class Broker:
 
     # -- inside
 
+    def _filter_of(self, request: PopRequest) -> MessageFilter:
+        if request.filter_type == FilterType.SQL:
+            return self.sql_filters.get(request.expression)
+        return parse_tags(request.expression) if request.filter_type else EVERYTHING
+
     def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
+        if entry.message_id:
+            result = self.receipts.find(topic.id, entry.message_id)
+            if result is None:
+                result = self._store(topic, entry)
+                self.receipts.stored(topic.id, entry.message_id, result, self.store.log_ms())
+            return result
+        return self._store(topic, entry)
+
+    def _store(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
@@ -383,11 +406,3 @@ def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
         )
     if kind is MessageType.TRANSACTION:
         raise NotYet("TRANSACTION messages are not served yet: send others")
-
-
-def _tags(request: PopRequest) -> TagFilter:
-    if request.filter_type == FilterType.SQL:
-        raise NotYet("SQL92 filters are not served yet: filter by tag")
-    if request.filter_type == FilterType.NONE:
-        return EVERYTHING
-    return parse_tags(request.expression)
