@@ -70,7 +70,7 @@ class TimerClients(Clients):
 
     def recall(self, story: Delayed) -> None:
         ask = self._oracle.ask(story)
-        story.recalls += 1
+        story.twins[0].recalls += 1  # of the id
 
         def hear(outcome: TimerOutcome) -> None:
             late = outcome is TimerOutcome.ALREADY_VISIBLE

@@ -31,7 +31,7 @@ class Delayed:
     ok_at: int = 0  # event number of the OK; 0: not told
     told_due_ms: int = 0
     refused: bool = False
-    recalls: int = 0  # asked
+    recalls: int = 0  # asked, of all that were sent with its id: counted at the first one
     events: deque[str] = field(default_factory=lambda: deque(maxlen=10))
     twins: "list[Delayed]" = field(default_factory=list)  # all that were sent with its id
 
@@ -81,6 +81,10 @@ class TimerOracle(Oracle):
     def sent(self, story: Delayed, due_ms: int) -> None:
         """A send was OK."""
         self.model.read_on()
+        if self._is_resend(story, due_ms):
+            story.twins.remove(story)
+            story.refused = True  # nothing was stored
+            return
         story.ok_at, story.told_due_ms = self.at, due_ms
         number, first_ms = story.number, story.first_due_ms
         timers = self.model.of(number)
@@ -90,6 +94,14 @@ class TimerOracle(Oracle):
             self.complain_of("D2", "told to be visible, and is not", number)
         if due_ms and not first_ms <= due_ms <= first_ms + story.spread_ms:
             self.complain_of("due", f"asked for {first_ms} + {story.spread_ms}: {due_ms}", number)
+
+    def _is_resend(self, story: Delayed, due_ms: int) -> bool:
+        """Whether it got the receipt of the first message with its id, and is not stored."""
+        first, number = story.twins[0], story.number
+        if first is story or self.model.of(number) or number in self.model.at_once:
+            return False
+        timers = self.model.of(first.number)
+        return due_ms == timers[0].due_ms if timers else first.number in self.model.at_once
 
     def ask(self, story: Delayed, new_due_ms: int = 0) -> Ask:
         model = self.model
@@ -105,7 +117,7 @@ class TimerOracle(Oracle):
             fired=ends == ["fired"] or ends == ["dead"],
             cancelled=ends == ["cancelled"],
             last_due_ms=last.due_ms if last is not None else 0,
-            recalled=story.recalls > 0,
+            recalled=story.twins[0].recalls > 0,
             asked=frozenset(one.number for one in story.twins if one.ok_at),
             new_due_ms=new_due_ms,
         )
@@ -215,8 +227,7 @@ class TimerOracle(Oracle):
             if any(not one.ends for one in timers):
                 self.complain_of("I1 no-loss", f"still pending: {timers}", number)
             lost = story.ok_at and not copies and last != ["cancelled"]
-            recalls = sum(one.recalls for one in story.twins)
-            if lost or (last == ["cancelled"] and not recalls):
+            if lost or (last == ["cancelled"] and not story.twins[0].recalls):
                 self.complain_of("I1 no-loss", f"acknowledged, and then {last}", number)
             if story.refused and (timers or copies):
                 self.complain_of("I4 exactly-once", "was refused, and is stored", number)

@@ -10,6 +10,7 @@ import random
 import traceback
 
 from popmq.common.config import (
+    DedupSettings,
     GroupSettings,
     MessageSettings,
     Settings,
@@ -95,6 +96,7 @@ class TimerSimulator(TimerActions):
             ),
             message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
             group=GroupSettings(auto_create=False),
+            dedup=DedupSettings(window_ms=rng.choice((0, 0, 60_000, 3_600_000))),
             timer=TimerSettings(
                 max_delay_ms=8 * _HOUR_MS,
                 wheel_slots=rng.choice((60, 61, 100)),
