@@ -65,6 +65,10 @@ class TransactionTable:
     def pending_of(self, topic_id: int) -> int:
         return sum(half.topic_id == topic_id for half in self.pending.values())
 
+    def endings(self) -> Iterator[tuple[int, int, Ending]]:
+        """Log time, offset and ending of all that are remembered."""
+        return ((log_ms, offset, self._endings[offset]) for log_ms, offset in self._ended)
+
     def take_due(self, log_ms: int, limit: int) -> list[Half]:
         """Pending ones whose time to ask has come; each is given once, until it is checked."""
         found: list[Half] = []
@@ -137,8 +141,7 @@ class TransactionTable:
             _PENDING.pack(1, h.offset, *h.place, *h.unit, h.first_ms, h.due_ms, h.checks)
             for h in self.pending.values()
         ]
-        ended = [(*one, self._endings[one[1]]) for one in self._ended]
-        return self._pieces(pending, ended)
+        return self._pieces(pending, list(self.endings()))
 
     def _pieces(
         self, pending: list[bytes], ended: list[tuple[int, int, Ending]]
