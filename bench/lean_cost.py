@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from hpack import Encoder
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from popmq.broker.pop import evidence
-from popmq.broker.pop.explain import Copy, Hold, State
+from popmq.broker.pop.explained import Copy, Hold, State
 from popmq.broker.pop.outcomes import OUTCOME_MS
 from popmq.broker.pop.pop_check_point import RECORD_SIZE
 from popmq.common import hop

@@ -6,8 +6,9 @@ import pytest
 
 from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.common import hop
-from popmq.common.config import DedupSettings, Settings
+from popmq.common.config import Settings
 from popmq.common.hop import Kind, PutResult
+from popmq.common.send_settings import DedupSettings
 from popmq.common.topics import MessageType
 from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import SMALL, Answer, CoreBroker

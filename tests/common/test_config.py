@@ -18,6 +18,7 @@ from popmq.common.config import (
 from popmq.common.errors import ConfigError
 from popmq.common.message import RevivalToken, message_size
 from popmq.common.quantities import parse_duration_ms, parse_size
+from popmq.common.replication_settings import ReplicationSettings
 
 
 def load(
@@ -162,14 +163,45 @@ def test_a_refusal_names_value_limit_and_setting() -> None:
     assert str(refusal.value) == "pop.max_batch = 99: at most 64"
 
 
-@pytest.mark.parametrize("flush", ["quorum", "memory"])
-def test_flush_modes_of_replication_are_refused_until_it_is_there(flush: str) -> None:
-    with pytest.raises(ConfigError, match=f"store.flush = {flush}: comes with replication"):
-        StoreSettings(flush=flush)
+def test_a_flush_mode_that_is_not_there_yet_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"store\.flush = memory: not served yet"):
+        StoreSettings(flush="memory")
+
+
+def test_one_disk_is_no_promise_of_several_replicas() -> None:
+    with pytest.raises(ConfigError, match=r"store\.flush = fsync: .*replication\.replicas = 3"):
+        load_settings(None, {}, {"store.flush": "fsync", "replication.replicas": 3})
+
+
+def test_a_quorum_needs_more_than_one_replica() -> None:
+    with pytest.raises(ConfigError, match=r"store\.flush = quorum: needs replication\.replicas"):
+        load_settings(None, {}, {"store.flush": "quorum"})
+    load_settings(None, {}, {"store.flush": "quorum", "replication.replicas": 2})
+
+
+def test_no_more_replicas_have_to_be_in_sync_than_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"min_in_sync = 3: at most replication\.replicas = 2"):
+        ReplicationSettings(replicas=2, min_in_sync=3)
+
+
+@pytest.mark.parametrize(("replicas", "least"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+def test_all_replicas_but_one_have_to_be_in_sync_unless_set(replicas: int, least: int) -> None:
+    assert ReplicationSettings(replicas=replicas).least_in_sync == least
+    assert ReplicationSettings(replicas=replicas, min_in_sync=1).least_in_sync == 1
+
+
+def test_a_block_of_log_must_fit_a_frame() -> None:
+    with pytest.raises(ConfigError, match=r"replication\.fetch_bytes = 67108864: at most"):
+        load_settings(None, {}, {"replication.fetch_bytes": "64MiB"})
+
+
+def test_a_node_is_called_like_its_group_unless_it_has_a_name() -> None:
+    assert Settings().node == "broker-a"
+    assert load_settings(None, {}, {"broker.node": "a-2"}).settings.node == "a-2"
 
 
 def test_a_flush_mode_that_never_existed_is_refused_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match=r"store\.flush = never: one of fsync"):
+    with pytest.raises(ConfigError, match=r"store\.flush = never: one of auto, fsync"):
         StoreSettings(flush="never")
 
 

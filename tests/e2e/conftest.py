@@ -1,8 +1,45 @@
-"""Makes the helpers beside the tests importable as `e2e.processes` and so on."""
+"""Makes the helpers beside the tests importable, and runs the tests with both transports."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _TESTS = str(Path(__file__).parent.parent)
 if _TESTS not in sys.path:
     sys.path.insert(0, _TESTS)
+
+from e2e import processes  # noqa: E402 - importable only now
+
+# Long and about brokers, without a proxy, or about transports themselves.
+LEAN_ONLY = {
+    "test_crash_ledger",
+    "test_full_disk",
+    "test_ledger",
+    "test_processes",
+    "test_shared_ledger",
+    "test_growth",
+    "test_kill_nine",
+    "test_official_fifo",
+    "test_official_shared",
+    "test_timers_killed",
+    "test_transport_flag",
+    "test_workers",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The other transport's turn comes with the heavy tests."""
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if "transport" in metafunc.fixturenames or name in LEAN_ONLY:
+        return
+    both = ["lean", pytest.param("grpcio", marks=pytest.mark.heavy)]
+    metafunc.parametrize("served_by", both, indirect=True, scope="module")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def served_by(request: pytest.FixtureRequest) -> Iterator[None]:
+    processes.SERVED_BY.append(getattr(request, "param", "lean"))
+    yield
+    processes.SERVED_BY.pop()

@@ -26,6 +26,7 @@ from urllib.request import urlopen
 READY_S = 30.0
 STOP_S = 10.0
 LOCAL = "127.0.0.1"
+SERVED_BY = ["lean"]  # the last is what proxies get (conftest.py runs tests with both)
 
 
 class RoleFailed(AssertionError):
@@ -303,7 +304,7 @@ class Cluster:
 def role_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment without any POPMQ_ setting of the developer's own, plus `settings`."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
-    return {**inherited, **settings}
+    return {**inherited, "POPMQ_PROXY_TRANSPORT": SERVED_BY[-1], **settings}
 
 
 def free_port() -> int:

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import grpc
 from e2e.processes import READY_S, Role, role_environment
+
+from popmq.proxy.api import service_pb2 as service
 
 
 def test_up_serves_the_commands_with_the_transport_that_was_asked_for(tmp_path: Path) -> None:
@@ -26,3 +30,21 @@ def test_up_serves_the_commands_with_the_transport_that_was_asked_for(tmp_path: 
         assert "first message" in popmq("recv", "hello", "--group", "g", "--ack")
         assert role.metric("popmq_proxy_lean_calls_total") >= 3
         assert role.metric("popmq_proxy_lean_faults_total") == 0
+
+
+def test_up_takes_tls_with_a_certificate_that_it_keeps(tmp_path: Path) -> None:
+    flags = ["--data", "data", "--port", "0", "--http-port", "0", "--transport", "lean"]
+    certificates = []
+    for _ in range(2):
+        with Role("up", ["up", *flags], folder=tmp_path, settings={}) as role:
+            certificate = (role.folder / "data" / "tls" / "certificate.pem").read_bytes()
+            certificates.append(certificate)
+            roots = grpc.ssl_channel_credentials(certificate)
+            with grpc.secure_channel(role.ready.endpoint, roots) as channel:
+                beat: Any = channel.unary_unary("/apache.rocketmq.v2.MessagingService/Heartbeat")
+                answer = service.HeartbeatResponse.FromString(
+                    beat(b"", metadata=(("x-mq-client-id", "me@1"),), timeout=10)
+                )
+            assert answer.status.code
+            assert role.metric("popmq_proxy_lean_calls_total") == 1
+    assert certificates[0] == certificates[1]

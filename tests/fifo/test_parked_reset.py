@@ -5,7 +5,7 @@ from fifo.cores import names
 from fifo.test_parked_keys import ack, parked, receive, restart, say, with_a_parked_key
 
 from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common.errors import Code
+from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import CoreBroker
@@ -70,11 +70,30 @@ def test_deliveries_of_what_was_parked_end_with_a_reset_where_it_is_read_again(h
     assert names(resumed) == numbered(2, 6)
     reset(core, offset=4, queue_id=0)
     end(core, how)
-    codes = [one.code for one in core.ack("orders", "g", *(one.handle for one in resumed))]
-    assert codes == [Code.OK] * 3 + [Code.INVALID_RECEIPT_HANDLE] * 2
+    results = core.ack("orders", "g", *(one.handle for one in resumed))
+    assert [one.code for one in results] == [Code.OK] * 3 + [Code.INVALID_RECEIPT_HANDLE] * 2
+    assert all("was reset" in one.message for one in results[3:])
+    again = core.ack("orders", "g", *(one.handle for one in resumed))  # all of them are over now
+    assert again == results
     assert read_all(core) == [*numbered(5, 11), "b1", "b2"]
     core.advance(2 * 3_600_000)
     assert receive(core) == []
+
+
+@ENDS
+def test_a_changed_delivery_of_what_was_parked_is_refused_with_the_reset(how: str) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck)
+    say(core, "a", Unpark.RESUME)
+    (one,) = receive(core, limit=1)
+    changed = core.change("orders", "g", one.handle, 60_000)
+    reset(core, oldest=True)
+    end(core, how)
+    first, second = core.ack("orders", "g", one.handle, changed)
+    assert ("superseded" in first.message, "was reset" in second.message) == (True, True)
+    with pytest.raises(PopmqError, match="was reset"):
+        core.change("orders", "g", changed, 1_000)
+    assert read_all(core) == [*numbered(1, 11), "b1", "b2"]
 
 
 @ENDS

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from popmq.broker.record_applier import RecordApplier
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer import timer_log, timer_recall
 from popmq.broker.timer.due_timers import DueTimers
 from popmq.broker.timer.timer_bodies import TimerBodies
+from popmq.broker.timer.timer_check import TimerCheck
 from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue
@@ -20,8 +22,8 @@ from popmq.broker.timer.timer_recall import TimerRecall
 from popmq.broker.timer.timer_service import TimerService
 from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerUnit, intact_unit
-from popmq.common.message import RecordKind
-from popmq.common.timer_token import Outcome
+from popmq.common.message import HEADER_SIZE, RecordKind
+from popmq.common.timer_token import RECOUNT_VERSION, Outcome
 
 Patch = pytest.MonkeyPatch
 
@@ -75,6 +77,28 @@ def recall_forgotten_at_recovery(patch: Patch) -> None:
             apply_ended(self, token)
 
     patch.setattr(TimerService, "apply_ended", wrong)
+
+
+def recount_outside_the_log(patch: Patch) -> None:
+    finish = TimerCheck._finish
+
+    def wrong(self: TimerCheck, count: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "mend", self._state.recounted)
+            finish(self, count)
+
+    patch.setattr(TimerCheck, "_finish", wrong)
+
+
+def recount_forgotten_at_recovery(patch: Patch) -> None:
+    apply = RecordApplier.apply
+
+    def wrong(self: RecordApplier, record: Any) -> None:
+        of_timer = record.header.kind == RecordKind.TIMER
+        if not of_timer or record.data[HEADER_SIZE] != RECOUNT_VERSION:
+            apply(self, record)
+
+    patch.setattr(RecordApplier, "apply", wrong)
 
 
 def checkpoint_ahead_of_the_firings(patch: Patch) -> None:
@@ -226,6 +250,8 @@ PLANTED_TIMERS = [
     PlantedTimer(late_by_the_due_time_alone, 60),
     PlantedTimer(recall_not_written, 10),
     PlantedTimer(recall_forgotten_at_recovery, 10),
+    PlantedTimer(recount_outside_the_log, 20),
+    PlantedTimer(recount_forgotten_at_recovery, 40),
     PlantedTimer(checkpoint_ahead_of_the_firings, 120),
     PlantedTimer(slot_cleared_before_its_firings_are_confirmed, 300),
     PlantedTimer(rolled_unit_dropped, 10),

@@ -18,8 +18,10 @@ from timer.timer_client import (
 )
 
 from popmq.broker.timer import timer_check
+from popmq.common.timer_token import TimerRecount
 from popmq.common.topics import MessageType
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import LyingDisk
 
 
 @pytest.fixture
@@ -103,6 +105,13 @@ def move_some(core: CoreBroker, rng: random.Random) -> None:
     core.settle()
 
 
+def damage_body(core: CoreBroker, message_id: str) -> None:
+    (stored,) = core.broker.timers.recall.find(None, message_id).stored
+    file = core.disk.open(f"{core.settings.broker.data}/commitlog/{0:020}")
+    at = stored.timer.position + stored.timer.size - 3
+    file.write(bytes([file.read(1, at)[0] ^ 1]), at)
+
+
 def test_a_moved_body_whose_record_went_counts_once() -> None:
     core = core_with_topic()
     send_all(core, {"A": HOUR, "B": HOUR})
@@ -150,19 +159,87 @@ def test_a_timer_that_is_lost_during_a_count_is_counted_out(
 ) -> None:
     monkeypatch.setattr(timer_check, "_UNITS_A_STEP", 1)
     send_all(core, {"lost": MINUTE, "kept": HOUR})
-    (stored,) = core.broker.timers.recall.find(None, "lost")
-    file = core.disk.open(f"{core.settings.broker.data}/commitlog/{0:020}")
-    at = stored.timer.position + stored.timer.size - 3
-    file.write(bytes([file.read(1, at)[0] ^ 1]), at)
+    damage_body(core, "lost")
     core.broker.timers.check.start()
     for _ in range(2):
         core.broker.timers.check.step()
     core.clock.advance(MINUTE)
     while not core.broker.timers.service.lost:
         core.broker.timers.service.step()
+    assert core.broker.timers.state.pending == {topic_id(core): 1}, "before any count"
     core.run_steps()
-    assert core.broker.timers.check.done == 1
+    assert (core.broker.timers.check.done, core.broker.timers.check.mismatches) == (1, 0)
     assert core.broker.timers.state.pending == {topic_id(core): 1}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_lost_timer_is_counted_out_of_its_topic(late: bool) -> None:
+    core = core_with_topic()
+    if late:
+        send_all(core, {"first": HOUR})
+        core.advance(HOUR)
+        core.clock.step_wall(-HOUR)
+    send_all(core, {"lost": MINUTE, "kept": 2 * HOUR})
+    assert len(core.broker.timers.state.late) == late
+    damage_body(core, "lost")
+    core.advance(MINUTE)
+    timers = core.broker.timers
+    assert (timers.service.lost, timers.state.pending) == (1, {topic_id(core): 1})
+    core.stop()
+    core.start()
+    assert core.broker.timers.state.pending == {topic_id(core): 1}
+    assert count(core) == 0
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_mended_count_is_a_record_of_the_log(core: CoreBroker, snapshot: bool) -> None:
+    """A start has it from there, whether its snapshot is from before or after."""
+    send_all(core, {"A": HOUR, "B": HOUR})
+    if snapshot:
+        core.stop()
+        core.start()
+    check, right = core.broker.timers.check, {topic_id(core): 2}
+    check.mend(TimerRecount(topic_id(core), 7))
+    check.mend(TimerRecount(999, 1))
+    core.settle()
+    crash(core)
+    assert core.broker.timers.state.pending == {topic_id(core): 7, 999: 1}
+    assert count(core) == 2
+    assert core.broker.timers.state.pending == right
+    crash(core)
+    assert core.broker.timers.state.pending == right
+    assert count(core) == 0
+
+
+def test_a_count_on_a_full_disk_is_told_and_mended_by_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = LyingDisk()
+    store = replace(SMALL.store, segment_bytes=512 << 10, reserved_segments=1)
+    core = core_with_topic(disk=disk, settings=replace(SMALL, store=store))
+    send_all(core, {"A": HOUR})
+    disk.capacity -= disk.space("")[0] - (400 << 10)  # no room for a segment
+    check, guard = core.broker.timers.check, core.broker.store.guard
+    while guard.copies_allowed:
+        for _ in range(100):
+            check.mend(TimerRecount(topic_id(core), 7))
+        core.advance(2_000)
+    end = core.broker.store.end
+    assert count(core) == 1
+    assert (core.broker.store.end, core.broker.timers.state.pending) == (end, {topic_id(core): 7})
+    assert "counted wrongly" in caplog.text
+    disk.capacity = 1 << 30
+    core.advance(2_000)
+    assert count(core) == 1
+    assert core.broker.timers.state.pending == {topic_id(core): 1}
+
+
+def test_a_replica_counts_nothing(core: CoreBroker) -> None:
+    send_all(core, {"A": HOUR})
+    core.broker.timers.service.firing = False
+    core.broker.timers.check.start()
+    core.run_steps()
+    assert core.broker.timers.check.done == 0
 
 
 def test_the_count_comes_once_in_its_hour_of_the_day_in_utc(core: CoreBroker) -> None:

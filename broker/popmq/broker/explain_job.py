@@ -5,7 +5,7 @@ from functools import partial
 
 from popmq.broker.broker import Broker
 from popmq.broker.explain_timer import TimersOf
-from popmq.broker.pop.explain import Copy, Explained
+from popmq.broker.pop.explained import Copy, Explained
 from popmq.broker.pop.stepped import Driver, Steps, read
 from popmq.common import topics
 from popmq.common.errors import Code, Refused

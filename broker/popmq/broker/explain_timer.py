@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from popmq.broker.broker import Broker
-from popmq.broker.pop.explain import State
+from popmq.broker.pop.explained import State
 from popmq.broker.pop.stepped import Steps, read
 from popmq.broker.timer.timer_recall import Stored
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
@@ -34,7 +34,7 @@ class TimersOf:
     def find(cls, broker: Broker, message_id: str, topic: TopicConfig | None) -> "Steps[TimersOf]":
         topic_id = topic.id if topic is not None else None
         found = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
-        return cls(broker, message_id, found)
+        return cls(broker, message_id, found.stored)
 
     def proofs(self, copy: StoredMessage) -> list[pb.Proof]:
         """Of a message that a timer delivered: the timer's record. It is over then."""

@@ -30,6 +30,7 @@ def add_parked(broker: Broker, group: SubscriptionGroup, reply: pb.GroupReply) -
             messages=len(key.messages),
             parked_ms=now_ms - key.since_ms,
             state=_STATES[key.state],
+            broker=broker.settings.broker.name,
         )
 
 

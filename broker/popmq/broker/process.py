@@ -129,9 +129,12 @@ class BrokerProcess:
         self._frames = FrameServer(self.port, hello, settings=frame_settings(self._settings))
         return [await self._frames.listen(address) for address in addresses]
 
-    async def register_in_process(self, controller: Port) -> None:
-        """Tell the controller of this process for ever that the broker is here."""
-        await self._beat(controller, self._registration("in-process"))
+    async def register_in_process(self, controller: Port, address: str = "in-process") -> None:
+        """Tell the controller of this process for ever that the broker is here.
+
+        `address` is for proxies in other processes.
+        """
+        await self._beat(controller, self._registration(address))
 
     async def register(self, address: str) -> None:
         """Tell every controller for ever where this broker is; one that is away does no harm."""

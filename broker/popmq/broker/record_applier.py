@@ -22,7 +22,13 @@ from popmq.common.message import (
     decode_message,
     peek_message,
 )
-from popmq.common.timer_token import MOVED_BIT, FiringToken, TimerToken
+from popmq.common.timer_token import (
+    MOVED_BIT,
+    FiringToken,
+    TimerRecount,
+    TimerToken,
+    decode_ending,
+)
 from popmq.common.topics import GroupType, TopicConfig
 from popmq.common.transaction_token import EndToken, HalfToken
 
@@ -65,8 +71,11 @@ class RecordApplier:
             case RecordKind.TRANSACTION:
                 self._transactions.apply_op(record)
             case RecordKind.TIMER:
-                ending = FiringToken.decode(record.data[HEADER_SIZE:])
-                self._timers.apply_ended(ending)
+                match decode_ending(record.data[HEADER_SIZE:]):
+                    case TimerRecount() as recount:
+                        self._timers.state.recounted(recount)
+                    case ending:
+                        self._timers.apply_ended(ending)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 

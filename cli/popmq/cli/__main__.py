@@ -10,7 +10,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from popmq.cli import dlq, doctor, explain, lookup, messages, metadata, operate, roles, timers
+from popmq.cli import (
+    bench,
+    brokers,
+    dlq,
+    doctor,
+    explain,
+    lookup,
+    messages,
+    metadata,
+    operate,
+    roles,
+    timers,
+)
 from popmq.common.config import client_endpoint, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError, PopmqError
 
@@ -46,7 +58,8 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"popmq {version('popmq')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     common = _common_arguments(environ)
-    roles.add_parsers(subparsers)
+    broker = roles.add_parsers(subparsers)
+    brokers.add_parsers(subparsers, broker, common)
     messages.add_parsers(subparsers, common)
     metadata.add_parsers(subparsers, common)
     lookup.add_parsers(subparsers, common)
@@ -54,6 +67,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     operate.add_parsers(subparsers, common)
     dlq.add_parsers(subparsers, common)
     timers.add_parsers(subparsers, common)
+    bench.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser

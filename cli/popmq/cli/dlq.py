@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from popmq.cli.client import CallRefused, Client
 from popmq.cli.lookup import message_of
 from popmq.cli.messages import Subparsers, as_json, as_line, count_argument, time_argument
-from popmq.cli.metadata import columns
-from popmq.cli.operate import say_incomplete
+from popmq.cli.metadata import columns, say_incomplete
 from popmq.common.errors import Code, PopmqError
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api

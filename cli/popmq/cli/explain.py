@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from popmq.cli.client import Client
 from popmq.cli.messages import Subparsers
-from popmq.cli.operate import say_incomplete
+from popmq.cli.metadata import say_incomplete
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import admin_pb2 as admin
 

@@ -5,6 +5,7 @@ What `alter` is not told stays as it is; in the request such a field is empty.
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 
 from popmq.cli.client import Client, GroupRequest, TopicRequest
@@ -186,6 +187,7 @@ def run_group_show(args: argparse.Namespace) -> int:
     """Its settings and, if there are any, the message groups that are parked for it."""
     with Client(args.endpoint) as client:
         reply = client.described_group(args.name)
+    say_incomplete(reply.incomplete)
     parked = parked_fields(reply.parked)
     if args.json:
         fields = group_fields(reply.group)
@@ -205,6 +207,11 @@ def run_group_show(args: argparse.Namespace) -> int:
         ]
         print(columns(header, rows))
     return 0
+
+
+def say_incomplete(reason: str) -> None:
+    if reason:
+        print(f"popmq: not everything: {reason}", file=sys.stderr)
 
 
 def run_topic_list(args: argparse.Namespace) -> int:

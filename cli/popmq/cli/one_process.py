@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from popmq.broker.process import BrokerProcess
 from popmq.common.clock import Clock
@@ -16,15 +17,21 @@ class OneProcess:
     """`start`, then `stop` or `kill`, once each. `beating` and `broker.failed` tell of trouble."""
 
     def __init__(
-        self, settings: Settings, broker: BrokerProcess, *, proxy_clock: Clock | None = None
+        self,
+        settings: Settings,
+        broker: BrokerProcess,
+        *,
+        proxy_clock: Clock | None = None,
+        tls_folder: Path | None = None,
     ) -> None:
         self.broker = broker
         self.controller = ControllerProcess(settings)
         self.proxy = ProxyProcess(
             settings,
-            self.controller.port,
+            [self.controller.port],
             lambda name, address: LocalPort(broker.port),
             clock=proxy_clock,
+            tls_folder=tls_folder,
         )
         self.endpoint = ""
         self.beating: asyncio.Task[None]
@@ -33,6 +40,7 @@ class OneProcess:
     async def start(self, *frames: str) -> None:
         """Serve clients; also other processes that speak frames, at the addresses given."""
         async with AsyncExitStack() as stack:
+            self.controller.start()
             stack.push_async_callback(self.controller.stop)
             stack.push_async_callback(self.broker.stop)
             await self.broker.start()
@@ -72,6 +80,10 @@ class LocalPort:
 
     def __init__(self, port: Port) -> None:
         self._port = port
+
+    @property
+    def usable(self) -> bool:
+        return True
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         return self._port.request(kind, body, timeout_ms, on_reply)

@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import sys
 
 from google.protobuf.json_format import MessageToDict
 
 from popmq.cli.client import Client
 from popmq.cli.lookup import offset_argument, queue_argument
 from popmq.cli.messages import Subparsers, time_argument
-from popmq.cli.metadata import columns, format_duration
+from popmq.cli.metadata import columns, format_duration, say_incomplete
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import admin_pb2 as admin
 
@@ -159,11 +158,6 @@ def reset_lines(reply: admin.ResetOffsetReply, *, dry_run: bool) -> str:
     ]
     ended = "WOULD-END" if dry_run else "ENDED"
     return columns(("BROKER", "TOPIC", "QUEUE", "BEFORE", "AFTER", ended), rows)
-
-
-def say_incomplete(reason: str) -> None:
-    if reason:
-        print(f"popmq: not everything: {reason}", file=sys.stderr)
 
 
 def _dead_letters(reply: admin.LagReply) -> dict[str, tuple[int, int]]:

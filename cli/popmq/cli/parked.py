@@ -13,7 +13,7 @@ ACTIONS = {
     "skip": "forget the parked messages of a message group",
     "dead-letter": "make the parked messages of a message group dead letters",
 }
-COLUMNS = ("topic", "key", "queue", "messages", "parked_ms", "state")
+COLUMNS = ("broker", "topic", "key", "queue", "messages", "parked_ms", "state")
 
 Fields = dict[str, str | int]
 
@@ -45,6 +45,7 @@ def run_unpark(args: argparse.Namespace) -> int:
 def parked_fields(parked: Sequence[admin.ParkedKey]) -> list[Fields]:
     return [
         {
+            "broker": one.broker,
             "topic": one.topic,
             "key": one.key,
             "queue": one.queue_id,

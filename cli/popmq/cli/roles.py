@@ -14,9 +14,13 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from popmq.broker.process import BrokerProcess
 from popmq.cli.one_process import OneProcess
+from popmq.cli.workers import Workers
 from popmq.common.config import Settings, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError
 from popmq.common.observe import (
@@ -28,6 +32,7 @@ from popmq.common.observe import (
 )
 from popmq.controller.process import ControllerProcess
 from popmq.proxy.process import ProxyProcess
+from popmq.proxy.self_signed import own_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +44,13 @@ Ready = Callable[[], tuple[bool, Mapping[str, object]]]
 Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
 
 
-def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1."""
+def add_parsers(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> argparse.ArgumentParser:
+    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1.
+
+    Returns the broker's parser, below which there are other commands.
+    """
     up = subparsers.add_parser("up", help="controller, broker and proxy in one process")
     up.add_argument("--data", metavar="DIR", help="data directory (default ./popmq-data)")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -50,6 +60,7 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     up.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     _add_transport(up)
     up.set_defaults(run=run_up)
+    made: dict[str, argparse.ArgumentParser] = {}
     for name, run, what in (
         ("controller", run_controller, "registers brokers and tells routes"),
         ("broker", run_broker, "stores and delivers messages"),
@@ -60,11 +71,16 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         if name == "proxy":
             _add_transport(role)
         role.set_defaults(run=run)
+        made[name] = role
+    return made["broker"]
 
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--transport", metavar="NAME", help="what serves gRPC: grpcio (default) or lean"
+        "--workers", type=int, metavar="N", help="processes that share the public port (default 1)"
+    )
+    parser.add_argument(
+        "--transport", metavar="NAME", help="what serves gRPC: lean (default) or grpcio"
     )
 
 
@@ -74,6 +90,7 @@ def run_up(args: argparse.Namespace) -> int:
         "proxy.listen": f"{args.host}:{args.port}",
         "proxy.advertise": args.advertise,
         "proxy.transport": args.transport,
+        "proxy.workers": args.workers,
         "http.listen": f"{args.host}:{args.http_port}",
     }
     # Addresses of the file or of the environment count unless the flags say otherwise.
@@ -86,19 +103,20 @@ def run_up(args: argparse.Namespace) -> int:
             if flag == default and loaded[key] != "default":
                 flags[key] = None
     settings = load_settings(args.config, environment(), flags, defaults=UP_DEFAULTS).settings
-    return _run("up", settings, _up)
+    return run_role("up", settings, _up)
 
 
 def run_controller(args: argparse.Namespace) -> int:
-    return _run("controller", _settings(args), _controller)
+    return run_role("controller", _settings(args), _controller)
 
 
 def run_broker(args: argparse.Namespace) -> int:
-    return _run("broker", _settings(args), _broker)
+    return run_role("broker", _settings(args), _broker)
 
 
 def run_proxy(args: argparse.Namespace) -> int:
-    return _run("proxy", _settings(args, {"proxy.transport": args.transport}), _proxy)
+    flags = {"proxy.transport": args.transport, "proxy.workers": args.workers}
+    return run_role("proxy", _settings(args, flags), _proxy)
 
 
 def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = None) -> Settings:
@@ -109,7 +127,11 @@ def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = Non
 
 
 async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    one = OneProcess(settings, BrokerProcess(settings))
+    if settings.proxy.workers > 1:
+        await _up_with_workers(settings, stack, life)
+        return
+    tls_folder = _tls_folder(settings)
+    one = OneProcess(settings, BrokerProcess(settings), tls_folder=tls_folder)
     await one.start(*_unix_address(settings))
     stack.push_async_callback(one.stop)
     life.own(one.beating)
@@ -124,9 +146,56 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     life.announce(f"ready: endpoint {one.endpoint}, {metrics}, data {settings.broker.data}")
 
 
+async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    """Broker and controller here; the proxies in processes of their own, over unix sockets."""
+    # Not in the data directory: a socket's path is short.
+    folder = stack.enter_context(TemporaryDirectory(prefix="popmq-"))
+    at_broker, at_controller = f"unix:{folder}/broker.sock", f"unix:{folder}/controller.sock"
+    controller = ControllerProcess(settings)
+    stack.push_async_callback(controller.stop)
+    broker = await _start_broker(settings, stack, life)
+    await broker.listen(at_broker, *_unix_address(settings))
+    await controller.listen(at_controller)
+    life.own(asyncio.create_task(broker.register_in_process(controller.port, at_broker)))
+    addresses = replace(settings.controller, addresses=(at_controller,))
+    inner = replace(settings, controller=addresses)
+    workers = await _workers(inner, stack, life, _tls_folder(settings))
+    await workers.routed()
+    stack.callback(broker.broker.stop)
+    metrics = await _http(
+        settings,
+        stack,
+        "up",
+        lambda: (life.serving, {"broker": settings.broker.name}),
+        lambda: [*controller.metrics(), *broker.metrics(), *workers.metrics()],
+    )
+    life.announce(f"ready: endpoint {workers.endpoint}, {metrics}, data {settings.broker.data}")
+
+
+async def _workers(
+    settings: Settings, stack: AsyncExitStack, life: "Life", tls_folder: Path
+) -> Workers:
+    """Started, with one certificate for all."""
+    proxy = settings.proxy
+    if proxy.tls != "off" and not proxy.tls_certificate:
+        certificate, key = own_certificate(proxy, tls_folder)
+        proxy = replace(proxy, tls_certificate=certificate, tls_key=key)
+    workers = Workers(replace(settings, proxy=proxy))
+    stack.push_async_callback(workers.stop)
+    await workers.start()
+    for keeping in workers.keeping:
+        life.own(keeping)
+    return workers
+
+
+def _tls_folder(settings: Settings) -> Path:
+    return Path(settings.broker.data) / "tls"
+
+
 async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     controller = ControllerProcess(settings)
     stack.push_async_callback(controller.stop)
+    life.own(controller.start())
     address = await controller.listen()
     metrics = await _http(
         settings, stack, "controller", lambda: (life.serving, {}), controller.metrics
@@ -152,9 +221,15 @@ async def _broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> No
 
 
 async def _proxy(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    proxy = ProxyProcess.over_frames(settings)
-    stack.push_async_callback(proxy.stop)
-    endpoint = await proxy.listen()
+    proxy: ProxyProcess | Workers
+    if settings.proxy.workers > 1:
+        folder = stack.enter_context(TemporaryDirectory(prefix="popmq-"))
+        proxy = await _workers(settings, stack, life, Path(folder))
+        endpoint = proxy.endpoint
+    else:
+        proxy = ProxyProcess.over_frames(settings)
+        stack.push_async_callback(proxy.stop)
+        endpoint = await proxy.listen()
     metrics = await _http(
         settings,
         stack,
@@ -245,7 +320,8 @@ class Life:
             self.end(1)
 
 
-def _run(role: str, settings: Settings, start: Start) -> int:
+def run_role(role: str, settings: Settings, start: Start) -> int:
+    """From nothing to the exit status."""
     setup_logging(role)
     # A shorter turn for the flusher's thread: it holds the lock for microseconds only.
     sys.setswitchinterval(0.0005)

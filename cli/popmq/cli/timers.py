@@ -19,8 +19,7 @@ from popmq.cli.messages import (
     iso_time,
     time_argument,
 )
-from popmq.cli.metadata import columns, format_duration
-from popmq.cli.operate import say_incomplete
+from popmq.cli.metadata import columns, format_duration, say_incomplete
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import TimerOutcome
 from popmq.common.recall_handle import RecallHandle

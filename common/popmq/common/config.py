@@ -11,9 +11,10 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from popmq.common.errors import ConfigError
+from popmq.common.lean_settings import LeanSettings
 from popmq.common.quantities import (
     DAY_MS,
     GIB,
@@ -23,8 +24,11 @@ from popmq.common.quantities import (
     parse_duration_ms,
     parse_size,
 )
+from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.send_settings import DedupSettings, TransactionSettings
 from popmq.common.settings_section import Section as _Section
 from popmq.common.settings_section import checked as _checked
+from popmq.common.settings_section import matching as _matching
 from popmq.common.settings_section import one_of as _one_of
 from popmq.common.settings_section import shown
 from popmq.common.settings_section import within as _within
@@ -58,13 +62,11 @@ def client_endpoint(environ: Mapping[str, str]) -> str:
     return environ.get(CLIENT_ENDPOINT) or DEFAULT_ENDPOINT
 
 
-def _name_of(default: str) -> str:
+def _name_of(default: str, *, optional: bool = False) -> str:
     # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
-    def check(value: str) -> str:
-        good = re.fullmatch(r"[a-zA-Z0-9_-]{1,100}", value)
-        return "" if good else "1 to 100 letters, digits, _ or -"
-
-    return _checked(default, check)
+    least = 0 if optional else 1
+    what = "1 to 100 letters, digits, _ or -"
+    return _matching(default, rf"[a-zA-Z0-9_-]{{{least},100}}", what)
 
 
 def _address(default: str, *, optional: bool = False) -> str:
@@ -80,7 +82,8 @@ def _bad_address(value: str) -> str:
 
 
 def _bad_addresses(values: tuple[str, ...]) -> str:
-    return next(filter(None, map(_bad_address, values)), "" if values else "at least one address")
+    places = [value for value in values if not value.startswith("unix:")]
+    return next(filter(None, map(_bad_address, places)), "" if values else "at least one address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,9 @@ class ControllerSettings(_Section):
     addresses: tuple[str, ...] = _checked(("127.0.0.1:9878",), _bad_addresses)
     heartbeat_ms: int = _within(500, 10, 60_000)
     dead_after_ms: int = _within(2000, 20, 600_000)
+    store: str = _one_of("memory", "memory", "file", "kubernetes")
+    data: str = _checked("./popmq-controller", lambda path: "" if path.strip() else "a path")
+    namespace: str = _matching("", r"[a-z0-9-]{0,63}", "a namespace")  # "": the pod's own
 
     def relations(self) -> None:
         low = 2 * self.heartbeat_ms
@@ -103,7 +109,8 @@ class ControllerSettings(_Section):
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings(_Section):
-    name: str = _name_of("broker-a")
+    name: str = _name_of("broker-a")  # of the broker group: all its replicas have the same
+    node: str = _name_of("", optional=True)  # of this process in the cluster; "" is broker.name
     data: str = _checked("./popmq-data", lambda path: "" if path.strip() else "a path")
     listen: str = _address("127.0.0.1:10911")
     advertise: str = _address("", optional=True)  # "" says what it listens on
@@ -113,29 +120,21 @@ class BrokerSettings(_Section):
 class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
-    transport: str = _one_of("grpcio", "grpcio", "lean")
+    transport: str = _one_of("lean", "lean", "grpcio")
+    workers: int = _within(1, 1, 256)  # processes that share the port
+    tls: str = _one_of("auto", "auto", "off", "only")
+    tls_certificate: str = ""  # a PEM file with the chain; "": one of our own making
+    tls_key: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class LeanSettings(_Section):
-    """Bounds of the lean transport, each per connection unless it says otherwise."""
-
-    max_connections: int = _within(20_000, 1, 1_000_000)  # of the server
-    max_streams: int = _within(10_000, 1, 1_000_000)
-    max_header_bytes: int = _within(32 * KIB, 4 * KIB, MIB)
-    max_frame_bytes: int = _within(16 * KIB, 16 * KIB, 16 * MIB - 1)
-    max_message_bytes: int = _within(130 * MIB, 64 * KIB, GIB)
-    max_inflated_bytes: int = _within(34 * MIB, 64 * KIB, GIB)  # a compressed message, unpacked
-    stream_window_bytes: int = _within(MIB, 65_535, GIB)
-    connection_window_bytes: int = _within(8 * MIB, 65_535, GIB)
-    max_incoming_bytes: int = _within(160 * MIB, 64 * KIB, 16 * GIB)  # of incomplete messages
-    max_incoming_total_bytes: int = _within(512 * MIB, 64 * KIB, 64 * GIB)  # of the server
-    max_unsent_bytes: int = _within(64 * MIB, 64 * KIB, 4 * GIB)
-    max_resets_per_s: int = _within(1_000, 1, 1_000_000)
-    max_control_per_s: int = _within(5_000, 1, 1_000_000)  # PING, SETTINGS and their like
-    handshake_ms: int = _within(10_000, 10, 600_000)
-    stall_ms: int = _within(60_000, 100, DAY_MS)
-    idle_ms: int = _within(HOUR_MS, 1_000, 7 * DAY_MS)  # without a call
+    def relations(self) -> None:
+        for one, other in (("tls_key", "tls_certificate"), ("tls_certificate", "tls_key")):
+            if getattr(self, one) and not getattr(self, other):
+                raise self.refuse(other, f"needed, as proxy.{one} is set")
+        if self.transport != "lean" and self.workers > 1:
+            raise self.refuse("workers", "more than one needs proxy.transport = lean")
+        if self.transport != "lean" and (self.tls == "only" or self.tls_certificate):
+            complaint = "serves plain text only; TLS (proxy.tls, proxy.tls_certificate) needs lean"
+            raise self.refuse("transport", complaint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class HttpSettings(_Section):
     listen: str = _address("127.0.0.1:5557")
 
 
-_LATER = "comes with replication; until then only fsync is accepted"
+_LATER = "not served yet; fsync and quorum are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class StoreSettings(_Section):
     """`max_pending_bytes` bounds what was handed in and is not durable yet."""
 
     segment_bytes: int = _within(GIB, 4 * KIB, 2 * GIB)
-    flush: str = _one_of("fsync", "fsync", quorum=_LATER, memory=_LATER)
+    flush: str = _one_of("auto", "auto", "fsync", "quorum", memory=_LATER)
     max_pending_bytes: int = _within(256 * MIB, 4 * KIB, 64 * GIB)
     snapshot_bytes: int = _within(128 * MIB, 4 * KIB, 1024 * GIB)  # of log from one to the next
     retention_hours: int = _within(72, 1, 100 * 365 * 24)
@@ -170,14 +169,6 @@ class MessageSettings(_Section):
     def largest_bytes(self) -> int:
         """What one message takes at most; 4 KiB for its system properties and headers."""
         return self.max_body_bytes + self.max_properties_bytes + 4 * KIB
-
-
-@dataclass(frozen=True, slots=True)
-class DedupSettings(_Section):
-    """Of message ids that were sent already."""
-
-    window_ms: int = _within(600_000, 0, 7 * DAY_MS)  # 0: a resend is another message
-    max_ids: int = _within(500_000, 1, 100_000_000)  # about 200 bytes of memory each
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,18 +209,10 @@ class TimerSettings(_Section):
     check_hour: int = _within(5, 0, 23)
     check_every_ms: int = _within(45 * 60_000, 1, DAY_MS)
     check_apart_ms: int = _within(70 * 60_000, 1, DAY_MS)
+    checkpoint_sync_ms: int = _within(3000, 10, 600_000)  # a slave asks its master for it
     slot_limit: int = _within(0, 0, 1 << 31)  # timers of one topic in one slot; 0: no bound
     late_limit: int = _within(1_000_000, 1, 100_000_000)
     cancelled_limit: int = _within(1_000_000, 1, 100_000_000)
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionSettings(_Section):
-    first_check_ms: int = _within(6_000, 1, HOUR_MS)  # of log time, like the others
-    check_interval_ms: int = _within(30_000, 1, DAY_MS)
-    max_checks: int = _within(15, 1, 1_000)  # of one transaction, each by a producer
-    keep_ms: int = _within(3 * DAY_MS, 1_000, 366 * DAY_MS)  # while there is no producer to ask
-    max_pending: int = _within(1_000_000, 1, 100_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,18 +247,19 @@ class Settings:
     controller: ControllerSettings = ControllerSettings()
     broker: BrokerSettings = BrokerSettings()
     proxy: ProxySettings = ProxySettings()
-    lean: LeanSettings = LeanSettings()
+    lean: LeanSettings = field(default_factory=LeanSettings)
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
-    dedup: DedupSettings = DedupSettings()
+    dedup: DedupSettings = field(default_factory=DedupSettings)
     pop: PopSettings = PopSettings()
     timer: TimerSettings = TimerSettings()
-    transaction: TransactionSettings = TransactionSettings()
+    transaction: TransactionSettings = field(default_factory=TransactionSettings)
     group: GroupSettings = GroupSettings()
     topic: TopicSettings = TopicSettings()
     poll: PollSettings = PollSettings()
     frames: FramesSettings = FramesSettings()
+    replication: ReplicationSettings = field(default_factory=ReplicationSettings)
 
     def __post_init__(self) -> None:
         """The largest message must fit wherever it passes, or it could never be stored or read."""
@@ -289,6 +273,28 @@ class Settings:
         ):
             if getattr(section, key) < low:
                 raise section.refuse(key, f"at least {low}, {needs}")
+        self._check_replication()
+
+    def _check_replication(self) -> None:
+        replicas = self.replication.replicas
+        if self.store.flush == "fsync" and replicas > 1:
+            raise self.store.refuse(
+                "flush",
+                f"one replica's disk is no promise of replication.replicas = {replicas}: "
+                "quorum, or auto",
+            )
+        if self.store.flush == "quorum" and replicas == 1:
+            raise self.store.refuse("flush", "needs replication.replicas of 2 or more: fsync")
+        most = self.frames.max_frame_bytes - 4 * KIB
+        if self.replication.fetch_bytes > most:
+            raise self.replication.refuse(
+                "fetch_bytes", f"at most {most}, which frames.max_frame_bytes leaves"
+            )
+
+    @property
+    def node(self) -> str:
+        """What this broker process is called in the cluster."""
+        return self.broker.node or self.broker.name
 
     def flat(self) -> dict[str, object]:
         """`section.key` -> value, in the order above."""

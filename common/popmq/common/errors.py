@@ -51,6 +51,7 @@ class Code(IntEnum):
     PROXY_TIMEOUT = 50400
     UNSUPPORTED = 50500
     VERSION_UNSUPPORTED = 50501
+    NOT_MASTER = 90001  # between our processes only, not of the public enum
 
 
 class PopmqError(Exception):
@@ -92,9 +93,25 @@ class DeadlineExceeded(PopmqError):
 
 
 class Unavailable(PopmqError):
-    """The broker (or controller) cannot be reached now; trying again is right."""
+    """The broker (or controller) cannot be reached now; trying again is right.
+
+    `unknown`: the request had left, so that it may have been done; else it was not.
+    """
 
     code = Code.HA_NOT_AVAILABLE
+
+    def __init__(self, message: str, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.unknown = unknown
+
+
+class NotMaster(PopmqError):
+    """The broker is not its group's master: nothing was done, the one who asks looks at the routes.
+
+    A proxy asks again elsewhere and never shows this code to a client.
+    """
+
+    code = Code.NOT_MASTER
 
 
 class NotYet(PopmqError):

@@ -53,6 +53,18 @@ class Kind(IntEnum):
     CHECKS = 59
     REGISTER = 64
     ROUTES = 65
+    ALTER_SYNC_STATE_SET = 66
+    WATCH_GROUP = 67
+    LIST_REPLICAS = 68
+    FAILOVER = 69
+    HANDSHAKE = 80
+    FETCH = 81
+    ACKED = 82
+    READ_SNAPSHOT = 83
+    TIMER_CHECK_POINT = 84
+    HAND_OVER = 85
+    DESCRIBE_ROLE = 86
+    COPY_META = 87
 
 
 OnReply = Callable[[bytes | PopmqError], None]

@@ -1,6 +1,7 @@
-"""What stands in the token of a timer's record, and of the record that ends it.
+"""What stands in the token of a timer's record, and of the record that ends it or counts again.
 
-Both are told from a revival token by their first byte, the version (docs/concepts/timer.md).
+They are told from each other and from a revival token by their first byte, the version
+(docs/concepts/timer.md).
 All numbers are big-endian, times are wall milliseconds.
 """
 
@@ -10,8 +11,10 @@ from typing import NamedTuple
 
 TIMER_VERSION = 3
 FIRING_VERSION = 4
+RECOUNT_VERSION = 5
 _TIMER = struct.Struct(">BBHIIIQQQ")
 _FIRING = struct.Struct(">BBHIQQQQ")
+_RECOUNT = struct.Struct(">BBHIQ")
 _MOVED, _REPLACES, _WAITS_LATE = 1, 2, 4
 _LATE = 1
 # The upper bit of a timer record's tag hash, which is its due time otherwise: a moved body.
@@ -116,3 +119,32 @@ class FiringToken(NamedTuple):
         _, flags, outcome, topic, due, identity, judged, offset = _FIRING.unpack(data)
         late = bool(flags & _LATE)
         return cls(topic, due, identity, judged, offset, late, Outcome(outcome))
+
+
+class TimerRecount(NamedTuple):
+    """The body of a TIMER record by which the daily count mends what records had added up to.
+
+        0  version u8 = 5 | 1 reserved u8 | 2 reserved u16 | 4 topic_id u32
+        8  pending u64     timers of the topic that wait, where the record stands in the log
+
+    Whoever applies the record has that count, whatever it was before.
+    """
+
+    topic_id: int
+    pending: int
+
+    def encode(self) -> bytes:
+        return _RECOUNT.pack(RECOUNT_VERSION, 0, 0, self.topic_id, self.pending)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "TimerRecount":
+        """struct.error for another number of bytes."""
+        _, _, _, topic, pending = _RECOUNT.unpack(data)
+        return cls(topic, pending)
+
+
+def decode_ending(body: bytes) -> FiringToken | TimerRecount:
+    """The body of a TIMER record."""
+    if body[0] == RECOUNT_VERSION:
+        return TimerRecount.decode(body)
+    return FiringToken.decode(body)

@@ -1,8 +1,8 @@
 """The admin service on the public port: topics, groups, stored messages; passed on to brokers.
 
-Requests go through as they came.  What describes or lists is asked of one broker group; what
-changes something is asked of every one (`admin_change.py`).  What looks for messages gathers the
-answers of all.
+Requests go through as they came.  What is the same everywhere is asked of one broker group; what
+changes something is asked of every one (`admin_change.py`).  What looks for messages, or for what
+became of them, gathers the answers of all.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,10 @@ from google.protobuf.message import Message
 from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.wire import admin_pb2
-from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange
+from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange, Sum, last
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.convert import parse, read_reply
+from popmq.proxy.group_admin import join_group, join_unparked
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.route import ask_any
 from popmq.proxy.rpc import Answer, Rpc
@@ -38,11 +39,11 @@ Gathered = (
     | admin_pb2.RescheduleReply
     | admin_pb2.ListTimersReply
     | admin_pb2.ForecastTimersReply
+    | admin_pb2.GroupReply
 )
 Reply = (
     admin_pb2.TopicReply
     | admin_pb2.ListTopicsReply
-    | admin_pb2.GroupReply
     | admin_pb2.ListGroupsReply
     | Gathered
     | admin_pb2.UnparkReply
@@ -64,6 +65,7 @@ class _Command:
     everywhere: bool = False
     gathers: type[Gathered] | None = None
     join: _Join = _append
+    sums: Sum = last  # of what was changed everywhere
 
     def check(self, data: bytes) -> None:
         """Raise BAD_REQUEST unless a broker can read the request."""
@@ -83,12 +85,18 @@ _COMMANDS = (
     _Command("AlterTopic", Kind.ALTER_TOPIC, admin_pb2.TopicReply, everywhere=True),
     _Command("DeleteTopic", Kind.DELETE_TOPIC, admin_pb2.TopicReply, everywhere=True),
     _Command("ListTopics", Kind.LIST_TOPICS, admin_pb2.ListTopicsReply),
-    _Command("DescribeGroup", Kind.DESCRIBE_GROUP, admin_pb2.GroupReply),
+    _Command(
+        "DescribeGroup",
+        Kind.DESCRIBE_GROUP,
+        admin_pb2.GroupReply,
+        gathers=admin_pb2.GroupReply,
+        join=join_group,
+    ),
     _Command("CreateGroup", Kind.CREATE_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, everywhere=True),
     _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
-    _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True),
+    _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True, sums=join_unparked),
     *(
         _Command(name, kind, reply, gathers=reply)
         for name, kind, reply in (
@@ -126,7 +134,7 @@ class Admin:
         command.check(rpc.data)
         if command.everywhere:
             then = partial(_reply, command.reply, rpc)
-            AdminChange(self._brokers, rpc, command.kind, then).start()
+            AdminChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
             return
         if command.gathers is not None:
             names = tuple(self._brokers.names())

@@ -2,10 +2,12 @@
 
 The brokers are asked in turn.  One that has what is to be created, with the same settings, or
 lacks what is to be altered or deleted, is passed over; any other refusal ends the change and
-says where.  The reply is that of the last broker that changed; when none did, the first refusal.
+says where.  The reply is the sum of those of the brokers that changed, which is the last one unless
+the command counts something; when none did, the first refusal.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
@@ -23,16 +25,31 @@ _DESCRIBE = {
 }
 
 
+# Makes one reply of what was said so far and what the next broker says.
+Sum: TypeAlias = Callable[[bytes, bytes], bytes]
+
+
+def last(_said: bytes, reply: bytes) -> bytes:
+    return reply
+
+
 class AdminChange:
     """One command on its way from broker to broker; `then` gets its end."""
 
     def __init__(
-        self, brokers: Brokers, rpc: Rpc, kind: Kind, then: Callable[[Answer], None]
+        self,
+        brokers: Brokers,
+        rpc: Rpc,
+        kind: Kind,
+        then: Callable[[Answer], None],
+        *,
+        sums: Sum = last,
     ) -> None:
         self._brokers = brokers
         self._rpc = rpc
         self._kind = kind
         self._then = then
+        self._sum = sums
         self._names: Sequence[str] = ()
         self._at = 0
         self._done: list[str] = []
@@ -68,7 +85,7 @@ class AdminChange:
 
     def _answered(self, answer: Answer) -> None:
         if not isinstance(answer, PopmqError):
-            self._reply = answer
+            self._reply = self._sum(self._reply, answer)
             self._done.append(self._name)
             self._at += 1
             self._next()

@@ -1,6 +1,7 @@
 """The proxy as a process: transport, routes, and connections to the brokers."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings, parse_address
@@ -11,8 +12,10 @@ from popmq.common.hop import Port
 from popmq.common.observe import Metric, MetricKind
 from popmq.proxy.brokers import ClosablePort, RoutedBrokers
 from popmq.proxy.proxy import Proxy
+from popmq.proxy.self_signed import certificates_of
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
-from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS
+from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TLS_REFUSALS
+from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
 from popmq.proxy.transport.seam import Transport
 
@@ -25,22 +28,30 @@ class ProxyProcess:
     def __init__(
         self,
         settings: Settings,
-        controller: Port,
+        controllers: Sequence[Port],
         open_port: OpenPort,
         *,
         clock: Clock | None = None,
+        tls_folder: Path | None = None,
     ) -> None:
+        """In `tls_folder` a certificate of our own making is kept, if none is set."""
         self._settings = settings
+        self._tls_folder = tls_folder
         clock = clock or SystemClock()
-        self._routed = RoutedBrokers(controller, open_port, clock)
-        self._proxy = Proxy(settings, self._routed, clock)
+        self._routed = RoutedBrokers(controllers, open_port, clock)
+        self._proxy = Proxy(settings, self._routed, clock, controllers)
         self._transport: Transport | None = None
-        self._controller_port: FramePort | None = None
+        self._controller_ports: list[FramePort] = []
+        self._shares_port = False
 
     @classmethod
-    def over_frames(cls, settings: Settings) -> "ProxyProcess":
-        """A proxy that finds the controller and the brokers over the network."""
-        hello = Hello(role=Role.PROXY, name=settings.proxy.listen, cluster=settings.cluster.name)
+    def over_frames(cls, settings: Settings, *, worker: int = 0) -> "ProxyProcess":
+        """A proxy that finds the controller and the brokers over the network.
+
+        `worker` counts those that share a port, from 1; 0 has it alone.
+        """
+        name = f"{settings.proxy.listen}/{worker}" if worker else settings.proxy.listen
+        hello = Hello(role=Role.PROXY, name=name, cluster=settings.cluster.name)
         frames = FrameSettings(
             max_frame_bytes=settings.frames.max_frame_bytes,
             max_buffered_bytes=settings.frames.max_buffered_bytes,
@@ -52,17 +63,19 @@ class ProxyProcess:
             port.start()
             return port
 
-        # One controller is asked; the others are for when several run (the replication issue).
-        where = settings.controller.addresses[0]
-        controller = FramePort(where, hello, settings=frames, peer_name=f"controller {where}")
-        made = cls(settings, controller, open_port)
-        made._controller_port = controller
+        controllers = [
+            FramePort(where, hello, settings=frames, peer_name=f"controller {where}")
+            for where in settings.controller.addresses
+        ]
+        made = cls(settings, controllers, open_port)
+        made._controller_ports = controllers
+        made._shares_port = worker > 0
         return made
 
     async def listen(self) -> str:
         """Serve clients and start to follow the routes; returns the address."""
-        if self._controller_port is not None:
-            self._controller_port.start()
+        for controller in self._controller_ports:
+            controller.start()
         self._routed.start()
         host, port = parse_address(self._settings.proxy.listen)
         transport = self._make_transport(host, port)
@@ -82,7 +95,15 @@ class ProxyProcess:
     def _make_transport(self, host: str, port: int) -> Transport:
         methods = self._proxy.methods()
         if self._settings.proxy.transport == "lean":
-            return LeanTransport(methods, host, port, limits=self._settings.lean)
+            return LeanTransport(
+                methods,
+                host,
+                port,
+                limits=self._settings.lean,
+                reuse_port=self._shares_port,
+                certificates=certificates_of(self._settings.proxy, self._tls_folder),
+                tls_only=self._settings.proxy.tls == "only",
+            )
         return GrpcioTransport(methods, host, port)
 
     async def routed(self) -> None:
@@ -105,8 +126,8 @@ class ProxyProcess:
         if self._transport is not None:
             await self._transport.stop(STOP_GRACE_S)
         await self._routed.stop()
-        if self._controller_port is not None:
-            await self._controller_port.close()
+        for controller in self._controller_ports:
+            await controller.close()
 
     async def kill(self) -> None:
         """Cut every connection at once, as the end of the process would."""
@@ -115,8 +136,8 @@ class ProxyProcess:
         self._proxy.clients.stop()
         self._proxy.checks.stop()
         await self._routed.stop()
-        if self._controller_port is not None:
-            await self._controller_port.close()
+        for controller in self._controller_ports:
+            await controller.close()
 
     def metrics(self) -> list[Metric]:
         counts = self._proxy.metrics
@@ -128,6 +149,15 @@ class ProxyProcess:
             Metric("proxy_acks", "Acks answered OK.", counts.acks),
             Metric("proxy_changes", "Invisible durations changed.", counts.changes),
             Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
+            Metric(
+                "proxy_retried", "Requests asked again of a broker's master.", self._routed.retried
+            ),
+            Metric(
+                "proxy_waiting_for_master",
+                "Requests whose broker group has no master now.",
+                self._routed.waiting,
+                gauge,
+            ),
             Metric("proxy_open_streams", "Telemetry streams.", counts.open_streams, gauge),
             Metric("proxy_waiting_receives", "Long polls.", counts.waiting_receives, gauge),
             *(
@@ -136,6 +166,19 @@ class ProxyProcess:
             ),
             *(_lean_metrics(self._transport) if isinstance(self._transport, LeanTransport) else ()),
         ]
+
+
+def _certificate_metrics(certificates: Certificates | None) -> list[Metric]:
+    if certificates is None:
+        return []
+    return [
+        Metric("proxy_lean_tls_reloads", "New certificates loaded.", certificates.reloaded),
+        Metric(
+            "proxy_lean_tls_reload_failures",
+            "Changed certificates that could not be used; the old one stays.",
+            certificates.refused,
+        ),
+    ]
 
 
 def _lean_metrics(transport: LeanTransport) -> list[Metric]:
@@ -152,6 +195,17 @@ def _lean_metrics(transport: LeanTransport) -> list[Metric]:
         Metric("proxy_lean_calls", "Calls taken.", counts.calls),
         Metric("proxy_lean_faults", "Connections that broke the protocol.", counts.faults),
         Metric("proxy_lean_idle_closed", "Connections closed as idle.", counts.idle_closed),
+        Metric("proxy_lean_aged", "Connections that reached their age.", counts.aged),
+        *(
+            Metric(
+                "proxy_lean_tls_refused",
+                "Connections refused for their TLS, or for having none.",
+                counts.tls_refused[why],
+                labels={"why": why},
+            )
+            for why in TLS_REFUSALS
+        ),
+        *_certificate_metrics(transport.certificates),
         *(
             Metric(
                 "proxy_lean_cut_off",

@@ -16,7 +16,13 @@ from popmq.common.message import (
     decode_header,
     decode_message,
 )
-from popmq.common.timer_token import FiringToken, Outcome, TimerToken
+from popmq.common.timer_token import (
+    FiringToken,
+    Outcome,
+    TimerRecount,
+    TimerToken,
+    decode_ending,
+)
 from popmq.testing.sim_machine import Machine
 
 Complain = Callable[[str, str, int], None]  # invariant, what, number of the message
@@ -57,6 +63,8 @@ class TimerModel:
         self.copies: Counter[int] = Counter()  # visible ones and dead letters, by number
         self.at_once: set[int] = set()  # numbers that were due when they came
         self.fired: list[tuple[LogTimer, FiringToken, Header, StoredMessage]] = []
+        # By topic: how many more than wait a record said, which the next one mends.
+        self.miscounted: dict[int, int] = {}
         self._timers: dict[int, LogTimer] = {}
         self._queue: list[tuple[LogTimer, bool]] = []  # and whether the record is a moved body
         self._wheel: list[tuple[int, int]] = []
@@ -78,6 +86,11 @@ class TimerModel:
         """Its timers, oldest first; all but the last one were replaced."""
         return self.by_number.get(number, [])
 
+    @property
+    def counts(self) -> dict[int, int]:
+        """Pending ones by topic."""
+        return dict(Counter(timer.topic_id for timer in self.pending.values()))
+
     # -- inside
 
     def _read(self, data: bytes, segment_end: int) -> None:
@@ -93,7 +106,11 @@ class TimerModel:
             record = data[at : at + header.size]
             at += header.size
             if header.kind == RecordKind.TIMER:
-                self._ended(FiringToken.decode(record[HEADER_SIZE:]), header, None)
+                match decode_ending(record[HEADER_SIZE:]):
+                    case TimerRecount() as recount:
+                        self._recounted(recount)
+                    case ending:
+                        self._ended(ending, header, None)
             elif header.kind == RecordKind.MESSAGE:
                 self._message(header, decode_message(record))
         self.scanned = base + at
@@ -153,6 +170,12 @@ class TimerModel:
                 self.fired.append((timer, token, header, message))
         self._check_moment(timer, token, header)
         self._end(timer, "fired" if token.outcome is Outcome.FIRED else "dead")
+
+    def _recounted(self, record: TimerRecount) -> None:
+        more = record.pending - self.counts.get(record.topic_id, 0)
+        self.miscounted[record.topic_id] = more
+        if not more:
+            del self.miscounted[record.topic_id]
 
     def _end(self, timer: LogTimer, how: str) -> None:
         timer.ends.append(how)

@@ -266,6 +266,8 @@ class TimerSimulator(TimerActions):
             left_ms = until_ms - machine.clock.wall_ms()
             machine.advance(max(0, min(left_ms, 300 * self.lap_ms)))
             self.work_it_off()
+        machine.broker.timers.check.start()
+        self.work_it_off()
         oracle.finish()
         self.count_fired()
         self._count(machine.broker.timers.service)

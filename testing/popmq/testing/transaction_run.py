@@ -9,14 +9,13 @@ import traceback
 from collections.abc import Callable
 
 from popmq.common.config import (
-    DedupSettings,
     GroupSettings,
     MessageSettings,
     Settings,
     StoreSettings,
     TimerSettings,
-    TransactionSettings,
 )
+from popmq.common.send_settings import DedupSettings, TransactionSettings
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hpack import Decoder, Encoder
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection
@@ -98,6 +98,7 @@ class Peer:
             lambda: self.now_ms,
             self._woken,
             "10.0.0.9:999",
+            max_age_ms=self.limits.max_age_ms,
         )
         self.encoder = Encoder()
         self.decoder = Decoder()

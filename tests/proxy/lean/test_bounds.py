@@ -301,6 +301,43 @@ def test_a_connection_without_calls_is_closed_politely_and_one_with_a_poll_is_no
     assert not polling.core.done
 
 
+def test_a_client_that_is_silent_is_asked_once_and_then_cut_off() -> None:
+    peer = Peer(ping_ms=10_000, ping_answer_ms=3_000)
+    peer.call("/s/held", b"")
+    for later_ms in (9_999, 10_000, 11_000, 13_000):
+        peer.core.tick(peer.now_ms + later_ms)
+        assert not peer.core.done
+        peer.read()
+        assert len(peer.of_kind(frames.PING)) == (later_ms >= 10_000)
+    peer.core.tick(peer.now_ms + 13_001)
+    peer.read()
+    cut_off(peer, "silent", "lean.ping_answer_ms")
+    assert len(peer.held.gone) == 1
+
+
+def test_a_client_that_answers_our_ping_stays_and_is_asked_again() -> None:
+    peer = Peer(ping_ms=10_000, ping_answer_ms=3_000, handshake_ms=600_000)
+    for number in range(1, 6):
+        peer.now_ms += 10_000
+        peer.core.tick(peer.now_ms)
+        peer.read()
+        asked = peer.of_kind(frames.PING)
+        assert len(asked) == number
+        peer.now_ms += 2_000
+        peer.send(frames.ping(asked[-1][3], ack=True))
+        peer.core.tick(peer.now_ms)
+    assert not peer.core.done
+    assert not peer.counters.cut_off
+
+
+def test_a_setting_of_0_asks_nobody() -> None:
+    peer = Peer(ping_ms=0)
+    peer.core.tick(peer.now_ms + 3_000_000)
+    peer.read()
+    assert peer.of_kind(frames.PING) == []
+    assert not peer.core.done
+
+
 def test_every_bound_is_tried_here_or_over_a_socket() -> None:
     with open(__file__, encoding="utf-8") as file:
         here = file.read()

@@ -13,10 +13,11 @@ import pytest
 from hpack import Encoder
 from proxy.lean.peer import END, WHOLE, Held, Talk, echo, prefixed, request_headers
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.client_socket import WRITE_BUFFER_BYTES
 from popmq.proxy.transport.lean.outbox import MAX_TICK_BYTES
-from popmq.proxy.transport.lean.server import WRITE_BUFFER_BYTES, LeanTransport
+from popmq.proxy.transport.lean.server import LeanTransport
 from popmq.proxy.transport.seam import Call, GrpcStatus, Method, Shape
 
 LOCAL = "127.0.0.1"

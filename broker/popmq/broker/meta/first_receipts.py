@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from popmq.common.config import DedupSettings
 from popmq.common.hop import PutResult
+from popmq.common.send_settings import DedupSettings
 
 _BUCKETS = 16  # that a window is cut into; an id may stay that much longer
 _PER_PIECE = 512

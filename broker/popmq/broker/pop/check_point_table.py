@@ -98,11 +98,11 @@ class CheckPointTable:
         if masks is None:
             return Fate.UNKNOWN
         bit = 1 << member
-        if ck is not None and not ck.members & bit:
-            return Fate.UNKNOWN
         acked, revived, moved = masks
         if moved & bit:
             return Fate.MOVED
+        if ck is not None and not ck.members & bit:
+            return Fate.RESET
         if acked & revived & bit:
             return Fate.DEAD_LETTERED
         if acked & bit:
@@ -232,6 +232,10 @@ class CheckPointTable:
             self.parking.reset(place, offset, log_ms)
         return ended
 
+    def take_back(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
+        """A reset ended these deliveries, and their messages with them; the others go on."""
+        self._end(ck, bits, log_ms=log_ms)
+
     def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
         """The live check points of one queue, those that changes made included."""
         if isinstance(progress, FifoProgress):
@@ -337,14 +341,15 @@ class CheckPointTable:
         ck: PopCheckPoint,
         bits: int,
         *,
-        acked: bool,
-        revived: bool,
+        acked: bool = False,
+        revived: bool = False,
         log_ms: int,
         over: bool = True,
         counted: bool = True,
     ) -> None:
         """These members' deliveries ended; not `over` when the message itself waits in place, for
-        its next attempt or, if not `counted`, for the same one."""
+        its next attempt or, if not `counted`, for the same one.  Neither `acked` nor `revived`:
+        they are members no more, which is how a reset leaves them."""
         if not bits:
             return
         root = ck.root or ck
@@ -360,6 +365,8 @@ class CheckPointTable:
                 one.acked |= ended
             if revived:
                 one.revived |= ended
+            if not acked and not revived:
+                one.members &= ~ended
         if not ck.waiting:
             self.due_times.remove(ck)
         count = bits.bit_count()

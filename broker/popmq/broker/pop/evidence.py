@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from popmq.broker.meta.offsets import OffsetRecord, Reason
-from popmq.broker.pop.pop_check_point import MEMBER_LIMIT, RECORD_SIZE, ReviveKind
+from popmq.broker.pop.pop_check_point import MEMBER_LIMIT, RECORD_SIZE, ReviveKind, Unpark
 from popmq.broker.pop.stepped import Steps, read
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.message_store import MessageStore
@@ -80,11 +80,25 @@ class Set:
     wall_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """An operator's word that passed over a parked message group; the place is within its range.
+
+    The range holds messages of other message groups too: `key_offset` is that of one which it
+    is about.
+    """
+
+    key_offset: int
+    position: int
+    wall_ms: int
+
+
 @dataclass(slots=True)
 class Evidence:
     handed: list[Handed] = field(default_factory=list)  # in log order
     ended: dict[Key, Ended] = field(default_factory=dict)
     sets: list[Set] = field(default_factory=list)  # in log order
+    skips: list[Skip] = field(default_factory=list)  # in log order
     passed_wall_ms: int = 0  # of the first check point behind the place
     scanned: int = 0
     complete: bool = True
@@ -144,6 +158,7 @@ def gather(
             found.scanned += size
             at += size
     found.handed.sort(key=lambda one: one.position)
+    found.skips.sort(key=lambda one: one.position)
     yield from _gather_sets(store, place, position, found)
     return found
 
@@ -182,6 +197,14 @@ def _take(found: Evidence, place: Place, data: bytes) -> None:
             elif start > offset:
                 wall_ms = record[8]
                 found.passed_wall_ms = min(found.passed_wall_ms or wall_ms, wall_ms)
+        elif kind == ReviveKind.UNPARKED:
+            if record[19:22] != where or record[14] != Unpark.SKIP:
+                continue
+            if record[17] <= offset < record[23]:
+                if not _is_intact(data, number, record[6]):
+                    found.complete = False
+                    continue
+                found.skips.append(Skip(record[18], record[6], record[8]))
         elif key in keys and record[17] >> keys[key] & 1:
             if not _is_intact(data, number, record[6]):
                 found.complete = False

@@ -5,111 +5,28 @@ place of the first one; it may end as a dead letter, and go on from there when t
 The newest copy counts.  Nothing here waits or changes anything.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from popmq.broker.filter.last_filters import LastFilters
 from popmq.broker.meta.offsets import Reason
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
-from popmq.broker.pop.evidence import Evidence, Handed, Place, gather
+from popmq.broker.pop.evidence import Evidence, Handed, Place, Skip, gather
+from popmq.broker.pop.explained import Copy, Explained, HoldOf, Proof, State, over, skipped
+from popmq.broker.pop.message_group import message_group
 from popmq.broker.pop.pop_check_point import AUTO_RENEW, PopCheckPoint, ReviveKind
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.pop.stepped import Steps, confirmed, read
 from popmq.broker.store.lookup import Lookup
+from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.message import StoredMessage
-from popmq.common.timer_token import FiringToken
 from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
 
 _TRIES = 3
-
-
-class State(Enum):
-    READY = "READY"
-    INVISIBLE = "INVISIBLE"
-    DELAYED = "DELAYED"
-    BLOCKED = "BLOCKED"
-    ACKED = "ACKED"
-    DEAD_LETTERED = "DEAD_LETTERED"
-    FILTERED = "FILTERED"
-    EXPIRED = "EXPIRED"
-    SKIPPED = "SKIPPED"  # an offset that was set passed over it
-    LOST = "LOST"  # its body could not be read when it was to be revived
-    RECALLED = "RECALLED"  # before its delivery time
-    UNKNOWN = "UNKNOWN"  # the proof was not found within the bound
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    what: str
-    position: int
-    wall_ms: int
-    text: str = ""
-
-
-@dataclass(slots=True)
-class Explained:
-    """`until_log_ms` is log time, 0 for no end; every other time is of the wall clock."""
-
-    group: str
-    state: State
-    since_ms: int
-    attempt: int
-    text: str
-    next: str
-    until_log_ms: int = 0
-    client: int = 0
-    proofs: list[Proof] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One stored copy of the message, as the group would read it."""
-
-    message: StoredMessage
-    topic: TopicConfig
-
-    def place(self, group: SubscriptionGroup) -> Place:
-        header = self.message.header
-        return Place(group.id, header.topic_id, header.queue_id, header.queue_offset)
-
-    @property
-    def name(self) -> str:
-        token = self.message.token
-        if isinstance(self.message.any_token, FiringToken):
-            return "firing"
-        if token is None or not self.topic.name.startswith("%"):
-            return "message"
-        if token.dead:
-            return "dead letter"
-        if token.parked:
-            return "parked"
-        return "redriven" if token.redriven else "retry"
-
-    @property
-    def proof(self) -> Proof:
-        header = self.message.header
-        text = f"{self.topic.name} queue {header.queue_id} offset {header.queue_offset}"
-        return Proof(self.name, header.position, header.wall_ms, text)
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Why a message that is ready by its place is given to nobody: DELAYED or BLOCKED."""
-
-    state: State
-    since_ms: int
-    text: str
-    next: str
-    until_log_ms: int = 0
-
-
-# Parts that hold messages back (order by message group) add themselves here.
-HoldOf = Callable[[Copy, SubscriptionGroup], Hold | None]
 
 
 class Explainer:
@@ -140,7 +57,7 @@ class Explainer:
     def _explain(self, first: Copy, group: SubscriptionGroup, message_id: str) -> Steps[Explained]:
         evidence = yield from self._evidence(first, group)
         told = self._at_place(first, group, evidence)
-        if told is None or told.state not in (State.READY, State.INVISIBLE):
+        if told is None or told.state not in (State.READY, State.BLOCKED, State.INVISIBLE):
             copy = yield from self._newest_copy(first, group, message_id)
             last = evidence.last
             if copy is not None and (last is None or copy.message.header.position > last.position):
@@ -173,7 +90,7 @@ class Explainer:
     def _evidence(self, copy: Copy, group: SubscriptionGroup) -> Steps[Evidence]:
         place = copy.place(group)
         progress = self._progress(place)
-        if progress is None or progress.cursor <= place.offset:
+        if progress is None or _is_unread(progress, place.offset):
             return Evidence()
         ck = _open_at(progress, place.offset)
         # Log time never goes back, so its record and those about it stand from then on.
@@ -181,7 +98,28 @@ class Explainer:
         position = copy.message.header.position
         yield from confirmed(self._store)
         found = yield from gather(self._store, place, position=position, popped_ms=popped_ms)
-        return found.since_rewind(place.offset)
+        for skip in reversed(found.skips):
+            if (yield from self._is_about(skip, copy)):
+                return replace(found, skips=[skip]).since_rewind(place.offset)
+        return replace(found, skips=[]).since_rewind(place.offset)
+
+    def _is_about(self, skip: Skip, copy: Copy) -> Steps[bool]:
+        """Whether the word was about the copy's message group; one whose message is gone may be."""
+        header = copy.message.header
+        if skip.key_offset == header.queue_offset:
+            return True
+        queue = self._store.queue(header.topic_id, header.queue_id)
+
+        def look() -> list[StoredMessage | DamagedMessage]:
+            if skip.key_offset < queue.min_offset:
+                return []
+            units = queue.units(skip.key_offset, 1, wait=False)
+            return self._store.reader.read(units, wait=False)
+
+        named = yield from read(look)
+        return all(
+            isinstance(one, DamagedMessage) or _line(one) == _line(copy.message) for one in named
+        )
 
     def _newest_copy(
         self, first: Copy, group: SubscriptionGroup, message_id: str
@@ -228,15 +166,14 @@ class Explainer:
         elsewhere, or nobody can say."""
         place = copy.place(group)
         progress = self._progress(place)
-        if progress is None or place.offset >= progress.cursor:
+        if progress is None or _is_unread(progress, place.offset):
             return self._unread(copy, group, begun=progress is not None)
-        if isinstance(progress, FifoProgress) and progress.is_waiting(place.offset):
-            return self._unread(copy, group, begun=True)  # again, if it was delivered before
         ck = _open_at(progress, place.offset)
         if ck is not None and ck.buffered:
             return self._buffered(copy, group, ck)
         last = evidence.last
         skip = evidence.skipped(place.offset)
+        word = evidence.skips[-1] if evidence.skips else None
         if last is None:
             return self._passed_over(copy, group, evidence)
         proofs = _handed_proofs(evidence)
@@ -250,14 +187,16 @@ class Explainer:
         if fate is Fate.ACKED or (ended is not None and ended.kind == ReviveKind.ACK):
             ended_ms = ended.wall_ms if ended else 0
             text = f"acked as attempt {attempt}"
-            return _over(group, State.ACKED, ended_ms, attempt, text, proofs)
+            return over(group, State.ACKED, ended_ms, attempt, text, proofs)
         if ended is not None and ended.kind == ReviveKind.LOST:
             text = "its body could not be read when it was to be revived"
-            return _over(group, State.LOST, ended.wall_ms, attempt, text, proofs)
+            return over(group, State.LOST, ended.wall_ms, attempt, text, proofs)
+        if word is not None and word.position > last.position:
+            return skipped(group, word, attempt, proofs)
         if skip is not None and skip.position > last.position:
             proofs.append(Proof("reset", skip.position, skip.wall_ms, f"to {skip.offset}"))
             text = "an operator's reset ended its delivery and passed over it"
-            return _over(group, State.SKIPPED, skip.wall_ms, attempt, text, proofs)
+            return over(group, State.SKIPPED, skip.wall_ms, attempt, text, proofs)
         return None
 
     def _unread(self, copy: Copy, group: SubscriptionGroup, *, begun: bool) -> Explained:
@@ -266,10 +205,10 @@ class Explainer:
         attempt = self._attempt(copy, group)
         if header.queue_offset < queue.min_offset:
             text = "it went by retention before the group read it"
-            return _over(group, State.EXPIRED, 0, attempt, text, [])
+            return over(group, State.EXPIRED, 0, attempt, text, [])
         if not begun and group.start_at is StartAt.NEWEST and not self._reads(copy, group):
             text = "the group never read the topic and starts at the newest message"
-            return _over(group, State.SKIPPED, 0, attempt, text, [])
+            return over(group, State.SKIPPED, 0, attempt, text, [])
         for hold_of in self.holds:
             hold = hold_of(copy, group)
             if hold is not None:
@@ -303,19 +242,21 @@ class Explainer:
         if not evidence.complete:
             return None
         header, attempt = copy.message.header, copy.message.attempt
+        if evidence.skips:
+            return skipped(group, evidence.skips[-1], attempt, [])
         done = evidence.committed(header.queue_offset)
         skip = evidence.skipped(header.queue_offset)
         if done is not None and (skip is None or done.position < skip.position):
             text = "acked, or passed over by a filter: buffered check points leave no record of it"
             proof = Proof("committed", done.position, done.wall_ms, f"to {done.offset}")
-            return _over(group, State.ACKED, done.wall_ms, attempt, text, [proof])
+            return over(group, State.ACKED, done.wall_ms, attempt, text, [proof])
         if skip is not None:
             start = skip.reason is Reason.START_AT_NEWEST
             proof = Proof(
                 "start" if start else "reset", skip.position, skip.wall_ms, f"to {skip.offset}"
             )
             text = "the group began behind it" if start else "an operator's reset passed over it"
-            return _over(group, State.SKIPPED, skip.wall_ms, attempt, text, [proof])
+            return over(group, State.SKIPPED, skip.wall_ms, attempt, text, [proof])
         passed_ms = evidence.passed_wall_ms
         keeps_ms = copy.topic.retention_ms or self._store.retention_ms
         queue = self._store.queue(header.topic_id, header.queue_id)
@@ -323,11 +264,11 @@ class Explainer:
             not passed_ms or passed_ms - header.wall_ms >= keeps_ms
         ):
             text = "it went by retention before the group read it"
-            return _over(group, State.EXPIRED, passed_ms, attempt, text, [])
+            return over(group, State.EXPIRED, passed_ms, attempt, text, [])
         text = "the filter of the receives that came by did not accept it" + self._filter(
             copy, group
         )
-        return _over(group, State.FILTERED, passed_ms, attempt, text, [])
+        return over(group, State.FILTERED, passed_ms, attempt, text, [])
 
     def _filter(self, copy: Copy, group: SubscriptionGroup) -> str:
         name = copy.topic.name
@@ -340,7 +281,7 @@ class Explainer:
         member = copy.message.header.queue_offset - ck.start_offset
         if ck.acked >> member & 1:
             text = "acked; its check point was in memory only"
-            return _over(group, State.ACKED, 0, copy.message.attempt, text, [])
+            return over(group, State.ACKED, 0, copy.message.attempt, text, [])
         handed = Handed(ck.key, member, False, 0, 0, ck.popped_at_ms, ck.revive_at_ms, ck.client)
         return self._invisible(copy, group, handed, [])
 
@@ -371,19 +312,7 @@ class Explainer:
         if not evidence.complete:
             text = f"no answer within {evidence.scanned} records behind it"
         proofs = _handed_proofs(evidence)
-        return _over(group, State.UNKNOWN, 0, copy.message.attempt, text, proofs)
-
-
-def _over(
-    group: SubscriptionGroup,
-    state: State,
-    since_ms: int,
-    attempt: int,
-    text: str,
-    proofs: Sequence[Proof],
-) -> Explained:
-    then = "nothing: for this group it is over"
-    return Explained(group.name, state, since_ms, attempt, text, then, proofs=list(proofs))
+        return over(group, State.UNKNOWN, 0, copy.message.attempt, text, proofs)
 
 
 def _handed_proofs(evidence: Evidence) -> list[Proof]:
@@ -399,6 +328,23 @@ def _last_delivery(evidence: Evidence) -> Iterator[Proof]:
         what = "change" if one.changed else "check point"
         epoch, sequence = one.key
         yield Proof(what, one.position, one.wall_ms, f"epoch {epoch} sequence {sequence}")
+
+
+def _is_unread(progress: QueueProgress, offset: int) -> bool:
+    """Whether the group may still get the message from this place, and nobody has it.
+
+    Messages of a FIFO group end in any order, and come back in place.
+    """
+    if isinstance(progress, FifoProgress):
+        return progress.is_waiting(offset)
+    return offset >= progress.cursor
+
+
+def _line(message: StoredMessage) -> tuple[int, bytes]:
+    """Names the message group that a parked message is of: its first queue, and its key."""
+    token = message.token
+    assert token is not None, "a parked message without its token"
+    return token.queue_id, message_group(message.properties)
 
 
 def _open_at(progress: QueueProgress, offset: int) -> PopCheckPoint | None:

@@ -8,7 +8,7 @@ Part of the check-point table's `apply`: a function of the log.
 from typing import TYPE_CHECKING
 
 from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
-from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord, Unpark, member_bits
+from popmq.broker.pop.pop_check_point import ReviveRecord, Unpark, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ class ParkingRecords:
         for ck in [ck for ck in self._table if ck.place == parking]:
             members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
             bits = sum(1 << member for member in members)
-            # It ends as a delivery does whose body is lost.
-            self._table.apply(ReviveRecord(ReviveKind.LOST, *ck.key, bits), log_ms)
+            self._table.take_back(ck, bits & ck.waiting, log_ms)
 
     def _unparked(self, key: ParkedKey) -> None:
         progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)

@@ -18,9 +18,9 @@ LOOK_MS = 60_000
 UNITS_PER_MS = 50  # that are loaded, beside other work
 _TOUCHED = 128  # bodies fetched ahead at once
 _TOUCH_LIMIT = 100_000  # and that are noted for it
-# A timer as one number: due time, identity (48 bits) and size (32 bits), from the top.
-_SIZE_BITS, _IDENTITY_BITS = 32, 48
-_SIZE_MASK, _IDENTITY_MASK = (1 << _SIZE_BITS) - 1, (1 << _IDENTITY_BITS) - 1
+# A timer as one number: due time, identity (48 bits), size and topic (32 bits each), from the top.
+_REST_BITS, _SIZE_BITS, _IDENTITY_BITS = 64, 32, 48
+_32_MASK, _IDENTITY_MASK = (1 << 32) - 1, (1 << _IDENTITY_BITS) - 1
 
 
 class Due(NamedTuple):
@@ -29,6 +29,7 @@ class Due(NamedTuple):
     due_ms: int
     identity: int
     unit: Unit
+    topic_id: int
     late: bool
 
 
@@ -69,13 +70,13 @@ class DueTimers:
 
     # -- what comes in
 
-    def add(self, due_ms: int, identity: int, unit: Unit) -> None:
+    def add(self, due_ms: int, identity: int, unit: Unit, topic_id: int) -> None:
         if unit.position != identity:
             known = self._moved.get(identity)
             if known is None or known.position < unit.position:
                 self._moved[identity] = unit
-        key = (due_ms << _IDENTITY_BITS | identity) << _SIZE_BITS | unit.size
-        heappush(self._heap, key)
+        rest = unit.size << 32 | topic_id
+        heappush(self._heap, (due_ms << _IDENTITY_BITS | identity) << _REST_BITS | rest)
 
     def add_late(self, timer: Timer) -> None:
         heappush(self._late, timer.key)
@@ -130,7 +131,8 @@ class DueTimers:
             if due_ms > now_ms or (first is not None and first < due_ms):
                 break
             heappop(self._late)
-            found.append(Due(due_ms, identity, Unit(timer.position, timer.size, 0), True))
+            unit = Unit(timer.position, timer.size, 0)
+            found.append(Due(due_ms, identity, unit, timer.topic_id, True))
         return found or self._take_of_wheel(now_ms, limit)
 
     def put_back(self, batch: list[Due]) -> None:
@@ -138,7 +140,7 @@ class DueTimers:
             if due.late:
                 heappush(self._late, (due.due_ms, due.identity))
             else:
-                self.add(due.due_ms, due.identity, due.unit)
+                self.add(due.due_ms, due.identity, due.unit, due.topic_id)
 
     def ended(self, due: Due) -> None:
         self._moved.pop(due.identity, None)
@@ -146,7 +148,7 @@ class DueTimers:
     @property
     def next_due_ms(self) -> int | None:
         """Of the timers that are here."""
-        heads = [self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)] if self._heap else []
+        heads = [self._heap[0] >> (_IDENTITY_BITS + _REST_BITS)] if self._heap else []
         heads += [self._late[0][0]] if self._late else []
         return min(heads, default=None)
 
@@ -154,7 +156,7 @@ class DueTimers:
         """Slots before this time hold nothing that waits."""
         until = min(self.ready_until, now_ms - now_ms % self._slot_ms)
         if self._heap:
-            due_ms = self._heap[0] >> (_IDENTITY_BITS + _SIZE_BITS)
+            due_ms = self._heap[0] >> (_IDENTITY_BITS + _REST_BITS)
             until = min(until, due_ms - due_ms % self._slot_ms)
         return min([until, *(unit.slot_time_ms for unit in self.rolled[:1])])
 
@@ -163,7 +165,7 @@ class DueTimers:
     def _first_due(self, now_ms: int) -> int | None:
         """When the first timer of the wheel is due, if its time has come."""
         while self._heap:
-            key = self._heap[0] >> _SIZE_BITS
+            key = self._heap[0] >> _REST_BITS
             due_ms, identity = key >> _IDENTITY_BITS, key & _IDENTITY_MASK
             over = (due_ms, identity) <= self._state.cursor
             if not over and not self._state.is_cancelled(identity):
@@ -176,15 +178,15 @@ class DueTimers:
         found: list[Due] = []
         heap, moved, is_cancelled = self._heap, self._moved, self._state.is_cancelled
         over = self._state.cursor
-        end = min(now_ms + 1, self.ready_until) << (_IDENTITY_BITS + _SIZE_BITS)
+        end = min(now_ms + 1, self.ready_until) << (_IDENTITY_BITS + _REST_BITS)
         while heap and heap[0] < end and len(found) < limit:
             key = heappop(heap)
-            size, rest = key & _SIZE_MASK, key >> _SIZE_BITS
+            size, rest = key >> _SIZE_BITS & _32_MASK, key >> _REST_BITS
             identity, due_ms = rest & _IDENTITY_MASK, rest >> _IDENTITY_BITS
             if (due_ms, identity) > over and not is_cancelled(identity):
                 over = due_ms, identity
                 unit = moved.get(identity) or Unit(identity, size, 0)
-                found.append(Due(due_ms, identity, unit, False))
+                found.append(Due(due_ms, identity, unit, key & _32_MASK, False))
         return found
 
     def _open_next(self, now_ms: int, window_end_ms: int) -> None:
@@ -219,7 +221,7 @@ class DueTimers:
                 self.rolled.append(unit)
                 continue
             body = Unit(unit.position, unit.size, 0)
-            self.add(unit.due_ms, unit.identity, body)
+            self.add(unit.due_ms, unit.identity, body, unit.topic_id)
             if len(self._to_touch) < _TOUCH_LIMIT:
                 self._to_touch.append(body)
         return taken

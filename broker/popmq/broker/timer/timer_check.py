@@ -2,7 +2,8 @@
 
 The counts by topic are kept up with each record; here they are made from what the queue and
 the cursor say, in bounded steps beside traffic.  What is stored or ends while that goes on
-counts for both sides, so that the two are equal at the end whatever came between.
+counts for both sides, so that the two are equal at the end whatever came between.  What was wrong
+is mended by a record, since all state is a function of the log.
 """
 
 import logging
@@ -15,7 +16,8 @@ from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
-from popmq.common.timer_token import MOVED_BIT
+from popmq.common.message import RecordKind
+from popmq.common.timer_token import MOVED_BIT, TimerRecount
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +115,12 @@ class TimerCheck:
             self._count.change(topic_id, 1)
 
     def ended(self, identity: int, topic_id: int) -> None:
-        if not topic_id:
-            self.start()  # it was lost with its topic: nobody knows where it was counted
-        elif self._count is not None:
+        if self._count is not None:
             self._count.ended(identity, topic_id)
+
+    def lost(self) -> None:
+        """Its body cannot be read: nobody knows whether the count met it while it could be."""
+        self.start()
 
     # -- inside
 
@@ -186,10 +190,27 @@ class TimerCheck:
         self._count = None
         self._state.watch = None
         self.done += 1
-        wrong = self._state.recount(count.by_topic)
-        self.mismatches += wrong
-        if wrong:
-            logger.error("pending timers were counted wrongly", extra={"topics": wrong})
+        known, found = self._state.pending, count.by_topic
+        wrong = sorted(
+            topic_id
+            for topic_id in known.keys() | found.keys()
+            if known.get(topic_id, 0) != found.get(topic_id, 0)
+        )
+        self.mismatches += len(wrong)
+        if not wrong:
+            return
+        mends = self._store.guard.copies_allowed  # else the next count does it
+        logger.error(
+            "pending timers were counted wrongly", extra={"topics": len(wrong), "mended": mends}
+        )
+        for topic_id in wrong if mends else ():
+            self.mend(TimerRecount(topic_id, found.get(topic_id, 0)))
+
+    def mend(self, record: TimerRecount) -> None:
+        """Write and apply a count."""
+        body = record.encode()
+        self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=body)
+        self._state.recounted(record)
 
     def _warmed(self, error: BaseException | None) -> None:
         self._warming = False  # an error shows again, at the next read

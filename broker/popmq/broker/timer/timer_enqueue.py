@@ -149,7 +149,8 @@ class TimerEnqueue:
             wait=False,
         )
         if not roll and slot_ms < self._due.loaded_until:
-            self._due.add(timer.due_ms, timer.identity, Unit(timer.position, timer.size, 0))
+            unit = Unit(timer.position, timer.size, 0)
+            self._due.add(timer.due_ms, timer.identity, unit, timer.topic_id)
 
     def _roll(self, limit: int) -> int:
         """Units that were met before their due slot go on; the record stays where it is."""

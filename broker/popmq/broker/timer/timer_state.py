@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from popmq.broker.store.snapshot import entry_hash
-from popmq.common.timer_token import FiringToken, Outcome
+from popmq.common.timer_token import FiringToken, Outcome, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
 _PER_PIECE = 512
@@ -42,6 +42,7 @@ class Watch(Protocol):
 
     def stored(self, topic_id: int) -> None: ...
     def ended(self, identity: int, topic_id: int) -> None: ...
+    def lost(self) -> None: ...
 
 
 class TimerState:
@@ -126,6 +127,8 @@ class TimerState:
             self.cancel(token.due_ms, token.identity, token.topic_id)
             return
         self._count_down(token.identity, token.topic_id)
+        if token.outcome is Outcome.LOST and self.watch is not None:
+            self.watch.lost()
         if token.late:
             self.late.pop(token.identity, None)
             return
@@ -139,12 +142,11 @@ class TimerState:
         self._cancelled[identity] = due_ms
         heappush(self._cancelled_by_due, (due_ms, identity))
 
-    def recount(self, counts: dict[int, int]) -> int:
-        """Take counts made from the log; returns how many topics had another one."""
-        wrong = {one for one in counts.keys() | self.pending.keys()}
-        wrong = {one for one in wrong if counts.get(one, 0) != self.pending.get(one, 0)}
-        self.pending = {topic: count for topic, count in counts.items() if count}
-        return len(wrong)
+    def recounted(self, record: TimerRecount) -> None:
+        """The daily count found that many of a topic."""
+        self.pending[record.topic_id] = record.pending
+        if not record.pending:
+            del self.pending[record.topic_id]
 
     def _forget_cancelled(self, until_ms: int) -> None:
         """But for those that are not judged: they would be taken for late ones."""

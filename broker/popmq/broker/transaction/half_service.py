@@ -10,10 +10,10 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.transaction.transaction_table import Half, TransactionTable
 from popmq.common import topics
-from popmq.common.config import TransactionSettings
 from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
 from popmq.common.hop import PutEntry, PutResult
 from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.send_settings import TransactionSettings
 from popmq.common.topics import TopicConfig
 from popmq.common.transaction_id import TransactionId
 from popmq.common.transaction_token import Ending, EndToken, HalfToken

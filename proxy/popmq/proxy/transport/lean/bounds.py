@@ -18,8 +18,11 @@ CONNECTION_BOUNDS = (
     "empty_frames",
     "unread",
     "stalled",
+    "silent",
 )
 STREAM_BOUNDS = ("streams", "message_bytes", "incoming_bytes", "unsent")
+# Why a client's TLS, or its lack, is refused.
+TLS_REFUSALS = ("off", "certificate", "handshake", "record", "alpn", "plain")
 
 
 @dataclass(slots=True)
@@ -31,8 +34,10 @@ class LeanCounters:
     incoming_bytes: int = 0  # of messages that are not complete
     calls: int = 0
     idle_closed: int = 0
+    aged: int = 0  # connections that reached lean.max_age_ms
     faults: int = 0  # connections that broke the protocol
     cut_off: Counter[str] = field(default_factory=Counter)
+    tls_refused: Counter[str] = field(default_factory=Counter)
 
 
 class Rate:

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters, Rate
 from popmq.proxy.transport.lean.frames import (
@@ -25,8 +25,9 @@ from popmq.proxy.transport.lean.headers import HeaderBlock, HeaderDecoder, Malfo
 from popmq.proxy.transport.lean.inbox import Inbox
 from popmq.proxy.transport.lean.messages import ENCODINGS
 from popmq.proxy.transport.lean.outbox import Outbox
-from popmq.proxy.transport.lean.preface import HTTP_1, Preface, SpeaksHttp1, greeting
+from popmq.proxy.transport.lean.preface import Preface, SpeaksHttp1, greeting, http_1
 from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
+from popmq.proxy.transport.lean.watch import Watch
 from popmq.proxy.transport.seam import GrpcStatus, Method, Shape
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class LeanConnection:
         clock_ms: Callable[[], int],
         wake: Callable[[], None],
         peer: str = "",
+        max_age_ms: int = 0,
     ) -> None:
         self.limits = limits
         self.counters = counters
@@ -54,7 +56,10 @@ class LeanConnection:
         self.peer = peer
         self.closing = False  # a GOAWAY says why; nothing is read any more
         self.draining = False
-        self.outbox = Outbox(limits.max_unsent_bytes, counters, wake, self._closed)
+        self.refused = ""  # why this client gets nothing but this sentence
+        self.outbox = Outbox(
+            limits.max_unsent_bytes, counters, wake, self._closed, limits.compress_bytes
+        )
         self.inbox = Inbox(limits, counters, self.outbox)
         self.streams: dict[int, Stream] = {}
         self._wake = wake
@@ -62,14 +67,13 @@ class LeanConnection:
         self._reader = FrameReader(limits.max_frame_bytes)
         self._decoder = HeaderDecoder(limits.max_header_bytes)
         self._preface = Preface()
-        self._settled = False  # the peer's SETTINGS came
+        self.settled = False  # the peer's SETTINGS came
         self._last_id = 0
         self._over: deque[int] = deque(maxlen=REMEMBERED_STREAMS)
         self._cut: deque[int] = deque(maxlen=REMEMBERED_STREAMS)  # by us: late frames are fine
         self._block = HeaderBlock(limits.max_header_bytes)
-        self._now_ms = now_ms = clock_ms()
-        self._whole_ms = self._quiet_ms = self._moved_ms = now_ms
-        self._moved = 0
+        self._now_ms = clock_ms()
+        self.watch = Watch(self, self._now_ms, max_age_ms)
         per_s = limits.max_control_per_s
         self._control = Rate(per_s, CONTROL_BURST_S * per_s)
         self._resets = Rate(limits.max_resets_per_s, limits.max_streams + limits.max_resets_per_s)
@@ -77,7 +81,7 @@ class LeanConnection:
     # -- bytes in
 
     def receive(self, data: bytes, now_ms: int) -> None:
-        self._now_ms = now_ms
+        self._now_ms = self.watch.heard_ms = now_ms
         try:
             if not self._preface.complete:
                 data = self._greet(data)
@@ -92,13 +96,15 @@ class LeanConnection:
         except ConnectionFault as fault:
             self.fail(fault)
         except SpeaksHttp1:
-            self.outbox.control(HTTP_1)
+            self.outbox.control(http_1(self.refused))
             self.closing = True
 
     def _greet(self, data: bytes) -> bytes:
         data = self._preface.feed(data)
         if self._preface.complete:
             self.outbox.control(greeting(self.limits))
+            if self.refused:
+                raise ConnectionFault(ErrorCode.INADEQUATE_SECURITY, self.refused)
         return data
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -111,7 +117,7 @@ class LeanConnection:
             self._headers(flags, stream_id, payload)
         elif kind == frames.WINDOW_UPDATE:
             self._window_update(stream_id, payload)
-        elif not self._settled and kind != frames.SETTINGS:
+        elif not self.settled and kind != frames.SETTINGS:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         elif kind == frames.RST_STREAM:
             self._reset_by_client(stream_id, payload)
@@ -124,7 +130,9 @@ class LeanConnection:
     def _rare(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == frames.PING:
             content = frames.ping_content(stream_id, payload)
-            if not flags & frames.ACK:
+            if flags & frames.ACK:
+                self.watch.answered(content)
+            else:
                 self.outbox.control(frames.ping(content, ack=True))
         elif kind == frames.SETTINGS:
             self._settings(flags, frames.settings_content(flags, stream_id, payload))
@@ -138,7 +146,7 @@ class LeanConnection:
     def _settings(self, flags: int, pairs: list[tuple[int, int]]) -> None:
         if flags & frames.ACK:
             return
-        self._settled = True
+        self.settled = True
         for name, value in pairs:
             if name == frames.INITIAL_WINDOW_SIZE:
                 self.outbox.resize_windows(value, self.streams)
@@ -173,7 +181,7 @@ class LeanConnection:
     # -- headers
 
     def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if not self._settled:
+        if not self.settled:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         if stream_id & 1 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a request on stream {stream_id}")
@@ -355,7 +363,7 @@ class LeanConnection:
             self.inbox.forget(stream)
         (self._over if stream.remote_closed else self._cut).append(stream_id)
         if not self.streams:
-            self._quiet_ms = self._now_ms
+            self.watch.quiet_ms = self._now_ms
             if self.draining:
                 self._wake()
 
@@ -382,13 +390,16 @@ class LeanConnection:
             stream.remote_closed = True
             self._gone(stream)
 
-    def drain(self) -> None:
+    def drain(self, why: str = "the server stops") -> None:
         """Take no new calls; the client opens another connection for them."""
         if not self.draining and not self.closing:
             self.draining = True
-            self.outbox.control(
-                frames.goaway(self._last_id, ErrorCode.NO_ERROR, "the server stops")
-            )
+            self.outbox.control(frames.goaway(self._last_id, ErrorCode.NO_ERROR, why))
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing that was begun waits for its end: the opening, or a header block."""
+        return self.settled and not self._block.stream_id
 
     @property
     def done(self) -> bool:
@@ -398,41 +409,9 @@ class LeanConnection:
         """Look at everything that only time tells; call it about once a second."""
         self._now_ms = now_ms
         try:
-            self._check_times(now_ms)
+            self.watch.check(now_ms)
         except ConnectionFault as fault:
             self.fail(fault)
-
-    def _check_times(self, now_ms: int) -> None:
-        limits, outbox = self.limits, self.outbox
-        if (not self._settled or self._block.stream_id) and not self.closing:
-            if now_ms - self._whole_ms > limits.handshake_ms:
-                raise _too_much("no SETTINGS came, or no end of a header block", "handshake")
-        else:
-            self._whole_ms = now_ms
-        if outbox.unsent_bytes == 0 or outbox.moved != self._moved:
-            self._moved, self._moved_ms = outbox.moved, now_ms
-        elif now_ms - self._moved_ms > limits.stall_ms:
-            raise _too_much(
-                f"a client has not read for {limits.stall_ms} ms (lean.stall_ms)", "stalled"
-            )
-        if self.streams:
-            self._check_deadlines(now_ms)
-        elif self._settled and now_ms - self._quiet_ms > limits.idle_ms and not self.draining:
-            self.counters.idle_closed += 1
-            self.drain()
-
-    def _check_deadlines(self, now_ms: int) -> None:
-        over = [
-            stream
-            for stream in self.streams.values()
-            if stream.deadline_ms is not None
-            and stream.deadline_ms < now_ms
-            and not stream.finished
-        ]
-        for stream in over:
-            self.inbox.refuse(
-                stream, GrpcStatus.DEADLINE_EXCEEDED, "the client's deadline has passed"
-            )
 
 
 def _too_much(why: str, bound: str) -> ConnectionFault:

@@ -51,6 +51,7 @@ class ErrorCode(IntEnum):
     COMPRESSION_ERROR = 9
     CONNECT_ERROR = 10
     ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
 
 
 class ConnectionFault(Exception):

@@ -118,6 +118,7 @@ class RequestHead:
     """What the header block of a request says. Shared by calls whose blocks were the same."""
 
     __slots__ = (
+        "accepted",
         "content_length",
         "encoding",
         "is_grpc",
@@ -142,6 +143,7 @@ class RequestHead:
         self.content_length = _length(get("content-length", b""))
         self.timeout = get("grpc-timeout", b"")
         self.encoding = get("grpc-encoding", b"")
+        self.accepted = get("grpc-accept-encoding", b"")
         self.metadata = Metadata(found)
 
     def timeout_ms(self) -> int | None:

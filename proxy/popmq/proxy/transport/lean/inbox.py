@@ -4,7 +4,7 @@ Content is taken at once, so a window is opened again as soon as half of it was 
 the memory is how many bytes of messages that are not complete a connection, and the server, hold.
 """
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, StreamFault

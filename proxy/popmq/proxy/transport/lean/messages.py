@@ -10,6 +10,17 @@ _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 ENCODINGS = frozenset({b"", b"identity", *_WINDOW_BITS})
 
 
+def names_gzip(accepted: bytes) -> bool:
+    """`accepted` is a client's grpc-accept-encoding."""
+    return any(name.strip() == b"gzip" for name in accepted.split(b","))
+
+
+def compressed(message: bytes) -> bytes:
+    """As gzip, at the level that costs the least."""
+    packer = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[b"gzip"])
+    return packer.compress(message) + packer.flush()
+
+
 class MessageRefused(Exception):
     """Ends the call with `status`; `bound` names the limit that was passed, if it was one."""
 

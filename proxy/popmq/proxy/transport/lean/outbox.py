@@ -11,10 +11,12 @@ from collections.abc import Callable
 from popmq.proxy.transport.lean import frames, replies
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, StreamFault
+from popmq.proxy.transport.lean.messages import compressed, names_gzip
 from popmq.proxy.transport.lean.stream import Stream
 from popmq.proxy.transport.seam import GrpcStatus
 
 MAX_TICK_BYTES = 512 << 10  # of messages, handed to the socket at once
+MAX_MESSAGE_BYTES = 1 << 32  # a prefix has four bytes for the length
 CHUNK_OVERHEAD = 64  # what a waiting message costs beside its bytes
 
 _OK = GrpcStatus.OK
@@ -25,6 +27,7 @@ class Outbox:
 
     __slots__ = (
         "_closed",
+        "_compress_bytes",
         "_counters",
         "_held",
         "_max_unsent_bytes",
@@ -47,6 +50,7 @@ class Outbox:
         counters: LeanCounters,
         wake: Callable[[], None],
         closed: Callable[[Stream], None],
+        compress_bytes: int = 0,
     ) -> None:
         self.window = frames.DEFAULT_WINDOW
         self.initial_window = frames.DEFAULT_WINDOW
@@ -55,6 +59,7 @@ class Outbox:
         self.unsent_bytes = 0  # of messages that wait, with CHUNK_OVERHEAD for each
         self.moved = 0  # frames of DATA that left; stands still when the peer does not read
         self._max_unsent_bytes = max_unsent_bytes
+        self._compress_bytes = compress_bytes or MAX_MESSAGE_BYTES
         self._counters = counters
         self._wake = wake
         self._closed = closed
@@ -89,7 +94,7 @@ class Outbox:
         """The whole of a unary call's answer."""
         content = len(message) + replies.PREFIX_BYTES
         stream_id = stream.stream_id
-        if self._fits(stream, content) and not self._table:
+        if self._fits(stream, content) and not self._table and content < self._compress_bytes:
             parts = self._parts
             if not parts:
                 self._wake()
@@ -107,9 +112,13 @@ class Outbox:
 
     def message(self, stream: Stream, message: bytes) -> None:
         """One message of a stream's answer, behind those before it."""
-        size = len(message)
         self._start(stream)
-        self.send(stream, replies.MESSAGE_PREFIX.pack(0, size), message)
+        coded = 0
+        if stream.may_compress and len(message) >= self._compress_bytes:
+            packed = compressed(message)
+            if len(packed) < len(message):
+                coded, message = 1, packed
+        self.send(stream, replies.MESSAGE_PREFIX.pack(coded, len(message)), message)
 
     def send(self, stream: Stream, *chunks: bytes) -> None:
         """Content of DATA, as soon as the windows let it."""
@@ -223,7 +232,9 @@ class Outbox:
         if not stream.head_sent:
             stream.head_sent = True
             table, self._table = self._table, b""
-            self.control(replies.response_head(stream.stream_id, table))
+            if self._compress_bytes < MAX_MESSAGE_BYTES:
+                stream.may_compress = names_gzip(stream.head.accepted)
+            self.control(replies.response_head(stream.stream_id, table, stream.may_compress))
 
     def _fits(self, stream: Stream, size: int) -> bool:
         return (

@@ -1,19 +1,24 @@
 """The first bytes of a connection: HTTP/2 with prior knowledge, or somebody who is wrong here."""
 
-from popmq.common.config import LeanSettings
+from popmq.common.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode
 
 _HTTP_1_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"CONNECT ")
-_HTTP_2_ONLY = b"this port speaks gRPC over HTTP/2\n"
-HTTP_1 = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n"
-    b"content-type: text/plain\r\ncontent-length: %d\r\n\r\n%b" % (len(_HTTP_2_ONLY), _HTTP_2_ONLY)
-)
+_HTTP_2_ONLY = "this port speaks gRPC over HTTP/2"
 
 
 class SpeaksHttp1(Exception):
-    """The peer is a browser or curl; HTTP_1 tells it."""
+    """The peer is a browser or curl; `http_1` tells it."""
+
+
+def http_1(why: str) -> bytes:
+    """An answer that somebody who speaks HTTP/1.1 can show; `why` or that it is the wrong port."""
+    text = (why or _HTTP_2_ONLY).encode() + b"\n"
+    return (
+        b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n"
+        b"content-type: text/plain\r\ncontent-length: %d\r\n\r\n%b" % (len(text), text)
+    )
 
 
 class Preface:

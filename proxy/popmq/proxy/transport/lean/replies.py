@@ -52,6 +52,7 @@ def _literal(name: str | int, value: str) -> bytes:
 _STATUS_200 = b"\x88"
 _STATUS, _CONTENT_TYPE, _ALLOW = 8, 31, 22  # of the static table
 _OK_TRAILERS = _literal("grpc-status", "0")
+_GZIP = _literal("grpc-encoding", "gzip")
 RESPONSE_HEAD = _STATUS_200 + _literal(_CONTENT_TYPE, "application/grpc")
 
 # HEADERS, DATA up to its message, and the trailers behind it, with the stream's number in each.
@@ -81,9 +82,10 @@ def unary_end(stream_id: int) -> bytes:
     return _UNARY_END.pack(_OK_FRAME, stream_id, _OK_TRAILERS)
 
 
-def response_head(stream_id: int, table: bytes = b"") -> bytes:
+def response_head(stream_id: int, table: bytes = b"", gzip: bool = False) -> bytes:
     """`table` is TABLE_OF_ZERO in the first block after the client shrank its table."""
-    return frame(HEADERS, END_HEADERS, stream_id, table + RESPONSE_HEAD)
+    block = table + RESPONSE_HEAD + (_GZIP if gzip else b"")
+    return frame(HEADERS, END_HEADERS, stream_id, block)
 
 
 def trailers(stream_id: int, status: GrpcStatus, detail: str, table: bytes = b"") -> bytes:

@@ -35,6 +35,7 @@ class Stream:
         "head_sent",
         "inbound",
         "is_unary",
+        "may_compress",
         "method",
         "over",
         "plain_status",
@@ -77,6 +78,7 @@ class Stream:
         # What goes out.
         self.window = window
         self.head_sent = False
+        self.may_compress = False
         self.queue: deque[bytes | memoryview] | None = None
         self.queued_bytes = 0
         self.queued_chunks = 0

@@ -1,0 +1,1 @@
+"""Replication: who is master, what slaves copy, and what counts as confirmed."""

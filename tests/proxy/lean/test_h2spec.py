@@ -1,0 +1,88 @@
+"""h2spec, the conformance tests of HTTP/2 and HPACK by others, against a real port (strict).
+
+Every case has to pass; a deviation would be a line in DEVIATIONS with its reason.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy.lean.peer import echo
+
+from popmq.common.config import ProxySettings
+from popmq.proxy.self_signed import certificates_of
+from popmq.proxy.transport.lean.server import LeanTransport
+from popmq.proxy.transport.seam import Method, Shape
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULE = ROOT / "tools" / "h2spec"
+CASES = 146
+# "section: case" -> why we do otherwise.
+DEVIATIONS: dict[str, str] = {}
+GO_PLACES = ("/usr/local/go/bin", "/usr/lib/go/bin", "/snap/bin")
+
+
+def go() -> str:
+    path = os.pathsep.join((os.environ.get("PATH", ""), *GO_PLACES))
+    found = shutil.which("go", path=path)
+    if found is None:
+        pytest.skip(
+            "h2spec is built with Go, and there is none: sudo apt-get install golang-go, or "
+            "unpack a release of https://go.dev/dl/ into /usr/local"
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def h2spec() -> Path:
+    """Built once for what go.sum says; a build that fails is a failure."""
+    compiler = go()
+    version = hashlib.sha256((MODULE / "go.sum").read_bytes()).hexdigest()[:12]
+    binary = ROOT / "build" / f"h2spec-{version}"
+    if not binary.exists():
+        binary.parent.mkdir(exist_ok=True)
+        partial = binary.with_suffix(f".{os.getpid()}")
+        command = [compiler, "build", "-o", str(partial), "github.com/summerwind/h2spec/cmd/h2spec"]
+        done = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        partial.replace(binary)
+    return binary
+
+
+async def judged(binary: Path, report: Path, *, over_tls: bool) -> tuple[int, set[str]]:
+    """How many cases ran, and those that did not pass."""
+    certificates = certificates_of(ProxySettings(), None)
+    methods = [Method("/s/echo", Shape.UNARY, start=echo)]
+    transport = LeanTransport(methods, "127.0.0.1", 0, certificates=certificates)
+    port = await transport.start()
+    flags = ["--strict", "-o", "5", "-j", str(report), *(["-t", "-k"] if over_tls else [])]
+    process = await asyncio.create_subprocess_exec(
+        str(binary), "-h", "127.0.0.1", "-p", str(port), *flags, stdout=subprocess.DEVNULL
+    )
+    await process.wait()
+    await transport.stop(0)
+    cases = list(ET.parse(report).getroot().iter("testcase"))
+    failed = {
+        f"{one.get('package')}: {one.get('classname')}"
+        for one in cases
+        if any(child.tag in ("failure", "error", "skipped") for child in one)
+    }
+    return len(cases), failed
+
+
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plain", "tls"])
+def test_every_case_of_h2spec_passes(h2spec: Path, tmp_path: Path, over_tls: bool) -> None:
+    judging: Coroutine[Any, Any, tuple[int, set[str]]]
+    judging = judged(h2spec, tmp_path / "report.xml", over_tls=over_tls)
+    cases, failed = asyncio.run(judging)
+    assert failed == set(DEVIATIONS)
+    assert cases == CASES
