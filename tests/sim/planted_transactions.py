@@ -1,7 +1,7 @@
 """Mistakes planted into transactions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -71,8 +71,8 @@ def checks_not_counted_in_snapshots(patch: Patch) -> None:
     restored = TransactionTable.restored
 
     def wrong(self: TransactionTable) -> None:
-        for half in self.pending.values():
-            half.checks = 0
+        for half in list(self.pending.values()):
+            self.pending[half.offset] = half._replace(checks=0)
         restored(self)
 
     patch.setattr(TransactionTable, "restored", wrong)
@@ -132,7 +132,7 @@ def given_up_too_late(patch: Patch) -> None:
     patch.setattr(
         HalfService,
         "give_up",
-        lambda self, half: wrong(self, replace(half)) if half.checks > 50 else None,
+        lambda self, half: wrong(self, half) if half.checks > 50 else None,
     )
 
 

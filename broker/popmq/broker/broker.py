@@ -336,14 +336,13 @@ class Broker:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
         if entry.message_id:
-            result = self.receipts.find(topic.id, entry.message_id)
-            if result is None:
-                result = self._store(topic, entry)
-                self.receipts.stored(topic.id, entry.message_id, result, self.store.log_ms())
-            elif entry.type == MessageType.TRANSACTION:
-                half = result.queue_offset
-                transaction = self.transactions.halves.id_of(topic.id, half, entry.message_id)
-                result = result._replace(message=transaction)
+            known = self.receipts.find(topic.id, entry.message_id)
+            if known is not None:
+                return self.transactions.halves.told_again(topic.id, entry.message_id, known)
+            result = self._store(topic, entry)
+            half = entry.type == MessageType.TRANSACTION
+            log_ms = self.store.log_ms()
+            self.receipts.stored(topic.id, entry.message_id, result, log_ms, half=half)
             return result
         return self._store(topic, entry)
 

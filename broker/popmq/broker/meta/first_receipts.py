@@ -20,6 +20,7 @@ _PER_STEP = 2_048
 _PIECE = struct.Struct(">QI")  # log time from which its entries are, their number
 _ENTRY = struct.Struct(">HIQQ")  # size of the key, queue, offset, due time; then the key
 _QUEUE_AT, _DUE_AT = 64, 96  # bits of a packed receipt
+_HALF = 1 << 31  # of the queue: the first send was a half message
 _LOW_32, _LOW_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
@@ -29,6 +30,13 @@ class _Bucket(NamedTuple):
     from_ms: int
     keys: list[bytes]
     receipts: list[int]
+
+
+class FirstReceipt(NamedTuple):
+    """What a send came to; of a half message the result has no transaction id yet."""
+
+    result: PutResult
+    half: bool
 
 
 class FirstReceipts:
@@ -49,7 +57,7 @@ class FirstReceipts:
     def __len__(self) -> int:
         return len(self._receipts)
 
-    def find(self, topic_id: int, message_id: str) -> PutResult | None:
+    def find(self, topic_id: int, message_id: str) -> FirstReceipt | None:
         """The receipt of the id's first send, if that is known."""
         packed = self._receipts.get(_key(topic_id, message_id.encode()))
         if packed is None:
@@ -57,12 +65,16 @@ class FirstReceipts:
         self.duplicates += 1
         queue_id = packed >> _QUEUE_AT & _LOW_32
         due_ms = packed >> _DUE_AT
-        return PutResult(queue_id=queue_id, queue_offset=packed & _LOW_64, due_ms=due_ms)
+        offset = packed & _LOW_64
+        result = PutResult(queue_id=queue_id & ~_HALF, queue_offset=offset, due_ms=due_ms)
+        return FirstReceipt(result, bool(queue_id & _HALF))
 
-    def stored(self, topic_id: int, message_id: str, result: PutResult, log_ms: int) -> None:
+    def stored(
+        self, topic_id: int, message_id: str, result: PutResult, log_ms: int, *, half: bool = False
+    ) -> None:
         """The message was appended at that log time."""
         queue_id, offset, due_ms = result.queue_id, result.queue_offset, result.due_ms
-        self.enter(topic_id, message_id.encode(), queue_id, offset, due_ms, log_ms)
+        self.enter(topic_id, message_id.encode(), queue_id, offset, due_ms, log_ms, half=half)
 
     def enter(
         self,
@@ -72,8 +84,11 @@ class FirstReceipts:
         queue_offset: int,
         due_ms: int,
         log_ms: int,
+        *,
+        half: bool = False,
     ) -> None:
         """A record with that id was appended; only the first counts."""
+        queue_id |= _HALF if half else 0
         key = _key(topic_id, message_id)
         if not self._window_ms or not message_id or key in self._receipts:
             return
