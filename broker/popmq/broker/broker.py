@@ -51,6 +51,7 @@ from popmq.common.hop import (
     PutRequest,
     PutResult,
 )
+from popmq.common.message import Stamp
 from popmq.common.steps import Flusher
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 
@@ -339,14 +340,14 @@ class Broker:
             known = self.receipts.find(topic.id, entry.message_id)
             if known is not None:
                 return self.transactions.halves.told_again(topic.id, entry.message_id, known)
-            result = self._store(topic, entry)
+            stamp = self.store.stamp()
+            result = self._store(topic, entry, stamp)
             half = entry.type == MessageType.TRANSACTION
-            log_ms = self.store.log_ms()
-            self.receipts.stored(topic.id, entry.message_id, result, log_ms, half=half)
+            self.receipts.stored(topic.id, entry.message_id, result, stamp.log_ms, half=half)
             return result
-        return self._store(topic, entry)
+        return self._store(topic, entry, None)
 
-    def _store(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
+    def _store(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp | None) -> PutResult:
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
@@ -372,6 +373,7 @@ class Broker:
             head=entry.head,
             properties=entry.properties,
             tag_hash=entry.tag_hash,
+            stamp=stamp,
         )
         return PutResult(queue_id=queue_id, queue_offset=offset)
 

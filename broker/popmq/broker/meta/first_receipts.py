@@ -50,6 +50,7 @@ class FirstReceipts:
         self._limit = settings.max_ids
         self._receipts: dict[bytes, int] = {}
         self._buckets: deque[_Bucket] = deque()
+        self._until_ms = 0  # from then on there is another bucket
         self._gone = 0  # of the oldest bucket
         self.duplicates = 0
         self.pushed_out = 0  # ids that left before their time, for lack of room
@@ -59,7 +60,7 @@ class FirstReceipts:
 
     def find(self, topic_id: int, message_id: str) -> FirstReceipt | None:
         """The receipt of the id's first send, if that is known."""
-        packed = self._receipts.get(_key(topic_id, message_id.encode()))
+        packed = self._receipts.get(topic_id.to_bytes(4, "big") + message_id.encode())
         if packed is None:
             return None
         self.duplicates += 1
@@ -72,9 +73,13 @@ class FirstReceipts:
     def stored(
         self, topic_id: int, message_id: str, result: PutResult, log_ms: int, *, half: bool = False
     ) -> None:
-        """The message was appended at that log time."""
-        queue_id, offset, due_ms = result.queue_id, result.queue_offset, result.due_ms
-        self.enter(topic_id, message_id.encode(), queue_id, offset, due_ms, log_ms, half=half)
+        """The message was appended at that log time; `find` did not know its id just now."""
+        if self._window_ms:
+            _, _, queue_id, offset, due_ms = result
+            if half:
+                queue_id |= _HALF
+            receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset
+            self._enter(topic_id.to_bytes(4, "big") + message_id.encode(), receipt, log_ms)
 
     def enter(
         self,
@@ -90,12 +95,9 @@ class FirstReceipts:
         """A record with that id was appended; only the first counts."""
         queue_id |= _HALF if half else 0
         key = _key(topic_id, message_id)
-        if not self._window_ms or not message_id or key in self._receipts:
-            return
-        self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset, log_ms)
-        if len(self._receipts) > self._limit:
-            self.pushed_out += 1
-            self._forget(1)
+        if self._window_ms and message_id and key not in self._receipts:
+            receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset
+            self._enter(key, receipt, log_ms)
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Key, packed receipt, and the log time from which its bucket is; for checks."""
@@ -112,13 +114,16 @@ class FirstReceipts:
         return self._forget(_PER_STEP) if due else 0
 
     def _enter(self, key: bytes, receipt: int, log_ms: int) -> None:
-        buckets = self._buckets
-        if not buckets or log_ms >= buckets[-1].from_ms + self._width_ms:
-            buckets.append(_Bucket(log_ms, [], []))
-        bucket = buckets[-1]
-        bucket.keys.append(key)
-        bucket.receipts.append(receipt)
+        if log_ms >= self._until_ms or not self._buckets:
+            self._buckets.append(_Bucket(log_ms, [], []))
+            self._until_ms = log_ms + self._width_ms
+        _, keys, receipts = self._buckets[-1]
+        keys.append(key)
+        receipts.append(receipt)
         self._receipts[key] = receipt
+        if len(self._receipts) > self._limit:
+            self.pushed_out += 1
+            self._forget(1)
 
     def _forget(self, limit: int) -> int:
         """The oldest ids of the oldest bucket."""
