@@ -67,7 +67,9 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | SERVICES
     | {"broker", "broker_life", "followership", "gate", "leadership", "server"},
     "replication_metrics": SERVICES | {"broker_node"},
-    "process": CORES | SERVICES | {"metrics", "replication_metrics", "broker", "broker_node"},
+    "process": CORES
+    | SERVICES
+    | {"metrics", "replication_metrics", "broker", "broker_node", "server"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.

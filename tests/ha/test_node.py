@@ -363,3 +363,42 @@ def test_a_broker_alone_becomes_one_of_three_with_all_that_it_has() -> None:
     assert rig.master is alone
     assert [one.head for one in rig.receive()] == [b"old"]
     assert [node.log() for node in rig.nodes] == [alone.log()] * 3
+
+
+# -- what must not be forgotten
+
+
+def test_a_broker_that_crashed_still_refuses_the_orders_of_old_epochs() -> None:
+    rig = running()
+    first = rig.master.node.record
+    assert first is not None
+    rig.master.kill()
+    rig.ready(members=2)
+    slave = next(node for node in rig.nodes if node.alive and node is not rig.master)
+    rig.stop_controller()
+    slave.kill(power=True)
+    slave.start()
+    assert slave.node.identity.epoch == 2
+    slave.node.on_record(first)
+    rig.advance(100)
+    assert slave.role is Role.NOBODY
+
+
+def test_a_slave_named_master_has_everything_on_its_disk_first() -> None:
+    rig = running()
+    heir = others(rig)[0]
+    heir.flusher.held = True
+    rig.send(b"x")
+    rig.until(lambda: heir.end == rig.master.end > heir.node.broker.store.durable)
+    record = rig.master.node.record
+    assert record is not None
+    rig.stop_controller()
+    heir.node.on_record(
+        replace(record, epoch=2, leader=heir.node.identity.store_id, version=record.version + 1)
+    )
+    rig.advance(100)
+    assert heir.node.leadership is None
+    heir.flusher.release()
+    rig.advance(100)
+    assert heir.node.leadership is not None
+    assert heir.node.epochs.last_epoch == 2

@@ -101,6 +101,7 @@ class BrokerNode:
             watches=not self.solo,
             now_ms=self.now_ms,
             registration=lambda: registration(self.status()),
+            store_id=lambda: self.identity.store_id,
             on_view=self.on_view,
             on_record=self.on_record,
         )
@@ -137,7 +138,6 @@ class BrokerNode:
         self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
         self.following = Followership(
             self.settings,
-            lambda: self.broker,
             self.identity,
             self.epochs,
             open_port=self._open_port,
@@ -230,8 +230,8 @@ class BrokerNode:
                 self._demote(self.leadership, record)
             case Order.FOLLOW:
                 self._follow(record)
-            case Order.LEAD if self.identity.copying:
-                logger.error("the record names a store that is not whole", extra={"id": own_id})
+            case Order.LEAD if self.identity.copying or own_id not in record.members:
+                logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
             case Order.LEAD:
                 self._lead(record)
 
@@ -334,6 +334,7 @@ class BrokerNode:
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
         self._begin_epochs()
+        self.following.begin(broker)
 
     def _begin_epochs(self) -> None:
         store = self.broker.store
