@@ -24,6 +24,7 @@ from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, TimersHear
 from popmq.broker.ha.status import Status, described, registration
 from popmq.broker.ha.sync_state import Alter
 from popmq.broker.leadership import Leadership
+from popmq.broker.meta_follower import MetaFollower
 from popmq.broker.server import BrokerServer
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
@@ -31,7 +32,7 @@ from popmq.common.disk import Disk
 from popmq.common.errors import NotMaster
 from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.steps import Flusher, Work
-from popmq.common.wire.controller_pb2 import HandOverRequest
+from popmq.common.wire.controller_pb2 import HandOverRequest, RegisterReply
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,13 @@ class BrokerNode:
             store_id=lambda: self.identity.store_id,
             on_view=self.on_view,
             on_record=self.on_record,
+            on_cluster=self._on_cluster,
+        )
+        self.meta = MetaFollower(
+            cluster=settings.cluster.name,
+            group=settings.broker.name,
+            open_port=open_port or _nowhere,
+            now_ms=self.now_ms,
         )
 
     # -- start, stop, steps
@@ -158,7 +166,7 @@ class BrokerNode:
         """One round of the background work; returns how much was done."""
         self.controllers.step()
         if self._server is not None:
-            return self.broker.step()
+            return self.broker.step() + self.meta.step(self.broker)
         if self.changing:
             return 0
         if self._postponed is not None and not self.following.is_cutting:
@@ -166,7 +174,10 @@ class BrokerNode:
             self.on_record(record)
             return 1
         if self.leadership is not None:
-            return self.leadership.step()
+            done = self.leadership.step()
+            if self.leadership is not None and self.leadership.role is Role.MASTER:
+                done += self.meta.step(self.broker)
+            return done
         if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
             self._begin_to_lead(self._named_by)
             return 1
@@ -234,6 +245,11 @@ class BrokerNode:
                 logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
             case Order.LEAD:
                 self._lead(record)
+
+    def _on_cluster(self, told: RegisterReply) -> None:
+        self.meta.hear(told.owner, told.owner_address)
+        if not self.changing:
+            self.broker.cluster_groups = tuple(told.groups)
 
     def _learn(self, record: GroupRecord) -> None:
         assert self.leadership is not None
@@ -396,6 +412,8 @@ class BrokerNode:
             timers=self._newest_timers(),
             now_ms=self.now_ms(),
             trouble=self.view.trouble,
+            owner=self.broker.registry.owner,
+            meta_version=self.broker.registry.changes,
         )
 
     def _newest_timers(self) -> TimersHeard | None:

@@ -22,13 +22,14 @@ from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_actions import Actions
-from popmq.testing.sim_clients import BRIEF, FIFO_QUEUES, INVISIBLE_MS, LONG_MS, QUIET
+from popmq.testing.sim_clients import BRIEF, INVISIBLE_MS, LONG_MS
 from popmq.testing.sim_drain import drain
 from popmq.testing.sim_faults import FailedPages
 from popmq.testing.sim_lookup import LookupChecks
 from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_operators import Operators
+from popmq.testing.sim_producers import FIFO_QUEUES, QUIET
 from popmq.testing.sim_replay import Replay, ReplayCheck
 from popmq.testing.sim_retention import RetentionChecks
 from popmq.testing.sim_topic_retention import BRIEF_MS, TopicRetention
@@ -108,6 +109,7 @@ class Simulator(Actions):
             (self._step, 8),
             (self._time, 6),
             (self._settle, 6),
+            (self.clients.resend, 3),
         ]
         self._pushes = self.rng.random() < 0.3
         self._actions += [(self._reject, 1), (self.clients.proxy_dies, 1)]

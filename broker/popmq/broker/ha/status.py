@@ -40,6 +40,8 @@ class Status:
     timers: TimersHeard | None  # newest TimerCheckPoint of a master, this one included
     now_ms: int
     trouble: str
+    owner: str = ""  # the broker group that this log's topics are copied from
+    meta_version: int = 0
 
     @property
     def members(self) -> frozenset[str]:
@@ -67,6 +69,8 @@ def registration(status: Status) -> bytes:
         catch_up_from=status.copying_from,
         catch_up_to=status.copying_to,
         log_id=status.log_id,
+        owner=status.owner,
+        meta_version=status.meta_version,
     )
     if status.timers is not None:
         made.timer_check_point.CopyFrom(timers_to_wire(status.timers, status.now_ms))

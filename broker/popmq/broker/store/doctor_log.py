@@ -25,9 +25,16 @@ _KIND_NAMES = {
     RecordKind.META: "topics and groups",
     RecordKind.OFFSET: "offsets",
     RecordKind.EPOCH_START: "epoch starts",
+    RecordKind.TRANSACTION: "ends and checks of transactions",
 }
 # A copy that retention makes of a body keeps its old identity and gets no unit.
-_WITH_UNIT = (RecordKind.MESSAGE, RecordKind.META, RecordKind.REVIVE, RecordKind.OFFSET)
+_WITH_UNIT = (
+    RecordKind.MESSAGE,
+    RecordKind.META,
+    RecordKind.REVIVE,
+    RecordKind.OFFSET,
+    RecordKind.TRANSACTION,
+)
 
 
 @dataclass(frozen=True, slots=True)
