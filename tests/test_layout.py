@@ -57,7 +57,12 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | SERVICES
     | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job", "timer_jobs"},
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
-    "process": CORES | SERVICES | {"metrics", "broker", "server"},
+    "gate": set(),
+    "broker_life": CORES | SERVICES | {"broker"},
+    "leadership": CORES | SERVICES | {"broker", "gate", "server"},
+    "broker_node": CORES | SERVICES | {"broker", "broker_life", "gate", "leadership", "server"},
+    "replication_metrics": SERVICES | {"broker_node"},
+    "process": CORES | SERVICES | {"metrics", "replication_metrics", "broker", "broker_node"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 
 from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
+from popmq.broker.following import Following
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -30,6 +31,7 @@ from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
+from popmq.broker.replica_writer import ReplicaRecords
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timers import Timers
@@ -139,8 +141,10 @@ class Broker:
         )
         self.applier = RecordApplier(self.registry, self.table, self.redriven, self.timers.service)
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
+        self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
+        self.following = Following(self.store, self.timers, self.applier, self._lead)
         self.store.before_batch = self.buffer.before_batch
-        self.store.snapshots.before = self.buffer.write_all
+        self.store.snapshots.before = self.replica_records.before_snapshot
         self.store.on_grown = self._grown
         self.store.on_moved = self.table.moved.apply
         self.table.on_freed = self._freed
@@ -151,33 +155,26 @@ class Broker:
 
     def start(self) -> None:
         """Recover, and begin a new epoch as master. Serve once `when_confirmed` answers."""
-        self.store.open()
-        self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
-        self.store.add_topic(topics.OFFSETS_TOPIC_ID, topics.OFFSETS_TOPIC)
-        self.store.add_topic(
-            topics.REVIVE_TOPIC_ID,
-            topics.revive_topic(self.settings.cluster.name),
-            unit_size=RECORD_SIZE,
-        )
-        self.timers.add_topic()
-        self.store.retention.live = (self.bodies, self.timers.bodies)
-        self.store.snapshots.tables = (
-            self.registry,
-            self.table,
-            self.table.parked,
-            self.store.dispatch,
-            self.redriven,
-            self.timers.state,
-        )
+        self._open()
         self.store.recover(self.applier.apply)
         self.timers.recover()
-        self.expiry.run_all(self._clock.wall_ms())
-        self.liveness.started(self.store.log_ms())
+        self._begin()
         self.store.start_epoch()
-        if not self.registry.store_id:
-            self.registry.set_store_id(self._rng.randbytes(16).hex())
-        if not self.registry.receipt_key:
-            self.registry.set_receipt_key(self._rng.randbytes(32))
+        self._name_log()
+
+    def start_slave(self) -> None:
+        """Open what is there, and follow a master's log (following.py)."""
+        self._open()
+        self.following.start()
+
+    def promote(self, epoch: int) -> None:
+        """Lead the group from the log's end on; serve once `serving` (following.py)."""
+        self.following.promote(epoch)
+
+    @property
+    def serving(self) -> bool:
+        """Whether this broker is master, and everything before its epoch is confirmed."""
+        return self.store.slave is None
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
@@ -204,6 +201,8 @@ class Broker:
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
+        if not self.serving:
+            return self.following.step()
         done = self.timers.step()
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
@@ -305,6 +304,46 @@ class Broker:
 
     # -- inside
 
+    def _open(self) -> None:
+        self.store.open()
+        self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
+        self.store.add_topic(topics.OFFSETS_TOPIC_ID, topics.OFFSETS_TOPIC)
+        self.store.add_topic(
+            topics.REVIVE_TOPIC_ID,
+            topics.revive_topic(self.settings.cluster.name),
+            unit_size=RECORD_SIZE,
+        )
+        self.timers.add_topic()
+        self.store.retention.live = (self.bodies, self.timers.bodies)
+        self.store.retention.exact = (self.bodies,)
+        self.store.snapshots.tables = (
+            self.registry,
+            self.table,
+            self.table.parked,
+            self.store.dispatch,
+            self.redriven,
+            self.timers.state,
+        )
+
+    def _begin(self) -> None:
+        """The tables are whole: what a master does beside requests begins."""
+        self.expiry.run_all(self._clock.wall_ms())
+        self.liveness.started(self.store.log_ms())
+        if not self.settings.replication.solo:
+            self.replica_records.begin()
+
+    def _lead(self) -> None:
+        """A slave that was promoted has applied everything, and all of it is confirmed."""
+        self.timers.promote()
+        self._begin()
+        self._name_log()
+
+    def _name_log(self) -> None:
+        if not self.registry.log_id:
+            self.registry.set_log_id(self._rng.randbytes(16).hex())
+        if not self.registry.receipt_key:
+            self.registry.set_receipt_key(self._rng.randbytes(32))
+
     def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
@@ -317,7 +356,7 @@ class Broker:
                 Code.BAD_REQUEST,
                 f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
             )
-        self.store.check_size(entry.head, entry.properties)
+        self.store.admission.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         due_ms = 0
         if entry.type == MessageType.DELAY and entry.due_ms:

@@ -1,4 +1,7 @@
-"""The broker as a process: files, flusher thread, step loop, frames, registration."""
+"""The broker as a process: files, flusher thread, step loop, frames, registration.
+
+What it decides with replicas is in broker_node.py; here are its threads, sockets and its end.
+"""
 
 import asyncio
 import fcntl
@@ -9,8 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from popmq.broker.broker import Broker
+from popmq.broker.broker_node import BrokerNode
+from popmq.broker.ha.status import registration
 from popmq.broker.metrics import broker_metrics
-from popmq.broker.server import BrokerServer
+from popmq.broker.replication_metrics import replication_metrics
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
@@ -21,12 +26,13 @@ from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, Port
 from popmq.common.observe import Metric
 from popmq.common.steps import FlusherThread, OwnFlusher, run_steps
-from popmq.common.wire.controller_pb2 import BrokerAddress, RegisterReply, RegisterRequest
+from popmq.common.wire.controller_pb2 import RegisterReply
 
 logger = logging.getLogger(__name__)
 
 STEP_IDLE_MS = 5
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
+SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
 class DataLock:
@@ -83,9 +89,19 @@ class BrokerProcess:
         self._flushers: list[OwnFlusher] = []
         self._frames: FrameServer | None = None
         self._steps: asyncio.Task[None] | None = None
+        self._peers: dict[str, FramePort] = {}  # other brokers of the group
+        self._started = False
         self.failed: asyncio.Future[None]
-        self.broker: Broker
-        self.port: BrokerServer
+        self.node: BrokerNode
+
+    @property
+    def broker(self) -> Broker:
+        """The one that runs now; with replicas another one after each change of roles."""
+        return self.node.broker
+
+    @property
+    def port(self) -> Port:
+        return self.node.port
 
     async def start(self) -> None:
         """Recover and serve; on return everything the log holds is confirmed."""
@@ -94,22 +110,25 @@ class BrokerProcess:
         flusher, housekeeper, reader = self._flushers = [
             self._make_flusher(loop, name) for name in ("flusher", "housekeeper", "reader")
         ]
-        self.broker = Broker(
+        self.node = BrokerNode(
             self._settings,
             disk=self._disk,
             clock=self._clock,
             waits=self._waits,
             flusher=flusher,
             housekeeper=housekeeper,
+            readers=reader,
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
+            soon=loop.call_soon,
+            open_port=self._peer,
+            on_failure=self._fail,
+            on_demoted=self._drop_clients,
         )
+        self.node.start()
+        self._started = True
         store = self.broker.store
-        store.soon = loop.call_soon
-        store.readers = reader
-        store.on_failure = self._fail
-        self.broker.start()
-        self.port = BrokerServer(self.broker)
-        await self._settled()
+        if self.node.solo:
+            await self._settled()
         logger.info(
             "recovered",
             extra={
@@ -120,7 +139,7 @@ class BrokerProcess:
                 "epoch": store.epoch,
             },
         )
-        self._steps = loop.create_task(run_steps(self.broker.step, idle_ms=STEP_IDLE_MS))
+        self._steps = loop.create_task(run_steps(self.node.step, idle_ms=STEP_IDLE_MS))
         self._steps.add_done_callback(self._steps_ended)
 
     async def listen(self, *addresses: str) -> list[str]:
@@ -131,11 +150,15 @@ class BrokerProcess:
 
     async def register_in_process(self, controller: Port) -> None:
         """Tell the controller of this process for ever that the broker is here."""
-        await self._beat(controller, self._registration("in-process"))
+        self.node.address = "in-process"
+        await self._beat(controller, registration(self.node.status()))
 
     async def register(self, address: str) -> None:
-        """Tell every controller for ever where this broker is; one that is away does no harm."""
-        request = self._registration(address)
+        """Tell every controller for ever where this broker is; one that is away does no harm.
+
+        With replicas they tell it what it is to be, in return.
+        """
+        self.node.address = address
         ports = [
             FramePort(
                 where,
@@ -148,6 +171,10 @@ class BrokerProcess:
         for port in ports:
             port.start()
         try:
+            if not self.node.solo:
+                self.node.controllers.attach(ports)
+                await asyncio.get_running_loop().create_future()  # until this task is cancelled
+            request = registration(self.node.status())
             async with asyncio.TaskGroup() as group:
                 for port in ports:
                     group.create_task(self._beat(port, request))
@@ -158,16 +185,20 @@ class BrokerProcess:
     async def stop(self) -> None:
         """Answer who waits, let the disk catch up, leave a clean store."""
         await self._stop_steps()
-        if hasattr(self, "port") and not self.failed.done():
-            self.broker.stop()
+        well = self._started and not self.failed.done()
+        if well:
+            self.node.stop()
             await self._settled()
             if self._frames is not None:
                 await self._frames.stop()
             await self._settled()
+        for port in self._peers.values():
+            await port.close()
         for flusher in self._flushers:
             flusher.stop()
-        if hasattr(self, "port") and not self.failed.done():
-            self.broker.close()
+        await asyncio.sleep(0)  # the news of their last work
+        if well and not self.failed.done():
+            self.node.close()
         self._release_lock()
 
     async def kill(self) -> None:
@@ -175,10 +206,12 @@ class BrokerProcess:
         await self._stop_steps()
         if self._frames is not None:
             await self._frames.stop()
+        for port in self._peers.values():
+            await port.close()
         for flusher in self._flushers:
             flusher.stop()
         await asyncio.sleep(0)  # the news of their last work
-        self.broker.release_files()
+        self.node.release_files()
         self._release_lock()
 
     async def settle(self) -> None:
@@ -186,7 +219,7 @@ class BrokerProcess:
         any, and everything is confirmed.  Raises what the disk failed with."""
         quiet = 0
         while quiet < QUIET_ROUNDS:
-            done = self.broker.step()
+            done = self.node.step()
             end = self.broker.store.end
             for flusher in self._flushers:
                 await _emptied(flusher)
@@ -196,28 +229,39 @@ class BrokerProcess:
     def metrics(self) -> list[Metric]:
         refused = [
             Metric("broker_refused", "Refusals by code.", count, labels={"code": str(code)})
-            for code, count in self.port.refused_by_code.items()
+            for code, count in self.node.refused_by_code.items()
         ]
-        return [*broker_metrics(self.broker), *refused]
+        return [*broker_metrics(self.broker), *refused, *replication_metrics(self.node)]
 
     def _hello(self) -> Hello:
         return Hello(
             role=Role.BROKER,
-            name=self._settings.broker.name,
+            name=self._settings.node,
             cluster=self._settings.cluster.name,
-            epoch=self.broker.store.epoch,
+            epoch=self.node.identity.epoch,
         )
 
-    def _registration(self, address: str) -> bytes:
-        return RegisterRequest(
-            cluster=self._settings.cluster.name,
-            broker=BrokerAddress(
-                broker=self._settings.broker.name,
-                address=address,
-                epoch=self.broker.store.epoch,
-                store_id=self.broker.registry.store_id,
-            ),
-        ).SerializeToString()
+    def _peer(self, address: str) -> FramePort:
+        """The way to another broker of the group; one for each address, for good."""
+        found = self._peers.get(address)
+        if found is None:
+            found = self._peers[address] = FramePort(
+                address,
+                self._hello(),
+                settings=frame_settings(self._settings),
+                peer_name=f"broker {address}",
+            )
+            found.start()
+        return found
+
+    def _drop_clients(self) -> None:
+        """This broker is not the master any more: what its clients wait for never comes."""
+        if self._frames is None:
+            return
+        for connection in list(self._frames.connections):
+            peer = connection.peer
+            if peer is not None and peer.role in (Role.PROXY, Role.TOOL):
+                connection.close("this broker is not the master any more")
 
     async def _beat(self, port: Port, request: bytes) -> None:
         heartbeat_ms = self._settings.controller.heartbeat_ms
@@ -246,11 +290,15 @@ class BrokerProcess:
             self._lock.release()
 
     async def _settled(self) -> None:
-        """Wait until all that was appended is confirmed."""
+        """Wait until all that was appended is confirmed; not for ever where that takes others."""
+        if not self.node.serves:
+            return
         done = asyncio.Event()
         self.broker.when_confirmed(done.set)
         self.failed.add_done_callback(lambda _: done.set())
-        await done.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self.node.solo else SETTLE_MS / 1000):
+                await done.wait()
         if self.failed.done():
             self.failed.result()
 

@@ -1,4 +1,5 @@
-"""RecordApplier: at recovery each record of the log goes to the part that it belongs to."""
+"""RecordApplier: at recovery, and on a slave for good, each record of the log goes to the part that
+it belongs to."""
 
 from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
@@ -8,6 +9,7 @@ from popmq.broker.pop.offset_reset import apply_offset
 from popmq.broker.pop.pop_check_point import ReviveRecord
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.replica_records import LogStart, SnapshotMark
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_service import TimerService
@@ -37,7 +39,7 @@ class RecordApplier:
         self._timers = timers
 
     def apply(self, record: ScannedRecord) -> None:
-        """One record of the log, at recovery: each part takes what is its own."""
+        """One record of the log, in its order: each part takes what is its own."""
         match record.header.kind:
             case RecordKind.META:
                 self._registry.apply(record.data[HEADER_SIZE:])
@@ -62,6 +64,10 @@ class RecordApplier:
                         self._timers.state.recounted(recount)
                     case ending:
                         self._timers.apply_ended(ending)
+            case RecordKind.SNAPSHOT_MARK:
+                self._timers.apply_judged(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
+            case RecordKind.LOG_START:
+                self._timers.apply_judged(LogStart.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 

@@ -10,7 +10,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from popmq.cli import dlq, doctor, explain, lookup, messages, metadata, operate, roles, timers
+from popmq.cli import (
+    brokers,
+    dlq,
+    doctor,
+    explain,
+    lookup,
+    messages,
+    metadata,
+    operate,
+    roles,
+    timers,
+)
 from popmq.common.config import client_endpoint, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError, PopmqError
 
@@ -46,7 +57,8 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"popmq {version('popmq')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     common = _common_arguments(environ)
-    roles.add_parsers(subparsers)
+    broker = roles.add_parsers(subparsers)
+    brokers.add_parsers(subparsers, broker, common)
     messages.add_parsers(subparsers, common)
     metadata.add_parsers(subparsers, common)
     lookup.add_parsers(subparsers, common)

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from popmq.common.errors import Code, PopmqError
 from popmq.common.wire import admin_pb2 as admin
+from popmq.common.wire import controller_pb2 as controller
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
 
@@ -272,6 +273,17 @@ class Client:
         reply = self._call(ADMIN + "ForecastTimers", request, admin.ForecastTimersReply)
         check_status(reply.status)
         return reply
+
+    def brokers(self, group: str) -> controller.ListReplicasReply:
+        request = admin.ListBrokersRequest(group=group)
+        reply = self._call(ADMIN + "ListBrokers", request, admin.ListBrokersReply)
+        check_status(reply.status)
+        return reply.found
+
+    def failover(self, request: admin.FailoverRequest) -> controller.FailoverReply:
+        reply = self._call(ADMIN + "Failover", request, admin.FailoverReply)
+        check_status(reply.status)
+        return reply.done
 
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(

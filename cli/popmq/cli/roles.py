@@ -40,8 +40,13 @@ Ready = Callable[[], tuple[bool, Mapping[str, object]]]
 Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
 
 
-def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1."""
+def add_parsers(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> argparse.ArgumentParser:
+    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1.
+
+    Returns the broker's parser, below which there are other commands.
+    """
     up = subparsers.add_parser("up", help="controller, broker and proxy in one process")
     up.add_argument("--data", metavar="DIR", help="data directory (default ./popmq-data)")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -51,6 +56,7 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     up.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     _add_transport(up)
     up.set_defaults(run=run_up)
+    made: dict[str, argparse.ArgumentParser] = {}
     for name, run, what in (
         ("controller", run_controller, "registers brokers and tells routes"),
         ("broker", run_broker, "stores and delivers messages"),
@@ -61,6 +67,8 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         if name == "proxy":
             _add_transport(role)
         role.set_defaults(run=run)
+        made[name] = role
+    return made["broker"]
 
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:

@@ -92,9 +92,16 @@ class DeadlineExceeded(PopmqError):
 
 
 class Unavailable(PopmqError):
-    """The broker (or controller) cannot be reached now; trying again is right."""
+    """The broker (or controller) cannot be reached now; trying again is right.
+
+    `unknown`: the request had left, so that it may have been done; else it was not.
+    """
 
     code = Code.HA_NOT_AVAILABLE
+
+    def __init__(self, message: str, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.unknown = unknown
 
 
 class NotMaster(PopmqError):

@@ -87,6 +87,11 @@ class FramePort:
     def connected(self) -> bool:
         return self._connection is not None
 
+    @property
+    def usable(self) -> bool:
+        """A request would leave, now or when the first attempt to connect has ended."""
+        return self._connection is not None or self._waiting is not None
+
     def start(self) -> None:
         assert self._task is None, "a port is started once"
         self._waiting = {}
@@ -266,7 +271,7 @@ class FramePort:
         else:
             text = f"{self._who()} is not connected: {reason}"
         for request_id in list(self._pending):
-            self.answer(request_id, Unavailable(text))
+            self.answer(request_id, Unavailable(text, unknown=was_connected))
         self._deadlines.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()

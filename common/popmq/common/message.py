@@ -70,6 +70,9 @@ class RecordKind(IntEnum):
     OFFSET = 5  # a group's offset set by hand or at first use: rmq_sys_offsets
     EPOCH_START = 6  # first record of each start as master
     TIMER = 8  # how a timer ended that leaves no message: a firing token
+    SNAPSHOT_MARK = 9  # tables of all replicas are compared as they are behind it
+    STATE_HASH = 10  # what came out on the master (store/replica_records.py)
+    LOG_START = 11  # the master deletes its segments below a position
     MOVED = 7  # a MESSAGE again, whose first place retention deletes; same identity, no new unit
 
 

@@ -5,15 +5,18 @@ transport = GrpcioTransport(proxy.methods(), host, port)
 proxy.listening_on(host, await transport.start())
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 from popmq.common.clock import Clock
 from popmq.common.config import Settings, format_address
 from popmq.common.errors import NotYet
+from popmq.common.hop import Port
 from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
 from popmq.proxy.admin import Admin
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.clients import Clients
+from popmq.proxy.cluster_admin import ClusterAdmin
 from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.query import EndpointChooser, Query
@@ -40,7 +43,13 @@ _PULL_NOT_YET = "pull consumers are not served yet: use a push or simple consume
 class Proxy:
     """Stateless (D6): it may be dropped and made anew at any time."""
 
-    def __init__(self, settings: Settings, brokers: Brokers, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        brokers: Brokers,
+        clock: Clock,
+        controllers: Sequence[Port] = (),
+    ) -> None:
         self.metrics = ProxyMetrics()
         self.clients = Clients(brokers)
         self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
@@ -54,6 +63,7 @@ class Proxy:
         self._change = ChangeInvisibleDuration(brokers, settings)
         self._query = Query(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
+        self._cluster = ClusterAdmin(controllers, settings.cluster.name, self.metrics)
 
     def listening_on(self, host: str, port: int) -> None:
         """Tell it the address of its transport, for routes when nothing better is known."""
@@ -71,7 +81,7 @@ class Proxy:
 
     def methods(self) -> list[Method]:
         """Both services, for any transport."""
-        return [*self._messaging(), *self._admin.methods()]
+        return [*self._messaging(), *self._admin.methods(), *self._cluster.methods()]
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)

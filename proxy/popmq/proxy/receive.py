@@ -13,7 +13,7 @@ from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.hop import Kind, PopRequest, decode_pop_reply, encode_pop
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers import Brokers
+from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import (
     delivery_time_part,
     duration_ms,
@@ -121,7 +121,7 @@ class ReceiveMessage:
             raise Unavailable("no broker is known yet")
         self._turn += 1
         first = self._turn % len(names)
-        return (*names[first:], *names[:first])
+        return reachable_first(self._brokers, (*names[first:], *names[:first]))
 
     def _ask(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
         sending = True

@@ -15,7 +15,7 @@ from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers import Brokers
+from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import group_of, topic_of
 
 TTL_MS = 1_000
@@ -33,8 +33,9 @@ class Routes:
     def __init__(self, brokers: Brokers, clock: Clock, *, auto_create: bool) -> None:
         self._brokers = brokers
         self._auto_create = auto_create
-        self._topics: _Remembered[TopicConfig] = _Remembered(self._ask_topic, clock)
-        self._groups: _Remembered[SubscriptionGroup] = _Remembered(self._ask_group, clock)
+        self._topics: _Remembered[TopicConfig] = _Remembered(self._ask_topic, self._now_ms)
+        self._groups: _Remembered[SubscriptionGroup] = _Remembered(self._ask_group, self._now_ms)
+        self._clock = clock
 
     def topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
         """TOPIC_NOT_FOUND when there is none, and it may not be made on the spot."""
@@ -46,6 +47,12 @@ class Routes:
     def forget_topic(self, name: str) -> None:
         """Something contradicts what is remembered: ask again."""
         self._topics.forget(name)
+
+    def _now_ms(self) -> int | None:
+        """None while there is nobody to ask: what is remembered has to do."""
+        names = self._brokers.names()
+        away = bool(names) and not any(map(self._brokers.has_master, names))
+        return None if away else self._clock.boot_ms()
 
     def _ask_topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
         request = admin_pb2.DescribeTopicRequest(name=name, auto_create=self._auto_create)
@@ -66,7 +73,10 @@ def ask_any(
     timeout_ms: int = DESCRIBE_TIMEOUT_MS,
 ) -> None:
     """Ask the broker groups in turn until one can be reached; its answer counts, also a refusal."""
-    _ask_next(brokers, tuple(brokers.names()), kind, body, timeout_ms, on_answer)
+    names = reachable_first(brokers, brokers.names())
+    if names and not brokers.has_master(names[0]):
+        timeout_ms //= len(names)
+    _ask_next(brokers, names, kind, body, timeout_ms, on_answer)
 
 
 def _ask_next(
@@ -113,17 +123,19 @@ def _decoded(
 
 
 class _Remembered(Generic[T]):
-    """Answers for TTL_MS; refusals are told and not remembered."""
+    """Answers for TTL_MS, longer while `now_ms` is None; refusals are told and not remembered."""
 
-    def __init__(self, ask: Callable[[str, OnResult[T]], None], clock: Clock) -> None:
+    def __init__(
+        self, ask: Callable[[str, OnResult[T]], None], now_ms: Callable[[], int | None]
+    ) -> None:
         self._ask = ask
-        self._clock = clock
+        self._now_ms = now_ms
         self._known: dict[str, tuple[int, T]] = {}
         self._waiting: dict[str, list[OnResult[T]]] = {}
 
     def get(self, name: str, on_result: OnResult[T]) -> None:
-        known = self._known.get(name)
-        if known is not None and self._clock.boot_ms() < known[0]:
+        known, now_ms = self._known.get(name), self._now_ms()
+        if known is not None and (now_ms is None or now_ms < known[0]):
             on_result(known[1])
             return
         if (waiting := self._waiting.get(name)) is not None:
@@ -140,6 +152,6 @@ class _Remembered(Generic[T]):
         if not isinstance(result, PopmqError):
             if len(self._known) >= MAX_REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[name] = (self._clock.boot_ms() + TTL_MS, result)
+            self._known[name] = ((self._now_ms() or 0) + TTL_MS, result)
         for on_result in self._waiting.pop(name):
             on_result(result)

@@ -146,6 +146,11 @@ class SendMessage:
     def _ask(
         self, batch: "_Batch", broker: str, part: Sequence[_Placed], brokers: Sequence[str]
     ) -> None:
+        others = [name for name in brokers if name != broker]
+        if not self._brokers.has_master(broker) and any(map(self._brokers.has_master, others)):
+            part = self._without_movable(batch, broker, part, others)
+            if not part:
+                return
         sending = True
 
         def answered(answer: Answer) -> None:
@@ -153,7 +158,7 @@ class SendMessage:
             # A refusal that comes at once means that nothing was sent.
             if sending and away:
                 assert isinstance(answer, PopmqError)
-                self._elsewhere(batch, answer, part, [name for name in brokers if name != broker])
+                self._elsewhere(batch, answer, part, others)
             else:
                 self._stored(batch, part, answer)
 
@@ -167,6 +172,14 @@ class SendMessage:
         body = encode_put(PutRequest(batch.topic.name, entries, self._auto_create))
         batch.rpc.ask(port, Kind.PUT, body, timeout_ms, answered)
         sending = False
+
+    def _without_movable(
+        self, batch: "_Batch", broker: str, part: Sequence[_Placed], others: Sequence[str]
+    ) -> Sequence[_Placed]:
+        """Send elsewhere what may go there; the rest waits for this broker's next master."""
+        error = Unavailable(f"broker {broker} has no master now")
+        self._elsewhere(batch, error, [one for one in part if one.movable], others)
+        return [one for one in part if not one.movable]
 
     def _elsewhere(
         self, batch: "_Batch", error: PopmqError, part: Sequence[_Placed], brokers: Sequence[str]

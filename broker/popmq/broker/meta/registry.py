@@ -52,7 +52,7 @@ class Registry:
         self._last_topic_id = topics.FIRST_USER_TOPIC_ID - 1
         self._last_group_id = 0
         self.receipt_key = b""
-        self.store_id = ""
+        self.log_id = ""
         # Told after a topic or a group is gone, so that those above drop what they hold of it.
         self.on_topic_gone: Callable[[TopicConfig], None] = lambda topic: None
         self.on_group_gone: Callable[[SubscriptionGroup], None] = lambda group: None
@@ -190,8 +190,8 @@ class Registry:
     def set_receipt_key(self, key: bytes) -> None:
         self._write(MetaRecord(version=META_VERSION, receipt_key=key))
 
-    def set_store_id(self, store_id: str) -> None:
-        self._write(MetaRecord(version=META_VERSION, store_id=store_id))
+    def set_log_id(self, log_id: str) -> None:
+        self._write(MetaRecord(version=META_VERSION, store_id=log_id))
 
     def _check_topic(self, topic: TopicConfig) -> None:
         if not 1 <= topic.queues <= QUEUE_LIMIT:
@@ -234,7 +234,7 @@ class Registry:
             case "receipt_key":
                 self.receipt_key = record.receipt_key
             case "store_id":
-                self.store_id = record.store_id
+                self.log_id = record.store_id
             case "last_ids":
                 self._last_topic_id = max(self._last_topic_id, record.last_ids.topic)
                 self._last_group_id = max(self._last_group_id, record.last_ids.group)
@@ -247,7 +247,7 @@ class Registry:
         records = [
             MetaRecord(version=version, last_ids=last_ids),
             MetaRecord(version=version, receipt_key=self.receipt_key),
-            MetaRecord(version=version, store_id=self.store_id),
+            MetaRecord(version=version, store_id=self.log_id),
         ]
         topics_now, groups_now = list(self.topics()), list(self.groups())
         return self._pieces(records, topics_now, groups_now)

@@ -32,6 +32,8 @@ class SnapshotKeeper:
         self._writer: SnapshotWriter | None = None
         self.tables: Sequence[SnapshotTable] = ()
         self.before: Callable[[], None] = lambda: None  # makes records of what is none yet
+        # Told position and state hash of each that was made while the broker runs.
+        self.on_finished: Callable[[int, int], None] = lambda position, state_hash: None
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
         self._kept: list[int] = []
@@ -53,11 +55,23 @@ class SnapshotKeeper:
             self.before()
             self._writer = self._begin(head())
             return 1
+        return self.work(safe_position=safe_position)
+
+    def begin_at(self, head: SnapshotHead) -> None:
+        """Begin one now, where another broker began its own; not while one is being written."""
+        if self._writer is None and head.position > self.position:
+            self._writer = self._begin(head)
+
+    def work(self, *, safe_position: int) -> int:
+        """A piece of the snapshot that was begun, if there is one."""
+        if self._writer is None:
+            return 0
         done = self._writer.step(safe_position >= self._writer.head.position)
         if self._writer.error is not None:
             self._abandon(self._writer)
         elif self._writer.finished:
-            self._finished(self._writer)
+            self._note(self._writer)
+            self.on_finished(self.position, self.state_hash)
         return done
 
     def load(self) -> None:
@@ -73,7 +87,7 @@ class SnapshotKeeper:
         """A whole snapshot on this thread, at a clean stop."""
         writer = self._begin(head)
         writer.run_to_end()
-        self._finished(writer)
+        self._note(writer)
 
     def _begin(self, head: SnapshotHead) -> SnapshotWriter:
         return SnapshotWriter(self._disk, self._folder, head, self.tables, self._flusher)
@@ -87,7 +101,7 @@ class SnapshotKeeper:
         self._skipped_to = writer.head.position
         self._writer = None
 
-    def _finished(self, writer: SnapshotWriter) -> None:
+    def _note(self, writer: SnapshotWriter) -> None:
         self._writer = None
         self.position = writer.head.position
         self._kept = [*self._kept[1 - KEPT :], self.position]
