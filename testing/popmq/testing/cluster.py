@@ -10,7 +10,8 @@ import logging
 import sys
 import time
 
-from popmq.testing.cluster_sometimes import ModelSometimes, NetSometimes
+from popmq.testing.cluster_run import run_cluster_seed
+from popmq.testing.cluster_sometimes import ClusterSometimes, ModelSometimes, NetSometimes
 from popmq.testing.model_run import run_model_seed
 from popmq.testing.sometimes import Tally
 
@@ -25,14 +26,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a violation")
     chosen = parser.parse_args(arguments)
     logging.getLogger("popmq").setLevel(logging.CRITICAL)
-    run = run_model_seed
+    run = run_model_seed if chosen.light else run_cluster_seed
     if chosen.seed is not None:
         outcome = run(chosen.seed)
         if chosen.trace:
             print("\n".join(outcome.trace))
         print(outcome.story())
         return 1 if outcome.violations else 0
-    tally = Tally(ModelSometimes, NetSometimes)
+    tally = Tally(ModelSometimes if chosen.light else ClusterSometimes, NetSometimes)
     done, failed, began = 0, 0, time.perf_counter()
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         done += 1

@@ -24,6 +24,8 @@ class Host:
         self._ready: deque[Action] = deque()
         # Called when the work of the process raised; it decides what dies of it.
         self.on_error: Callable[[Exception], None] = _raise
+        # Called when some of it was done.
+        self.after_each: Action = _nothing
 
     # -- life
 
@@ -73,6 +75,7 @@ class Host:
             action()
         except Exception as error:
             self.on_error(error)
+        self.after_each()
 
     def _pump(self, life: int) -> Action:
         def pump() -> None:
@@ -80,6 +83,10 @@ class Host:
                 self.run(self._ready.popleft())
 
         return pump
+
+
+def _nothing() -> None:
+    return
 
 
 def _raise(error: Exception) -> None:

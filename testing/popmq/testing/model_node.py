@@ -255,14 +255,12 @@ class ModelNode:
     def _block(self, asked: Fetch) -> bytes:
         assert self.sync is not None
         position, end = asked.position, self.log.end
-        limit = min(position + FETCH_RECORDS * RECORD_SIZE, end)
         entry = self.epochs.entry_at(position) if position < end else None
-        if entry is None:
-            block = Block(self.sync.epoch, 0, 0, position, self.confirmed, b"")
-        else:
-            limit = min(limit, self.epochs.end_of_epoch(position, end))
-            data = bytes(self.log.data[position:limit])
-            block = Block(self.sync.epoch, entry.epoch, entry.start, position, self.confirmed, data)
+        epoch, start = entry or (0, 0)
+        limit = min(position + FETCH_RECORDS * RECORD_SIZE, end)
+        limit = min(limit, self.epochs.end_of_epoch(position, end))
+        data = bytes(self.log.data[position:limit]) if entry else b""
+        block = Block(self.sync.epoch, epoch, start, position, self.confirmed, end, data)
         return encode_block(block)
 
     def _take_ack(self, asked: Acked) -> bytes:

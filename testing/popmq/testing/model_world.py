@@ -174,11 +174,22 @@ class ModelWorld:
         stores = {one.store_id: one.log for one in self.replicas}
         logs = [stores[one] for one in record.sync_state_set if one in stores]
         copies = sum(log.on_platter >= position for log in logs)
-        if copies < min(self.min_in_sync, len(record.sync_state_set)):
+        lost = len(record.sync_state_set) - len(logs)  # with their disks, since they acked
+        if copies < min(self.min_in_sync, len(record.sync_state_set)) - lost:
             what = f"{node.host.name} confirms {position}, which {copies} members of the set have"
             self.complain("D2 durable", what)
         if len(record.sync_state_set) < self.min_in_sync and record.epoch == self._epoch(node):
             self.complain("D2 durable", f"confirmed by a set of {len(record.sync_state_set)}")
+
+    def _check_set(self, record: GroupRecord) -> None:
+        """Whatever an election can pick has what is confirmed, on as many disks as promised."""
+        logs = {one.store_id: one.log for one in self.replicas}
+        known = [logs[one] for one in record.sync_state_set if one in logs]
+        copies = sum(log.on_platter >= len(self.golden) for log in known)
+        lost = len(record.sync_state_set) - len(known)
+        if self.golden and copies < self.min_in_sync - lost:
+            what = f"{len(self.golden)} confirmed bytes are on {copies} disks of {record}"
+            self.complain("D2 durable", what)
 
     @staticmethod
     def _epoch(node: ModelNode) -> int:
@@ -189,6 +200,7 @@ class ModelWorld:
             f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} "
             f"set {[self.name(one) for one in new.sync_state_set]}"
         )
+        self._check_set(new)
         if old is None:
             return
         self.tally.hit(ModelSometimes.SPLIT, int(self.time.now_ms - self._wrote_ms < 1_000))
@@ -295,7 +307,7 @@ def _manners(rng: random.Random) -> Manners:
         unruly=True,
         loss=rng.choice((0.0, 0.01, 0.05)),
         twice=rng.choice((0.0, 0.1)),
-        late=rng.choice((0.0, 0.02, 0.1)),
+        late=rng.choice((0.0, 0.02, 0.1, 0.3)),
         patience_ms=rng.choice((1_000, 6_000)),
     )
 
