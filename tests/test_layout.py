@@ -40,7 +40,9 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "transaction": CORES,
     "ha": CORES,
     "record_applier": CORES | SERVICES,
-    "broker": CORES | SERVICES | {"record_applier"},
+    "following": CORES | SERVICES | {"record_applier"},
+    "replica_writer": CORES | SERVICES,
+    "broker": CORES | SERVICES | {"following", "record_applier", "replica_writer"},
     "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
     "lookup_admin": CORES | SERVICES | {"broker"},
     "parking_admin": CORES | SERVICES | {"broker"},
@@ -59,10 +61,15 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
     "gate": set(),
     "broker_life": CORES | SERVICES | {"broker"},
+    "followership": CORES | SERVICES | {"broker"},
     "leadership": CORES | SERVICES | {"broker", "gate", "server"},
-    "broker_node": CORES | SERVICES | {"broker", "broker_life", "gate", "leadership", "server"},
+    "broker_node": CORES
+    | SERVICES
+    | {"broker", "broker_life", "followership", "gate", "leadership", "server"},
     "replication_metrics": SERVICES | {"broker_node"},
-    "process": CORES | SERVICES | {"metrics", "replication_metrics", "broker", "broker_node"},
+    "process": CORES
+    | SERVICES
+    | {"metrics", "replication_metrics", "broker", "broker_node", "server"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.

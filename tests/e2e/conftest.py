@@ -25,6 +25,7 @@ LEAN_ONLY = {
     "test_official_shared",
     "test_timers_killed",
     "test_transport_flag",
+    "test_workers",
 }
 
 

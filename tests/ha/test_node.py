@@ -1,9 +1,18 @@
 """Brokers of a group through their roles: a real controller, real stores, time by hand."""
 
-from ha.node_rig import Node, Rig
+from dataclasses import replace
+
+import pytest
+from ha.node_rig import GROUP, TOPIC, Node, Rig
 
 from popmq.broker.ha.role import Role
+from popmq.common import hop
 from popmq.common.errors import Code
+from popmq.common.hop import Kind
+from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.wire import controller_pb2 as pb
+from popmq.testing.core import Answer, pop
 
 
 def running(names: str = "abc", *, least: int = 0) -> Rig:
@@ -66,7 +75,7 @@ def test_a_deposed_master_cuts_what_nobody_else_has_and_follows() -> None:
     rig.heal()
     rig.until(lambda: old.role is Role.SLAVE and old.end == rig.master.end)
     assert old.drops == 1
-    assert old.node.truncations == 1
+    assert old.node.following.truncations == 1
     assert old.log() == rig.master.log()
     assert not any(one.heard for one in lost)
     rig.until(lambda: len(rig._set()) == 3)
@@ -153,3 +162,243 @@ def test_the_second_of_two_masters_confirms_and_the_first_does_not() -> None:
     rig.advance(5_000)
     assert not late.heard or late.error is not None
     assert old.node.broker.store.confirmed < rig.master.node.broker.store.confirmed
+
+
+# -- planned hand-over
+
+
+def hand_over(rig: Rig, to: Node, *, epoch: int = 0, wait_ms: int = 0) -> Answer:
+    master = rig.master.node
+    asked = pb.HandOverRequest(
+        group=GROUP,
+        epoch=epoch or master.identity.epoch,
+        leader=master.identity.store_id,
+        to=to.node.identity.store_id,
+        wait_ms=wait_ms,
+    )
+    return rig.ask(Kind.HAND_OVER, asked.SerializeToString())
+
+
+def test_a_hand_over_is_answered_when_the_other_has_everything_and_clients_wait_outside() -> None:
+    rig = running()
+    old, heir = rig.master, others(rig)[0]
+    pending = rig.send(b"in front of it")
+    answer = hand_over(rig, heir)
+    refused = rig.send(b"behind it", to=old)
+    rig.until(lambda: answer.heard)
+    assert pending.heard
+    assert pending.error is None
+    assert refused.error is not None
+    assert refused.error.code is Code.NOT_MASTER
+    assert answer.body is not None
+    assert pb.HandOverReply.FromString(answer.body).end == old.end == heir.end
+
+
+def test_a_hand_over_without_a_new_epoch_ends_by_itself() -> None:
+    rig = running()
+    old = rig.master
+    answer = hand_over(rig, others(rig)[0])
+    assert old.role is Role.HANDING_OVER
+    took_ms = rig.until(lambda: old.role is Role.MASTER)
+    assert took_ms == rig.settings.replication.hand_over_ms
+    assert answer.body is not None
+    sent(rig, b"it goes on")
+
+
+def test_a_hand_over_to_a_slave_that_does_not_follow_is_refused_in_the_end() -> None:
+    rig = running()
+    old, heir = rig.master, others(rig)[0]
+    rig.cut(heir.name)
+    rig.send(b"x")
+    answer = hand_over(rig, heir, wait_ms=300)
+    rig.until(lambda: answer.heard)
+    assert answer.error is not None
+    assert "not handed over: node" in str(answer.error)
+    assert old.role is Role.MASTER
+
+
+@pytest.mark.parametrize("mistake", ["epoch", "to", "role"])
+def test_a_hand_over_that_is_not_this_masters_is_refused(mistake: str) -> None:
+    rig = running()
+    old, heir = rig.master, others(rig)[0]
+    if mistake == "role":
+        body = pb.HandOverRequest(epoch=1, to=old.node.identity.store_id).SerializeToString()
+        answer = rig.ask(Kind.HAND_OVER, body, of=heir)
+    elif mistake == "to":
+        gone = Node(rig, "node-x").start()
+        answer = hand_over(rig, gone)
+    else:
+        answer = hand_over(rig, heir, epoch=7)
+    assert answer.error is not None
+    assert old.role is Role.MASTER
+
+
+def test_an_operator_hands_over_and_nobody_notices_but_a_moment() -> None:
+    rig = running()
+    old, heir = rig.master, others(rig)[1]
+    sent(rig, b"before")
+    assert rig.controller is not None
+    asked = pb.FailoverRequest(group=GROUP, node=heir.name).SerializeToString()
+    answer = Answer()
+    rig.controller.request(Kind.FAILOVER, asked, 10_000, answer.hear)
+    gap_ms = rig.until(lambda: rig.masters == [heir])
+    assert gap_ms <= 1_000
+    rig.until(lambda: answer.heard and old.role is Role.SLAVE)
+    assert answer.body is not None
+    assert pb.FailoverReply.FromString(answer.body).handed_over
+    sent(rig, b"after")
+    assert len(rig.receive()) == 2
+    assert old.node.following.truncations == 0
+
+
+# -- waiting clients
+
+
+def test_a_waiting_receive_is_answered_when_its_master_is_deposed() -> None:
+    rig = running()
+    old = rig.master
+    waiting = rig.ask(Kind.POP, pop(TOPIC, "g", poll_ms=20_000))
+    rig.advance(100)
+    assert not waiting.heard
+    asked = pb.FailoverRequest(group=GROUP, node=others(rig)[0].name).SerializeToString()
+    assert rig.controller is not None
+    rig.controller.request(Kind.FAILOVER, asked, 10_000, lambda reply: None)
+    rig.until(lambda: old.role is Role.SLAVE)
+    assert waiting.body is not None
+    assert hop.decode_pop_reply(waiting.body).deliveries == []
+    assert old.drops == 1
+
+
+# -- timers
+
+
+def test_a_slave_and_the_controller_know_the_masters_timer_check_point() -> None:
+    rig = running()
+    rig.advance(4_000)
+    master = rig.master.node
+    for node in others(rig):
+        heard = node.node.following.timers
+        assert heard is not None
+        assert heard.epoch == master.identity.epoch
+        age_ms = rig.clock.boot_ms() - heard.taken_ms
+        assert age_ms <= 3_000 + 500
+    assert rig.controller is not None
+    state = pb.ListReplicasReply.FromString(rig_list(rig)).groups[0]
+    assert state.timer_check_point.epoch == master.identity.epoch
+    assert state.timer_check_point.age_ms <= 1_000
+
+
+def rig_list(rig: Rig) -> bytes:
+    answer = Answer()
+    assert rig.controller is not None
+    rig.controller.request(Kind.LIST_REPLICAS, b"", 1_000, answer.hear)
+    assert answer.body is not None
+    return answer.body
+
+
+def test_delayed_messages_fire_once_across_a_change_of_masters() -> None:
+    rig = running()
+    due_ms = rig.clock.wall_ms() + 5_000
+    registry = rig.master.node.broker.registry
+    registry.create_topic(TopicConfig(0, "later", 4, MessageType.DELAY))
+    rig.settle()
+    entries = [
+        hop.PutEntry(MessageType.DELAY, b"%d" % number, b"", due_ms=due_ms + 100 * number)
+        for number in range(40)
+    ]
+    put = rig.ask(Kind.PUT, hop.encode_put(hop.PutRequest("later", entries)))
+    rig.until(lambda: put.heard)
+    rig.advance(6_500)
+    rig.master.kill(power=True)
+    rig.ready(members=2)
+    rig.advance(8_000)
+    seen: list[bytes] = []
+    while True:
+        answer = rig.ask(Kind.POP, pop("later", "g"))
+        rig.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
+        assert answer.body is not None
+        found = hop.decode_pop_reply(answer.body).deliveries
+        if not found:
+            break
+        seen += [one.head for one in found]
+    assert sorted(seen) == sorted(b"%d" % number for number in range(40))
+    assert rig.clock.wall_ms() >= due_ms
+
+
+# -- a broker without replicas
+
+
+def test_a_broker_alone_needs_no_controller_and_counts_its_own_epochs() -> None:
+    rig = Rig("a", replication=ReplicationSettings())
+    (alone,) = rig.nodes
+    rig.stop_controller()
+    rig.advance(20)
+    assert alone.role is Role.MASTER
+    assert alone.node.port is alone.node._server
+    for epoch in (1, 2, 3):
+        assert alone.node.identity.epoch == epoch == alone.node.epochs.last_epoch
+        alone.kill(power=epoch == 2)
+        alone.start()
+        rig.advance(20)
+
+
+def test_a_broker_alone_becomes_one_of_three_with_all_that_it_has() -> None:
+    rig = Rig("a", replication=ReplicationSettings())
+    (alone,) = rig.nodes
+    rig.advance(20)
+    alone.node.broker.registry.create_topic(TopicConfig(0, TOPIC, 4, MessageType.NORMAL))
+    alone.node.broker.registry.create_group(SubscriptionGroup(0, "g"))
+    rig.advance(20)
+    entry = hop.PutEntry(MessageType.NORMAL, b"old", b"")
+    put = rig.ask(Kind.PUT, hop.encode_put(hop.PutRequest(TOPIC, [entry])), of=alone)
+    rig.advance(20)
+    assert put.error is None
+    alone.kill()
+    rig.settings = replace(rig.settings, replication=ReplicationSettings(replicas=3))
+    rig.start_controller()
+    alone.start()
+    for name in ("node-b", "node-c"):
+        rig.nodes.append(Node(rig, name).start())
+    rig.ready()
+    assert rig.master is alone
+    assert [one.head for one in rig.receive()] == [b"old"]
+    assert [node.log() for node in rig.nodes] == [alone.log()] * 3
+
+
+# -- what must not be forgotten
+
+
+def test_a_broker_that_crashed_still_refuses_the_orders_of_old_epochs() -> None:
+    rig = running()
+    first = rig.master.node.record
+    assert first is not None
+    rig.master.kill()
+    rig.ready(members=2)
+    slave = next(node for node in rig.nodes if node.alive and node is not rig.master)
+    rig.stop_controller()
+    slave.kill(power=True)
+    slave.start()
+    assert slave.node.identity.epoch == 2
+    slave.node.on_record(first)
+    rig.advance(100)
+    assert slave.role is Role.NOBODY
+
+
+def test_a_slave_named_master_has_everything_on_its_disk_first() -> None:
+    rig = running()
+    heir = others(rig)[0]
+    heir.flusher.held = True
+    rig.send(b"x")
+    rig.until(lambda: heir.end == rig.master.end > heir.node.broker.store.durable)
+    record = rig.master.node.record
+    assert record is not None
+    rig.stop_controller()
+    heir.node.on_record(
+        replace(record, epoch=2, leader=heir.node.identity.store_id, version=record.version + 1)
+    )
+    rig.advance(100)
+    assert heir.node.leadership is None
+    heir.flusher.release()
+    rig.advance(100)
+    assert heir.node.leadership is not None
+    assert heir.node.epochs.last_epoch == 2

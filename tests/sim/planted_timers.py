@@ -114,9 +114,9 @@ def checkpoint_ahead_of_the_firings(patch: Patch) -> None:
 def slot_cleared_before_its_firings_are_confirmed(patch: Patch) -> None:
     mark_over = TimerService._mark_over
 
-    def wrong(self: TimerService) -> int:
+    def wrong(self: TimerService, now_ms: int) -> int:
         self._over = self._over[0], 0
-        return mark_over(self)
+        return mark_over(self, now_ms)
 
     patch.setattr(TimerService, "_mark_over", wrong)
 

@@ -180,3 +180,27 @@ def wait_for(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < until, "it did not happen within 20 s"
         time.sleep(0.002)
+
+
+def test_its_sql_filter_chooses_by_properties_and_a_wrong_one_is_refused(rocketmq: Any) -> None:
+    configuration = rocketmq.ClientConfiguration
+    sql = importlib.import_module("rocketmq.grpc_protocol.definition_pb2").FilterType.SQL
+    with broker() as b:
+        for number in range(20):
+            region = "eu" if number % 3 else "us"
+            b.send(TOPIC, f"{number}", properties={"region": region, "price": f"{number}.50"})
+        chosen = []
+        wanted = {TOPIC: rocketmq.FilterExpression("region = 'eu' AND price > 15", sql)}
+        consumer = rocketmq.SimpleConsumer(
+            configuration(b.endpoint, rocketmq.Credentials()), "chosen", wanted, await_duration=1
+        )
+        consumer.startup()
+        while found := consumer.receive(16, 60):
+            for message in found:
+                chosen.append(int(message.body))
+                consumer.ack(message)
+        consumer.subscribe(TOPIC, rocketmq.FilterExpression("region = ", sql))
+        with pytest.raises(Exception, match="SQL filter, column 10"):
+            consumer.receive(16, 60)
+        consumer.shutdown()
+    assert sorted(chosen) == [16, 17, 19]

@@ -8,8 +8,11 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 import random
 from collections.abc import Callable
 
-from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
+from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
+from popmq.broker.filter.sql92 import SqlFilters
+from popmq.broker.filter.tag import parse_tags
 from popmq.broker.following import Following
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -34,6 +37,7 @@ from popmq.broker.record_applier import RecordApplier
 from popmq.broker.replica_writer import ReplicaRecords
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.wipe import wipe
 from popmq.broker.timer.timers import Timers
 from popmq.common import topics
 from popmq.common.clock import Clock
@@ -67,6 +71,7 @@ class Broker:
     ) -> None:
         self.settings = settings
         self._rng = rng
+        self._disk = disk
         self._clock = clock
         self._waits = waits or clock
         self._next_queue = 0
@@ -75,6 +80,7 @@ class Broker:
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
+        self.receipts = FirstReceipts(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
@@ -122,6 +128,7 @@ class Broker:
             settings.pop,
         )
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
+        self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.timers = Timers(
@@ -136,10 +143,13 @@ class Broker:
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
+        self.explainer.filters = self.pops.filters
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
-        self.applier = RecordApplier(self.registry, self.table, self.redriven, self.timers.service)
+        self.applier = RecordApplier(
+            self.registry, self.table, self.redriven, self.timers.service, self.receipts
+        )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
         self.following = Following(self.store, self.timers, self.applier, self._lead)
@@ -161,6 +171,10 @@ class Broker:
         self._begin()
         self.store.start_epoch()
         self._name_log()
+
+    def wipe(self) -> None:
+        """Before a start: remove the store. Its identity has been made anew already (R9)."""
+        wipe(self._disk, self.settings.broker.data)
 
     def start_slave(self) -> None:
         """Open what is there, and follow a master's log (following.py)."""
@@ -203,7 +217,7 @@ class Broker:
         """One round of the background work; returns how much was done."""
         if not self.serving:
             return self.following.step()
-        done = self.timers.step()
+        done = self.timers.step() + self.receipts.step(self.store.log_ms())
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
@@ -254,7 +268,7 @@ class Broker:
             limit=min(request.limit, self.settings.pop.max_batch),
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
-            tags=_tags(request),
+            filter=self._filter_of(request),
             client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
@@ -304,6 +318,11 @@ class Broker:
 
     # -- inside
 
+    def _filter_of(self, request: PopRequest) -> MessageFilter:
+        if request.filter_type == FilterType.SQL:
+            return self.sql_filters.get(request.expression)
+        return parse_tags(request.expression) if request.filter_type else EVERYTHING
+
     def _open(self) -> None:
         self.store.open()
         self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
@@ -323,6 +342,7 @@ class Broker:
             self.store.dispatch,
             self.redriven,
             self.timers.state,
+            self.receipts,
         )
 
     def _begin(self) -> None:
@@ -347,6 +367,15 @@ class Broker:
     def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
+        if entry.message_id:
+            result = self.receipts.find(topic.id, entry.message_id)
+            if result is None:
+                result = self._store(topic, entry)
+                self.receipts.stored(topic.id, entry.message_id, result, self.store.log_ms())
+            return result
+        return self._store(topic, entry)
+
+    def _store(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
@@ -422,11 +451,3 @@ def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
         )
     if kind is MessageType.TRANSACTION:
         raise NotYet("TRANSACTION messages are not served yet: send others")
-
-
-def _tags(request: PopRequest) -> TagFilter:
-    if request.filter_type == FilterType.SQL:
-        raise NotYet("SQL92 filters are not served yet: filter by tag")
-    if request.filter_type == FilterType.NONE:
-        return EVERYTHING
-    return parse_tags(request.expression)

@@ -11,18 +11,16 @@ from collections.abc import Callable, Sequence
 
 from popmq.broker.broker import Broker
 from popmq.broker.broker_life import BrokerLife
+from popmq.broker.followership import Followership
 from popmq.broker.gate import Gate
 from popmq.broker.ha.controller_wire import alter_to_wire
 from popmq.broker.ha.controllers import Controllers
-from popmq.broker.ha.copying import Copying
 from popmq.broker.ha.epoch_file import FILE_NAME as EPOCHS
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.first_epochs import begin_alone, begin_epochs
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.master_side import NEAR_BLOCKS
 from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, TimersHeard, order
-from popmq.broker.ha.slave_side import SlaveSide
 from popmq.broker.ha.status import Status, described, registration
 from popmq.broker.ha.sync_state import Alter
 from popmq.broker.leadership import Leadership
@@ -32,7 +30,6 @@ from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.errors import NotMaster
 from popmq.common.hop import Kind, OnReply, Port
-from popmq.common.replication import MasterTimers
 from popmq.common.steps import Flusher, Work
 from popmq.common.wire.controller_pb2 import HandOverRequest
 
@@ -69,23 +66,19 @@ class BrokerNode:
         self.record: GroupRecord | None = None  # the newest of the accepted epoch
         self.view = GroupView(None)
         self.leadership: Leadership | None = None
-        self.slave: SlaveSide | None = None
-        self.timers_heard: TimersHeard | None = None  # of a master of this group
-        self.copying = Copying(NEAR_BLOCKS * settings.replication.fetch_bytes)
         self.elections = 0  # epochs accepted since the start
         self.rebuilds = 0
-        self._truncations = self._truncated_bytes = 0  # of followings that are over
         self.gate = Gate(self._serve_node)
         self.identity: Identity
         self.epochs: EpochFile
+        self.following: Followership
         self._server: BrokerServer | None = None
         self._disk = disk
         self._clock = clock
         self._rng = rng
-        self._open_port = open_port
+        self._open_port = open_port or _nowhere
         self._on_failure = on_failure or _raise
         self._on_demoted = on_demoted or (lambda: None)
-        self._leader_at = ""
         self._postponed: GroupRecord | None = None
         self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
         self._life = BrokerLife(
@@ -108,6 +101,7 @@ class BrokerNode:
             watches=not self.solo,
             now_ms=self.now_ms,
             registration=lambda: registration(self.status()),
+            store_id=lambda: self.identity.store_id,
             on_view=self.on_view,
             on_record=self.on_record,
         )
@@ -142,6 +136,15 @@ class BrokerNode:
         self._disk.make_folder(folder)
         self.identity = Identity(self._disk, f"{folder}/{IDENTITY}", self._rng)
         self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
+        self.following = Followership(
+            self.settings,
+            self.identity,
+            self.epochs,
+            open_port=self._open_port,
+            now_ms=self.now_ms,
+            on_rebuild=self._rebuild,
+            on_broken=self._on_failure,
+        )
         if not self.solo:
             self._open_slave()
             return
@@ -158,7 +161,7 @@ class BrokerNode:
             return self.broker.step()
         if self.changing:
             return 0
-        if self._postponed is not None and not self._is_cutting:
+        if self._postponed is not None and not self.following.is_cutting:
             record, self._postponed = self._postponed, None
             self.on_record(record)
             return 1
@@ -207,14 +210,14 @@ class BrokerNode:
     def on_view(self, view: GroupView) -> None:
         """A controller said what the group looks like now."""
         self.view = view
-        if view.timers is not None and view.timers.is_newer_than(self.timers_heard):
-            self.timers_heard = view.timers
+        if view.timers is not None and not self.changing:
+            self.following.hear_timers(view.timers)
         if view.record is not None:
             self.on_record(view.record)
 
     def on_record(self, record: GroupRecord) -> None:
         """The group's record was read, here or there; it may be old."""
-        if self.changing or self._is_cutting:
+        if self.changing or self.following.is_cutting:
             known = self._postponed
             if known is None or (record.epoch, record.version) > (known.epoch, known.version):
                 self._postponed = record
@@ -227,8 +230,8 @@ class BrokerNode:
                 self._demote(self.leadership, record)
             case Order.FOLLOW:
                 self._follow(record)
-            case Order.LEAD if self.identity.copying:
-                logger.error("the record names a store that is not whole", extra={"id": own_id})
+            case Order.LEAD if self.identity.copying or own_id not in record.members:
+                logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
             case Order.LEAD:
                 self._lead(record)
 
@@ -249,76 +252,23 @@ class BrokerNode:
     # -- slave
 
     def _follow(self, record: GroupRecord) -> None:
-        address = self.view.address_of(record.leader)
         is_new = record.epoch > self.identity.epoch
         self._accept(record)
         self._named_by = None
-        if is_new or (address and address != self._leader_at):
-            self._stop_following()
-        if self.slave is not None:
-            self.slave.members = record.members
-        elif address:
-            self.slave = self._new_slave(record, address)
-        self._become(self._slave_role())
-
-    def _stop_following(self) -> None:
-        if self.slave is not None:
-            self.slave.stop()
-            self._truncations += self.slave.truncations
-            self._truncated_bytes += self.slave.truncated_bytes
-            self.slave = None
-
-    def _new_slave(self, record: GroupRecord, address: str) -> SlaveSide:
-        assert self._open_port is not None, "a broker with replicas needs a way to them"
-        self._leader_at = address
-        return SlaveSide(
-            self.broker.store,
-            self.identity,
-            self.epochs,
-            self._open_port(address),
-            self.settings.replication,
-            node=self.settings.node,
-            members=record.members,
-            log_id=lambda: self.broker.registry.log_id,
-            timer_sync_ms=self.settings.timer.checkpoint_sync_ms,
-            now_ms=self.now_ms,
-            on_rebuild=self._rebuild,
-            on_broken=self._on_failure,
-            on_timers=self._hear_timers,
-            copying=self.copying,
-        )
+        self.following.follow(record, self.view.address_of(record.leader), is_new=is_new)
+        self._become(self.following.role)
 
     def _step_slave(self) -> int:
-        done = self.broker.step()
-        if self.slave is not None:
-            done += self.slave.step()
-            if self.identity.copying and self.slave.following and self._is_whole:
-                self.identity.copied()
-            self._become(self._slave_role())
+        done = self.following.step()
+        if self.following.side is not None:
+            self._become(self.following.role)
         return done
-
-    @property
-    def _is_whole(self) -> bool:
-        slave = self.broker.store.slave
-        return slave is not None and not slave.apply.rebuilding
-
-    def _slave_role(self) -> Role:
-        return Role.COPYING if self.copying.active or self.identity.copying else Role.SLAVE
-
-    def _hear_timers(self, told: MasterTimers) -> None:
-        heard = TimersHeard(told.epoch, told.last_read_ms, told.queue_offset, self.now_ms())
-        if heard.is_newer_than(self.timers_heard):
-            self.timers_heard = heard
-
-    @property
-    def _is_cutting(self) -> bool:
-        return self.slave is not None and self.slave.cutting
 
     # -- master
 
     def _lead(self, record: GroupRecord) -> None:
         """Everything that is here counts, so it has to be on the disk first (R11)."""
-        self._stop_following()
+        self.following.stop()
         self._accept(record)
         self._named_by = record
 
@@ -367,7 +317,7 @@ class BrokerNode:
         """This store cannot be brought to the master's: a new one takes its place (R9)."""
         logger.warning("rebuilding this store", extra={"reason": reason})
         self.rebuilds += 1
-        self._stop_following()
+        self.following.stop()
         self.identity.renew(copying=True)
         self._become(Role.COPYING)
         self._postponed = self.record
@@ -384,6 +334,7 @@ class BrokerNode:
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
         self._begin_epochs()
+        self.following.begin(broker)
 
     def _begin_epochs(self) -> None:
         store = self.broker.store
@@ -402,8 +353,8 @@ class BrokerNode:
     def _durable(self, position: int) -> None:
         if self.leadership is not None:
             self.leadership.side.durable(position)
-        elif self.slave is not None:
-            self.slave.durable(position)
+        elif self.following.side is not None:
+            self.following.side.durable(position)
 
     # -- what it says of itself
 
@@ -420,19 +371,10 @@ class BrokerNode:
         else:
             raise NotMaster(self.gate.why)
 
-    @property
-    def truncations(self) -> int:
-        return self._truncations + (self.slave.truncations if self.slave else 0)
-
-    @property
-    def truncated_bytes(self) -> int:
-        return self._truncated_bytes + (self.slave.truncated_bytes if self.slave else 0)
-
     def status(self) -> Status:
         """As of now, for controllers, operators and metrics."""
-        store, copying = self.broker.store, self.copying
+        store, copying = self.broker.store, self.following.copying
         slaves = self.leadership.slaves() if self.leadership else ()
-        behind = max(0, self.slave.master_end - store.end) if self.slave else 0
         return Status(
             settings=self.settings,
             address=self.address,
@@ -446,7 +388,9 @@ class BrokerNode:
             durable=store.durable,
             confirmed=store.confirmed,
             slaves=slaves,
-            lag_bytes=max([behind, *(store.end - one.acked for one in slaves)]),
+            lag_bytes=max(
+                [self.following.behind_bytes, *(store.end - one.acked for one in slaves)]
+            ),
             copying_from=copying.began_at if copying.active else 0,
             copying_to=copying.target if copying.active else 0,
             timers=self._newest_timers(),
@@ -456,7 +400,7 @@ class BrokerNode:
 
     def _newest_timers(self) -> TimersHeard | None:
         if self.role is not Role.MASTER:
-            return self.timers_heard
+            return self.following.timers
         cursors = self.broker.timers.service.cursors()
         epoch, now_ms = self.identity.epoch, self.now_ms()
         return TimersHeard(epoch, cursors.last_read_ms, cursors.queue_offset, now_ms)
@@ -464,3 +408,7 @@ class BrokerNode:
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def _nowhere(address: str) -> Port:
+    raise AssertionError(f"a broker with replicas needs a way to {address}")

@@ -148,9 +148,12 @@ class BrokerProcess:
         self._frames = FrameServer(self.port, hello, settings=frame_settings(self._settings))
         return [await self._frames.listen(address) for address in addresses]
 
-    async def register_in_process(self, controller: Port) -> None:
-        """Tell the controller of this process for ever that the broker is here."""
-        self.node.address = "in-process"
+    async def register_in_process(self, controller: Port, address: str = "in-process") -> None:
+        """Tell the controller of this process for ever that the broker is here.
+
+        `address` is for proxies in other processes.
+        """
+        self.node.address = address
         await self._beat(controller, registration(self.node.status()))
 
     async def register(self, address: str) -> None:

@@ -26,12 +26,14 @@ def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
         lag = max(0, status.end - slave.acked)
         yield _gauge("replication_slave_lag_bytes", "Of a slave.", lag, {"node": slave.node})
     yield Metric("replication_elections", "Epochs accepted.", node.elections)
-    yield Metric("replication_truncations", "Of the log's end.", node.truncations)
-    yield Metric("replication_truncated_bytes", "Cut off.", node.truncated_bytes)
+    yield Metric("replication_truncations", "Of the log's end.", node.following.truncations)
+    yield Metric("replication_truncated_bytes", "Cut off.", node.following.truncated_bytes)
     yield Metric("replication_rebuilds", "Of the whole store.", node.rebuilds)
     yield _gauge("replication_copying", "1 while far behind.", status.role is Role.COPYING)
-    yield _gauge("replication_copied_percent", "Of what is copied.", node.copying.percent)
-    yield _gauge("replication_copying_bytes", "Position of a copy.", node.copying.position)
+    yield _gauge("replication_copied_percent", "Of what is copied.", node.following.copying.percent)
+    yield _gauge(
+        "replication_copying_bytes", "Position of a copy.", node.following.copying.position
+    )
     if status.timers is not None:
         age_ms = max(0, status.now_ms - status.timers.taken_ms)
         yield _gauge("timer_checkpoint_age_seconds", "Of the master's newest.", age_ms / 1000)

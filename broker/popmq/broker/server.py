@@ -226,7 +226,7 @@ class BrokerServer:
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
-            filter_key=(want.tags, want.queue_id),
+            filter_key=(want.filter, want.queue_id),
             deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from popmq.cli import (
+    bench,
     brokers,
     dlq,
     doctor,
@@ -66,6 +67,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     operate.add_parsers(subparsers, common)
     dlq.add_parsers(subparsers, common)
     timers.add_parsers(subparsers, common)
+    bench.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser

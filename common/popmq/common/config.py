@@ -81,7 +81,8 @@ def _bad_address(value: str) -> str:
 
 
 def _bad_addresses(values: tuple[str, ...]) -> str:
-    return next(filter(None, map(_bad_address, values)), "" if values else "at least one address")
+    places = [value for value in values if not value.startswith("unix:")]
+    return next(filter(None, map(_bad_address, places)), "" if values else "at least one address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
     transport: str = _one_of("lean", "lean", "grpcio")
+    workers: int = _within(1, 1, 256)  # processes that share the port
     tls: str = _one_of("auto", "auto", "off", "only")
     tls_certificate: str = ""  # a PEM file with the chain; "": one of our own making
     tls_key: str = ""
@@ -127,6 +129,8 @@ class ProxySettings(_Section):
         for one, other in (("tls_key", "tls_certificate"), ("tls_certificate", "tls_key")):
             if getattr(self, one) and not getattr(self, other):
                 raise self.refuse(other, f"needed, as proxy.{one} is set")
+        if self.transport != "lean" and self.workers > 1:
+            raise self.refuse("workers", "more than one needs proxy.transport = lean")
         if self.transport != "lean" and (self.tls == "only" or self.tls_certificate):
             complaint = "serves plain text only; TLS (proxy.tls, proxy.tls_certificate) needs lean"
             raise self.refuse("transport", complaint)
@@ -164,6 +168,14 @@ class MessageSettings(_Section):
     def largest_bytes(self) -> int:
         """What one message takes at most; 4 KiB for its system properties and headers."""
         return self.max_body_bytes + self.max_properties_bytes + 4 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class DedupSettings(_Section):
+    """Of message ids that were sent already."""
+
+    window_ms: int = _within(600_000, 0, 7 * DAY_MS)  # 0: a resend is another message
+    max_ids: int = _within(500_000, 1, 100_000_000)  # about 200 bytes of memory each
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +258,7 @@ class Settings:
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
+    dedup: DedupSettings = DedupSettings()
     pop: PopSettings = PopSettings()
     timer: TimerSettings = TimerSettings()
     group: GroupSettings = GroupSettings()

@@ -8,9 +8,8 @@ is decoded on the way out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import md5
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
@@ -167,8 +166,7 @@ def _raise_refusal(found: admin_pb2.Status) -> None:
 # --- messages on their way in
 
 
-@dataclass(frozen=True, slots=True)
-class SentMessage:
+class SentMessage(NamedTuple):
     """One message of a SendMessageRequest: parsed, and where its bytes stand in the request."""
 
     message: pb.Message
@@ -289,6 +287,39 @@ def send_entry(
     )
 
 
+def sent_ok(
+    results: Sequence[PutResult], message_ids: Sequence[str], recall_handles: Sequence[str]
+) -> bytes:
+    """The SendMessageResponse where every message was stored, as protobuf would write it."""
+    parts = [OK_ONLY]
+    for result, message_id, handle in zip(results, message_ids, recall_handles, strict=True):
+        name = message_id.encode()
+        if name:
+            size = varint(len(name))
+            names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, size, name))
+        else:
+            names = b""
+        offset = _ENTRY_OFFSET + varint(result.queue_offset) if result.queue_offset else b""
+        recall = chunk(_ENTRY.RECALL_HANDLE_FIELD_NUMBER, handle.encode()) if handle else b""
+        size = varint(len(OK_ONLY) + len(names) + len(offset) + len(recall))
+        parts += (_SEND_ENTRY, size, OK_ONLY, names, offset, recall)
+    return b"".join(parts)
+
+
+def acked_ok(entries: Sequence[service.AckMessageEntry]) -> bytes:
+    """The AckMessageResponse where every entry was taken, as protobuf would write it."""
+    parts = [OK_ONLY]
+    for entry in entries:
+        content = b""
+        if entry.message_id:
+            content = chunk(_ACKED.MESSAGE_ID_FIELD_NUMBER, entry.message_id.encode())
+        if entry.receipt_handle:
+            content += chunk(_ACKED.RECEIPT_HANDLE_FIELD_NUMBER, entry.receipt_handle.encode())
+        content += _ACKED_OK
+        parts += (_ACK_ENTRY, varint(len(content)), content)
+    return b"".join(parts)
+
+
 def delivered_message(one: Delivery, store_host: bytes) -> bytes:
     """The Message of a delivery; its system properties are one field (rule of the Node client)."""
     own = b"".join(
@@ -353,3 +384,13 @@ _QUEUE_OFFSET = tag(_P.QUEUE_OFFSET_FIELD_NUMBER, VARINT)
 _DELIVERY_ATTEMPT = tag(_P.DELIVERY_ATTEMPT_FIELD_NUMBER, VARINT)
 _MESSAGE = tag(service.ReceiveMessageResponse.MESSAGE_FIELD_NUMBER, LEN)
 _DELIVERY_TIMESTAMP = tag(service.ReceiveMessageResponse.DELIVERY_TIMESTAMP_FIELD_NUMBER, LEN)
+
+# Field 1 of a reply and of an entry for a sent message is the Status alike.
+_ENTRY = service.SendResultEntry
+_SEND_ENTRY = tag(service.SendMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
+_ENTRY_ID = tag(_ENTRY.MESSAGE_ID_FIELD_NUMBER, LEN)
+_ENTRY_TRANSACTION = tag(_ENTRY.TRANSACTION_ID_FIELD_NUMBER, LEN)
+_ENTRY_OFFSET = tag(_ENTRY.OFFSET_FIELD_NUMBER, VARINT)
+_ACKED = service.AckMessageResultEntry
+_ACK_ENTRY = tag(service.AckMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
+_ACKED_OK = chunk(_ACKED.STATUS_FIELD_NUMBER, ok().SerializeToString())

@@ -31,7 +31,11 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Fiel
     at = start
     try:
         while at < stop:
-            field = _field(data, at)
+            key, size = data[at], data[at + 1]
+            if key < 0x80 and key & 7 == LEN and size < 0x80:  # nearly every field
+                field = Field(key >> 3, LEN, at, at + 2, at + 2 + size)
+            else:
+                field = _field(data, at)
             if field.end > stop:
                 raise BadWire("a field ends behind its message")
             yield field

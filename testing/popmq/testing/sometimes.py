@@ -50,6 +50,8 @@ class Sometimes(Enum):
     STALE = "handle of a revived delivery refused"
     FOREIGN = "foreign handle refused"
     FORGED = "forged handle refused"
+    RESENT_STORED = "resend of a stored message stored nothing"
+    RESENT_LOST = "resend of a message whose reply was lost"
     ACK_LOST = "answer to an ack lost"
     CHANGE_LOST = "answer to a change lost"
     WOKEN = "long poll woken by a message"

@@ -45,7 +45,7 @@ class TimerSimulator(TimerActions):
         self.tally = Tally(States)
         self.retains = seed % 3 == 0
         self.oracle = TimerOracle()
-        self.machine = Machine(self._settings(), self.rng, self.tally)
+        self.machine = self._machine()
         self.oracle.watch(self.machine)
         self.clients = TimerClients(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.checks = StoreChecks(self.machine, self.oracle)
@@ -79,6 +79,9 @@ class TimerSimulator(TimerActions):
         return Outcome(self.seed, self.oracle.violations, self.trace, self.tally, "--timers ")
 
     # -- a run
+
+    def _machine(self) -> Machine:
+        return Machine(self._settings(), self.rng, self.tally)
 
     def _settings(self) -> Settings:
         rng = self.rng

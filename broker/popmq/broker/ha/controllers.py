@@ -51,6 +51,7 @@ class Controllers:
         watches: bool,
         now_ms: Callable[[], int],
         registration: Callable[[], bytes],
+        store_id: Callable[[], str],
         on_view: Callable[[GroupView], None],
         on_record: Callable[[GroupRecord], None],
     ) -> None:
@@ -61,6 +62,7 @@ class Controllers:
         self._watches = watches
         self._now_ms = now_ms
         self._registration = registration
+        self._store_id = store_id
         self._on_view = on_view
         self._on_record = on_record
         self._ended = False
@@ -147,6 +149,7 @@ class Controllers:
             group=self._group,
             known_view=one.known_view,
             wait_ms=WATCH_MS,
+            store_id=self._store_id(),
         ).SerializeToString()
 
         def done(reply: bytes | PopmqError) -> None:

@@ -13,6 +13,7 @@ from popmq.broker.ha.copying import Copying
 from popmq.broker.ha.epoch_file import EpochFile, consistent_point
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.link import Link
+from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.slave_store import SlaveStore
 from popmq.common import replication
@@ -31,6 +32,7 @@ class Phase(Enum):
     RESTING = "resting"  # until it may try (again)
     SHAKING = "shaking hands"
     CUTTING = "cutting"
+    COPYING = "copying a snapshot"
     FOLLOWING = "following"
     ENDED = "ended"
 
@@ -67,6 +69,7 @@ class SlaveSide:
         on_broken: Callable[[BaseException], None],
         on_timers: Callable[[MasterTimers], None],
         copying: Copying,
+        snapshot: SnapshotCopy,
     ) -> None:
         self.phase = Phase.RESTING
         self.cutting = False  # goes on when this side is stopped
@@ -74,6 +77,7 @@ class SlaveSide:
         self.truncated_bytes = 0
         self.master_end = 0
         self.copying = copying
+        self._snapshot = snapshot
         self._store = store
         self._identity = identity
         self._epochs = epochs
@@ -102,8 +106,13 @@ class SlaveSide:
         if self.phase is Phase.RESTING and self._link.may_try(now_ms):
             self._shake_hands()
             return 1
+        if self.phase is Phase.COPYING:
+            self._snapshot.step()
         if self.phase is not Phase.FOLLOWING:
             return 0
+        if self._identity.copying and not self._slave.apply.rebuilding:
+            logger.info("the copy is whole", extra={"position": self._slave.applied})
+            self._identity.copied()
         self._fetch()
         self._ack()
         self.copying.look(self._store.end, self.master_end, now_ms)
@@ -158,14 +167,17 @@ class SlaveSide:
             return
         if point < self._store.end:
             self._cut(point, reply)
+        elif self._identity.copying and not self._snapshot.ready and reply.start > 0:
+            self._copy_snapshot(reply)
         else:
             self._agreed(reply)
 
     def _point(self, reply: HandshakeReply) -> int:
         """Up to where both logs are the same (R21); Rebuild when that is of no use."""
         own_id, end = self._identity.store_id, self._store.end
-        if end == self._store.start:
-            if reply.start > end:
+        if not self._epochs.entries:  # nothing was ever appended
+            began = not self._identity.copying or self._snapshot.ready
+            if began and end < reply.start:
                 raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
             return end
         point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
@@ -202,12 +214,35 @@ class SlaveSide:
             if self.phase is Phase.CUTTING:
                 self._agreed(reply)
 
-        self._slave().cut(point, done)
+        self._slave.cut(point, done)
+
+    def _copy_snapshot(self, reply: HandshakeReply) -> None:
+        """The records before the master's first are known to its snapshot only (D1)."""
+        self.phase = Phase.COPYING
+        self._session = reply.session
+        logger.info(
+            "copying a snapshot",
+            extra={"position": reply.snapshot_position, "bytes": reply.snapshot_bytes},
+        )
+
+        def done() -> None:
+            if self.phase is Phase.COPYING and self._session == reply.session:
+                self._agreed(reply)
+
+        self._snapshot.fetch(
+            self._link, reply, self._identity.store_id, done=done, failed=self._lose, bad=self._bad
+        )
+
+    def _bad(self, reason: str) -> None:
+        self.stop()
+        self._on_rebuild(reason)
 
     def _agreed(self, reply: HandshakeReply) -> None:
-        """From here on this log is the beginning of the master's."""
+        """From here on this log is the beginning of the master's, or of what it has of it."""
         self.phase = Phase.FOLLOWING
         self._session = reply.session
+        if self._identity.copying and not self._snapshot.ready:
+            self._identity.copied()  # it begins where the log did: any part of that is whole
         self._timers_due_ms = self._now_ms()
         self.copying.begin(self._store.end, reply.end, self._now_ms())
         self._link.good()
@@ -275,7 +310,7 @@ class SlaveSide:
         else:
             assert block.block_epoch <= self._epoch, "a record of an epoch that is yet to come"
             self._epochs.append(block.block_epoch, block.epoch_start)
-        self._slave().append_block(block.position, block.data)
+        self._slave.append_block(block.position, block.data)
 
     # -- acks
 
@@ -323,6 +358,7 @@ class SlaveSide:
         if timers.epoch == self._epoch:
             self._on_timers(timers)
 
+    @property
     def _slave(self) -> SlaveStore:
         slave = self._store.slave
         assert slave is not None, "the store of a slave follows"
@@ -336,5 +372,5 @@ class SlaveSide:
 
     def _rest(self) -> None:
         """The session is over. A cut that began goes on and is not undone by that."""
-        if self.phase in (Phase.SHAKING, Phase.FOLLOWING):
+        if self.phase in (Phase.SHAKING, Phase.COPYING, Phase.FOLLOWING):
             self.phase = Phase.RESTING
