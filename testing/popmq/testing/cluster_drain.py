@@ -8,7 +8,6 @@ from popmq.common.hop import Kind, decode_pop_reply
 from popmq.testing.cluster_broker import ClusterBroker
 from popmq.testing.cluster_clients import DELAYS_MS, GROUP, INVISIBLE_MS
 from popmq.testing.cluster_golden import log_bytes
-from popmq.testing.cluster_sometimes import ClusterSometimes as States
 from popmq.testing.cluster_world import ClusterWorld
 from popmq.testing.core import pop as encode_pop
 
@@ -157,5 +156,3 @@ def _compare(world: ClusterWorld, master: ClusterBroker, broker: ClusterBroker, 
     if node.broker.store.confirmed < end:
         what = f"{broker.name} knows {node.broker.store.confirmed} of {end} confirmed bytes"
         world.oracle.complain("progress", what)
-    world.tally.hit(States.TRUNCATION, node.truncations)
-    world.tally.hit(States.REBUILT, node.rebuilds)

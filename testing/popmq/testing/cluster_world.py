@@ -4,6 +4,8 @@ import random
 import traceback
 from dataclasses import replace
 
+from popmq.broker.broker_node import BrokerNode
+from popmq.broker.ha.role import Role
 from popmq.common.config import (
     GroupSettings,
     MessageSettings,
@@ -58,7 +60,7 @@ class ClusterWorld:
             ClusterReader("f", FIFO, rng.choice((3, 16)), fifo=True),
             ClusterReader("d", DELAY, 40),
         ]
-        self._wrote_by: dict[int, int] = {}
+        self._looked: dict[str, tuple[int, int, str, Role]] = {}
         self._led: set[tuple[str, int]] = set()
 
     def note(self, line: str) -> None:
@@ -163,7 +165,10 @@ class ClusterWorld:
         """Something was done on its host."""
         self.golden.look(broker)
         node = broker.node
-        if node is None or node.leadership is None:
+        if node is None:
+            return
+        self._count(broker, node)
+        if node.leadership is None:
             return
         led = (broker.name, node.leadership.epoch)
         if led not in self._led:
@@ -171,6 +176,18 @@ class ClusterWorld:
             self.clients.epoch = max(self.clients.epoch, node.leadership.epoch)
             self.oracle.took_over(broker.host.clock.error_ms)
             self.note(f"{broker.name} leads epoch {node.leadership.epoch}")
+
+    def _count(self, broker: ClusterBroker, node: BrokerNode) -> None:
+        """What became of its log since the last look."""
+        life, end, store_id, role = self._looked.get(broker.name, (0, 0, "", Role.NOBODY))
+        now = (broker.host.life, node.broker.store.end, node.identity.store_id, node.role)
+        self._looked[broker.name] = now
+        if life != broker.host.life:
+            return
+        self.tally.hit(ClusterSometimes.REBUILT, int(store_id != now[2]))
+        self.tally.hit(ClusterSometimes.TRUNCATION, int(store_id == now[2] and now[1] < end))
+        caught_up = role is Role.COPYING and now[3] is Role.SLAVE
+        self.tally.hit(ClusterSometimes.CATCH_UP, int(caught_up))
 
     def _broken(self, broker: ClusterBroker, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-4:]
