@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.role_process import RoleProcess, free_address
-from popmq.common.errors import PopmqError
+from popmq.common.errors import Code, PopmqError
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frames import Hello, Role
 from popmq.common.hop import Kind, PutEntry, PutRequest, decode_put_reply, encode_put
@@ -155,7 +155,13 @@ async def _load(port: FramePort, args: argparse.Namespace, *, seconds: float) ->
     async def sender() -> None:
         while time.monotonic() < end:
             began = time.monotonic()
-            (result,) = decode_put_reply(await call(port, Kind.PUT, body, 10_000))
+            try:
+                (result,) = decode_put_reply(await call(port, Kind.PUT, body, 10_000))
+            except PopmqError as error:
+                if error.code is not Code.NOT_MASTER or waits:
+                    raise
+                await asyncio.sleep(0.05)  # it was elected, and is about to serve
+                continue
             assert not result.message, result
             waits.append((time.monotonic() - began) * 1_000)
 
