@@ -161,8 +161,10 @@ async def _agree(group: ReplicatedGroup, client: GroupClient) -> None:
     async with asyncio.timeout(30):
         while True:
             state = await client.in_sync(3)
-            ends = {one.end for one in state.members}
-            if len(ends) == 1:
+            told = [await client.role_of(one.broker.address) for one in state.members]
+            ends = {(one.end, one.confirmed) for one in told}
+            hashes = {(one.state_hash_position, one.state_hash) for one in told}
+            if len(ends) == len(hashes) == 1:
                 break
             await asyncio.sleep(0.1)
     for broker in group.brokers:
