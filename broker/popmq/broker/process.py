@@ -13,23 +13,26 @@ from contextlib import suppress
 
 from popmq.broker.broker import Broker
 from popmq.broker.broker_node import BrokerNode
+from popmq.broker.ha.role import Role as HaRole
 from popmq.broker.metrics import broker_metrics
 from popmq.broker.replication_metrics import replication_metrics
 from popmq.broker.rest import BUSY_MS, Rest
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
-from popmq.common.errors import ConfigError
-from popmq.common.frame_port import FramePort
+from popmq.common.errors import ConfigError, PopmqError
+from popmq.common.frame_port import FramePort, call
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
-from popmq.common.hop import Port
+from popmq.common.hop import Kind, Port
 from popmq.common.observe import Metric
 from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop, Work
+from popmq.common.wire.controller_pb2 import FailoverRequest
 
 logger = logging.getLogger(__name__)
 
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
+HAND_OVER_MS = 2_000  # a planned one, at a stop
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
@@ -88,6 +91,7 @@ class BrokerProcess:
         self._frames: FrameServer | None = None
         self._steps: asyncio.Task[None] | None = None
         self._peers: dict[str, FramePort] = {}  # other brokers of the group
+        self._controllers: list[FramePort] = []
         self._started = False
         self._rest: Rest | None = None
         self.failed: asyncio.Future[None]
@@ -181,6 +185,7 @@ class BrokerProcess:
         ]
         for port in ports:
             port.start()
+        self._controllers = ports
         try:
             self.node.controllers.attach(ports)
             await asyncio.get_running_loop().create_future()  # until this task is cancelled
@@ -190,8 +195,10 @@ class BrokerProcess:
 
     async def stop(self) -> None:
         """Answer who waits, let the disk catch up, leave a clean store."""
-        await self._stop_steps()
         well = self._started and not self.failed.done()
+        if well and not self.node.solo and self.node.role is HaRole.MASTER:
+            await self._hand_over()
+        await self._stop_steps()
         if well:
             self.node.stop()
             await self._settled()
@@ -206,6 +213,19 @@ class BrokerProcess:
         if well and not self.failed.done():
             self.node.close()
         self._release_lock()
+
+    async def _hand_over(self) -> None:
+        """A master that stops lets another take over first: clients wait for a moment only."""
+        request = FailoverRequest(
+            cluster=self._settings.cluster.name, group=self._settings.broker.name
+        ).SerializeToString()
+        for port in self._controllers:
+            try:
+                await call(port, Kind.FAILOVER, request, HAND_OVER_MS)
+            except PopmqError as refusal:
+                logger.info("not handed over", extra={"reason": str(refusal)})
+            else:
+                return
 
     async def kill(self) -> None:
         """End like a process that is killed: nothing is answered, written or closed properly."""

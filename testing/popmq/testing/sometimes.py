@@ -100,9 +100,9 @@ class Sometimes(Enum):
 class Tally:
     """Counts of states; `wanted` are those that have to be reached."""
 
-    def __init__(self, wanted: type[Enum] = Sometimes) -> None:
+    def __init__(self, *wanted: type[Enum]) -> None:
         self.counts: Counter[Enum] = Counter()
-        self._wanted = wanted
+        self._wanted = [what for kind in wanted or (Sometimes,) for what in kind]
 
     def hit(self, what: Enum, times: int = 1) -> None:
         if times:
