@@ -72,7 +72,7 @@ class ClusterBroker:
         self.node: BrokerNode | None = None
         self.disk = SimDisk(rng)
         self.sync_ms: Callable[[], int] = lambda: 1
-        self.starts = 0
+        self.idle_ms = IDLE_MS
         self._controllers = controllers
         self._note = note
         self._on_broken = on_broken
@@ -88,7 +88,6 @@ class ClusterBroker:
         """False if the process ended before it served anything."""
         host = self.host
         host.boot()
-        self.starts += 1
         self._ports = {}
         life = host.life
         node = self.node = BrokerNode(
@@ -150,7 +149,7 @@ class ClusterBroker:
     def _step(self) -> None:
         assert self.node is not None
         done = self.node.step()
-        self.host.after(1 if done else IDLE_MS, self._step)
+        self.host.after(1 if done else self.idle_ms, self._step)
 
     def after_each(self) -> None:
         if self.node is not None and not self.node.changing:

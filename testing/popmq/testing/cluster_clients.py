@@ -24,9 +24,9 @@ GROUP = "group-a"
 NORMAL, FIFO, DELAY = "plain", "ordered", "delayed"
 KEYS = (b"a", b"b", b"c")
 FIFO_QUEUES = 2
-INVISIBLE_MS = (300, 2_000, 6_000, 15_000)
+INVISIBLE_MS = (300, 2_000, 6_000, 9_000)
 PATIENCE_MS = (800, 3_000, 8_000)
-DELAYS_MS = (1_200, 4_000, 12_000, 25_000)
+DELAYS_MS = (1_200, 4_000, 9_000, 14_000)
 
 
 class ClusterClients:
@@ -133,9 +133,7 @@ class ClusterClients:
 
     def _sent(self, message: Message, answer: bytes | PopmqError, unknown: int) -> None:
         self._sending.discard(message.key)
-        message.copies += unknown
         if isinstance(answer, PopmqError):
-            message.copies += answer.code is Code.PROXY_TIMEOUT and not unknown
             message.refused = not unknown and answer.code is not Code.PROXY_TIMEOUT
             return
         (result,) = hop.decode_put_reply(answer)
@@ -147,7 +145,6 @@ class ClusterClients:
 
     def _send_lost(self, message: Message) -> None:
         self._sending.discard(message.key)
-        message.copies += 1
 
     # -- receives
 
@@ -291,7 +288,7 @@ class ClusterClients:
                 return
             reply = pb.RecallReply.FromString(answer)
             self._note(f"recall {message.number} {reply.outcome}")
-            if reply.outcome == TimerOutcome.DONE and not message.doubtful:
+            if reply.outcome == TimerOutcome.DONE:
                 message.cancelled = True
                 self._tally.hit(States.RECALLED)
                 if any(one.story(message.number).given for one in self._oracle.readers):

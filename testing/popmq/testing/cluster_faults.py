@@ -148,7 +148,7 @@ class ClusterFaults:
 
     def _step_clock(self) -> None:
         world, broker = self._world, self._broker()
-        large = (-20_000, 5_000, 45_000) if world.skewed else (-50, 80)
+        large = (-6_000, 2_000, 9_000) if world.skewed else (-50, 80)
         ms = self._rng.choice(large)
         world.note(f"the wall clock of {broker.name} is set by {ms} ms")
         world.tally.hit(States.CLOCK_STEP)
