@@ -125,8 +125,8 @@ class ClusterBroker:
         if off:
             self.host.clock.reboot()
 
-    def stop(self) -> None:
-        """A clean stop, as far as there is time for it; the process is gone afterwards."""
+    def stop(self, then: Callable[[], None]) -> None:
+        """A clean stop, as far as there is time for it; `then` when the process is gone."""
         node = self.node
         if node is None:
             return
@@ -137,6 +137,7 @@ class ClusterBroker:
                 node.close()
             finally:
                 self.crash(Loss.NOTHING)
+                then()
 
         self.host.after(300, end)
 

@@ -62,6 +62,7 @@ class ClusterClients:
         *,
         lost: Callable[[], None],
         timeout_ms: int = 0,
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         """`hear` gets the answer and the number of tries whose end nobody knows."""
         up = [number for number, router in enumerate(self.routers) if router is not None]
@@ -90,7 +91,8 @@ class ClusterClients:
                     self._oracle.complain("I0 answers", f"{what}: {answer}")
             hear(answer, unknown)
 
-        router.request(GROUP, kind, body, timeout_ms or self._rng.choice(PATIENCE_MS), answered)
+        timeout_ms = timeout_ms or self._rng.choice(PATIENCE_MS)
+        router.request(GROUP, kind, body, timeout_ms, answered, on_unknown)
 
     def proxy_died(self, proxy: int) -> None:
         for number in [one for one, at in self._by_proxy.items() if at == proxy]:
@@ -176,13 +178,13 @@ class ClusterClients:
             partial(self._popped, asked),
             lost=lambda: oracle.pop_lost(asked),
             timeout_ms=timeout_ms,
+            on_unknown=lambda: oracle.pops_unseen(reader, 1),
         )
         if len(self.open) == before:
             reader.open_pops -= 1
 
     def _popped(self, asked: Ask, answer: bytes | PopmqError, unknown: int) -> None:
         oracle, reader = self._oracle, asked.reader
-        oracle.pops_unseen(reader, unknown)
         if isinstance(answer, PopmqError):
             reader.open_pops -= 1
             return
@@ -213,9 +215,14 @@ class ClusterClients:
         oracle, reader = self._oracle, held.reader
         refuse = oracle.must_refuse(held)
         held.asking += 1
+        held.story.ending += 1
+
+        def over() -> None:
+            held.asking -= 1
+            held.story.ending -= 1
 
         def heard(answer: bytes | PopmqError, unknown: int) -> None:
-            held.asking -= 1
+            over()
             if isinstance(answer, PopmqError):
                 self._tally.hit(States.ACK_UNKNOWN)
                 oracle.ack_unknown(held)
@@ -228,14 +235,15 @@ class ClusterClients:
                 oracle.acked(held, ok, refuse)
 
         def lost() -> None:
-            held.asking -= 1
+            over()
             oracle.ack_unknown(held)
 
         body = hop.encode_ack(hop.AckRequest(reader.topic, reader.group, [held.handle]))
         what = f"ack {reader.group} {held.message.number}/{held.attempt}"
         before = len(self.open)
         self.ask(what, Kind.ACK, body, heard, lost=lost)
-        held.asking -= len(self.open) == before
+        if len(self.open) == before:
+            over()
 
     epoch = 0  # of the newest master, as the run knows
 

@@ -50,6 +50,7 @@ class Story:
 
     given: dict[int, "Delivered"] = field(default_factory=dict)  # by attempt
     acked: int = 0  # 1 perhaps, 2 for sure
+    ending: int = 0  # acks that are not answered
     acked_attempt: int = 0
     acked_at: int = 0
     dead: int = 0

@@ -136,7 +136,7 @@ class ClusterOracle:
 
     def _may_be_over(self, reader: ClusterReader, story: Story) -> bool:
         unseen = reader.lost_pops + reader.open_pops
-        return bool(story.acked) or story.attempt + unseen >= reader.max_attempts
+        return bool(story.acked or story.ending) or story.attempt + unseen >= reader.max_attempts
 
     def _empty(self, ask: Ask) -> None:
         """I13: nothing can have been ready that was confirmed before this was asked for."""
