@@ -39,11 +39,12 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class PlantedCluster:
-    """Found in at most so many seeds, from 1 on."""
+    """Found in at most so many seeds, from `first` on."""
 
     name: str
     plant: Callable[[Patch], None]
-    seeds: int = 40
+    seeds: int = 12
+    first: int = 1
 
 
 # -- rules of replication
