@@ -7,6 +7,7 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
 from popmq.broker.filter.sql92 import SqlFilters
@@ -35,21 +36,22 @@ from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.replica_writer import ReplicaRecords
+from popmq.broker.send_service import SendService
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.wipe import wipe
 from popmq.broker.timer.timers import Timers
+from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, NotYet, PopmqError, Refused
+from popmq.common.errors import Code, Refused
 from popmq.common.hop import (
     ClientsReport,
     Delivery,
     FilterType,
     PopRequest,
-    PutEntry,
     PutRequest,
     PutResult,
 )
@@ -74,8 +76,8 @@ class Broker:
         self._disk = disk
         self._clock = clock
         self._waits = waits or clock
-        self._next_queue = 0
-        self.stored_by_topic: dict[str, int] = {}
+        # Broker groups that take messages now, as the controller says; empty: it has not said.
+        self.cluster_groups: tuple[str, ...] = ()
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
@@ -141,6 +143,12 @@ class Broker:
             clock=clock,
             flusher=housekeeper or flusher,
         )
+        self.transactions = Transactions(
+            self.store, self.registry, settings.transaction, settings.broker.name
+        )
+        self.sends = SendService(
+            self.store, self.receipts, self.timers.admission, self.transactions.halves
+        )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
         self.explainer.filters = self.pops.filters
@@ -148,7 +156,12 @@ class Broker:
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
         self.applier = RecordApplier(
-            self.registry, self.table, self.redriven, self.timers.service, self.receipts
+            self.registry,
+            self.table,
+            self.redriven,
+            self.timers.service,
+            self.receipts,
+            self.transactions,
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
@@ -156,7 +169,7 @@ class Broker:
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.replica_records.before_snapshot
         self.store.on_grown = self._grown
-        self.store.on_moved = self.table.moved.apply
+        self.store.on_moved = self.applier.moved
         self.table.on_freed = self._freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
@@ -201,6 +214,7 @@ class Broker:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
         self.catch_up.let_all_in()
         self.polling.dismiss()
+        self.transactions.checks.dismiss()
         self.buffer.write_all()
 
     def close(self) -> None:
@@ -221,6 +235,7 @@ class Broker:
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
+        done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
@@ -241,13 +256,7 @@ class Broker:
             topics.check_topic_name(topic.name)  # nobody sends to dead letters
         if not topic.writable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
-        results = []
-        for entry in request.entries:
-            try:
-                results.append(self._put_one(topic, entry))
-            except PopmqError as error:
-                results.append(PutResult(error.code, str(error)))
-        return results
+        return self.sends.put(topic, request.entries)
 
     def want(self, request: PopRequest) -> Want:
         """The request with its names looked up and its limits applied, or the refusal."""
@@ -295,15 +304,23 @@ class Broker:
         if found is not None and name[0] != "%":
             return found
         topics.check_readable_topic_name(name)
-        if found is None and auto_create and self.settings.topic.auto_create:
+        if found is None and self.registry.owner:
+            self.registry.want_topic(name)
+        elif found is None and auto_create and self.settings.topic.auto_create:
             wanted = TopicConfig(
                 0,
                 name,
                 self.settings.topic.queues,
                 MessageType[self.settings.topic.auto_create_type.upper()],
             )
-            return self.registry.create_topic(wanted)
+            return self.create_topic(wanted)
         return found or self.registry.topic(name)
+
+    def create_topic(self, wanted: TopicConfig) -> TopicConfig:
+        """Over the broker groups of now, if message groups are to stay where they are (D11)."""
+        if wanted.type.accepts(MessageType.FIFO) and not wanted.brokers:
+            wanted = replace(wanted, brokers=self.cluster_groups)
+        return self.registry.create_topic(wanted)
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group; made with the defaults when group.auto_create allows it."""
@@ -311,7 +328,9 @@ class Broker:
         if found is not None:
             return found
         topics.check_group_name(name)
-        if self.settings.group.auto_create:
+        if self.registry.owner:
+            self.registry.want_group(name)
+        elif self.settings.group.auto_create:
             wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
             return self.registry.create_group(wanted)
         return self.registry.group(name)
@@ -333,7 +352,8 @@ class Broker:
             unit_size=RECORD_SIZE,
         )
         self.timers.add_topic()
-        self.store.retention.live = (self.bodies, self.timers.bodies)
+        self.transactions.add_topics()
+        self.store.retention.live = (self.bodies, self.timers.bodies, self.transactions.bodies)
         self.store.retention.exact = (self.bodies,)
         self.store.snapshots.tables = (
             self.registry,
@@ -343,6 +363,7 @@ class Broker:
             self.redriven,
             self.timers.state,
             self.receipts,
+            self.transactions.table,
         )
 
     def _begin(self) -> None:
@@ -363,44 +384,6 @@ class Broker:
             self.registry.set_log_id(self._rng.randbytes(16).hex())
         if not self.registry.receipt_key:
             self.registry.set_receipt_key(self._rng.randbytes(32))
-
-    def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
-        if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
-            _check_type(topic, entry)
-        if entry.message_id:
-            result = self.receipts.find(topic.id, entry.message_id)
-            if result is None:
-                result = self._store(topic, entry)
-                self.receipts.stored(topic.id, entry.message_id, result, self.store.log_ms())
-            return result
-        return self._store(topic, entry)
-
-    def _store(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
-        queue_id = entry.queue_id
-        if queue_id < 0:
-            self._next_queue += 1
-            queue_id = self._next_queue % topic.queues
-        elif queue_id >= topic.queues:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
-            )
-        self.store.admission.check_size(entry.head, entry.properties)
-        self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
-        due_ms = 0
-        if entry.type == MessageType.DELAY and entry.due_ms:
-            due_ms = self.timers.admission.due_ms(entry)
-        if due_ms:
-            timer = self.timers.admission.put(topic.id, queue_id, entry, due_ms)
-            return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
-        offset = self.store.put_message(
-            topic_id=topic.id,
-            queue_id=queue_id,
-            head=entry.head,
-            properties=entry.properties,
-            tag_hash=entry.tag_hash,
-        )
-        return PutResult(queue_id=queue_id, queue_offset=offset)
 
     def _grown(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
@@ -428,26 +411,11 @@ class Broker:
         self.buffer.forget_gone()
         self.catch_up.forget_topic(topic.name)
         self.redriven.drop_topic(topic.id)
+        self.transactions.table.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
-        self.stored_by_topic.pop(topic.name, None)
+        self.sends.topic_gone(topic.name)
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
         self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
-
-
-def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
-    try:
-        kind = MessageType(entry.type)
-    except ValueError:
-        kind = MessageType.MIXED
-    if kind is MessageType.MIXED:
-        raise Refused(Code.BAD_REQUEST, f"message type {entry.type} is not known")
-    if not topic.type.accepts(kind):
-        raise Refused(
-            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
-        )
-    if kind is MessageType.TRANSACTION:
-        raise NotYet("TRANSACTION messages are not served yet: send others")

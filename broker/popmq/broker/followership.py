@@ -45,6 +45,7 @@ class Followership:
         self._on_rebuild = on_rebuild
         self._on_broken = on_broken
         self._leader_at = ""
+        self.diverged = 0  # tables that were not the master's
         self._truncations = self._truncated_bytes = 0  # of followings that are over
 
     def begin(self, broker: Broker) -> None:
@@ -53,13 +54,17 @@ class Followership:
         self._snapshot = SnapshotCopy(broker.following.begin_install)
         slave = broker.store.slave
         assert slave is not None
-        slave.hashes.on_diverged = lambda position: self._on_rebuild(
-            f"its tables are not the master's at {position}"
-        )
+        slave.hashes.on_diverged = self._on_diverged
+
+    def _on_diverged(self, position: int) -> None:
+        self.diverged += 1
+        self._on_rebuild(f"its tables are not the master's at {position}")
 
     def follow(self, record: GroupRecord, address: str, *, is_new: bool) -> None:
         """The record names another leader, at `address` if that is known; `is_new`: its epoch."""
-        if is_new or (address and address != self._leader_at):
+        # Two controllers may know two addresses; the one that works is right.
+        works = self.side is not None and self.side.following
+        if is_new or (address and address != self._leader_at and not works):
             self.stop()
         if self.side is not None:
             self.side.members = record.members

@@ -15,6 +15,7 @@ from popmq.broker.store.replica_records import LogStart, SnapshotMark
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_service import TimerService
+from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.message import (
     HEADER_SIZE,
@@ -31,6 +32,7 @@ from popmq.common.timer_token import (
     decode_ending,
 )
 from popmq.common.topics import GroupType, TopicConfig
+from popmq.common.transaction_token import EndToken, HalfToken
 
 
 class RecordApplier:
@@ -41,12 +43,14 @@ class RecordApplier:
         redriven: RedrivenLetters,
         timers: TimerService,
         receipts: FirstReceipts,
+        transactions: Transactions,
     ) -> None:
         self._registry = registry
         self._table = table
         self._redriven = redriven
         self._timers = timers
         self._receipts = receipts
+        self._transactions = transactions
 
     def apply(self, record: ScannedRecord) -> None:
         """One record of the log, in its order: each part takes what is its own."""
@@ -65,9 +69,9 @@ class RecordApplier:
             case RecordKind.MOVED:
                 header = record.header
                 unit = Unit(header.position, header.size, peek_message(record.data)[0])
-                self._table.moved.apply(
-                    Body(header.topic_id, header.queue_id, header.queue_offset, unit)
-                )
+                self.moved(Body(header.topic_id, header.queue_id, header.queue_offset, unit))
+            case RecordKind.TRANSACTION:
+                self._transactions.apply_op(record)
             case RecordKind.TIMER:
                 match decode_ending(record.data[HEADER_SIZE:]):
                     case TimerRecount() as recount:
@@ -81,6 +85,13 @@ class RecordApplier:
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 
+    def moved(self, body: Body) -> None:
+        """Retention appended a live body again."""
+        if body.topic_id == topics.HALF_TOPIC_ID:
+            self._transactions.table.moved(body)
+        else:
+            self._table.moved.apply(body)
+
     def _apply_message(self, record: ScannedRecord) -> None:
         tag_hash, any_token = peek_message(record.data)
         match any_token:
@@ -91,6 +102,11 @@ class RecordApplier:
                 if token.moved_from is None:
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
+            case HalfToken() as token:
+                self._transactions.apply_half(record, token, tag_hash)
+                self._apply_sent(record, token.topic_id, token.queue_id)
+            case EndToken() as token:
+                self._transactions.table.apply(token, record.header.log_ms)
             case FiringToken() as token:
                 self._timers.apply_ended(token)
             case RevivalToken() as token if token.parked and not token.dead:

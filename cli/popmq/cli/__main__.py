@@ -23,7 +23,13 @@ from popmq.cli import (
     roles,
     timers,
 )
-from popmq.common.config import client_endpoint, environment, load_settings, parse_address
+from popmq.common.config import (
+    OVER_TLS,
+    client_endpoint,
+    environment,
+    load_settings,
+    parse_address,
+)
 from popmq.common.errors import ConfigError, PopmqError
 
 REFUSED, INTERRUPTED = 1, 130
@@ -94,7 +100,7 @@ def _common_arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=endpoint_argument,
         default=client_endpoint(environ),
         metavar="HOST:PORT",
-        help="a proxy's address (default %(default)s; POPMQ_ENDPOINT)",
+        help="a proxy's address, tls://HOST:PORT over TLS (default %(default)s; POPMQ_ENDPOINT)",
     )
     common.add_argument("--json", action="store_true", help="one JSON object per line")
     return common
@@ -102,7 +108,7 @@ def _common_arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def endpoint_argument(text: str) -> str:
     try:
-        parse_address(text)
+        parse_address(text.removeprefix(OVER_TLS))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text

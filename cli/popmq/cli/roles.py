@@ -188,6 +188,7 @@ async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: "Lif
     stack.push_async_callback(controller.stop)
     broker = await _start_broker(settings, stack, life)
     await broker.listen(at_broker, *_unix_address(settings))
+    life.own(controller.start())
     await controller.listen(at_controller)
     life.own(asyncio.create_task(broker.register_in_process(controller.port, at_broker)))
     addresses = replace(settings.controller, addresses=(at_controller,))

@@ -89,6 +89,7 @@ class ProxyProcess:
         self._transport = transport
         self._proxy.listening_on(host, taken)
         self._proxy.clients.start()
+        self._proxy.checks.start()
         return self._proxy.endpoint
 
     def _make_transport(self, host: str, port: int) -> Transport:
@@ -133,6 +134,7 @@ class ProxyProcess:
         if self._transport is not None:
             await self._transport.stop(0)
         self._proxy.clients.stop()
+        self._proxy.checks.stop()
         await self._routed.stop()
         for controller in self._controller_ports:
             await controller.close()
@@ -155,6 +157,7 @@ class ProxyProcess:
                 self._routed.waiting,
                 gauge,
             ),
+            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
             Metric("proxy_open_streams", "Telemetry streams.", counts.open_streams, gauge),
             Metric("proxy_waiting_receives", "Long polls.", counts.waiting_receives, gauge),
             *(

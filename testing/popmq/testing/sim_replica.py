@@ -26,6 +26,10 @@ class ReplicaSimulator(Simulator):
         self._actions += [(self._compare, 3)]
         self.compared = 0
 
+    def reached(self) -> dict[str, int]:
+        """How often rare states were."""
+        return {"comparisons": self.compared, **self.machine.reached()}
+
     def _machine(self) -> Machine:
         return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
 
@@ -50,6 +54,10 @@ class TimerReplicaSimulator(TimerSimulator):
         super().__init__(seed)
         self.machine.fails_over = not self.retains
         self.compared = 0
+
+    def reached(self) -> dict[str, int]:
+        """How often rare states were."""
+        return {"comparisons": self.compared, **self.machine.reached()}
 
     def _machine(self) -> Machine:
         return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)

@@ -190,6 +190,20 @@ class ReplicaMachine(Machine):
         self.failovers = self.live_failovers = 0
         self._leads = self._runs = False
 
+    def reached(self) -> dict[str, int]:
+        """How often rare states were, up to the end of the run."""
+        slave = self.slave
+        if slave._alive:
+            slave._note()
+        return {
+            "failovers": self.failovers,
+            "live failovers": self.live_failovers,
+            "hashes": slave.hashes,
+            "crashes": slave.crashes,
+            "cuts": slave.cuts,
+            "applied": slave.applied,
+        }
+
     def loop(self) -> None:
         super().loop()
         self.slave.turn()
@@ -234,7 +248,6 @@ class ReplicaMachine(Machine):
         if not self._leads:
             return
         store = self.broker.store
-        self.slave.master_started(store.end)
         store.on_durable = store.confirm
         assert store.slave is not None
         self.broker.promote(store.slave.apply.newest(store.end).epoch + 1)
@@ -247,6 +260,7 @@ class ReplicaMachine(Machine):
     def _apply_all(self) -> None:
         """A new master keeps its whole tail, and what is on its disk is confirmed (R11, R15)."""
         store = self.broker.store
+        self.slave.master_started(store.end)
         self.settle()
         store.confirm(store.durable)
         while store.slave is not None and store.slave.applied < store.end:

@@ -134,10 +134,9 @@ class MessageStore:
         mark_running(self._disk, self._folder)
 
     def follow(self, apply: Apply, *, known: int = -1) -> SlaveStore:
-        """In place of `recover`: restore the tables and find the log's end, but apply nothing yet.
+        """In place of `recover`, which leaves the log the same, but nothing is applied yet.
 
-        The log on the disk is then as `recover` leaves it.  `confirmed` is what snapshot,
-        checkpoint and key index prove, and the record at `known`, which another index has.
+        Snapshot, checkpoint and key index, and the record at `known`, prove what is confirmed.
         """
         followed = self._recovery().follow(self._checkpoint, known)
         self._recovered(followed.passed)
@@ -148,7 +147,8 @@ class MessageStore:
             self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
         applies = SlaveApply(log, commit, self.dispatch, self.index, apply, followed, lower)
-        self.slave = SlaveStore(applies, self.replicas, self.snapshots, self.retention)
+        house = (self.snapshots, self.retention, self.guard)
+        self.slave = SlaveStore(applies, self.replicas, *house)
         return self.slave
 
     def lead(self, epoch: int) -> None:

@@ -7,6 +7,7 @@ master says so.  Nothing here appends a record.
 from collections.abc import Callable
 
 from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.disk_guard import DiskGuard
 from popmq.broker.store.log_block import LogBlock
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.replica_records import LogStart, StateHash
@@ -30,11 +31,13 @@ class SlaveStore:
         log: ReplicaLog,
         snapshots: SnapshotKeeper,
         retention: Retention,
+        guard: DiskGuard,
     ) -> None:
         self.apply = apply
         self.hashes = StateHashes()
         self._snapshots = snapshots
         self._retention = retention
+        self._guard = guard
         self._log = log
         self._warming = self._publishing = False
         self.install: SnapshotInstall | None = None
@@ -56,7 +59,11 @@ class SlaveStore:
         return self.applied >= self.apply.bound
 
     def append_block(self, position: int, data: bytes) -> LogBlock:
-        """Take a master's records at this log's end (`ReplicaLog.append_block`)."""
+        """Take a master's records at this log's end (`ReplicaLog.append_block`).
+
+        TooManyRequests, with nothing changed, while the disk is full.
+        """
+        self._guard.check_block(len(data))
         return self._log.append_block(position, data)
 
     def cut(self, position: int, done: Callable[[], None]) -> None:
