@@ -414,6 +414,7 @@ class BrokerNode:
             trouble=self.view.trouble,
             owner=self.broker.registry.owner,
             meta_version=self.broker.registry.changes,
+            draining=self.broker.registry.draining,
         )
 
     def _newest_timers(self) -> TimersHeard | None:

@@ -14,6 +14,7 @@ from popmq.cli import (
     brokers,
     dlq,
     doctor,
+    drain,
     explain,
     lookup,
     messages,
@@ -66,6 +67,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     operate.add_parsers(subparsers, common)
     dlq.add_parsers(subparsers, common)
     timers.add_parsers(subparsers, common)
+    drain.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser

@@ -49,6 +49,7 @@ class Kind(IntEnum):
     LIST_DEAD_LETTERS = 51
     REDRIVE = 52
     UNPARK = 56
+    DRAIN = 57
     REGISTER = 64
     ROUTES = 65
     ALTER_SYNC_STATE_SET = 66

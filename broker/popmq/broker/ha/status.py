@@ -42,6 +42,7 @@ class Status:
     trouble: str
     owner: str = ""  # the broker group that this log's topics are copied from
     meta_version: int = 0
+    draining: bool = False
 
     @property
     def members(self) -> frozenset[str]:
@@ -59,6 +60,7 @@ def registration(status: Status) -> bytes:
             epoch=status.epoch,
             store_id=status.store_id,
             node=settings.node,
+            draining=status.draining,
         ),
         replicas=settings.replication.replicas,
         min_in_sync=settings.replication.least_in_sync,
