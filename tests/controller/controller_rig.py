@@ -37,6 +37,8 @@ class Broker:
     confirmed: int = 0
     group: str = GROUP
     address: str = ""
+    owner: str = ""
+    changes: int = 0
     timers: pb.TimerCheckPoint | None = None
     told: pb.GroupState = field(default_factory=pb.GroupState)
 
@@ -61,6 +63,8 @@ class Broker:
             confirmed=self.confirmed,
             priority=self.priority,
             timer_check_point=self.timers,
+            owner=self.owner,
+            meta_version=self.changes,
         )
         return request.SerializeToString()
 

@@ -22,9 +22,11 @@ LEAN_ONLY = {
     "test_growth",
     "test_kill_nine",
     "test_official_fifo",
+    "test_official_java",
     "test_official_shared",
     "test_timers_killed",
     "test_transport_flag",
+    "test_workers",
 }
 
 

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -33,6 +34,7 @@ class Client:
             endpoint, options=[("grpc.max_receive_message_length", -1)]
         )
         self._number = 0
+        self._name = uuid.uuid4().hex  # of no other client: ids that come twice are one message
 
     def close(self) -> None:
         self._channel.close()
@@ -48,7 +50,7 @@ class Client:
     def message(self, topic: str = "orders", body: bytes = b"x") -> definition.Message:
         self._number += 1
         made = definition.Message(topic=definition.Resource(name=topic), body=body)
-        made.system_properties.message_id = f"id-{self._number}"
+        made.system_properties.message_id = f"{self._name}-{self._number}"
         made.system_properties.message_type = definition.NORMAL
         return made
 

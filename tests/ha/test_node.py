@@ -402,3 +402,48 @@ def test_a_slave_named_master_has_everything_on_its_disk_first() -> None:
     rig.advance(100)
     assert heir.node.leadership is not None
     assert heir.node.epochs.last_epoch == 2
+
+
+# -- stops and starts
+
+
+def test_brokers_that_stop_cleanly_begin_where_they_were() -> None:
+    rig = running()
+    sent(rig, b"one", b"two")
+    ends = {}
+    for node in [*others(rig), rig.master]:
+        node.node.stop()
+        rig.settle()
+        node.node.close()
+        node.alive = False
+        rig.connections_lost(node.address)
+        ends[node.name] = node.end
+        assert not node.disk.exists("data/abort") or node.node.leadership is not None
+    for node in rig.nodes:
+        node.start()
+        assert node.end == ends[node.name]
+    rig.ready()
+    assert len(rig.receive()) == 2
+
+
+def test_a_slave_follows_the_address_that_works_whatever_another_controller_says() -> None:
+    rig = running()
+    slave, master = others(rig)[0], rig.master
+    before = slave.node.following.side
+    view = slave.node.view
+    old = tuple(
+        replace(one, address="elsewhere:1") if one.node == master.name else one
+        for one in view.members
+    )
+    slave.node.on_view(replace(view, members=old))
+    rig.advance(1_000)
+    assert slave.node.following.side is before
+    master.kill()
+    rig.ready(members=2)
+
+
+def test_a_request_that_cannot_be_read_is_refused() -> None:
+    rig = running()
+    answer = rig.ask(Kind.HAND_OVER, b"\xff\xff\xff")
+    assert answer.error is not None
+    assert answer.error.code is Code.BAD_REQUEST

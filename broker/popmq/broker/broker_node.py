@@ -9,6 +9,8 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from google.protobuf.message import DecodeError
+
 from popmq.broker.broker import Broker
 from popmq.broker.broker_life import BrokerLife
 from popmq.broker.followership import Followership
@@ -24,14 +26,15 @@ from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, TimersHear
 from popmq.broker.ha.status import Status, described, registration
 from popmq.broker.ha.sync_state import Alter
 from popmq.broker.leadership import Leadership
+from popmq.broker.meta_follower import MetaFollower
 from popmq.broker.server import BrokerServer
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
-from popmq.common.errors import NotMaster
+from popmq.common.errors import Code, NotMaster, Refused
 from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.steps import Flusher, Work
-from popmq.common.wire.controller_pb2 import HandOverRequest
+from popmq.common.wire.controller_pb2 import HandOverRequest, RegisterReply
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +107,13 @@ class BrokerNode:
             store_id=lambda: self.identity.store_id,
             on_view=self.on_view,
             on_record=self.on_record,
+            on_cluster=self._on_cluster,
+        )
+        self.meta = MetaFollower(
+            cluster=settings.cluster.name,
+            group=settings.broker.name,
+            open_port=open_port or _nowhere,
+            now_ms=self.now_ms,
         )
 
     # -- start, stop, steps
@@ -158,7 +168,7 @@ class BrokerNode:
         """One round of the background work; returns how much was done."""
         self.controllers.step()
         if self._server is not None:
-            return self.broker.step()
+            return self.broker.step() + self.meta.step(self.broker)
         if self.changing:
             return 0
         if self._postponed is not None and not self.following.is_cutting:
@@ -166,7 +176,10 @@ class BrokerNode:
             self.on_record(record)
             return 1
         if self.leadership is not None:
-            return self.leadership.step()
+            done = self.leadership.step()
+            if self.leadership is not None and self.leadership.role is Role.MASTER:
+                done += self.meta.step(self.broker)
+            return done
         if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
             self._begin_to_lead(self._named_by)
             return 1
@@ -181,9 +194,11 @@ class BrokerNode:
             self.broker.stop()
 
     def close(self) -> None:
-        """A clean stop, the flushers idle. Leaves a whole store, if everything is confirmed."""
+        """A clean stop, the flushers idle. Leaves a whole store, but for a master of which not
+        everything is confirmed."""
         store = self.broker.store
-        if self.serves and store.confirmed == store.end == store.durable:
+        whole = not self.changing and not self.identity.copying and store.durable == store.end
+        if whole and (store.slave is not None or store.confirmed == store.end):
             self.broker.close()
         else:
             self.release_files()
@@ -234,6 +249,11 @@ class BrokerNode:
                 logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
             case Order.LEAD:
                 self._lead(record)
+
+    def _on_cluster(self, told: RegisterReply) -> None:
+        self.meta.hear(told.owner, told.owner_address)
+        if not self.changing:
+            self.broker.cluster_groups = tuple(told.groups)
 
     def _learn(self, record: GroupRecord) -> None:
         assert self.leadership is not None
@@ -366,10 +386,14 @@ class BrokerNode:
     def _serve_node(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
         if kind is Kind.DESCRIBE_ROLE:
             on_reply(described(self.status()))
-        elif self.leadership is not None:
-            self.leadership.hand_over(HandOverRequest.FromString(body), on_reply)
-        else:
+        elif self.leadership is None:
             raise NotMaster(self.gate.why)
+        else:
+            try:
+                asked = HandOverRequest.FromString(body)
+            except DecodeError:
+                raise Refused(Code.BAD_REQUEST, f"the request is no {kind.name}") from None
+            self.leadership.hand_over(asked, on_reply)
 
     def status(self) -> Status:
         """As of now, for controllers, operators and metrics."""
@@ -396,6 +420,9 @@ class BrokerNode:
             timers=self._newest_timers(),
             now_ms=self.now_ms(),
             trouble=self.view.trouble,
+            state_hash=(store.snapshots.position, store.snapshots.state_hash),
+            owner=self.broker.registry.owner,
+            meta_version=self.broker.registry.changes,
         )
 
     def _newest_timers(self) -> TimersHeard | None:

@@ -62,7 +62,9 @@ class Followership:
 
     def follow(self, record: GroupRecord, address: str, *, is_new: bool) -> None:
         """The record names another leader, at `address` if that is known; `is_new`: its epoch."""
-        if is_new or (address and address != self._leader_at):
+        # Two controllers may know two addresses; the one that works is right.
+        works = self.side is not None and self.side.following
+        if is_new or (address and address != self._leader_at and not works):
             self.stop()
         if self.side is not None:
             self.side.members = record.members

@@ -23,6 +23,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 # Timers whose topic was deleted; of a group whose name no client may have.
 TIMER_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TIMER"
+TRANSACTION_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TRANS"
 PARKED_PREFIX = "%PARKED%"
 
 TOPIC_NAME_LIMIT = 127
@@ -33,7 +34,12 @@ META_TOPIC_ID = 1
 OFFSETS_TOPIC_ID = 2
 REVIVE_TOPIC_ID = 3
 TIMER_TOPIC_ID = 4
+HALF_TOPIC_ID = 5
+OP_TOPIC_ID = 6
 FIRST_USER_TOPIC_ID = 64
+# Retry topics and their like in a broker group that follows the topics of another one: what it
+# makes for itself must not meet the ids that the owner gives.
+FIRST_LOCAL_TOPIC_ID = 1 << 30
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_NAMES = frozenset(
@@ -103,6 +109,9 @@ class TopicConfig:
     type: MessageType = MessageType.NORMAL
     permission: Permission = Permission.READ_WRITE
     retention_ms: int = 0  # 0: that of the store
+    # Of a topic that takes FIFO messages: the broker groups that it was created over. Another one
+    # that comes later takes no message group away from these (D11). Empty: all.
+    brokers: tuple[str, ...] = ()
 
     @property
     def readable(self) -> bool:

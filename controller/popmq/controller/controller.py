@@ -28,9 +28,10 @@ from popmq.controller.heartbeats import (
 from popmq.controller.long_polls import LongPolls
 from popmq.controller.metadata_store import MetadataStore
 from popmq.controller.metrics import controller_metrics
+from popmq.controller.ownership import Claim, Ownership
 from popmq.controller.replica_group import ReplicaGroup
 from popmq.controller.replicas import Replica
-from popmq.controller.routes import BROKER_LIMIT, Route, Routes, check_broker_name
+from popmq.controller.routes import BROKER_LIMIT, IN_PROCESS, Route, Routes, check_broker_name
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,11 @@ class Controller:
         self._watchers: dict[int, tuple[str, str]] = {}  # request -> group and store id
         self._probing: set[str] = set()
         self._failovers = 0
+        self.ownership = Ownership(
+            store,
+            patient_until_ms=clock.boot_ms() + times.dead_after_ms,
+            on_owner=self._owner_known,
+        )
 
     # -- hop.Port
 
@@ -128,7 +134,13 @@ class Controller:
         done = self.polls.due(now_ms)
         for group in self.groups.values():
             done += group.step(now_ms)
-        return done
+        return done + self._step_ownership(now_ms)
+
+    def _step_ownership(self, now_ms: int) -> int:
+        names = self.routes.names
+        only = self.routes.get(names[0]) if len(names) == 1 else None
+        at_once = only is not None and only.address == IN_PROCESS
+        return self.ownership.step(now_ms, at_once=at_once)
 
     def stop(self) -> None:
         """Answer everybody who waits for a change."""
@@ -150,7 +162,35 @@ class Controller:
         except PopmqError as error:
             self._log_refused(route, error)
             raise
+        self._hear_claim(request)
+        self._tell_cluster(reply)
         return reply.SerializeToString()
+
+    def _hear_claim(self, request: pb.RegisterRequest) -> None:
+        """Of masters alone: a slave may be behind."""
+        if request.replicas > 1 and request.role != pb.MASTER:
+            return
+        self.ownership.hear(request.broker.broker, Claim(request.owner, request.meta_version))
+        self._step_ownership(self.clock.boot_ms())
+        self._hide_strangers()
+
+    def _owner_known(self) -> None:
+        self.routes.version += 1
+        self._hide_strangers()
+        self.polls.wake("")
+
+    def _hide_strangers(self) -> None:
+        """Groups that do not have the cluster's topics yet are kept from proxies."""
+        joined = self.ownership.has_joined
+        if self.routes.hide(frozenset(one for one in self.routes.names if not joined(one))):
+            self.polls.wake("")
+
+    def _tell_cluster(self, reply: pb.RegisterReply) -> None:
+        reply.owner = self.ownership.owner
+        owner = self.routes.get(self.ownership.owner)
+        if owner is not None:
+            reply.owner_address = owner.address
+        reply.groups.extend(one.broker for one in self.routes.all() if not one.draining)
 
     def _register_single(self, request: pb.RegisterRequest, route: Route, now_ms: int) -> None:
         group = self.groups.get(route.broker)
@@ -264,7 +304,9 @@ class Controller:
 
     def _routes_reply(self) -> bytes:
         brokers = map(route_to_wire, self.routes.all())
-        return pb.RoutesReply(version=self.routes.version, brokers=brokers).SerializeToString()
+        return pb.RoutesReply(
+            version=self.routes.version, brokers=brokers, owner=self.ownership.owner
+        ).SerializeToString()
 
     # -- a closed connection is a hint
 
@@ -302,7 +344,7 @@ class Controller:
         if request.group and not found:
             raise Refused(Code.NOT_FOUND, f"broker group {request.group} is unknown here")
         found.sort(key=lambda one: one.group)
-        return pb.ListReplicasReply(groups=found).SerializeToString()
+        return pb.ListReplicasReply(groups=found, owner=self.ownership.owner).SerializeToString()
 
     def _failover(self, request: pb.FailoverRequest, on_reply: OnReply) -> None:
         if request.cluster:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.hop import Kind
+from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
 from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange, Sum, last
 from popmq.proxy.brokers import Brokers
@@ -62,6 +63,7 @@ class _Command:
     name: str
     kind: Kind
     reply: type[Reply]
+    owned: bool = False  # by one broker group, which is asked; the others follow it
     everywhere: bool = False
     gathers: type[Gathered] | None = None
     join: _Join = _append
@@ -81,9 +83,9 @@ _TIMER_COMMANDS: tuple[tuple[str, Kind, type[Gathered], _Join], ...] = (
 )
 _COMMANDS = (
     _Command("DescribeTopic", Kind.DESCRIBE_TOPIC, admin_pb2.TopicReply),
-    _Command("CreateTopic", Kind.CREATE_TOPIC, admin_pb2.TopicReply, everywhere=True),
-    _Command("AlterTopic", Kind.ALTER_TOPIC, admin_pb2.TopicReply, everywhere=True),
-    _Command("DeleteTopic", Kind.DELETE_TOPIC, admin_pb2.TopicReply, everywhere=True),
+    _Command("CreateTopic", Kind.CREATE_TOPIC, admin_pb2.TopicReply, owned=True),
+    _Command("AlterTopic", Kind.ALTER_TOPIC, admin_pb2.TopicReply, owned=True),
+    _Command("DeleteTopic", Kind.DELETE_TOPIC, admin_pb2.TopicReply, owned=True),
     _Command("ListTopics", Kind.LIST_TOPICS, admin_pb2.ListTopicsReply),
     _Command(
         "DescribeGroup",
@@ -92,9 +94,9 @@ _COMMANDS = (
         gathers=admin_pb2.GroupReply,
         join=join_group,
     ),
-    _Command("CreateGroup", Kind.CREATE_GROUP, admin_pb2.GroupReply, everywhere=True),
-    _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, everywhere=True),
-    _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, everywhere=True),
+    _Command("CreateGroup", Kind.CREATE_GROUP, admin_pb2.GroupReply, owned=True),
+    _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, owned=True),
+    _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, owned=True),
     _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
     _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True, sums=join_unparked),
     *(
@@ -132,7 +134,7 @@ class Admin:
 
     def _pass_on(self, command: _Command, rpc: Rpc) -> None:
         command.check(rpc.data)
-        if command.everywhere:
+        if command.everywhere or (command.owned and _is_dead_letters(rpc.data, command.kind)):
             then = partial(_reply, command.reply, rpc)
             AdminChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
             return
@@ -141,6 +143,10 @@ class Admin:
             self._gather(command, rpc, names, command.gathers(), [])
             return
         answered = partial(rpc.run, _reply, command.reply, rpc)
+        if command.owned:
+            port = self._brokers.port(_owner(self._brokers))
+            rpc.ask(port, command.kind, rpc.data, TIMEOUT_MS, answered)
+            return
         ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=TIMEOUT_MS)
 
     def _gather(
@@ -180,6 +186,25 @@ class Admin:
             answered(error)
             return
         rpc.ask(port, command.kind, rpc.data, TIMEOUT_MS, answered)
+
+
+def _owner(brokers: Brokers) -> str:
+    """The broker group that topics and groups are changed at."""
+    owner = brokers.owner()
+    if not owner and brokers.names():
+        raise Unavailable(
+            "which broker group owns topics and consumer groups is not known yet: try again"
+        )
+    if not owner:
+        raise Unavailable("no broker is known yet")
+    return owner
+
+
+def _is_dead_letters(request: bytes, kind: Kind) -> bool:
+    """Every broker group has dead letters of its own."""
+    if kind is not Kind.DELETE_TOPIC:
+        return False
+    return parse(admin_pb2.DeleteTopicRequest, request).name.startswith(DLQ_PREFIX)
 
 
 def _note(found: Gathered, reason: str) -> None:

@@ -127,8 +127,10 @@ class ReceiveMessage:
         sending = True
 
         def answered(answer: Answer) -> None:
-            away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
-            if sending and away and len(names) > 1:
+            code = answer.code if isinstance(answer, PopmqError) else Code.OK
+            # Dead letters are each broker group's own, and some have none.
+            elsewhere = code is Code.TOPIC_NOT_FOUND and pop.topic.startswith("%")
+            if len(names) > 1 and (elsewhere or (sending and code is Code.HA_NOT_AVAILABLE)):
                 self._ask(rpc, pop, names[1:])
                 return
             self._over(rpc)

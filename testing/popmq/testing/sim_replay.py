@@ -93,6 +93,7 @@ class ReplayCheck:
         self._compare_entries(dict(self._entries(first, floor)), dict(self._entries(second, floor)))
         self._compare_progress(first, second)
         self._compare_outcomes(first, second)
+        self._compare_receipts(first, second)
 
     def _complain(self, what: str) -> None:
         self._oracle.complain("I12 function-of-the-log", what)
@@ -175,6 +176,25 @@ class ReplayCheck:
             faded = (mine is None or theirs is None) and log_ms + OUTCOME_MS < now_ms
             if mine != theirs and not faded:
                 self._complain(f"outcome {key}: {mine} and {theirs}")
+
+    def _compare_receipts(self, first: Broker, second: Broker) -> None:
+        one, other = _receipts(first), _receipts(second)
+        old_ms = first.store.log_ms() - first.settings.dedup.window_ms
+        for key in sorted(one.keys() | other.keys()):
+            mine, theirs = one.get(key), other.get(key)
+            faded = (mine or theirs or (0,))[0] <= old_ms
+            same = mine is not None and theirs is not None and mine[1] == theirs[1]
+            if not same and not faded:
+                self._complain(f"first receipt of {key!r}: {mine} and {theirs}")
+
+
+def _receipts(broker: Broker) -> dict[bytes, tuple[int, int]]:
+    """Of ids that one message has; which of several was first, a snapshot may not know."""
+    return {
+        key: (from_ms, receipt)
+        for key, receipt, from_ms in broker.receipts.items()
+        if key[4:5] == b"m"
+    }
 
 
 def _timers(broker: Broker) -> Iterator[tuple[str, object]]:

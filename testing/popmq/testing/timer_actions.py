@@ -13,6 +13,7 @@ from popmq.testing.timer_oracle import Delayed, TimerOracle
 from popmq.testing.timer_sometimes import TimerSometimes as States
 
 _HOUR_MS = 3_600_000
+_NEAR_MS = 540_000  # the wheel stays; an hour turns it back with the clock
 
 
 class TimerActions:
@@ -43,10 +44,11 @@ class TimerActions:
             (self._time, 12),
             (self._to_the_next, 6),
             (self._clock, 2),
+            (self._wobble, 1),
             (self._sleep, 1),
             (self._settle, 5),
             (self._work, 5),
-            (self._harm_live, 1),
+            (self._harm_live, 2),
             (self._recount, 2),
         ]
         if self.retains:
@@ -249,16 +251,26 @@ class TimerActions:
     def _clock(self) -> None:
         """Somebody sets the wall clock, or NTP does."""
         small = (-3 * self.slot_ms, -5, 40, 2 * self.slot_ms)
-        step_ms = self.rng.choice((-_HOUR_MS, _HOUR_MS, *small))
+        step_ms = self.rng.choice((-_HOUR_MS, _HOUR_MS, -_NEAR_MS, _NEAR_MS, *small))
         waits = bool(self.oracle.model.pending)
         self.tally.hit(States.CLOCK_BACK, int(step_ms < 0 and waits))
         self.tally.hit(States.CLOCK_FORWARD, int(step_ms > 0 and waits))
         self.machine.step_wall(step_ms)
         self.note(f"wall clock {step_ms:+}")
 
+    def _wobble(self) -> None:
+        """It is ahead for a moment: slots are over whose time comes again."""
+        step_ms = self.rng.choice((_NEAR_MS, 3 * self.slot_ms, 12 * self.slot_ms))
+        self.machine.step_wall(step_ms)
+        self._work()
+        self.machine.step_wall(-step_ms)
+        self.note(f"wall clock was {step_ms:+}")
+        for _ in range(self.rng.choice((1, 3))):
+            self._send()
+
     def _harm_live(self) -> None:
         """A sector of the timer's files goes bad while the broker runs."""
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.5:
             data = self.machine.settings.broker.data
             name = self.rng.choice(("timerlog", "timerwheel"))
             where = self.machine.disk.flip_bit(f"{data}/{name}")
@@ -305,6 +317,7 @@ class TimerActions:
         self.count_fired()
         self.tally.hit(States.ROLLED, service.enqueue.rolled)
         self.tally.hit(States.REBUILT, service.rebuilds)
+        self.tally.hit(States.TURNED_BACK, service.turned_back)
         self.tally.hit(States.RECOUNTED, self.machine.broker.timers.check.mismatches)
         pending = sum(self.machine.broker.timers.state.pending.values())
         unconfirmed = self.machine.broker.store.confirmed < self.machine.broker.store.end

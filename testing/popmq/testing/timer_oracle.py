@@ -50,7 +50,8 @@ class Ask:
     story: Delayed
     known: bool  # it was stored, and is neither over for long nor of a topic that went
     fired: bool  # a copy was confirmed
-    cancelled: bool  # its last timer was recalled, and that has to be remembered
+    cancelled: bool  # its last timer was recalled
+    last_due_ms: int  # of that timer
     recalled: bool  # or perhaps
     new_due_ms: int = 0  # of a reschedule
 
@@ -95,12 +96,12 @@ class TimerOracle(Oracle):
         start = self._machine.broker.store.index.start  # a cut comes before the delete
         gone = last is None or last.position < start or story.topic.gone
         ends = last.ends[-1:] if last else []
-        kept = last is not None and last.due_ms >= model.cursor[0] - KEEP_CANCELLED_MS
         return Ask(
             story,
             known=story.ok_at > 0 and not gone,
             fired=ends == ["fired"] or ends == ["dead"],
-            cancelled=ends == ["cancelled"] and kept,
+            cancelled=ends == ["cancelled"],
+            last_due_ms=last.due_ms if last is not None else 0,
             recalled=story.recalls > 0,
             new_due_ms=new_due_ms,
         )
@@ -134,8 +135,8 @@ class TimerOracle(Oracle):
         allowed = set(TimerOutcome)
         if ask.fired:
             allowed = {TimerOutcome.ALREADY_VISIBLE}
-        elif ask.cancelled:
-            allowed = {again}
+        elif ask.cancelled and ask.last_due_ms >= model.cursor[0] - KEEP_CANCELLED_MS:
+            allowed = {again}  # else a firing that was not confirmed yet made the broker forget it
         elif not ask.recalled:
             allowed -= {TimerOutcome.NOT_FOUND}
         if outcome not in allowed:

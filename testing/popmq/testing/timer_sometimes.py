@@ -37,6 +37,7 @@ class TimerSometimes(Enum):
     FILES_DAMAGED = "start after a bit of the timer's files flipped"
     BEGUN_ANEW = "timer's files begun anew at a start"
     REBUILT = "wheel built anew beside the traffic"
+    TURNED_BACK = "wheel turned back to the clock"
     BLOCKED = "timer's files waited for a full disk"
     RECOUNTED = "wrong count of pending timers mended"
     LOG_CUT = "old segment of the TimerLog deleted"

@@ -54,6 +54,7 @@ class Controllers:
         store_id: Callable[[], str],
         on_view: Callable[[GroupView], None],
         on_record: Callable[[GroupRecord], None],
+        on_cluster: Callable[[pb.RegisterReply], None] = lambda reply: None,
     ) -> None:
         self._all = [_Controller(port) for port in ports]
         self._cluster = cluster
@@ -65,6 +66,7 @@ class Controllers:
         self._store_id = store_id
         self._on_view = on_view
         self._on_record = on_record
+        self._on_cluster = on_cluster
         self._ended = False
 
     def attach(self, ports: Sequence[Port]) -> None:
@@ -129,6 +131,7 @@ class Controllers:
             one.refused = None
             told = pb.RegisterReply.FromString(reply)
             self._heartbeat_ms = told.heartbeat_ms or self._heartbeat_ms
+            self._on_cluster(told)
             if told.HasField("state"):
                 self._on_view(view_from_wire(told.state, self._now_ms()))
 

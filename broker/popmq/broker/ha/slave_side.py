@@ -307,8 +307,9 @@ class SlaveSide:
                 raise BadRecord(f"epoch {last.epoch} begins at {block.epoch_start} there")
         elif last is not None and (block.block_epoch < last.epoch or block.epoch_start != end):
             raise BadRecord(f"epoch {block.block_epoch} of {block.epoch_start} behind {last}")
+        elif block.block_epoch > self._epoch:
+            raise BadRecord(f"epoch {block.block_epoch} in the log of epoch {self._epoch}")
         else:
-            assert block.block_epoch <= self._epoch, "a record of an epoch that is yet to come"
             self._epochs.append(block.block_epoch, block.epoch_start)
         self._slave.append_block(block.position, block.data)
 

@@ -40,6 +40,9 @@ class Status:
     timers: TimersHeard | None  # newest TimerCheckPoint of a master, this one included
     now_ms: int
     trouble: str
+    state_hash: tuple[int, int]  # of the newest snapshot: position and hash of its tables
+    owner: str = ""  # the broker group that this log's topics are copied from
+    meta_version: int = 0
 
     @property
     def members(self) -> frozenset[str]:
@@ -67,6 +70,8 @@ def registration(status: Status) -> bytes:
         catch_up_from=status.copying_from,
         catch_up_to=status.copying_to,
         log_id=status.log_id,
+        owner=status.owner,
+        meta_version=status.meta_version,
     )
     if status.timers is not None:
         made.timer_check_point.CopyFrom(timers_to_wire(status.timers, status.now_ms))
@@ -102,4 +107,6 @@ def described(status: Status) -> bytes:
             for one in status.slaves
         ],
         trouble=status.trouble,
+        state_hash_position=status.state_hash[0],
+        state_hash=f"{status.state_hash[1]:032x}",
     ).SerializeToString()

@@ -28,7 +28,7 @@ from popmq.common.message import (
 )
 
 _SCAN_BYTES = 4 << 20
-_RECORD_START = re.compile(rb"\x01[\x01-\x0b]", re.DOTALL)  # version and kind, at byte 8
+_RECORD_START = re.compile(rb"\x01[\x01-\x0c]", re.DOTALL)  # version and kind, at byte 8
 
 
 @dataclass(slots=True)

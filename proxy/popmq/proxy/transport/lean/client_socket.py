@@ -188,7 +188,7 @@ class ClientSocket(asyncio.Protocol):
             return b""
         if not began and session.established and session.protocol != tls.ALPN:
             self._server.counters.tls_refused["alpn"] += 1
-            self.core.refused = _NO_ALPN
+            self.core.refused, self.core.inadequate = _NO_ALPN, True
         if answer := session.take():
             self._write(self._transport, answer)
         return data
