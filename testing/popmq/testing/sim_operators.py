@@ -21,6 +21,8 @@ _REFUSALS = (Code.NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND
 
 
 class Operators(Clients):
+    _redrives = 0  # that were asked for
+
     # -- consumers
 
     def reject(self, held: Held) -> None:
@@ -142,6 +144,7 @@ class Operators(Clients):
         whole = not request.HasField("queue_id")
         if whole:
             request.skip_retries = skips
+        redrives = self._redrives
 
         def hear(answer: bytes | PopmqError) -> None:
             closed()
@@ -155,6 +158,11 @@ class Operators(Clients):
                 self._check_time(topic, request.stored_ms, offsets)
             self._tally.hit(Sometimes.FIFO_RESET if group.fifo else Sometimes.RESET)
             self._tally.hit(Sometimes.RESET_IN_FLIGHT, sum(one.in_flight > 0 for one in done))
+            if redrives != self._redrives:
+                # Letters that went back meanwhile stand before or behind it: nobody can tell.
+                for one in same:
+                    chains.reset_lost(one, oracle.messages)
+                return
             for one in same:
                 chains.reset_done(
                     one,
@@ -197,6 +205,7 @@ class Operators(Clients):
     def redrive(self, group: str, then: Callable[[], None] = lambda: None) -> None:
         """Send its dead letters back."""
         oracle = self._oracle
+        self._redrives += 1
         readers = [reader for reader in oracle.readers if reader.group.name == group]
         in_order = [reader for reader in readers if reader.group.fifo]
         oracle.copying += in_order
