@@ -299,6 +299,8 @@ def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
 def _one_topic(sent: Sequence[SentMessage]) -> str:
     if not sent:
         raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    if len(sent) == 1:
+        return sent[0].topic
     topics = sorted({one.topic for one in sent})
     if len(topics) > 1:
         raise Refused(

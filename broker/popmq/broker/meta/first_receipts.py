@@ -73,9 +73,10 @@ class FirstReceipts:
         due_ms: int,
         log_ms: int,
     ) -> None:
-        """A record with that id was appended; only the first counts."""
+        """A message with that id was appended, so no earlier one was known then: at a replay,
+        which forgets nothing, the newest counts."""
         key = _key(topic_id, message_id)
-        if not self._window_ms or not message_id or key in self._receipts:
+        if not self._window_ms or not message_id:
             return
         self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset, log_ms)
         if len(self._receipts) > self._limit:
@@ -107,10 +108,11 @@ class FirstReceipts:
 
     def _forget(self, limit: int) -> int:
         """The oldest ids of the oldest bucket."""
-        keys = self._buckets[0].keys
+        keys, receipts = self._buckets[0].keys, self._buckets[0].receipts
         end = min(len(keys), self._gone + limit)
         for at in range(self._gone, end):
-            del self._receipts[keys[at]]
+            if self._receipts.get(keys[at]) == receipts[at]:  # else a newer one stands for it
+                del self._receipts[keys[at]]
         forgotten, self._gone = end - self._gone, end
         if end == len(keys):
             self._buckets.popleft()
