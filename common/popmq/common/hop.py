@@ -49,6 +49,7 @@ class Kind(IntEnum):
     LIST_DEAD_LETTERS = 51
     REDRIVE = 52
     UNPARK = 56
+    DRAIN = 57
     END_TRANSACTION = 58
     CHECKS = 59
     REGISTER = 64
