@@ -292,6 +292,12 @@ def launch_python(role: RoleName) -> list[str]:
     return [sys.executable, "-m", "e2e.python_client", role]
 
 
+def over_tls(launch: Launch, certificate: str) -> Launch:
+    """The same roles over TLS; they trust that certificate and no other."""
+    roots = f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={certificate}"
+    return lambda role: ["env", roots, *launch(role), "tls"]
+
+
 def launch_node(role: RoleName) -> list[str]:
     return [_find_tool("node"), str(NODE / "client.mjs"), role]
 

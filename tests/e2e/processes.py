@@ -26,7 +26,7 @@ from urllib.request import urlopen
 READY_S = 30.0
 STOP_S = 10.0
 LOCAL = "127.0.0.1"
-SERVED_BY = ["lean"]  # the last is what proxies get (conftest.py runs tests with both)
+SERVED_BY = [""]  # the last is what proxies get (conftest.py runs tests with both); "": default
 
 
 class RoleFailed(AssertionError):
@@ -322,7 +322,8 @@ class Cluster:
 def role_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment without any POPMQ_ setting of the developer's own, plus `settings`."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
-    return {**inherited, "POPMQ_PROXY_TRANSPORT": SERVED_BY[-1], **settings}
+    transport = {"POPMQ_PROXY_TRANSPORT": SERVED_BY[-1]} if SERVED_BY[-1] else {}
+    return {**inherited, **transport, **settings}
 
 
 def free_port() -> int:

@@ -32,7 +32,12 @@ class ReplicatedGroup:
     """A controller and `replicas` brokers, each a process; entered, all of them run."""
 
     def __init__(
-        self, folder: Path, *, replicas: int = 3, settings: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *,
+        replicas: int = 3,
+        settings: Mapping[str, str] | None = None,
+        own_segments: bool = True,
     ) -> None:
         common = {"POPMQ_HTTP_LISTEN": f"{LOCAL}:0", **(settings or {})}
         self.address = f"{LOCAL}:{free_port()}"
@@ -56,7 +61,7 @@ class ReplicatedGroup:
                     "POPMQ_BROKER_DATA": str(folder / f"data-{number}"),
                     "POPMQ_BROKER_LISTEN": f"{LOCAL}:{free_port()}",
                     "POPMQ_REPLICATION_REPLICAS": str(replicas),
-                    "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
+                    **({"POPMQ_STORE_SEGMENT_BYTES": "64MiB"} if own_segments else {}),
                     "POPMQ_TOPIC_AUTO_CREATE": "true",
                 },
             )

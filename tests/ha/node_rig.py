@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ha.replicas import HeldFlusher
+
 from popmq.broker.broker_node import BrokerNode
 from popmq.broker.ha.role import Role
 from popmq.common import hop
@@ -19,7 +21,7 @@ from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.controller.controller import Controller, ControllerTimes
 from popmq.controller.metadata_store import MemoryStore
 from popmq.testing.clock import ManualClock
-from popmq.testing.core import SMALL, Answer, QueuedFlusher, pop
+from popmq.testing.core import SMALL, Answer, pop
 from popmq.testing.disk import LyingDisk
 
 CONTROLLER = "controller:1"
@@ -105,6 +107,7 @@ class Node:
         self.life += 1
         self.alive = True
         self.calls: deque[Callable[[], None]] = deque()
+        self.flusher = HeldFlusher(self.calls)
         settings = replace(
             self.rig.settings,
             broker=replace(self.rig.settings.broker, name=GROUP, node=self.name, data="data"),
@@ -113,7 +116,7 @@ class Node:
             settings,
             disk=self.disk,
             clock=self.rig.clock,
-            flusher=QueuedFlusher(self.calls),
+            flusher=self.flusher,
             rng=random.Random(f"{self.name} {self.life}"),
             soon=self.calls.append,
             open_port=lambda address: Wire(self.rig, self.address, address),

@@ -14,9 +14,11 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.master_side import MasterSide
 from popmq.broker.ha.slave_side import SlaveSide
+from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import Alter, SyncState
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.snapshot_install import SnapshotInstall
 from popmq.common.config import StoreSettings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, OnReply
@@ -196,6 +198,7 @@ class Replica:
             on_broken=self.broken.append,
             on_timers=self.timers.append,
             copying=Copying(16 << 10),
+            snapshot=SnapshotCopy(_no_install),
         )
         self.slave.step()
         return self.port
@@ -288,3 +291,7 @@ def ask(world: World, to: Replica, kind: Kind, body: bytes) -> bytes | PopmqErro
 def refusal(answer: bytes | PopmqError) -> Code:
     assert isinstance(answer, PopmqError)
     return answer.code
+
+
+def _no_install(start: int) -> SnapshotInstall:
+    raise AssertionError("stores of these tests begin with the log")

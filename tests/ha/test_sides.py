@@ -1,7 +1,7 @@
 """A master and its slaves over real stores: rules R10 to R23, and what breaking them would do."""
 
 import pytest
-from ha.replicas import World, ask, pair, refusal, trio
+from ha.replicas import ask, pair, refusal, trio
 
 from popmq.common import replication
 from popmq.common.errors import Code
@@ -234,139 +234,6 @@ def test_an_ack_beyond_the_log_is_refused() -> None:
     assert refusal(ask(world, a, Kind.ACKED, replication.encode_acked(asked))) is Code.BAD_REQUEST
 
 
-# -- R11, R12: what a new master keeps
-
-
-def test_a_new_master_keeps_what_its_predecessor_may_have_acknowledged() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
-    end = a.append(10)
-    world.settle()
-    assert a.store.confirmed == end
-    b.boot()  # it forgot what was confirmed
-    b.lead(2, c, version=2)
-    c.follow(b)
-    world.settle()
-    assert b.log()[:end] == a.log()[:end]
-    assert b.store.confirmed == c.store.durable == b.store.end > end
-
-
-# -- R21, R22: where logs part
-
-
-def test_a_slave_cuts_what_its_new_master_never_had() -> None:
-    world, a, b, c = trio()
-    a.lead(1, b, c)
-    b.follow(a)
-    c.follow(a)
-    world.settle()
-    common = a.append(5)
-    world.settle()
-    for port in (b.port, c.port):
-        assert port is not None
-        port.cut = True
-    a.append(7)  # reaches nobody
-    world.settle()
-    b.lead(2, c, version=2)
-    c.follow(b)
-    b.append(2)
-    world.settle()
-    a.follow(b)
-    world.settle()
-    assert a.log() == b.log() == c.log()
-    assert a.entries == b.entries == [EpochEntry(1, 0), EpochEntry(2, common)]
-    assert a.slave is not None
-    assert a.slave.truncations == 1
-    a.crash()  # the cut was durable: nothing of it comes back
-    assert a.log() == b.log()[: a.store.end]
-
-
-def test_nothing_is_acknowledged_or_taken_for_confirmed_before_the_cut() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    a.append(3)
-    world.settle()
-    port = b.follow(a)
-    world.settle()
-    port.cut = True
-    stale = a.append(9)
-    world.settle()
-    b.lead(2, version=2)
-    b.append(20, size=300)
-    world.settle()
-    assert b.store.confirmed > stale
-    a.boot()
-    before = a.store.confirmed
-    a.flusher.held = True  # the cut takes its time
-    new = a.follow(b)
-    world.settle()
-    kinds = [kind for kind, _ in new.asked]
-    assert kinds == [Kind.HANDSHAKE]
-    assert a.store.confirmed == before
-    a.flusher.release()
-    world.settle()
-    assert a.log() == b.log()
-
-
-def test_a_slave_that_restarts_keeps_what_its_master_has() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
-    end = a.append(10)
-    world.settle()
-    b.crash()
-    assert b.store.confirmed == 0
-    port = b.follow(a)
-    world.settle()
-    assert b.store.end == end == a.store.confirmed
-    assert b.slave is not None
-    assert b.slave.truncations == 0
-    assert port.asked[0][0] is Kind.HANDSHAKE
-
-
-def test_a_member_of_the_set_that_would_have_to_cut_confirmed_records_stops() -> None:
-    world, a, b = pair()
-    a.lead(1, b)
-    b.follow(a)
-    world.settle()
-    a.append(10)
-    world.settle()
-    world.advance(50)
-    end = b.store.confirmed
-    stranger = World("x", world.settings)
-    (x,) = stranger.replicas
-    x.world = world
-    x.boot()
-    x.lead(5, b)
-    b.follow(x, members=(b, x))
-    world.settle()
-    assert len(b.broken) == 1
-    assert "is confirmed up to" in str(b.broken[0])
-    assert b.store.end == end
-
-
-def test_a_store_outside_the_set_with_nothing_in_common_is_rebuilt() -> None:
-    world, a, b = pair()
-    a.lead(1)
-    a.append(3)
-    b.lead(1)
-    b.append(4)
-    world.settle()
-    b.lead(3)
-    b.append(2)
-    world.settle()
-    a.epochs.clear()
-    a.epochs.append(2, 0)
-    a.follow(b, members=(b,))
-    world.settle()
-    assert a.rebuilds == ["the master's log and this one have no epoch in common"]
-    assert a.broken == []
-
-
 # -- R23 and R6: what a slave takes
 
 
@@ -418,3 +285,19 @@ def test_an_epoch_is_on_the_disk_before_its_first_record_is() -> None:
     b.disk.restore_power()
     b.boot()
     assert b.store.end == 0
+
+
+def test_the_master_does_not_count_what_waits_behind_a_batch() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    b.follow(a)
+    world.settle()
+    a.flusher.held = True
+    first = a.append()
+    world.settle()
+    a.append()  # waits for the first one's batch
+    a.flusher.release()
+    a.flusher.held = True
+    world.advance(100)
+    assert b.store.durable == a.store.end > first
+    assert a.store.confirmed == first

@@ -352,7 +352,6 @@ def test_all_seventeen_methods_answer_and_none_is_left_open(bench: Any) -> None:
         "UpdateOffset",
         "GetOffset",
         "QueryOffset",
-        "EndTransaction",
         "SyncLiteSubscription",
     ],
 )

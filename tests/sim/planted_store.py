@@ -105,7 +105,10 @@ def checkpoint_ahead_of_the_confirmed_position(patch: Patch) -> None:
     def wrong(self: MessageStore) -> None:
         opened(self)
         keeper = self._index_keeper
-        ahead = lambda: replace(checkpoint(keeper), position=self.end)  # noqa: E731
+
+        def ahead() -> Any:
+            return replace(checkpoint(keeper), position=self.end)
+
         patch.setattr(keeper, "_checkpoint", ahead)
 
     patch.setattr(MessageStore, "open", wrong)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.pop import ack_service
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -165,3 +166,15 @@ def replayed_by_the_wall_clock(patch: Patch) -> None:
         apply(self, replace(record, header=header))
 
     patch.setattr(RecordApplier, "apply", wrong)
+
+
+def receipts_not_entered_at_recovery(patch: Patch) -> None:
+    patch.setattr(RecordApplier, "_apply_sent", lambda *_: None)
+
+
+def receipts_not_restored(patch: Patch) -> None:
+    patch.setattr(FirstReceipts, "restore", lambda *_: None)
+
+
+def resend_stored_again(patch: Patch) -> None:
+    patch.setattr(FirstReceipts, "find", lambda *_: None)

@@ -9,8 +9,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
+from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
+from popmq.broker.filter.sql92 import SqlFilters
+from popmq.broker.filter.tag import parse_tags
 from popmq.broker.following import Following
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -33,20 +36,22 @@ from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.replica_writer import ReplicaRecords
+from popmq.broker.send_service import SendService
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.wipe import wipe
 from popmq.broker.timer.timers import Timers
+from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, NotYet, PopmqError, Refused, Unavailable
+from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.hop import (
     ClientsReport,
     Delivery,
     FilterType,
     PopRequest,
-    PutEntry,
     PutRequest,
     PutResult,
 )
@@ -68,16 +73,16 @@ class Broker:
     ) -> None:
         self.settings = settings
         self._rng = rng
+        self._disk = disk
         self._clock = clock
         self._waits = waits or clock
-        self._next_queue = 0
-        self.stored_by_topic: dict[str, int] = {}
         # Broker groups that take messages now, as the controller says; empty: it has not said.
         self.cluster_groups: tuple[str, ...] = ()
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
+        self.receipts = FirstReceipts(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
@@ -125,6 +130,7 @@ class Broker:
             settings.pop,
         )
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
+        self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.timers = Timers(
@@ -137,19 +143,33 @@ class Broker:
             clock=clock,
             flusher=housekeeper or flusher,
         )
+        self.transactions = Transactions(
+            self.store, self.registry, settings.transaction, settings.broker.name
+        )
+        self.sends = SendService(
+            self.store, self.receipts, self.timers.admission, self.transactions.halves
+        )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
+        self.explainer.filters = self.pops.filters
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
-        self.applier = RecordApplier(self.registry, self.table, self.redriven, self.timers.service)
+        self.applier = RecordApplier(
+            self.registry,
+            self.table,
+            self.redriven,
+            self.timers.service,
+            self.receipts,
+            self.transactions,
+        )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
         self.following = Following(self.store, self.timers, self.applier, self._lead)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.replica_records.before_snapshot
         self.store.on_grown = self._grown
-        self.store.on_moved = self.table.moved.apply
+        self.store.on_moved = self.applier.moved
         self.table.on_freed = self._freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
@@ -164,6 +184,10 @@ class Broker:
         self._begin()
         self.store.start_epoch()
         self._name_log()
+
+    def wipe(self) -> None:
+        """Before a start: remove the store. Its identity has been made anew already (R9)."""
+        wipe(self._disk, self.settings.broker.data)
 
     def start_slave(self) -> None:
         """Open what is there, and follow a master's log (following.py)."""
@@ -190,6 +214,7 @@ class Broker:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
         self.catch_up.let_all_in()
         self.polling.dismiss()
+        self.transactions.checks.dismiss()
         self.buffer.write_all()
 
     def close(self) -> None:
@@ -206,10 +231,11 @@ class Broker:
         """One round of the background work; returns how much was done."""
         if not self.serving:
             return self.following.step()
-        done = self.timers.step()
+        done = self.timers.step() + self.receipts.step(self.store.log_ms())
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
+        done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
@@ -232,13 +258,7 @@ class Broker:
             topics.check_topic_name(topic.name)  # nobody sends to dead letters
         if not topic.writable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
-        results = []
-        for entry in request.entries:
-            try:
-                results.append(self._put_one(topic, entry))
-            except PopmqError as error:
-                results.append(PutResult(error.code, str(error)))
-        return results
+        return self.sends.put(topic, request.entries)
 
     def want(self, request: PopRequest) -> Want:
         """The request with its names looked up and its limits applied, or the refusal."""
@@ -259,7 +279,7 @@ class Broker:
             limit=min(request.limit, self.settings.pop.max_batch),
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
-            tags=_tags(request),
+            filter=self._filter_of(request),
             client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
@@ -319,6 +339,11 @@ class Broker:
 
     # -- inside
 
+    def _filter_of(self, request: PopRequest) -> MessageFilter:
+        if request.filter_type == FilterType.SQL:
+            return self.sql_filters.get(request.expression)
+        return parse_tags(request.expression) if request.filter_type else EVERYTHING
+
     def _open(self) -> None:
         self.store.open()
         self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
@@ -329,7 +354,8 @@ class Broker:
             unit_size=RECORD_SIZE,
         )
         self.timers.add_topic()
-        self.store.retention.live = (self.bodies, self.timers.bodies)
+        self.transactions.add_topics()
+        self.store.retention.live = (self.bodies, self.timers.bodies, self.transactions.bodies)
         self.store.retention.exact = (self.bodies,)
         self.store.snapshots.tables = (
             self.registry,
@@ -338,6 +364,8 @@ class Broker:
             self.store.dispatch,
             self.redriven,
             self.timers.state,
+            self.receipts,
+            self.transactions.table,
         )
 
     def _begin(self) -> None:
@@ -358,35 +386,6 @@ class Broker:
             self.registry.set_log_id(self._rng.randbytes(16).hex())
         if not self.registry.receipt_key:
             self.registry.set_receipt_key(self._rng.randbytes(32))
-
-    def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
-        if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
-            _check_type(topic, entry)
-        queue_id = entry.queue_id
-        if queue_id < 0:
-            self._next_queue += 1
-            queue_id = self._next_queue % topic.queues
-        elif queue_id >= topic.queues:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
-            )
-        self.store.admission.check_size(entry.head, entry.properties)
-        self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
-        due_ms = 0
-        if entry.type == MessageType.DELAY and entry.due_ms:
-            due_ms = self.timers.admission.due_ms(entry)
-        if due_ms:
-            timer = self.timers.admission.put(topic.id, queue_id, entry, due_ms)
-            return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
-        offset = self.store.put_message(
-            topic_id=topic.id,
-            queue_id=queue_id,
-            head=entry.head,
-            properties=entry.properties,
-            tag_hash=entry.tag_hash,
-        )
-        return PutResult(queue_id=queue_id, queue_offset=offset)
 
     def _grown(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
@@ -414,34 +413,11 @@ class Broker:
         self.buffer.forget_gone()
         self.catch_up.forget_topic(topic.name)
         self.redriven.drop_topic(topic.id)
+        self.transactions.table.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
-        self.stored_by_topic.pop(topic.name, None)
+        self.sends.topic_gone(topic.name)
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
         self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
-
-
-def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
-    try:
-        kind = MessageType(entry.type)
-    except ValueError:
-        kind = MessageType.MIXED
-    if kind is MessageType.MIXED:
-        raise Refused(Code.BAD_REQUEST, f"message type {entry.type} is not known")
-    if not topic.type.accepts(kind):
-        raise Refused(
-            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
-        )
-    if kind is MessageType.TRANSACTION:
-        raise NotYet("TRANSACTION messages are not served yet: send others")
-
-
-def _tags(request: PopRequest) -> TagFilter:
-    if request.filter_type == FilterType.SQL:
-        raise NotYet("SQL92 filters are not served yet: filter by tag")
-    if request.filter_type == FilterType.NONE:
-        return EVERYTHING
-    return parse_tags(request.expression)

@@ -9,6 +9,8 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from google.protobuf.message import DecodeError
+
 from popmq.broker.broker import Broker
 from popmq.broker.broker_life import BrokerLife
 from popmq.broker.followership import Followership
@@ -29,7 +31,7 @@ from popmq.broker.server import BrokerServer
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
-from popmq.common.errors import NotMaster
+from popmq.common.errors import Code, NotMaster, Refused
 from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.steps import Flusher, Work
 from popmq.common.wire.controller_pb2 import HandOverRequest, RegisterReply
@@ -146,7 +148,6 @@ class BrokerNode:
         self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
         self.following = Followership(
             self.settings,
-            lambda: self.broker,
             self.identity,
             self.epochs,
             open_port=self._open_port,
@@ -193,9 +194,11 @@ class BrokerNode:
             self.broker.stop()
 
     def close(self) -> None:
-        """A clean stop, the flushers idle. Leaves a whole store, if everything is confirmed."""
+        """A clean stop, the flushers idle. Leaves a whole store, but for a master of which not
+        everything is confirmed."""
         store = self.broker.store
-        if self.serves and store.confirmed == store.end == store.durable:
+        whole = not self.changing and not self.identity.copying and store.durable == store.end
+        if whole and (store.slave is not None or store.confirmed == store.end):
             self.broker.close()
         else:
             self.release_files()
@@ -242,8 +245,11 @@ class BrokerNode:
                 self._demote(self.leadership, record)
             case Order.FOLLOW:
                 self._follow(record)
-            case Order.LEAD if self.identity.copying:
-                logger.error("the record names a store that is not whole", extra={"id": own_id})
+            case Order.LEAD if self.identity.copying or own_id not in record.members:
+                logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
+            case Order.LEAD if self.leadership is not None:
+                # A controller took it for lost: its epoch ends like any other, the next is its own.
+                self._step_down(self.leadership, record)
             case Order.LEAD:
                 self._lead(record)
 
@@ -323,8 +329,12 @@ class BrokerNode:
     def _demote(self, leadership: Leadership, record: GroupRecord) -> None:
         logger.warning("deposed", extra={"epoch": self.identity.epoch, "by_epoch": record.epoch})
         self._accept(record)
+        self._step_down(leadership, record)
+
+    def _step_down(self, leadership: Leadership, record: GroupRecord) -> None:
+        """Begin anew on the disk, and then do what the record says."""
         self.leadership = None
-        leadership.end(f"epoch {record.epoch} has another master")
+        leadership.end(f"epoch {record.epoch} has begun")
         self._become(Role.NOBODY)
         self._on_demoted()
         self._postponed = record
@@ -351,6 +361,7 @@ class BrokerNode:
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
         self._begin_epochs()
+        self.following.begin(broker)
 
     def _begin_epochs(self) -> None:
         store = self.broker.store
@@ -382,10 +393,14 @@ class BrokerNode:
     def _serve_node(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
         if kind is Kind.DESCRIBE_ROLE:
             on_reply(described(self.status()))
-        elif self.leadership is not None:
-            self.leadership.hand_over(HandOverRequest.FromString(body), on_reply)
-        else:
+        elif self.leadership is None:
             raise NotMaster(self.gate.why)
+        else:
+            try:
+                asked = HandOverRequest.FromString(body)
+            except DecodeError:
+                raise Refused(Code.BAD_REQUEST, f"the request is no {kind.name}") from None
+            self.leadership.hand_over(asked, on_reply)
 
     def status(self) -> Status:
         """As of now, for controllers, operators and metrics."""
@@ -412,6 +427,7 @@ class BrokerNode:
             timers=self._newest_timers(),
             now_ms=self.now_ms(),
             trouble=self.view.trouble,
+            state_hash=(store.snapshots.position, store.snapshots.state_hash),
             owner=self.broker.registry.owner,
             meta_version=self.broker.registry.changes,
             draining=self.broker.registry.draining,

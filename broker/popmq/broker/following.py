@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.retention import EVERYTHING
+from popmq.broker.store.snapshot_install import SnapshotInstall
 from popmq.broker.timer.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,13 @@ class Following:
             },
         )
 
+    def begin_install(self, start: int) -> SnapshotInstall:
+        """See `SlaveStore.begin_install`; timers begin when the copy is whole."""
+        slave = self._store.slave
+        assert slave is not None, "a master begins with no other's snapshot"
+        self._timers_from = EVERYTHING
+        return slave.begin_install(start)
+
     def promote(self, epoch: int) -> None:
         """The log is durable to its end, and the EpochFile has the epoch already."""
         assert self._store.durable == self._store.end, "promoted with records not on the disk"
@@ -59,6 +68,8 @@ class Following:
         store, slave = self._store, self._store.slave
         assert slave is not None
         done = store.step()
+        if self._timers_from == EVERYTHING and slave.install is None:
+            self._timers_from = slave.applied
         if self._timers_from is not None and slave.applied >= self._timers_from:
             self._timers_from = None
             self._timers.follow()

@@ -13,23 +13,26 @@ from contextlib import suppress
 
 from popmq.broker.broker import Broker
 from popmq.broker.broker_node import BrokerNode
+from popmq.broker.ha.role import Role as HaRole
 from popmq.broker.metrics import broker_metrics
 from popmq.broker.replication_metrics import replication_metrics
+from popmq.broker.rest import BUSY_MS, Rest
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
-from popmq.common.errors import ConfigError
-from popmq.common.frame_port import FramePort
+from popmq.common.errors import ConfigError, PopmqError
+from popmq.common.frame_port import FramePort, call
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
-from popmq.common.hop import Port
+from popmq.common.hop import Kind, Port
 from popmq.common.observe import Metric
-from popmq.common.steps import FlusherThread, OwnFlusher, run_steps
+from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop, Work
+from popmq.common.wire.controller_pb2 import FailoverRequest
 
 logger = logging.getLogger(__name__)
 
-STEP_IDLE_MS = 5
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
+HAND_OVER_MS = 2_000  # a planned one, at a stop
 SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
@@ -88,7 +91,9 @@ class BrokerProcess:
         self._frames: FrameServer | None = None
         self._steps: asyncio.Task[None] | None = None
         self._peers: dict[str, FramePort] = {}  # other brokers of the group
+        self._controllers: list[FramePort] = []
         self._started = False
+        self._rest: Rest | None = None
         self.failed: asyncio.Future[None]
         self.node: BrokerNode
 
@@ -108,6 +113,13 @@ class BrokerProcess:
         flusher, housekeeper, reader = self._flushers = [
             self._make_flusher(loop, name) for name in ("flusher", "housekeeper", "reader")
         ]
+        steps = StepLoop(lambda: self.node.step(), self._rest_ms, idle_ms=BUSY_MS)
+
+        def soon(work: Work) -> None:
+            """A record was appended: what follows from it is not kept waiting."""
+            loop.call_soon(work)
+            steps.wake()
+
         self.node = BrokerNode(
             self._settings,
             disk=self._disk,
@@ -117,7 +129,7 @@ class BrokerProcess:
             housekeeper=housekeeper,
             readers=reader,
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
-            soon=loop.call_soon,
+            soon=soon,
             open_port=self._peer,
             on_failure=self._fail,
             on_demoted=self._drop_clients,
@@ -126,6 +138,7 @@ class BrokerProcess:
         self._started = True
         store = self.broker.store
         if self.node.solo:
+            self._rest = Rest(self.broker, self._clock)
             await self._settled()
         logger.info(
             "recovered",
@@ -137,7 +150,7 @@ class BrokerProcess:
                 "epoch": store.epoch,
             },
         )
-        self._steps = loop.create_task(run_steps(self.node.step, idle_ms=STEP_IDLE_MS))
+        self._steps = loop.create_task(steps.run())
         self._steps.add_done_callback(self._steps_ended)
 
     async def listen(self, *addresses: str) -> list[str]:
@@ -146,9 +159,12 @@ class BrokerProcess:
         self._frames = FrameServer(self.port, hello, settings=frame_settings(self._settings))
         return [await self._frames.listen(address) for address in addresses]
 
-    async def register_in_process(self, controller: Port) -> None:
-        """Tell the controller of this process for ever that the broker is here."""
-        self.node.address = "in-process"
+    async def register_in_process(self, controller: Port, address: str = "in-process") -> None:
+        """Tell the controller of this process for ever that the broker is here.
+
+        `address` is for proxies in other processes.
+        """
+        self.node.address = address
         self.node.controllers.attach([controller])
         await asyncio.get_running_loop().create_future()  # until this task is cancelled
 
@@ -169,6 +185,7 @@ class BrokerProcess:
         ]
         for port in ports:
             port.start()
+        self._controllers = ports
         try:
             self.node.controllers.attach(ports)
             await asyncio.get_running_loop().create_future()  # until this task is cancelled
@@ -178,8 +195,10 @@ class BrokerProcess:
 
     async def stop(self) -> None:
         """Answer who waits, let the disk catch up, leave a clean store."""
-        await self._stop_steps()
         well = self._started and not self.failed.done()
+        if well and not self.node.solo and self.node.role is HaRole.MASTER:
+            await self._hand_over()
+        await self._stop_steps()
         if well:
             self.node.stop()
             await self._settled()
@@ -194,6 +213,19 @@ class BrokerProcess:
         if well and not self.failed.done():
             self.node.close()
         self._release_lock()
+
+    async def _hand_over(self) -> None:
+        """A master that stops lets another take over first: clients wait for a moment only."""
+        request = FailoverRequest(
+            cluster=self._settings.cluster.name, group=self._settings.broker.name
+        ).SerializeToString()
+        for port in self._controllers:
+            try:
+                await call(port, Kind.FAILOVER, request, HAND_OVER_MS)
+            except PopmqError as refusal:
+                logger.info("not handed over", extra={"reason": str(refusal)})
+            else:
+                return
 
     async def kill(self) -> None:
         """End like a process that is killed: nothing is answered, written or closed properly."""
@@ -256,6 +288,10 @@ class BrokerProcess:
             peer = connection.peer
             if peer is not None and peer.role in (Role.PROXY, Role.TOOL):
                 connection.close("this broker is not the master any more")
+
+    def _rest_ms(self) -> int:
+        """Who has replicas hears of them all the time, and does not rest."""
+        return self._rest.wait_ms() if self._rest is not None else BUSY_MS
 
     async def _stop_steps(self) -> None:
         if self._steps is not None:

@@ -29,6 +29,7 @@ def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
     yield Metric("replication_truncations", "Of the log's end.", node.following.truncations)
     yield Metric("replication_truncated_bytes", "Cut off.", node.following.truncated_bytes)
     yield Metric("replication_rebuilds", "Of the whole store.", node.rebuilds)
+    yield Metric("replication_diverged", "Not the master's tables.", node.following.diverged)
     yield _gauge("replication_copying", "1 while far behind.", status.role is Role.COPYING)
     yield _gauge("replication_copied_percent", "Of what is copied.", node.following.copying.percent)
     yield _gauge(

@@ -50,6 +50,8 @@ class Kind(IntEnum):
     REDRIVE = 52
     UNPARK = 56
     DRAIN = 57
+    END_TRANSACTION = 58
+    CHECKS = 59
     REGISTER = 64
     ROUTES = 65
     ALTER_SYNC_STATE_SET = 66
@@ -106,6 +108,7 @@ class PutEntry(NamedTuple):
     the two slices of D5.
 
     `due_ms` is wall milliseconds; negative: so many after the broker got it; 0: it is not delayed.
+    Of a TRANSACTION message it is the time to its first check, 0 for the broker's own.
     A timer is released at some time within `spread_ms` after it is due.
     """
 
@@ -126,7 +129,10 @@ class PutRequest(NamedTuple):
 
 
 class PutResult(NamedTuple):
-    """`due_ms`: of a timer, wall milliseconds; 0: the message is visible at once."""
+    """`due_ms`: of a timer, wall milliseconds; 0: the message is visible at once.
+
+    `message` says why it was refused; of a half message that was stored it is the transaction id.
+    """
 
     code: int = Code.OK
     message: str = ""

@@ -20,7 +20,7 @@ A MESSAGE goes on with 24 bytes and four parts:
     56 tag_hash u64
     64 head_size u32         the client's message without its system properties, verbatim
     68 properties_size u32   the content of its system_properties
-    72 token_size u16        0, or a token: of a revival (`RevivalToken`), a timer, or a firing
+    72 token_size u16        0, or a token: of a revival (`RevivalToken`), a timer, a firing, ...
     74 attempt u16           delivery attempt that this stored copy stands for, from 1
     76 unconfirmed u32  bytes of log before this record that were not confirmed yet
     80 token | head | properties
@@ -43,6 +43,7 @@ from popmq.common.timer_token import (
     FiringToken,
     TimerToken,
 )
+from popmq.common.transaction_token import END_VERSION, HALF_VERSION, EndToken, HalfToken
 
 RECORD_VERSION = 1
 HEADER_SIZE = 56
@@ -73,6 +74,7 @@ class RecordKind(IntEnum):
     SNAPSHOT_MARK = 9  # tables of all replicas are compared as they are behind it
     STATE_HASH = 10  # what came out on the master (store/replica_records.py)
     LOG_START = 11  # the master deletes its segments below a position
+    TRANSACTION = 12  # how a half message ended that leaves no message, or a check of it
     MOVED = 7  # a MESSAGE again, whose first place retention deletes; same identity, no new unit
 
 
@@ -193,7 +195,7 @@ class RevivalToken:
         )
 
 
-Token = RevivalToken | TimerToken | FiringToken
+Token = RevivalToken | TimerToken | FiringToken | HalfToken | EndToken
 LARGEST_TOKEN = max(RevivalToken.SIZE, LARGEST_TIMER_TOKEN)
 
 
@@ -399,6 +401,10 @@ def decode_token(data: bytes) -> Token:
             return TimerToken.decode(data)
         if data[0] == FIRING_VERSION:
             return FiringToken.decode(data)
+        if data[0] == HALF_VERSION:
+            return HalfToken.decode(data)
+        if data[0] == END_VERSION:
+            return EndToken.decode(data)
     except (struct.error, ValueError) as error:
         raise BadRecord(f"token version {data[0]} of {len(data)} bytes: {error}") from error
     return RevivalToken.decode(data)

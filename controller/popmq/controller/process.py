@@ -74,8 +74,9 @@ class ControllerProcess:
         )
         return self._steps
 
-    async def listen(self) -> str:
-        return await self._frames.listen(self._settings.controller.listen)
+    async def listen(self, address: str = "") -> str:
+        """Serve frames at `address`, or where the settings say; returns it with its port."""
+        return await self._frames.listen(address or self._settings.controller.listen)
 
     async def stop(self) -> None:
         if self._steps is not None:

@@ -42,11 +42,16 @@ class ProxyProcess:
         self._proxy = Proxy(settings, self._routed, clock, controllers)
         self._transport: Transport | None = None
         self._controller_ports: list[FramePort] = []
+        self._shares_port = False
 
     @classmethod
-    def over_frames(cls, settings: Settings) -> "ProxyProcess":
-        """A proxy that finds the controller and the brokers over the network."""
-        hello = Hello(role=Role.PROXY, name=settings.proxy.listen, cluster=settings.cluster.name)
+    def over_frames(cls, settings: Settings, *, worker: int = 0) -> "ProxyProcess":
+        """A proxy that finds the controller and the brokers over the network.
+
+        `worker` counts those that share a port, from 1; 0 has it alone.
+        """
+        name = f"{settings.proxy.listen}/{worker}" if worker else settings.proxy.listen
+        hello = Hello(role=Role.PROXY, name=name, cluster=settings.cluster.name)
         frames = FrameSettings(
             max_frame_bytes=settings.frames.max_frame_bytes,
             max_buffered_bytes=settings.frames.max_buffered_bytes,
@@ -64,6 +69,7 @@ class ProxyProcess:
         ]
         made = cls(settings, controllers, open_port)
         made._controller_ports = controllers
+        made._shares_port = worker > 0
         return made
 
     async def listen(self) -> str:
@@ -83,6 +89,7 @@ class ProxyProcess:
         self._transport = transport
         self._proxy.listening_on(host, taken)
         self._proxy.clients.start()
+        self._proxy.checks.start()
         return self._proxy.endpoint
 
     def _make_transport(self, host: str, port: int) -> Transport:
@@ -93,6 +100,7 @@ class ProxyProcess:
                 host,
                 port,
                 limits=self._settings.lean,
+                reuse_port=self._shares_port,
                 certificates=certificates_of(self._settings.proxy, self._tls_folder),
                 tls_only=self._settings.proxy.tls == "only",
             )
@@ -126,6 +134,7 @@ class ProxyProcess:
         if self._transport is not None:
             await self._transport.stop(0)
         self._proxy.clients.stop()
+        self._proxy.checks.stop()
         await self._routed.stop()
         for controller in self._controller_ports:
             await controller.close()
@@ -139,6 +148,7 @@ class ProxyProcess:
             Metric("proxy_received", "Messages handed to clients.", counts.received),
             Metric("proxy_acks", "Acks answered OK.", counts.acks),
             Metric("proxy_changes", "Invisible durations changed.", counts.changes),
+            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
             Metric(
                 "proxy_retried", "Requests asked again of a broker's master.", self._routed.retried
             ),

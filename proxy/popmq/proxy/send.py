@@ -7,8 +7,8 @@ delivery time comes back with a recall handle, unless it is visible at once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
@@ -23,12 +23,13 @@ from popmq.common.hop import (
 )
 from popmq.common.message import tag_hash
 from popmq.common.recall_handle import RecallHandle
-from popmq.common.topics import TopicConfig, check_topic_name
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
-from popmq.proxy.convert import SentMessage, send_entry, sent_messages, status, status_only
+from popmq.proxy.convert import SentMessage, send_entry, sent_messages, sent_ok, status, status_only
 from popmq.proxy.delay import delay_of
 from popmq.proxy.placement import place
+from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import (
@@ -44,11 +45,10 @@ MAX_PUT_BYTES = 16 << 20
 MAX_PUT_ENTRIES = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A message that passed every check; `index` is its place in the request."""
+class _Placed(NamedTuple):
+    """A message that passed every check; `number` is its place in the request."""
 
-    index: int
+    number: int
     key: str
     entry: PutEntry
     broker: str
@@ -56,8 +56,16 @@ class _Placed:
 
 
 class SendMessage:
-    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        routes: Routes,
+        settings: Settings,
+        clock: Clock,
+        publishers: Publishers,
+    ) -> None:
         self._brokers = brokers
+        self._publishers = publishers
         self._routes = routes
         self._limits = settings.message
         self._timer_limits = settings.timer
@@ -90,6 +98,8 @@ class SendMessage:
         for index, error in refused:
             batch.settle(index, error)
         placed = [one for one in outcomes if isinstance(one, _Placed)]
+        if any(one.entry.type == MessageType.TRANSACTION for one in placed):
+            self._publishers.sent(rpc.client_id, topic.name)
         self._dispatch(batch, placed, brokers)
 
     def _checked(
@@ -130,7 +140,7 @@ class SendMessage:
             properties,
             tag_hash=tag_hash(facts.tag),
             queue_id=queue,
-            due_ms=delay.due_ms,
+            due_ms=facts.recovery_ms or 0 if kind is MessageType.TRANSACTION else delay.due_ms,
             message_id=facts.message_id,
             spread_ms=delay.spread_ms,
         )
@@ -204,7 +214,7 @@ class SendMessage:
         moved: list[_Placed] = []
         for one in part:
             if not one.movable or not brokers:
-                batch.settle(one.index, error)
+                batch.settle(one.number, error)
                 continue
             broker, queue = place(one.key, brokers, batch.topic.queues)
             moved.append(_moved(one, broker, queue))
@@ -215,12 +225,12 @@ class SendMessage:
             if answer.code is Code.TOPIC_NOT_FOUND:
                 self._routes.forget_topic(batch.topic.name)
             for one in part:
-                batch.settle(one.index, answer)
+                batch.settle(one.number, answer)
             return
         results = decode_put_reply(answer)
         assert len(results) == len(part), "a broker answered for another number of messages"
         for one, result in zip(part, results, strict=True):
-            batch.settle(one.index, result, one.broker)
+            batch.settle(one.number, result, one.broker)
 
 
 class _Batch:
@@ -258,8 +268,11 @@ class _Batch:
 def send_reply(
     results: Sequence[PutResult], message_ids: Sequence[str], recall_handles: Sequence[str]
 ) -> bytes:
+    if all(one.code == Code.OK for one in results):
+        return sent_ok(results, message_ids, recall_handles)
     code = overall_code([one.code for one in results])
-    text = results[0].message if code == results[0].code else "the messages fared differently"
+    first = results[0]
+    text = first.message if first.code == code else "the messages fared differently"
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[
@@ -285,6 +298,8 @@ def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
 def _one_topic(sent: Sequence[SentMessage]) -> str:
     if not sent:
         raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    if len(sent) == 1:
+        return sent[0].topic
     topics = sorted({one.topic for one in sent})
     if len(topics) > 1:
         raise Refused(
@@ -297,7 +312,7 @@ def _one_topic(sent: Sequence[SentMessage]) -> str:
 
 def _moved(one: _Placed, broker: str, queue: int) -> _Placed:
     there = one.entry._replace(queue_id=queue)
-    return _Placed(one.index, one.key, there, broker, one.movable)
+    return _Placed(one.number, one.key, there, broker, one.movable)
 
 
 def _parts(group: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:

@@ -4,9 +4,10 @@ import random
 
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import Oracle
-from popmq.testing.sim_clients import INVISIBLE_MS, KEYS, MAX_INVISIBLE_MS, QUIET
+from popmq.testing.sim_clients import INVISIBLE_MS, MAX_INVISIBLE_MS
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_operators import PUSH_CLIENTS, Operators
+from popmq.testing.sim_producers import KEYS, QUIET
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
 

@@ -4,6 +4,7 @@ import datetime
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,12 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path:
         ({"tls_key": "k.pem"}, "proxy.tls_certificate = : needed, as proxy.tls_key is set"),
         ({"tls_certificate": "c.pem"}, "proxy.tls_key = : needed, as proxy.tls_certificate"),
         ({"transport": "grpcio", "tls": "only"}, "proxy.transport = grpcio: serves plain text"),
+        ({"transport": "grpcio", "workers": 2}, "proxy.workers = 2: more than one needs"),
         ({"tls": "maybe"}, "proxy.tls = maybe: one of auto, off, only"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
-    given: dict[str, str], complaint: str
+    given: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         ProxySettings(**{"transport": "lean", **given})

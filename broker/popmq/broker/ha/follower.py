@@ -54,6 +54,12 @@ class Follower:
             self.kept_up_ms = max(self.kept_up_ms, self.heard_ms)
             self.mark_position, self.mark_ms = end, now_ms
 
+    def excuse(self, ms: int) -> None:
+        """The master itself stood still: nobody's silence in that time counts."""
+        self.heard_ms += ms
+        self.kept_up_ms += ms
+        self.mark_ms += ms
+
     def is_silent(self, now_ms: int, laggard_ms: int) -> bool:
         return now_ms - self.heard_ms >= laggard_ms
 

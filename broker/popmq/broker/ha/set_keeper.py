@@ -5,10 +5,13 @@ candidate that died waited for.  One request is on its way at a time, again and 
 record that answers it was read (R18, R20).
 """
 
+import logging
 from collections.abc import Callable, Mapping
 
 from popmq.broker.ha.follower import Follower
 from popmq.broker.ha.sync_state import Alter, SyncState
+
+logger = logging.getLogger(__name__)
 
 ASK_AGAIN_MS = 300
 
@@ -35,9 +38,17 @@ class SetKeeper:
         self._ask = ask
         self._reachable = reachable
         self._asked_ms = 0
+        self._stepped_ms = began_ms
 
     def step(self, *, end: int, now_ms: int) -> int:
         """Look at everybody; ask for at most one change. Returns how much was done."""
+        stood_ms = now_ms - self._stepped_ms
+        self._stepped_ms = now_ms
+        if stood_ms > self._laggard_ms // 2:
+            logger.warning("this master stood still", extra={"ms": stood_ms})
+            self._began_ms += stood_ms
+            for follower in self._followers.values():
+                follower.excuse(stood_ms)
         for follower in self._followers.values():
             follower.look(end=end, now_ms=now_ms)
         proposal = self._sync.proposal

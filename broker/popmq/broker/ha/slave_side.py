@@ -13,6 +13,7 @@ from popmq.broker.ha.copying import Copying
 from popmq.broker.ha.epoch_file import EpochFile, consistent_point
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.link import Link
+from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.slave_store import SlaveStore
 from popmq.common import replication
@@ -31,6 +32,7 @@ class Phase(Enum):
     RESTING = "resting"  # until it may try (again)
     SHAKING = "shaking hands"
     CUTTING = "cutting"
+    COPYING = "copying a snapshot"
     FOLLOWING = "following"
     ENDED = "ended"
 
@@ -67,6 +69,7 @@ class SlaveSide:
         on_broken: Callable[[BaseException], None],
         on_timers: Callable[[MasterTimers], None],
         copying: Copying,
+        snapshot: SnapshotCopy,
     ) -> None:
         self.phase = Phase.RESTING
         self.cutting = False  # goes on when this side is stopped
@@ -74,6 +77,7 @@ class SlaveSide:
         self.truncated_bytes = 0
         self.master_end = 0
         self.copying = copying
+        self._snapshot = snapshot
         self._store = store
         self._identity = identity
         self._epochs = epochs
@@ -102,8 +106,13 @@ class SlaveSide:
         if self.phase is Phase.RESTING and self._link.may_try(now_ms):
             self._shake_hands()
             return 1
+        if self.phase is Phase.COPYING:
+            self._snapshot.step()
         if self.phase is not Phase.FOLLOWING:
             return 0
+        if self._identity.copying and not self._slave.apply.rebuilding:
+            logger.info("the copy is whole", extra={"position": self._slave.applied})
+            self._identity.copied()
         self._fetch()
         self._ack()
         self.copying.look(self._store.end, self.master_end, now_ms)
@@ -158,18 +167,24 @@ class SlaveSide:
             return
         if point < self._store.end:
             self._cut(point, reply)
+        elif self._identity.copying and not self._snapshot.ready and reply.start > 0:
+            self._copy_snapshot(reply)
         else:
             self._agreed(reply)
 
     def _point(self, reply: HandshakeReply) -> int:
         """Up to where both logs are the same (R21); Rebuild when that is of no use."""
         own_id, end = self._identity.store_id, self._store.end
-        if end == self._store.start:
-            if reply.start > end:
+        if not self._epochs.entries:  # nothing was ever appended
+            began = not self._identity.copying or self._snapshot.ready
+            if began and end < reply.start:
                 raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
             return end
         point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
-        if own_id in self.members and (point is None or point < self._store.confirmed):
+        # The first master may lose all that it wrote while nothing is confirmed (R21: none is 0).
+        began = self._store.confirmed > 0 or self._store.start > 0
+        broken = began if point is None else point < self._store.confirmed
+        if own_id in self.members and broken:
             raise RuleBroken(
                 f"the master of epoch {self._epoch} agrees with this log up to {point}, but it is "
                 f"confirmed up to {self._store.confirmed}, and this store is in the set"
@@ -202,12 +217,35 @@ class SlaveSide:
             if self.phase is Phase.CUTTING:
                 self._agreed(reply)
 
-        self._slave().cut(point, done)
+        self._slave.cut(point, done)
+
+    def _copy_snapshot(self, reply: HandshakeReply) -> None:
+        """The records before the master's first are known to its snapshot only (D1)."""
+        self.phase = Phase.COPYING
+        self._session = reply.session
+        logger.info(
+            "copying a snapshot",
+            extra={"position": reply.snapshot_position, "bytes": reply.snapshot_bytes},
+        )
+
+        def done() -> None:
+            if self.phase is Phase.COPYING and self._session == reply.session:
+                self._agreed(reply)
+
+        self._snapshot.fetch(
+            self._link, reply, self._identity.store_id, done=done, failed=self._lose, bad=self._bad
+        )
+
+    def _bad(self, reason: str) -> None:
+        self.stop()
+        self._on_rebuild(reason)
 
     def _agreed(self, reply: HandshakeReply) -> None:
-        """From here on this log is the beginning of the master's."""
+        """From here on this log is the beginning of the master's, or of what it has of it."""
         self.phase = Phase.FOLLOWING
         self._session = reply.session
+        if self._identity.copying and not self._snapshot.ready:
+            self._identity.copied()  # it begins where the log did: any part of that is whole
         self._timers_due_ms = self._now_ms()
         self.copying.begin(self._store.end, reply.end, self._now_ms())
         self._link.good()
@@ -272,10 +310,11 @@ class SlaveSide:
                 raise BadRecord(f"epoch {last.epoch} begins at {block.epoch_start} there")
         elif last is not None and (block.block_epoch < last.epoch or block.epoch_start != end):
             raise BadRecord(f"epoch {block.block_epoch} of {block.epoch_start} behind {last}")
+        elif block.block_epoch > self._epoch:
+            raise BadRecord(f"epoch {block.block_epoch} in the log of epoch {self._epoch}")
         else:
-            assert block.block_epoch <= self._epoch, "a record of an epoch that is yet to come"
             self._epochs.append(block.block_epoch, block.epoch_start)
-        self._slave().append_block(block.position, block.data)
+        self._slave.append_block(block.position, block.data)
 
     # -- acks
 
@@ -323,6 +362,7 @@ class SlaveSide:
         if timers.epoch == self._epoch:
             self._on_timers(timers)
 
+    @property
     def _slave(self) -> SlaveStore:
         slave = self._store.slave
         assert slave is not None, "the store of a slave follows"
@@ -336,5 +376,5 @@ class SlaveSide:
 
     def _rest(self) -> None:
         """The session is over. A cut that began goes on and is not undone by that."""
-        if self.phase in (Phase.SHAKING, Phase.FOLLOWING):
+        if self.phase in (Phase.SHAKING, Phase.COPYING, Phase.FOLLOWING):
             self.phase = Phase.RESTING

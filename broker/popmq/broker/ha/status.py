@@ -40,6 +40,7 @@ class Status:
     timers: TimersHeard | None  # newest TimerCheckPoint of a master, this one included
     now_ms: int
     trouble: str
+    state_hash: tuple[int, int]  # of the newest snapshot: position and hash of its tables
     owner: str = ""  # the broker group that this log's topics are copied from
     meta_version: int = 0
     draining: bool = False
@@ -108,4 +109,6 @@ def described(status: Status) -> bytes:
             for one in status.slaves
         ],
         trouble=status.trouble,
+        state_hash_position=status.state_hash[0],
+        state_hash=f"{status.state_hash[1]:032x}",
     ).SerializeToString()

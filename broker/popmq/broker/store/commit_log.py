@@ -28,7 +28,7 @@ from popmq.common.message import (
 )
 
 _SCAN_BYTES = 4 << 20
-_RECORD_START = re.compile(rb"\x01[\x01-\x0b]", re.DOTALL)  # version and kind, at byte 8
+_RECORD_START = re.compile(rb"\x01[\x01-\x0c]", re.DOTALL)  # version and kind, at byte 8
 
 
 @dataclass(slots=True)
@@ -137,6 +137,15 @@ class CommitLog:
 
     def segment_end(self, position: int) -> int:
         return position + self._segment_bytes - position % self._segment_bytes
+
+    def segment_start(self, position: int) -> int:
+        return position - position % self._segment_bytes
+
+    def restart_at(self, start: int) -> None:
+        """The first segment of an empty log begins at `start`. On the flusher, after `ends_at`."""
+        for file in reversed(self._files.take_all()):
+            file.delete()
+        self._files.at_or_new(start)
 
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the segments behind that of `position`; runs on the flusher."""

@@ -135,6 +135,15 @@ class GroupCommit:
         self._hand_over()
         self._on_durable(batch.end)
 
+    @property
+    def flusher(self) -> Flusher:
+        """For work that has to stand in line with the batches."""
+        return self._flusher
+
+    def restarted(self, position: int) -> None:
+        """An empty log begins, and is durable and confirmed up to, there."""
+        self.durable = self.confirmed = position
+
     def _begin_cut(self, position: int, known: int, done: Callable[[], None]) -> None:
         self._flushing = True
 

@@ -94,11 +94,9 @@ class MessageStore:
         self.before_batch: Callable[[], None] = lambda: None
         self.on_moved: Callable[[Body], None] = lambda body: None
         self.on_failure: Callable[[BaseException], None] = _raise
-        # Hears of each batch that is on this disk. A broker alone confirms it; who has replicas
-        # calls `confirm` when enough of them have it, too.
+        # Hears of each batch on this disk; a broker alone confirms it at once.
         self.on_durable: Callable[[int], None] = self.confirm
-        # Given the next epoch and where it begins: says which one it is, and notes it durably
-        # before its first record is.
+        # Given the next epoch and its start: says which one it is, durable before its records.
         self.begin_epoch: Callable[[int, int], int] = lambda epoch, position: epoch
 
     # -- start and stop
@@ -136,23 +134,21 @@ class MessageStore:
         mark_running(self._disk, self._folder)
 
     def follow(self, apply: Apply, *, known: int = -1) -> SlaveStore:
-        """In place of `recover`: restore the tables and find the log's end, but apply nothing yet.
+        """In place of `recover`, which leaves the log the same, but nothing is applied yet.
 
-        The log on the disk is then as `recover` leaves it.  `confirmed` is what snapshot,
-        checkpoint and key index prove, and the record at `known`, which another index has.
+        Snapshot, checkpoint and key index, and the record at `known`, prove what is confirmed.
         """
         followed = self._recovery().follow(self._checkpoint, known)
         self._recovered(followed.passed)
         self._commit.confirmed = followed.confirmed
         self.dispatch.position = followed.begin
         mark_running(self._disk, self._folder, FOLLOWS)
-        lower = self.checkpoints.lower
-        applies = SlaveApply(
-            self._log, self._commit, self.dispatch, self.index, apply, followed, lower
-        )
-        self.slave = SlaveStore(
-            applies, self.replicas, self.snapshots, self.retention, lambda: self.readers
-        )
+        if self.on_durable == self.confirm:
+            self.on_durable = lambda position: None  # only its master knows what is confirmed
+        lower, log, commit = self.checkpoints.lower, self._log, self._commit
+        applies = SlaveApply(log, commit, self.dispatch, self.index, apply, followed, lower)
+        house = (self.snapshots, self.retention, self.guard)
+        self.slave = SlaveStore(applies, self.replicas, *house)
         return self.slave
 
     def lead(self, epoch: int) -> None:
@@ -161,8 +157,10 @@ class MessageStore:
         Nothing else may be appended before `opened`.
         """
         assert self.slave is not None, "leads already"
+        newest = self.slave.apply.newest(self._log.end)
+        assert epoch > newest.epoch, f"epoch {epoch} behind epoch {newest.epoch}"
         self.epoch = epoch - 1
-        self._log_clock = self.slave.apply.newest(self._log.end).clock(self._clock)
+        self._log_clock = newest.clock(self._clock)
         self.start_epoch()
 
     def opened(self) -> None:
@@ -385,7 +383,7 @@ class MessageStore:
         safe = min(self.confirmed, self.checkpoints.position)
         if self.slave is not None:
             if not self._index_keeper.blocked:
-                done += self.slave.step()
+                done += self.slave.step(self.readers)
             return done + self.slave.keep_house(now_ms=now_ms, safe=safe)
         done += self.snapshots.step(self._snapshot_head, safe_position=safe)
         return done + self.retention.step(

@@ -19,6 +19,9 @@ class ReplicaLog:
     def __init__(self, log: CommitLog, commit: GroupCommit) -> None:
         self._log = log
         self._commit = commit
+        # A slave's tables hear of what is appended, and of a cut before it happens.
+        self.on_block: Callable[[LogBlock], None] = lambda block: None
+        self.before_cut: Callable[[int], None] = lambda position: None
 
     def keep_tail(self, limit: int) -> None:
         """Keep the newest `limit` bytes in memory from now on; 0 keeps none."""
@@ -68,12 +71,14 @@ class ReplicaLog:
         block = checked_block(position, data, segment_end=self._log.segment_end(position))
         self._log.append_block(block)
         self._commit.want()
+        self.on_block(block)
         return block
 
     def cut(self, position: int, *, known: int, done: Callable[[], None]) -> None:
         """Remove what was appended from `position` on, physically and durably; then `done`.
 
         A record has to begin there, `known` is where one begins at or below it.  Never below
-        what is confirmed (R22): that, like a position inside a record, is a broken rule.
+        what is confirmed or applied (R22): that, like a position inside a record, breaks a rule.
         """
+        self.before_cut(position)
         self._commit.cut(position, known, done)

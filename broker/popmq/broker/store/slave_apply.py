@@ -13,6 +13,9 @@ from popmq.broker.store.group_commit import GroupCommit
 from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.log_block import LogBlock, whole_records
 from popmq.broker.store.recovery import Apply, Followed, Replayed, queued
+from popmq.broker.store.snapshot import SnapshotHead
+from popmq.broker.store.snapshot_install import SnapshotInstall
+from popmq.broker.store.snapshot_keeper import SnapshotKeeper
 from popmq.common.errors import StoreDamaged
 from popmq.common.message import (
     HEADER_SIZE,
@@ -53,6 +56,7 @@ class SlaveApply:
         self._kept_bytes = 0
         self._chunk, self._chunk_at, self._checked = b"", 0, False
         self._lowered = False
+        self.unpublished = False  # the snapshot that it began with has no name yet
         self.keep_bytes = 16 << 20  # of what is not applied, in memory
         self.applied = followed.begin
         self.apply_from = followed.apply_from
@@ -69,8 +73,31 @@ class SlaveApply:
 
     @property
     def rebuilding(self) -> bool:
-        """Whether queues and key index still lack what the tables know of."""
-        return self.applied < self.apply_from
+        """Whether queues and key index still lack what the tables know of, or a start would find
+        less than there is."""
+        return self.applied < self.apply_from or self.unpublished
+
+    def installed(self, head: SnapshotHead, start: int) -> None:
+        """The tables are a master's now; its log, from `start` on, is to come."""
+        self.applied, self.apply_from = start, head.position
+        self.passed = Replayed()
+        self.passed.begin(head)
+        self.unpublished = True
+        self._dispatch.rebuilding = True
+        self._dispatch.log_starts_at(start)
+        self._dispatch.position = start
+        self._index.restart_at(start)
+        self._commit.restarted(start)
+
+    def install(self, snapshots: SnapshotKeeper, start: int) -> SnapshotInstall:
+        """Begin with a master's snapshot, and its log from `start` on."""
+        return snapshots.install(
+            self._log,
+            start=start,
+            flusher=self._commit.flusher,
+            restored=lambda head: self.installed(head, start),
+            on_failure=self._commit.fail,
+        )
 
     def arrived(self, block: LogBlock) -> None:
         """A block was appended: it waits here, so that nobody has to read it again."""
@@ -167,9 +194,8 @@ class SlaveApply:
             self.on_mark(record)
 
     def _passed(self, header: Header) -> None:
-        was_rebuilding = self.rebuilding
         self.applied = self._log.behind(header.end)
-        if was_rebuilding and not self.rebuilding and self._dispatch.rebuilding:
+        if self._dispatch.rebuilding and self.applied >= self.apply_from:
             self._dispatch.rebuilt()
 
     def _vouch_for_less(self) -> None:

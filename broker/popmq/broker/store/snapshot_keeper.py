@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.snapshot import (
     KEPT,
     SnapshotHead,
@@ -10,6 +11,7 @@ from popmq.broker.store.snapshot import (
     SnapshotWriter,
     snapshot_names,
 )
+from popmq.broker.store.snapshot_install import SnapshotInstall
 from popmq.common.disk import Disk
 from popmq.common.steps import Flusher
 
@@ -73,6 +75,28 @@ class SnapshotKeeper:
             self._note(self._writer)
             self.on_finished(self.position, self.state_hash)
         return done
+
+    def install(
+        self,
+        log: CommitLog,
+        *,
+        start: int,
+        flusher: Flusher,
+        restored: Callable[[SnapshotHead], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> SnapshotInstall:
+        """Begin with another broker's snapshot; `flusher` is the log's."""
+        return SnapshotInstall(
+            self._disk,
+            self._folder,
+            log,
+            self.tables,
+            start=start,
+            housekeeper=self._flusher,
+            flusher=flusher,
+            restored=restored,
+            on_failure=on_failure,
+        )
 
     def load(self) -> None:
         """Note which snapshots are there."""

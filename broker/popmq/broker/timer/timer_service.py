@@ -23,12 +23,15 @@ from popmq.common import topics
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.message import Header, RecordKind, Stamp, StoredMessage
+from popmq.common.observe import Histogram
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 
 logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
 _BATCH = 64
+LATENESS_MS = (5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
+_TURN_BACK_MS = 600_000  # ahead of the clock by more, the wheel is made anew where the clock is
 
 
 class TimerService:
@@ -67,8 +70,8 @@ class TimerService:
         self.dead_lettered = 0
         self.lost = 0
         self.rebuilds = 0
-        self.late_ms = 0  # of the newest firing
-        self.late_total_ms = 0
+        self.turned_back = 0
+        self.lateness = Histogram(LATENESS_MS)
 
     # -- start and stop
 
@@ -152,6 +155,8 @@ class TimerService:
         done = self._files.step(self._boot_ms(), self.cursors)
         if self._warming:
             return done
+        if self.firing and self.enqueue.base_ms - self._wall_ms() > _TURN_BACK_MS:
+            self._turn_back()
         try:
             done += self.enqueue.step(self.enqueue_limit)
             if self.firing and self.enqueue.caught_up and not self.due.rolled:
@@ -168,7 +173,7 @@ class TimerService:
         except ColdRead as cold:
             self._warm(cold)
         except TimerDamaged as damage:
-            self._rebuild(damage)
+            self.rebuild(damage)
             done += 1
         return done
 
@@ -207,6 +212,13 @@ class TimerService:
     def is_firing(self, identity: int) -> bool:
         """Whether its firing waits to be confirmed: no lookup finds the message yet."""
         return any(one == identity for _, one in self._firing)
+
+    def rebuild(self, damage: TimerDamaged) -> None:
+        """The wheel is an index: it is made again from the timer queue, beside the traffic."""
+        logger.error("timer wheel is built anew", extra={"reason": str(damage)})
+        self.rebuilds += 1
+        self._files.reset()
+        self._begin_anew()
 
     # -- inside
 
@@ -279,8 +291,7 @@ class TimerService:
         self.state.ended(ending)
         self.due.ended(due)
         self.fired += 1
-        self.late_ms = stamp.wall_ms - due.due_ms
-        self.late_total_ms += self.late_ms
+        self.lateness.observe(stamp.wall_ms - due.due_ms)
         return outcome is Outcome.FIRED
 
     def _give_up(self, due: Due) -> None:
@@ -343,11 +354,17 @@ class TimerService:
 
         self._store.readers.submit(lambda: _read(cold), done)
 
-    def _rebuild(self, damage: TimerDamaged) -> None:
-        """The wheel is an index: it is made again from the timer queue, beside the traffic."""
-        logger.error("timer wheel is built anew", extra={"reason": str(damage)})
-        self.rebuilds += 1
-        self._files.reset()
+    def _turn_back(self) -> None:
+        """The clock was far ahead once: what comes now would all wait in memory, and in one slot
+        that is over at that time.  What waits stands in the timer queue."""
+        ahead_ms = self.enqueue.base_ms - self._wall_ms()
+        logger.warning("timer wheel is turned back", extra={"ahead_ms": ahead_ms})
+        self.turned_back += 1
+        now_ms = self._wall_ms()
+        self._files.reset(turned_ms=now_ms - now_ms % self._slot_ms)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         start = self.queue.queue.min_offset
         self._begin(start, start)
 
