@@ -202,10 +202,22 @@ def test_a_delay_over_or_not_is_taken_by_a_topic_of_delays_only(deliver_at_ms: i
     assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
 
-def test_transactions_are_not_served_yet() -> None:
-    with pytest.raises(PopmqError, match="does not serve") as caught:
-        check_type(TRANSACTION, topic(MessageType.MIXED))
-    assert caught.value.code is Code.NOT_IMPLEMENTED
+def test_a_transaction_is_taken_by_a_topic_of_transactions_or_of_all() -> None:
+    for kind in (MessageType.MIXED, MessageType.TRANSACTION):
+        assert check_type(TRANSACTION, topic(kind)) is MessageType.TRANSACTION
+    with pytest.raises(PopmqError) as caught:
+        check_type(TRANSACTION, topic(MessageType.NORMAL))
+    assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+
+@pytest.mark.parametrize(
+    "change", [{"deliver_at_ms": 5}, {"user_properties": {"TIMER_DELAY_MS": "5"}}]
+)
+def test_a_transaction_has_no_delivery_time(change: dict[str, object]) -> None:
+    delayed = TRANSACTION._replace(**change)  # type: ignore[arg-type]
+    with pytest.raises(PopmqError, match="no delivery time") as caught:
+        check_type(delayed, topic(MessageType.MIXED))
+    assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
 
 def test_permissions_are_asked_before_anything_is_sent_or_read() -> None:

@@ -89,6 +89,7 @@ class ProxyProcess:
         self._transport = transport
         self._proxy.listening_on(host, taken)
         self._proxy.clients.start()
+        self._proxy.checks.start()
         return self._proxy.endpoint
 
     def _make_transport(self, host: str, port: int) -> Transport:
@@ -133,6 +134,7 @@ class ProxyProcess:
         if self._transport is not None:
             await self._transport.stop(0)
         self._proxy.clients.stop()
+        self._proxy.checks.stop()
         await self._routed.stop()
         for controller in self._controller_ports:
             await controller.close()
@@ -146,6 +148,7 @@ class ProxyProcess:
             Metric("proxy_received", "Messages handed to clients.", counts.received),
             Metric("proxy_acks", "Acks answered OK.", counts.acks),
             Metric("proxy_changes", "Invisible durations changed.", counts.changes),
+            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
             Metric(
                 "proxy_retried", "Requests asked again of a broker's master.", self._routed.retried
             ),

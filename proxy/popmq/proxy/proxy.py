@@ -27,6 +27,7 @@ from popmq.proxy.rpc import SERVICE, Handler, Rpc
 from popmq.proxy.rpc import method as any_method
 from popmq.proxy.send import SendMessage, refuse_send
 from popmq.proxy.telemetry import Telemetry, heartbeat, notify_client_termination
+from popmq.proxy.transaction import EndTransaction, OrphanChecks
 from popmq.proxy.transport.seam import Method, Shape
 
 # RocketMQ answers these that are marked * with UNIMPLEMENTED; a Status says more.
@@ -34,7 +35,6 @@ _NOT_YET = {
     "UpdateOffset": "offsets of pull consumers are not served yet",  # *
     "GetOffset": "offsets of pull consumers are not served yet",  # *
     "QueryOffset": "offsets of pull consumers are not served yet",  # *
-    "EndTransaction": "transactions are not served yet",
     "SyncLiteSubscription": "lite topics are not served yet",  # *
 }
 _PULL_NOT_YET = "pull consumers are not served yet: use a push or simple consumer"
@@ -55,7 +55,10 @@ class Proxy:
         self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
         self.telemetry = Telemetry(self.routes, settings, self.metrics)
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
-        self._send = SendMessage(brokers, self.routes, settings, clock)
+        publishers = self.telemetry.publishers
+        self.checks = OrphanChecks(brokers, publishers, self.metrics)
+        self._end_transaction = EndTransaction(brokers)
+        self._send = SendMessage(brokers, self.routes, settings, clock, publishers)
         self._receive = ReceiveMessage(brokers, settings, clock)
         self._ack = AckMessage(brokers)
         self._recall = RecallMessage(brokers, self.routes)
@@ -73,6 +76,7 @@ class Proxy:
         """Let go of what waits: the step before the transport's `stop`."""
         self._receive.drain()
         self.clients.stop()
+        self.checks.stop()
         self.telemetry.drain()
 
     @property
@@ -105,6 +109,7 @@ class Proxy:
             method("AckMessage", self._ack.start, count, refusal=refuse_ack),
             method("ChangeInvisibleDuration", self._change.start, count, refusal=refuse_change),
             method("ForwardMessageToDeadLetterQueue", self._reject.start, count),
+            method("EndTransaction", self._end_transaction.start, count),
             method("RecallMessage", self._recall.start, count),
             method("Heartbeat", heartbeat, count),
             method("NotifyClientTermination", self._terminated, count),

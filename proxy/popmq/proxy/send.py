@@ -23,15 +23,17 @@ from popmq.common.hop import (
 )
 from popmq.common.message import tag_hash
 from popmq.common.recall_handle import RecallHandle
-from popmq.common.topics import TopicConfig, check_topic_name
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.convert import SentMessage, send_entry, sent_messages, sent_ok, status, status_only
 from popmq.proxy.delay import delay_of
 from popmq.proxy.placement import place
+from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import (
+    MessageFacts,
     check_message,
     check_stored_size,
     check_type,
@@ -54,8 +56,16 @@ class _Placed(NamedTuple):
 
 
 class SendMessage:
-    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        routes: Routes,
+        settings: Settings,
+        clock: Clock,
+        publishers: Publishers,
+    ) -> None:
         self._brokers = brokers
+        self._publishers = publishers
         self._routes = routes
         self._limits = settings.message
         self._timer_limits = settings.timer
@@ -88,6 +98,8 @@ class SendMessage:
         for index, error in refused:
             batch.settle(index, error)
         placed = [one for one in outcomes if isinstance(one, _Placed)]
+        if any(one.entry.type == MessageType.TRANSACTION for one in placed):
+            self._publishers.sent(rpc.client_id, topic.name)
         self._dispatch(batch, placed, brokers)
 
     def _checked(
@@ -121,18 +133,34 @@ class SendMessage:
         if not brokers:
             raise Unavailable("no broker is known yet")
         key = facts.message_group or facts.message_id
-        broker, queue = place(key, brokers, topic.queues)
+        broker, queue = place(key, self._places(topic, facts, brokers), topic.queues)
         entry = PutEntry(
             kind,
             head,
             properties,
             tag_hash=tag_hash(facts.tag),
             queue_id=queue,
-            due_ms=delay.due_ms,
+            due_ms=facts.recovery_ms or 0 if kind is MessageType.TRANSACTION else delay.due_ms,
             message_id=facts.message_id,
             spread_ms=delay.spread_ms,
         )
         return _Placed(index, key, entry, broker, not facts.message_group)
+
+    def _places(
+        self, topic: TopicConfig, facts: MessageFacts, brokers: Sequence[str]
+    ) -> Sequence[str]:
+        """The broker groups that the message may go to.
+
+        Message groups stay with those that the topic was created over; other messages go to any
+        that takes some.
+        """
+        if len(brokers) == 1:
+            return brokers
+        if facts.message_group and topic.brokers:
+            wanted = [name for name in brokers if name in topic.brokers]
+        else:
+            wanted = [name for name in brokers if self._brokers.takes(name)]
+        return wanted or brokers
 
     def _dispatch(self, batch: "_Batch", placed: Sequence[_Placed], brokers: Sequence[str]) -> None:
         by_broker: dict[str, list[_Placed]] = {}
@@ -243,7 +271,8 @@ def send_reply(
     if all(one.code == Code.OK for one in results):
         return sent_ok(results, message_ids, recall_handles)
     code = overall_code([one.code for one in results])
-    text = results[0].message if code == results[0].code else "the messages fared differently"
+    first = results[0]
+    text = first.message if first.code == code else "the messages fared differently"
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[
@@ -269,6 +298,8 @@ def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
 def _one_topic(sent: Sequence[SentMessage]) -> str:
     if not sent:
         raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    if len(sent) == 1:
+        return sent[0].topic
     topics = sorted({one.topic for one in sent})
     if len(topics) > 1:
         raise Refused(

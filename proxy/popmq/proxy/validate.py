@@ -70,9 +70,14 @@ def type_of(facts: MessageFacts) -> MessageType:
     """The type that the *properties* make it; what it claims counts for transactions only."""
     if facts.claimed_type == MessageType.TRANSACTION:
         return MessageType.TRANSACTION
-    if facts.deliver_at_ms is not None or any(map(facts.user_properties.__contains__, DELAY_KEYS)):
+    if _is_delayed(facts):
         return MessageType.DELAY
     return MessageType.FIFO if facts.message_group else MessageType.NORMAL
+
+
+def _is_delayed(facts: MessageFacts) -> bool:
+    given = facts.user_properties
+    return facts.deliver_at_ms is not None or any(map(given.__contains__, DELAY_KEYS))
 
 
 def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
@@ -105,8 +110,11 @@ def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"topic {topic.name} takes {topic.type.name} messages and this one is {kind.name}",
         )
-    if kind is MessageType.TRANSACTION:
-        raise NotYet("popmq does not serve TRANSACTION messages yet")
+    if kind is MessageType.TRANSACTION and _is_delayed(facts):
+        raise Refused(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            "a TRANSACTION message is visible when it is committed: it has no delivery time",
+        )
     return kind
 
 

@@ -105,8 +105,12 @@ class CoreBroker:
         )
         self.broker.store.soon = self._soon.append
         self.server = BrokerServer(self.broker)
-        self.broker.start()
+        self.begin(self.broker)
         self.settle()
+
+    def begin(self, broker: Broker) -> None:
+        """How it starts: alone."""
+        broker.start()
 
     def stop(self) -> None:
         self.broker.stop()
@@ -247,9 +251,11 @@ def pop(
     reply_bytes: int = 8 << 20,
     attempt_id: str = "",
     client_id: str = "a-client",
+    sql: bool = False,
 ) -> bytes:
-    """An encoded POP request."""
+    """An encoded POP request; `expression` is one of tags, or in SQL."""
     filter_type = hop.FilterType.TAG if expression else hop.FilterType.NONE
+    filter_type = hop.FilterType.SQL if expression and sql else filter_type
     return hop.encode_pop(
         hop.PopRequest(
             topic,
