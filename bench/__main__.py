@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.alone import PARTS, Asked, Row, page
 from bench.compare import PEERS, Plan, compare
+from bench.cross_check import cross_check
 from bench.measure import Shape
 from bench.peers import cache
 from bench.report import machine, write
@@ -46,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     alone.add_argument("--data", type=Path)
     alone.add_argument("--out", type=Path, default=Path("bench-results"))
     alone.set_defaults(run=run_alone)
+    check = commands.add_parser("h2load", help="our load generator beside h2load")
+    check.add_argument("--seconds", type=float, default=5.0)
+    check.add_argument("--rounds", type=int, default=3)
+    check.add_argument("--shapes", default="64x1,4x64")
+    check.set_defaults(run=run_cross_check)
     quick = commands.add_parser("quick", help="both in about three minutes, with what is fetched")
     quick.set_defaults(run=run_quick)
     args = parser.parse_args(argv)
@@ -119,6 +125,13 @@ def run_alone(args: argparse.Namespace) -> int:
     (args.out / "alone.json").write_text(json.dumps(whole, indent=1))
     print(f"{args.out}/alone.md, alone.json")
     return 1 if failures else 0
+
+
+def run_cross_check(args: argparse.Namespace) -> int:
+    for shape in map(Shape.parse, args.shapes.split(",")):
+        with own_folder(None) as folder:
+            cross_check(folder, shape=shape, seconds=args.seconds, rounds=args.rounds, say=print)
+    return 0
 
 
 def run_quick(args: argparse.Namespace) -> int:

@@ -40,7 +40,10 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "transaction": CORES,
     "ha": CORES,
     "record_applier": CORES | SERVICES,
-    "broker": CORES | SERVICES | {"record_applier"},
+    "following": CORES | SERVICES | {"record_applier"},
+    "replica_writer": CORES | SERVICES,
+    "send_service": CORES | SERVICES,
+    "broker": CORES | SERVICES | {"following", "record_applier", "replica_writer", "send_service"},
     "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
     "lookup_admin": CORES | SERVICES | {"broker"},
     "parking_admin": CORES | SERVICES | {"broker"},
@@ -59,7 +62,19 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job"}
     | {"timer_jobs", "transaction_jobs"},
     "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin", "transaction_jobs"},
-    "process": CORES | SERVICES | {"metrics", "broker", "server"},
+    "gate": set(),
+    "broker_life": CORES | SERVICES | {"broker"},
+    "followership": CORES | SERVICES | {"broker"},
+    "leadership": CORES | SERVICES | {"broker", "gate", "server"},
+    "broker_node": CORES
+    | SERVICES
+    | {"broker", "broker_life", "followership", "gate", "leadership", "meta_follower", "server"},
+    "meta_follower": CORES | SERVICES | {"broker"},
+    "replication_metrics": SERVICES | {"broker_node"},
+    "rest": CORES | SERVICES | {"broker"},
+    "process": CORES
+    | SERVICES
+    | {"metrics", "replication_metrics", "broker", "broker_node", "rest", "server"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.

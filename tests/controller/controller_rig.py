@@ -37,6 +37,9 @@ class Broker:
     confirmed: int = 0
     group: str = GROUP
     address: str = ""
+    owner: str = ""
+    draining: bool = False
+    changes: int = 0
     timers: pb.TimerCheckPoint | None = None
     told: pb.GroupState = field(default_factory=pb.GroupState)
 
@@ -53,6 +56,7 @@ class Broker:
                 epoch=self.epoch,
                 store_id=self.store_id,
                 node=self.node,
+                draining=self.draining,
             ),
             replicas=self.replicas,
             min_in_sync=self.min_in_sync,
@@ -61,6 +65,8 @@ class Broker:
             confirmed=self.confirmed,
             priority=self.priority,
             timer_check_point=self.timers,
+            owner=self.owner,
+            meta_version=self.changes,
         )
         return request.SerializeToString()
 

@@ -73,6 +73,9 @@ class SlowStore(MemoryStore):
         super().read(key, then)
 
     def swap(self, key: str, expected_version: int, record: GroupRecord, then: OnSwapped) -> None:
+        if key != GROUP:  # that of the cluster's owner
+            super().swap(key, expected_version, record, then)
+            return
         self.swaps.append((expected_version, record))
         results: list[Swapped] = []
         super().swap(key, expected_version, record, results.append)

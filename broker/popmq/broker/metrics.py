@@ -35,7 +35,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield _gauge("store_pending_bytes", "Bytes not yet given to the disk.", store.pending_bytes)
     yield _gauge("store_recovered_records", "Read at start.", store.metrics.recovered_records)
     yield _gauge("store_torn_bytes", "Bytes of a torn tail cut at start.", store.metrics.torn_bytes)
-    for topic, count in broker.stored_by_topic.items():
+    for topic, count in broker.sends.stored_by_topic.items():
         yield Metric("messages_in", "Messages stored.", count, labels={"topic": topic})
     yield Metric("messages_out", "Messages delivered.", broker.pops.metrics.delivered)
     yield Metric("pops", "Pops, those of waiting receives included.", broker.pops.metrics.pops)

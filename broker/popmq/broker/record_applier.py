@@ -1,4 +1,5 @@
-"""RecordApplier: at recovery each record of the log goes to the part that it belongs to."""
+"""RecordApplier: at recovery, and on a slave for good, each record of the log goes to the part that
+it belongs to."""
 
 from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.offsets import OffsetRecord
@@ -10,6 +11,7 @@ from popmq.broker.pop.pop_check_point import ReviveRecord
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.store.commit_log import ScannedRecord
 from popmq.broker.store.message_keys import ID, names_in
+from popmq.broker.store.replica_records import LogStart, SnapshotMark
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_service import TimerService
@@ -51,7 +53,7 @@ class RecordApplier:
         self._transactions = transactions
 
     def apply(self, record: ScannedRecord) -> None:
-        """One record of the log, at recovery: each part takes what is its own."""
+        """One record of the log, in its order: each part takes what is its own."""
         match record.header.kind:
             case RecordKind.META:
                 self._registry.apply(record.data[HEADER_SIZE:])
@@ -76,6 +78,10 @@ class RecordApplier:
                         self._timers.state.recounted(recount)
                     case ending:
                         self._timers.apply_ended(ending)
+            case RecordKind.SNAPSHOT_MARK:
+                self._timers.apply_judged(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
+            case RecordKind.LOG_START:
+                self._timers.apply_judged(LogStart.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 
@@ -93,7 +99,7 @@ class RecordApplier:
                 self._apply_sent(record, record.header.topic_id, record.header.queue_id)
             case TimerToken() as token:
                 self._timers.apply_stored(token, record.header, tag_hash)
-                if token.moved_from is None:
+                if token.moved_from is None and token.replaces is None:
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
             case HalfToken() as token:

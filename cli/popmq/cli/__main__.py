@@ -15,6 +15,7 @@ from popmq.cli import (
     brokers,
     dlq,
     doctor,
+    drain,
     explain,
     lookup,
     messages,
@@ -23,7 +24,13 @@ from popmq.cli import (
     roles,
     timers,
 )
-from popmq.common.config import client_endpoint, environment, load_settings, parse_address
+from popmq.common.config import (
+    OVER_TLS,
+    client_endpoint,
+    environment,
+    load_settings,
+    parse_address,
+)
 from popmq.common.errors import ConfigError, PopmqError
 
 REFUSED, INTERRUPTED = 1, 130
@@ -68,6 +75,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     dlq.add_parsers(subparsers, common)
     timers.add_parsers(subparsers, common)
     bench.add_parsers(subparsers, common)
+    drain.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser
@@ -94,7 +102,7 @@ def _common_arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=endpoint_argument,
         default=client_endpoint(environ),
         metavar="HOST:PORT",
-        help="a proxy's address (default %(default)s; POPMQ_ENDPOINT)",
+        help="a proxy's address, tls://HOST:PORT over TLS (default %(default)s; POPMQ_ENDPOINT)",
     )
     common.add_argument("--json", action="store_true", help="one JSON object per line")
     return common
@@ -102,7 +110,7 @@ def _common_arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def endpoint_argument(text: str) -> str:
     try:
-        parse_address(text)
+        parse_address(text.removeprefix(OVER_TLS))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text

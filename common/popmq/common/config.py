@@ -13,6 +13,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from popmq.common.address import bad_address
+from popmq.common.address import format_address as format_address
+from popmq.common.address import parse_address as parse_address
 from popmq.common.errors import ConfigError
 from popmq.common.lean_settings import LeanSettings
 from popmq.common.quantities import (
@@ -34,23 +37,9 @@ from popmq.common.settings_section import shown
 from popmq.common.settings_section import within as _within
 
 CLIENT_ENDPOINT = "POPMQ_ENDPOINT"
+CLIENT_TLS_CA = "POPMQ_TLS_CA"
+OVER_TLS = "tls://"
 DEFAULT_ENDPOINT = "127.0.0.1:8081"
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`host:port`, an IPv6 host in brackets: `[::1]:8081`. ConfigError for anything else."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ConfigError(f"{text!r}: put an IPv6 host in brackets, as in [::1]:8081")
-    if not colon or not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not an address: write HOST:PORT, as in 127.0.0.1:8081")
-    return host, int(port)
-
-
-def format_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def environment() -> Mapping[str, str]:
@@ -70,20 +59,12 @@ def _name_of(default: str, *, optional: bool = False) -> str:
 
 
 def _address(default: str, *, optional: bool = False) -> str:
-    return _checked(default, lambda value: "" if optional and not value else _bad_address(value))
-
-
-def _bad_address(value: str) -> str:
-    try:
-        parse_address(value)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return _checked(default, lambda value: "" if optional and not value else bad_address(value))
 
 
 def _bad_addresses(values: tuple[str, ...]) -> str:
     places = [value for value in values if not value.startswith("unix:")]
-    return next(filter(None, map(_bad_address, places)), "" if values else "at least one address")
+    return next(filter(None, map(bad_address, places)), "" if values else "at least one address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +367,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TC
 def _variables(environ: Mapping[str, str], known: Mapping[str, object]) -> dict[str, str]:
     names = {f"POPMQ_{key.replace('.', '_').upper()}": key for key in known}
     for name in environ:
-        strange = name.startswith("POPMQ_") and name not in names and name != CLIENT_ENDPOINT
+        strange = name.startswith("POPMQ_") and name not in (*names, CLIENT_ENDPOINT, CLIENT_TLS_CA)
         if strange and not _SERVICE_LINK.search(name):
             raise _unknown(f"environment variable {name}", name, names)
     return {name: key for name, key in names.items() if name in environ}

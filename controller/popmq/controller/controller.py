@@ -28,9 +28,10 @@ from popmq.controller.heartbeats import (
 from popmq.controller.long_polls import LongPolls
 from popmq.controller.metadata_store import MetadataStore
 from popmq.controller.metrics import controller_metrics
+from popmq.controller.ownership import Claim, Ownership
 from popmq.controller.replica_group import ReplicaGroup
 from popmq.controller.replicas import Replica
-from popmq.controller.routes import BROKER_LIMIT, Route, Routes, check_broker_name
+from popmq.controller.routes import BROKER_LIMIT, IN_PROCESS, Route, Routes, check_broker_name
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,11 @@ class Controller:
         self._watchers: dict[int, tuple[str, str]] = {}  # request -> group and store id
         self._probing: set[str] = set()
         self._failovers = 0
+        self.ownership = Ownership(
+            store,
+            patience_ms=times.dead_after_ms,
+            on_owner=self._owner_known,
+        )
 
     # -- hop.Port
 
@@ -128,7 +134,15 @@ class Controller:
         done = self.polls.due(now_ms)
         for group in self.groups.values():
             done += group.step(now_ms)
-        return done
+        if self.routes.drained:
+            self._hide_strangers()
+        return done + self._step_ownership(now_ms)
+
+    def _step_ownership(self, now_ms: int) -> int:
+        names = self.routes.names
+        only = self.routes.get(names[0]) if len(names) == 1 else None
+        at_once = only is not None and only.address == IN_PROCESS
+        return self.ownership.step(now_ms, at_once=at_once)
 
     def stop(self) -> None:
         """Answer everybody who waits for a change."""
@@ -150,7 +164,42 @@ class Controller:
         except PopmqError as error:
             self._log_refused(route, error)
             raise
+        self._hear_claim(request)
+        self._tell_cluster(reply)
         return reply.SerializeToString()
+
+    def _hear_claim(self, request: pb.RegisterRequest) -> None:
+        """Of masters alone: a slave may be behind."""
+        if request.replicas > 1 and request.role != pb.MASTER:
+            return
+        self.ownership.hear(request.broker.broker, Claim(request.owner, request.meta_version))
+        self._step_ownership(self.clock.boot_ms())
+        self._hide_strangers()
+
+    def _owner_known(self) -> None:
+        self.routes.version += 1
+        self._hide_strangers()
+        self.polls.wake("")
+
+    def _hide_strangers(self) -> None:
+        """From proxies: groups that do not have the cluster's topics yet, and drained ones that
+        were taken away."""
+        hidden = {one for one in self.routes.names if not self.ownership.has_joined(one)}
+        hidden |= {one for one in self.routes.drained if not self._is_heard(one)}
+        if self.routes.hide(frozenset(hidden)):
+            self.polls.wake("")
+
+    def _is_heard(self, name: str) -> bool:
+        group = self.groups.get(name)
+        living = group is not None and bool(group.living)
+        return living or self.routes.is_heard(name, now_ms=self.clock.boot_ms())
+
+    def _tell_cluster(self, reply: pb.RegisterReply) -> None:
+        reply.owner = self.ownership.owner
+        owner = self.routes.get(self.ownership.owner)
+        if owner is not None:
+            reply.owner_address = owner.address
+        reply.groups.extend(one.broker for one in self.routes.all() if not one.draining)
 
     def _register_single(self, request: pb.RegisterRequest, route: Route, now_ms: int) -> None:
         group = self.groups.get(route.broker)
@@ -264,7 +313,9 @@ class Controller:
 
     def _routes_reply(self) -> bytes:
         brokers = map(route_to_wire, self.routes.all())
-        return pb.RoutesReply(version=self.routes.version, brokers=brokers).SerializeToString()
+        return pb.RoutesReply(
+            version=self.routes.version, brokers=brokers, owner=self.ownership.owner
+        ).SerializeToString()
 
     # -- a closed connection is a hint
 
@@ -302,7 +353,7 @@ class Controller:
         if request.group and not found:
             raise Refused(Code.NOT_FOUND, f"broker group {request.group} is unknown here")
         found.sort(key=lambda one: one.group)
-        return pb.ListReplicasReply(groups=found).SerializeToString()
+        return pb.ListReplicasReply(groups=found, owner=self.ownership.owner).SerializeToString()
 
     def _failover(self, request: pb.FailoverRequest, on_reply: OnReply) -> None:
         if request.cluster:

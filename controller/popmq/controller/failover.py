@@ -180,7 +180,10 @@ class Failover:
             return forced(group.record, plan.to, highest_epoch=highest)
         assert group.record is not None, "only an unclean election does without a record"
         minimum = group.replicas.min_in_sync
-        return elected(group.record, plan.to, group.living, min_in_sync=minimum)
+        # The old master has to begin again from its disk: nobody waits for that unless
+        # min_in_sync needs it (R3). It is back in the set once it has caught up.
+        others = [one for one in group.living if one.store_id != group.record.leader]
+        return elected(group.record, plan.to, others, min_in_sync=minimum)
 
     def _write(self) -> None:
         wanted = self._next()

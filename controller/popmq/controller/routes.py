@@ -37,6 +37,7 @@ class Routes:
         self._dead_after_ms = dead_after_ms
         self._routes: dict[str, Route] = {}
         self._heard_ms: dict[str, int] = {}
+        self._hidden: frozenset[str] = frozenset()
         self.version = first_version
 
     def register(self, cluster: str, route: Route, *, now_ms: int) -> bool:
@@ -105,8 +106,26 @@ class Routes:
         heard_ms = self._heard_ms.get(broker)
         return heard_ms is not None and now_ms - heard_ms <= self._dead_after_ms
 
+    def hide(self, names: frozenset[str]) -> bool:
+        """Proxies are not told of these; True when that is news."""
+        if names == self._hidden:
+            return False
+        self._hidden = names
+        self.version += 1
+        return True
+
     def all(self) -> list[Route]:
-        return [self._routes[name] for name in sorted(self._routes)]
+        return [self._routes[name] for name in sorted(self._routes) if name not in self._hidden]
+
+    @property
+    def drained(self) -> list[str]:
+        """Groups that take no new messages."""
+        return [name for name, route in self._routes.items() if route.draining]
+
+    @property
+    def names(self) -> list[str]:
+        """Of every group known, also of those that nobody is told of."""
+        return sorted(self._routes)
 
     def silent_ms(self, broker: str, *, now_ms: int) -> int:
         """Milliseconds since the broker was last heard."""

@@ -8,6 +8,7 @@ the controllers that are wrong.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from popmq.common.clock import Clock
@@ -31,6 +32,14 @@ class Brokers(Protocol):
 
     def port(self, name: str) -> Port:
         """The way to that broker group; raises Unavailable when there is none."""
+        ...
+
+    def owner(self) -> str:
+        """The broker group that owns topics and groups; empty while nobody knows which does."""
+        ...
+
+    def takes(self, name: str) -> bool:
+        """Messages may be placed at that broker group; not while it is drained."""
         ...
 
     def has_master(self, name: str) -> bool:
@@ -66,8 +75,20 @@ class StaticBrokers:
         except KeyError:
             raise Unavailable(f"broker {name!r} is unknown") from None
 
+    def owner(self) -> str:
+        return next(iter(self._ports), "")
+
+    def takes(self, name: str) -> bool:
+        return True
+
     def has_master(self, name: str) -> bool:
         return name in self._ports
+
+
+def owner_first(brokers: Brokers) -> Sequence[str]:
+    """For what every broker group knows: the owner knows it first, the others by copies."""
+    names, owner = brokers.names(), brokers.owner()
+    return reachable_first(brokers, sorted(names, key=lambda name: name != owner))
 
 
 def reachable_first(brokers: Brokers, names: Sequence[str]) -> Sequence[str]:
@@ -109,6 +130,8 @@ class RoutedBrokers:
         self._followed = [FollowedRoutes(one, self._take) for one in controllers]
         self._groups: dict[str, _Group] = {}
         self._names: tuple[str, ...] = ()
+        self._owner = ""
+        self._draining: frozenset[str] = frozenset()
         self._closing: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()  # set when routes arrived; a waiter clears it
 
@@ -120,6 +143,13 @@ class RoutedBrokers:
         if group is None:
             raise Unavailable(f"broker {name!r} is not among the controller's routes")
         return group.way if group.direct and group.way is not None else group.master
+
+    def owner(self) -> str:
+        """A single broker group is its own."""
+        return self._owner or (self._names[0] if len(self._names) == 1 else "")
+
+    def takes(self, name: str) -> bool:
+        return name not in self._draining
 
     def has_master(self, name: str) -> bool:
         group = self._groups.get(name)
@@ -157,6 +187,8 @@ class RoutedBrokers:
             for name, route in followed.brokers.items():
                 if name not in listed or route.epoch >= listed[name].epoch:
                     listed[name] = route
+        self._owner = told.owner or self._owner
+        self._draining = frozenset(name for name, route in listed.items() if route.draining)
         for name, route in listed.items():
             self._follow(name, route)
         for name, group in list(self._groups.items()):
@@ -180,12 +212,16 @@ class RoutedBrokers:
             return
         logger.info("broker in the routes", extra={"broker": name, "address": address})
         if group is None:
-            group = self._groups[name] = _Group(MasterPort(name, self._clock))
+            copies = partial(self._has_copies, name)
+            group = self._groups[name] = _Group(MasterPort(name, self._clock, has_copies=copies))
         before, group.way, group.address = group.way, way, address
         group.direct = address == IN_PROCESS
         group.master.follow(way)
         if before is not None:
             self._close(before)
+
+    def _has_copies(self, name: str) -> bool:
+        return self._owner not in ("", name)
 
     def _drop(self, name: str) -> None:
         group = self._groups.pop(name)

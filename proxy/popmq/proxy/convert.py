@@ -23,7 +23,18 @@ from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.validate import MessageFacts
-from popmq.proxy.wire_scan import LEN, VARINT, BadWire, chunk, cut, fields, scalar, tag, varint
+from popmq.proxy.wire_scan import (
+    LEN,
+    VARINT,
+    BadWire,
+    chunk,
+    cut,
+    fields,
+    only_content,
+    scalar,
+    tag,
+    varint,
+)
 
 M = TypeVar("M", bound=Message)
 
@@ -133,7 +144,9 @@ def topic_of(reply: bytes) -> TopicConfig:
     if "w" in topic.permission:
         permission |= Permission.WRITE
     kind = MessageType[topic.type.upper() or "NORMAL"]
-    return TopicConfig(topic.id, topic.name, topic.queues, kind, permission)
+    return TopicConfig(
+        topic.id, topic.name, topic.queues, kind, permission, brokers=tuple(topic.brokers)
+    )
 
 
 def group_of(reply: bytes) -> SubscriptionGroup:
@@ -214,10 +227,9 @@ class SentMessage(NamedTuple):
         content, has_digest = _stored_properties(sent, pieces, checksum)
         parts = [content]
         if not has_digest:
-            digest = pb.Digest(type=pb.DigestType.MD5, checksum=checksum)
-            parts.append(chunk(_P.BODY_DIGEST_FIELD_NUMBER, digest.SerializeToString()))
+            parts.append(_MD5_DIGEST + checksum.encode())
         if not sent.body_encoding:
-            parts.append(scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY))
+            parts.append(_IDENTITY_ENCODING)
         if int(sent.message_type) != kind:
             parts.append(scalar(_P.MESSAGE_TYPE_FIELD_NUMBER, kind))
         if not sent.born_host and peer:
@@ -230,6 +242,8 @@ class SentMessage(NamedTuple):
 def sent_messages(data: bytes) -> list[SentMessage]:
     """The messages of a SendMessageRequest."""
     parsed = parse(service.SendMessageRequest, data).messages
+    if len(parsed) == 1 and (start := only_content(data, _MESSAGES)):
+        return [SentMessage(parsed[0], data, start, len(data))]
     try:
         found = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == LEN]
     except BadWire as error:
@@ -378,6 +392,12 @@ def _sized(content: bytes) -> bytes:
 
 
 _PROPERTIES = tag(_SYSTEM_PROPERTIES, LEN)
+# Everything of a body's digest but its checksum, which has 32 digits.
+_MD5_DIGEST = chunk(
+    _P.BODY_DIGEST_FIELD_NUMBER,
+    pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
+)[:-32]
+_IDENTITY_ENCODING = scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY)
 _STORE_TIMESTAMP = tag(_P.STORE_TIMESTAMP_FIELD_NUMBER, LEN)
 _STORE_HOST = tag(_P.STORE_HOST_FIELD_NUMBER, LEN)
 _RECEIPT_HANDLE = tag(_P.RECEIPT_HANDLE_FIELD_NUMBER, LEN)
@@ -396,3 +416,8 @@ _ENTRY_OFFSET = tag(_ENTRY.OFFSET_FIELD_NUMBER, VARINT)
 _ACKED = service.AckMessageResultEntry
 _ACK_ENTRY = tag(service.AckMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
 _ACKED_OK = chunk(_ACKED.STATUS_FIELD_NUMBER, ok().SerializeToString())
+# A body_digest up to its checksum, which has 32 characters.
+_MD5_DIGEST = chunk(
+    _P.BODY_DIGEST_FIELD_NUMBER,
+    pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
+)[:-32]

@@ -24,6 +24,10 @@ from popmq.common.hop import Kind, OnReply, Port, decode_pop, encode_pop
 RETRY_MS = (10, 20, 50, 100)  # the last one again and again
 WAITING_LIMIT = 10_000  # requests that wait for a master, of one group
 WAITING_BYTES_LIMIT = 64 << 20
+COPY_MS = 1_000  # after which a name that a copy does not have is unknown
+
+_UNKNOWN_NAME = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
+_BY_NAME = (Kind.PUT, Kind.POP)
 
 # To be done twice does no harm: a PUT is recognised by its message ids, a lost POP is undone or
 # comes back, an ack or a change is answered by what became of the delivery, the others only look,
@@ -72,10 +76,19 @@ def _on_the_loop(seconds: float, then: Callable[[], None]) -> object:
 class MasterPort:
     """Implements `hop.Port` for one broker group; `follow` names the way to its master."""
 
-    def __init__(self, group: str, clock: Clock, *, later: Later = _on_the_loop) -> None:
+    def __init__(
+        self,
+        group: str,
+        clock: Clock,
+        *,
+        later: Later = _on_the_loop,
+        has_copies: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`has_copies`: its topics and groups are another's, and may come a little later."""
         self._group = group
         self._clock = clock
         self._later = later
+        self._has_copies = has_copies
         self._way: Way | None = None
         self._tries: dict[int, _Try] = {}
         self._number = 0
@@ -164,14 +177,22 @@ class MasterPort:
             one.asked_of = None
             self._refused = self._refused or way is self._way
             self._wait(number, one, f"broker group {self._group} has no master now: {answer}")
-        elif isinstance(answer, Unavailable) and not answer.unknown:
-            one.asked_of = None
-            self._wait(number, one, str(answer))
-        elif isinstance(answer, Unavailable):
+        elif isinstance(answer, Unavailable) and answer.unknown:
             one.why = str(answer)
             self._lost(number, one)
+        elif isinstance(answer, Unavailable) or self._may_come(one, answer.code):
+            one.asked_of = None
+            self._wait(number, one, str(answer))
         else:
             self._end(number, one, answer)
+
+    def _may_come(self, one: "_Try", code: Code) -> bool:
+        """The owner knows that name perhaps, and the copy is on its way."""
+        if code not in _UNKNOWN_NAME or one.kind not in _BY_NAME or not self._has_copies():
+            return False
+        if self._clock.boot_ms() - one.began_ms >= COPY_MS:
+            return False
+        return one.kind is not Kind.POP or decode_pop(one.body).topic[:1] != "%"
 
     def _lost(self, number: int, one: "_Try") -> None:
         """It may have been done."""

@@ -1,7 +1,8 @@
 """What brokers say about topics and groups, remembered for a second.
 
-Every broker group holds every topic and group today, so the first that answers is believed.
-Many calls that miss the same name at once make one question.
+The broker group that owns them is asked, or, while it is away, one that has copies.  Dead-letter
+topics are each broker group's own, so that all are asked until one has it.  Many calls that miss
+the same name at once make one question.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers import Brokers, reachable_first
+from popmq.proxy.brokers import Brokers, owner_first
 from popmq.proxy.convert import group_of, topic_of
 
 TTL_MS = 1_000
@@ -57,7 +58,9 @@ class Routes:
     def _ask_topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
         request = admin_pb2.DescribeTopicRequest(name=name, auto_create=self._auto_create)
         body = request.SerializeToString()
-        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, partial(_decoded, topic_of, on_result))
+        then = partial(_decoded, topic_of, on_result)
+        everywhere = name.startswith("%")
+        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=everywhere)
 
     def _ask_group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
         body = admin_pb2.DescribeGroupRequest(name=name).SerializeToString()
@@ -71,12 +74,17 @@ def ask_any(
     on_answer: OnBytes,
     *,
     timeout_ms: int = DESCRIBE_TIMEOUT_MS,
+    until_found: bool = False,
 ) -> None:
-    """Ask the broker groups in turn until one can be reached; its answer counts, also a refusal."""
-    names = reachable_first(brokers, brokers.names())
+    """Ask the broker groups in turn until one can be reached; its answer counts, also a refusal.
+
+    `until_found`: one that does not know the topic is passed over, if another one does.
+    """
+    names = owner_first(brokers)
     if names and not brokers.has_master(names[0]):
         timeout_ms //= len(names)
-    _ask_next(brokers, names, kind, body, timeout_ms, on_answer)
+    codes = (Code.HA_NOT_AVAILABLE, *((Code.TOPIC_NOT_FOUND,) if until_found else ()))
+    _ask_next(brokers, names, kind, body, timeout_ms, codes, on_answer)
 
 
 def _ask_next(
@@ -85,6 +93,7 @@ def _ask_next(
     kind: Kind,
     body: bytes,
     timeout_ms: int,
+    passed_over: Sequence[Code],
     on_answer: OnBytes,
 ) -> None:
     if not names:
@@ -92,9 +101,9 @@ def _ask_next(
         return
 
     def one_answered(answer: bytes | PopmqError) -> None:
-        away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
-        if away and len(names) > 1:
-            _ask_next(brokers, names[1:], kind, body, timeout_ms, on_answer)
+        next_one = isinstance(answer, PopmqError) and answer.code in passed_over
+        if next_one and len(names) > 1:
+            _ask_next(brokers, names[1:], kind, body, timeout_ms, passed_over, on_answer)
         else:
             on_answer(answer)
 

@@ -33,6 +33,7 @@ from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import (
+    MessageFacts,
     check_message,
     check_stored_size,
     check_type,
@@ -132,7 +133,7 @@ class SendMessage:
         if not brokers:
             raise Unavailable("no broker is known yet")
         key = facts.message_group or facts.message_id
-        broker, queue = place(key, brokers, topic.queues)
+        broker, queue = place(key, self._places(topic, facts, brokers), topic.queues)
         entry = PutEntry(
             kind,
             head,
@@ -144,6 +145,22 @@ class SendMessage:
             spread_ms=delay.spread_ms,
         )
         return _Placed(index, key, entry, broker, not facts.message_group)
+
+    def _places(
+        self, topic: TopicConfig, facts: MessageFacts, brokers: Sequence[str]
+    ) -> Sequence[str]:
+        """The broker groups that the message may go to.
+
+        Message groups stay with those that the topic was created over; other messages go to any
+        that takes some.
+        """
+        if len(brokers) == 1:
+            return brokers
+        if facts.message_group and topic.brokers:
+            wanted = [name for name in brokers if name in topic.brokers]
+        else:
+            wanted = [name for name in brokers if self._brokers.takes(name)]
+        return wanted or brokers
 
     def _dispatch(self, batch: "_Batch", placed: Sequence[_Placed], brokers: Sequence[str]) -> None:
         by_broker: dict[str, list[_Placed]] = {}
@@ -281,6 +298,8 @@ def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
 def _one_topic(sent: Sequence[SentMessage]) -> str:
     if not sent:
         raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    if len(sent) == 1:
+        return sent[0].topic
     topics = sorted({one.topic for one in sent})
     if len(topics) > 1:
         raise Refused(

@@ -105,8 +105,12 @@ class CoreBroker:
         )
         self.broker.store.soon = self._soon.append
         self.server = BrokerServer(self.broker)
-        self.broker.start()
+        self.begin(self.broker)
         self.settle()
+
+    def begin(self, broker: Broker) -> None:
+        """How it starts: alone."""
+        broker.start()
 
     def stop(self) -> None:
         self.broker.stop()

@@ -36,7 +36,7 @@ from popmq.testing.sim_topic_retention import BRIEF_MS, TopicRetention
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
 
-REPLAY = ".venv/bin/python -m popmq.testing.simulator {world}--seed {seed} --trace"
+REPLAY = ".venv/bin/python -m popmq.testing.{module} {world}--seed {seed} --trace"
 _POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.SCATTERED)
 _RETENTION = ((1, 0), (1000, 20_000), (1, 40_000))  # hours and bytes
 
@@ -50,6 +50,7 @@ class Outcome:
     trace: list[str] = field(repr=False)
     tally: Tally = field(repr=False)
     world: str = ""  # how the command line calls it
+    module: str = "simulator"
 
     @property
     def digest(self) -> str:
@@ -57,7 +58,7 @@ class Outcome:
 
     def story(self, lines: int = 0) -> str:
         """The violations, the command that replays them, and the last `lines` of the trace."""
-        command = REPLAY.format(world=self.world, seed=self.seed)
+        command = REPLAY.format(module=self.module, world=self.world, seed=self.seed)
         kept = self.trace[-lines:] if lines else []
         found = [str(violation) for violation in self.violations]
         verdict = f"seed {self.seed}: {len(found)} violations, trace {self.digest}"
@@ -79,7 +80,7 @@ class Simulator(Actions):
         self.keeps_order = self.rng.random() < 0.5
         self.oracle.parks = self.keeps_order and not self.retains and self.rng.random() < 0.5
         self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
-        self.machine = Machine(self._settings(), self.rng, self.tally)
+        self.machine = self._machine()
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
@@ -160,6 +161,9 @@ class Simulator(Actions):
         return Outcome(self.seed, self.oracle.violations, self.trace, self.tally)
 
     # -- a run
+
+    def _machine(self) -> Machine:
+        return Machine(self._settings(), self.rng, self.tally)
 
     def _settings(self) -> Settings:
         rng = self.rng

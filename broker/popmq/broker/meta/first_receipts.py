@@ -92,12 +92,12 @@ class FirstReceipts:
         *,
         half: bool = False,
     ) -> None:
-        """A record with that id was appended; only the first counts."""
-        queue_id |= _HALF if half else 0
-        key = _key(topic_id, message_id)
-        if self._window_ms and message_id and key not in self._receipts:
+        """A message with that id was appended, so no earlier one was known then: at a replay,
+        which forgets nothing, the newest counts."""
+        if self._window_ms and message_id:
+            queue_id |= _HALF if half else 0
             receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset
-            self._enter(key, receipt, log_ms)
+            self._enter(_key(topic_id, message_id), receipt, log_ms)
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Key, packed receipt, and the log time from which its bucket is; for checks."""
@@ -127,10 +127,11 @@ class FirstReceipts:
 
     def _forget(self, limit: int) -> int:
         """The oldest ids of the oldest bucket."""
-        keys = self._buckets[0].keys
+        keys, receipts = self._buckets[0].keys, self._buckets[0].receipts
         end = min(len(keys), self._gone + limit)
         for at in range(self._gone, end):
-            del self._receipts[keys[at]]
+            if self._receipts.get(keys[at]) == receipts[at]:  # else a newer one stands for it
+                del self._receipts[keys[at]]
         forgotten, self._gone = end - self._gone, end
         if end == len(keys):
             self._buckets.popleft()

@@ -152,6 +152,7 @@ class MappedFileQueue:
 
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the `segments` segments behind the one of `position`; ENOSPC when full."""
+        self.at_or_new(position)
         self.at_or_new(position + segments * self._segment_bytes)
 
     def reserved_behind(self, position: int) -> int:

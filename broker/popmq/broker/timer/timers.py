@@ -3,6 +3,7 @@
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.retention import EVERYTHING
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_bodies import TimerBodies
 from popmq.broker.timer.timer_check import TimerCheck
@@ -87,6 +88,7 @@ class Timers:
 
     def recover(self) -> None:
         """After it was."""
+        self.service.open_files()
         self.service.recover()
         self.bodies.begin()
 
@@ -118,3 +120,30 @@ class Timers:
         """
         done = self.service.step() + self.forecast.step()
         return done + self.check.step() if self.service.firing else done
+
+    # -- on a slave
+
+    def open_files(self) -> int:
+        """Before the log is followed; the newest record that has a unit in them, or -1."""
+        self.service.follow()
+        return self.service.open_files()
+
+    def follow(self) -> None:
+        """When the tables know of all that the files do."""
+        self.service.recover()
+
+    def step_slave(self) -> int:
+        """Enqueue what is confirmed; nothing fires."""
+        return self.service.step() + self.forecast.step()
+
+    def promote(self) -> None:
+        """Everything is applied and confirmed: fire from now on."""
+        self.service.promote()
+        self.bodies.begin()
+
+    def slave_keeps_from(self) -> int:
+        """Records of the timer queue from this position on are not enqueued, or not judged, yet."""
+        queue, enqueue = self.service.queue.queue, self.service.enqueue
+        offset = max(min(enqueue.curr_queue_offset, self.state.judged), queue.min_offset)
+        unread = queue.units(offset, 1)
+        return unread[0].position if unread else EVERYTHING
