@@ -79,7 +79,7 @@ class Controller:
         self._failovers = 0
         self.ownership = Ownership(
             store,
-            patient_until_ms=clock.boot_ms() + times.dead_after_ms,
+            patience_ms=times.dead_after_ms,
             on_owner=self._owner_known,
         )
 
