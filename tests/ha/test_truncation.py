@@ -221,7 +221,7 @@ def test_a_first_master_that_lost_all_it_wrote_stops_no_slave() -> None:
     a.epochs.clear()
     a.lead(2, b, version=2)
     world.settle()
-    b.follow(a)
+    b.follow(a, members=(a, b))
     world.settle()
     assert b.broken == []
     assert b.rebuilds == ["the master's log and this one have no epoch in common"]

@@ -49,6 +49,8 @@ class ClusterClients:
         self._tally = tally
         self._note = note
         self._numbers = 0
+        self._made: set[str] = set()  # topics and groups
+        self._unasked: list[Callable[[], None]] = []
         self._sending: set[bytes] = set()  # message groups with a send that is not answered
 
     # -- asking
@@ -136,6 +138,7 @@ class ClusterClients:
     def _sent(self, message: Message, answer: bytes | PopmqError, unknown: int) -> None:
         self._sending.discard(message.key)
         if isinstance(answer, PopmqError):
+            self._check_known("a send", answer, message.topic)
             message.refused = not unknown and answer.code is not Code.PROXY_TIMEOUT
             return
         (result,) = hop.decode_put_reply(answer)
@@ -186,6 +189,7 @@ class ClusterClients:
     def _popped(self, asked: Ask, answer: bytes | PopmqError, unknown: int) -> None:
         oracle, reader = self._oracle, asked.reader
         if isinstance(answer, PopmqError):
+            self._check_known("a receive", answer, reader.topic, reader.group)
             reader.open_pops -= 1
             return
         found = hop.decode_pop_reply(answer).deliveries
@@ -332,8 +336,28 @@ class ClusterClients:
             self._make(f"create group {reader.group}", Kind.CREATE_GROUP, body)
 
     def _make(self, what: str, kind: Kind, body: bytes) -> None:
+        def again() -> None:
+            self._make(what, kind, body)
+
         def heard(answer: bytes | PopmqError, unknown: int) -> None:
             if isinstance(answer, PopmqError) and answer.code is not Code.BAD_REQUEST:
-                self._make(what, kind, body)
+                again()
+            else:
+                self._made.add(what.rpartition(" ")[2])
 
-        self.ask(what, kind, body, heard, lost=lambda: None, timeout_ms=8_000)
+        before = len(self.open)
+        self.ask(what, kind, body, heard, lost=again, timeout_ms=8_000)
+        if len(self.open) == before:
+            self._unasked.append(again)
+
+    def proxy_is_back(self) -> None:
+        """What could not be asked for while there was none."""
+        waiting, self._unasked = self._unasked, []
+        for again in waiting:
+            again()
+
+    def _check_known(self, what: str, answer: PopmqError, *names: str) -> None:
+        """What was made once is there under every master."""
+        missing = answer.code in (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
+        if missing and self._made.issuperset(names):
+            self._oracle.complain("I1 no-loss", f"{what}: {answer}")

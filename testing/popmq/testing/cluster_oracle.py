@@ -102,7 +102,7 @@ class ClusterOracle:
         if story.acked == 2 and late:
             self.complain("I5 ack-final", f"{who}: delivered after its ack was OK", story)
         before = story.given.get(held.attempt - 1)
-        if before is not None and before.superseded != 1:
+        if before is not None and before.superseded != 1 and not before.asking:
             elapsed_ms = self.log_ms - before.log_ms
             if elapsed_ms < before.invisible_ms:
                 what = f"{who}: again after {elapsed_ms} of {before.invisible_ms} ms"

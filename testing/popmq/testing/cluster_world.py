@@ -142,6 +142,7 @@ class ClusterWorld:
         host.boot()
         addresses = [one.address for one in self.controllers]
         self.routers[number] = Router(self.net, host, addresses, self.rng)
+        self.clients.proxy_is_back()
 
     def kill_proxy(self, number: int) -> None:
         self.tally.hit(ClusterSometimes.PROXY_DIED, int(bool(self.clients.open)))
