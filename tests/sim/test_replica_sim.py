@@ -17,7 +17,16 @@ from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
 
 Simulators = type[ReplicaSimulator] | type[TimerReplicaSimulator]
 Patch = pytest.MonkeyPatch
-STATES = ("comparisons", "failovers", "live failovers", "hashes", "crashes", "cuts", "applied")
+STATES = (
+    "comparisons",
+    "failovers",
+    "live failovers",
+    "hashes",
+    "crashes",
+    "cuts",
+    "copies",
+    "applied",
+)
 
 
 def run(kind: Simulators, seeds: range) -> Counter[str]:

@@ -430,6 +430,7 @@ class BrokerNode:
             state_hash=(store.snapshots.position, store.snapshots.state_hash),
             owner=self.broker.registry.owner,
             meta_version=self.broker.registry.changes,
+            draining=self.broker.registry.draining,
         )
 
     def _newest_timers(self) -> TimersHeard | None:

@@ -104,7 +104,7 @@ class RecordApplier:
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
             case HalfToken() as token:
                 self._transactions.apply_half(record, token, tag_hash)
-                self._apply_sent(record, token.topic_id, token.queue_id)
+                self._apply_sent(record, token.topic_id, token.queue_id, half=True)
             case EndToken() as token:
                 self._transactions.table.apply(token, record.header.log_ms)
             case FiringToken() as token:
@@ -117,13 +117,19 @@ class RecordApplier:
                 self._table.apply_revival(token, record.header.log_ms)
 
     def _apply_sent(
-        self, record: ScannedRecord, topic_id: int, queue_id: int, due_ms: int = 0
+        self,
+        record: ScannedRecord,
+        topic_id: int,
+        queue_id: int,
+        due_ms: int = 0,
+        *,
+        half: bool = False,
     ) -> None:
         """A client's message, whose id is known from now on."""
         for kind, name in names_in(decode_message(record.data).properties):
             if kind == ID:
                 offset, log_ms = record.header.queue_offset, record.header.log_ms
-                self._receipts.enter(topic_id, name, queue_id, offset, due_ms, log_ms)
+                self._receipts.enter(topic_id, name, queue_id, offset, due_ms, log_ms, half=half)
 
     def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
         header = record.header

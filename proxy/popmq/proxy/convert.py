@@ -311,7 +311,8 @@ def sent_ok(
         name = message_id.encode()
         if name:
             size = varint(len(name))
-            names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, size, name))
+            transaction = _sized(result.message.encode()) if result.message else size + name
+            names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, transaction))
         else:
             names = b""
         offset = _ENTRY_OFFSET + varint(result.queue_offset) if result.queue_offset else b""

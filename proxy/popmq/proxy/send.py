@@ -273,7 +273,6 @@ def send_reply(
     code = overall_code([one.code for one in results])
     first = results[0]
     text = first.message if first.code == code else "the messages fared differently"
-    text = "" if code == Code.OK else text  # of a half message it is the transaction id
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[

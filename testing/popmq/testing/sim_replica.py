@@ -23,7 +23,7 @@ class ReplicaSimulator(Simulator):
         # What expired on one replica may be there still on another.
         self.machine.fails_over = not self.retains
         self.machine.damages = self._damages
-        self._actions += [(self._compare, 3)]
+        self._actions += [(self._compare, 3), (self._lose_slave, 1)]
         self.compared = 0
 
     def reached(self) -> dict[str, int]:
@@ -32,6 +32,9 @@ class ReplicaSimulator(Simulator):
 
     def _machine(self) -> Machine:
         return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
+
+    def _lose_slave(self) -> None:
+        _lose_slave(self.machine)
 
     def _compare(self) -> None:
         if self.oracle.log_lost:
@@ -63,7 +66,10 @@ class TimerReplicaSimulator(TimerSimulator):
         return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
 
     def weighted(self) -> list[tuple[Callable[[], None], int]]:
-        return [*super().weighted(), (self._compare, 3)]
+        return [*super().weighted(), (self._compare, 3), (self._lose_slave, 1)]
+
+    def _lose_slave(self) -> None:
+        _lose_slave(self.machine)
 
     def _compare(self) -> None:
         self.compared += _compare(self.machine, self.replay)
@@ -71,6 +77,12 @@ class TimerReplicaSimulator(TimerSimulator):
 
 def _of_two(settings: Settings) -> Settings:
     return replace(settings, replication=ReplicationSettings(replicas=2))
+
+
+def _lose_slave(machine: ReplicaMachine) -> None:
+    """Its disk is gone, and the master's log begins behind what a new one could have."""
+    if machine.broker.store.start > 0 and not machine.slave.given_up:
+        machine.slave.lose_disk()
 
 
 def _compare(machine: ReplicaMachine, check: ReplayCheck) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from popmq.broker.server import BrokerServer
 from popmq.common.config import Settings
 from popmq.common.errors import StoreDamaged
+from popmq.common.message import BadRecord
 from popmq.testing.disk import PowerCut
 from popmq.testing.sim_disk import SimDisk
 from popmq.testing.sim_loss import Loss
@@ -38,8 +39,11 @@ class Slave:
         self._alive = False
         self._limit = 0  # of its log, what is below is the master's for sure; the rest must go
         self._cutting = False
+        self._anew = False  # its disk is of no use any more: it gets another one
+        self._installing = False  # a snapshot, and nothing is copied meanwhile
+        self._copying = False  # what it has is not whole: a crash makes it begin anew
         self.given_up = False  # its disk was damaged on purpose
-        self.hashes = 0
+        self.hashes = self.copies = 0
         self.crashes = self.cuts = self.applied = 0
 
     # -- while the master runs
@@ -57,12 +61,14 @@ class Slave:
         except PowerCut:
             self._crash()
             return
-        if self.machine.failed is not None or self._rng.random() < 0.002:
+        self._look_whether_whole()
+        if self.machine.failed is not None or self._rng.random() < 0.004:
+            self._anew |= self._rng.random() < 0.3  # somebody removes its disk
             self._crash()
 
     def master_started(self, end: int) -> None:
         """The master's log ends there now: what was behind is gone, or will be something else."""
-        if self._alive and end < self.machine.broker.store.confirmed:
+        if self._alive and end < self.machine.broker.store.confirmed and not self._installing:
             assert self._master.damages, "the master starts without what was confirmed"
             self.given_up = True
         self._limit = min(self._limit, end)
@@ -83,13 +89,30 @@ class Slave:
             return
         assert self._alive
         assert not self._cutting
+        self._finish_install()
         while self.machine.broker.store.end < min(until, master.end):
             if not self._fetch(rng.choice(_SIZES)):
                 break
+        if self._anew:  # the master does not have any more what comes next
+            self._crash()
+            self.catch_up(until=until, confirmed=confirmed)
+            return
         self.machine.settle()
         if confirmed:
             self._tell(master.confirmed)
             self.machine.run_steps()
+        self._look_whether_whole()
+
+    def lose_disk(self) -> None:
+        """It begins anew, when it is its turn."""
+        self._anew = True
+        if self._alive:
+            self._crash()
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether it has all that its log says."""
+        return self._alive and not (self.given_up or self._copying)
 
     # -- inside
 
@@ -109,6 +132,8 @@ class Slave:
 
     def _start(self) -> None:
         """Recover, and agree with the master on where the logs part (R21)."""
+        if self._anew:
+            self._take_new_disk()
         if self._rng.random() < 0.3:
             self.machine.disk.faults.cut_at(self._rng.randrange(60))
         try:
@@ -125,15 +150,54 @@ class Slave:
             return
         self._alive = True
         self._agree()
+        if self._copying:
+            self._begin_install()
         if self._rng.random() < 0.5:
             self.machine.disk.faults.cut_at(self._rng.randrange(400))
 
     def _crash(self) -> None:
         self._note()
         self.crashes += 1
-        self._alive = self._cutting = False
+        self._alive = self._cutting = self._installing = False
+        self._anew |= self._copying
         self.machine.crash(self._rng.choice(_LOSSES))
         self.machine.disk.faults.heal()
+
+    def _take_new_disk(self) -> None:
+        self._anew = False
+        self._copying = self._master.broker.store.start > 0
+        self.machine = SlaveMachine(self._master.settings, self._rng, Tally())
+        self.machine.clock = self._master.clock
+        self._limit = _NOWHERE
+
+    def _begin_install(self) -> None:
+        """The master's newest snapshot in pieces; its log comes when the tables are restored."""
+        master = self._master
+        position = master.broker.store.snapshots.position
+        data = master.disk.durable(f"{master.settings.broker.data}/snapshot/{position:020d}")
+        install = self.machine.broker.following.begin_install(master.broker.store.start)
+        size = self._rng.choice((100, 1_000, 1 << 20))
+        for at in range(0, len(data), size):
+            install.give(data[at : at + size])
+        self._installing = True
+
+        def done(trouble: str) -> None:
+            assert not trouble, trouble
+            self._installing = False
+
+        install.finish(done)
+
+    def _finish_install(self) -> None:
+        while self._installing:
+            self.machine.settle()
+            self.machine.step()
+            assert self.machine.failed is None, self.machine.failed
+
+    def _look_whether_whole(self) -> None:
+        slave = self.machine.broker.store.slave
+        if self._copying and not self._installing and slave and not slave.apply.rebuilding:
+            self._copying = False
+            self.copies += 1
 
     def _note(self) -> None:
         """Before its process is gone."""
@@ -162,19 +226,24 @@ class Slave:
 
     def _fetch(self, limit: int) -> bool:
         store = self.machine.broker.store
-        if self._cutting or self._limit != _NOWHERE:
+        if self._cutting or self._installing or self._limit != _NOWHERE:
             return False
         data = self._master.broker.store.replicas.recent(store.end, limit)
         if data is None:
             assert store.end < self._master.broker.store.start, f"{store.end} is in no log"
-            self.given_up = True  # too far behind: it would have to copy a snapshot
+            self._anew = True  # too far behind
         if data:
-            store.replicas.append_block(store.end, data)
+            try:
+                store.replicas.append_block(store.end, data)
+            except BadRecord:
+                assert self._master.damages, "a block of a whole log is not intact"
+                self.given_up = True
+                return False
         return bool(data)
 
     def _tell(self, confirmed: int) -> None:
         store = self.machine.broker.store
-        if not self._cutting and self._limit == _NOWHERE:
+        if not (self._cutting or self._installing) and self._limit == _NOWHERE:
             store.confirm(max(store.confirmed, min(confirmed, store.end)))
 
 
@@ -201,6 +270,7 @@ class ReplicaMachine(Machine):
             "hashes": slave.hashes,
             "crashes": slave.crashes,
             "cuts": slave.cuts,
+            "copies": slave.copies,
             "applied": slave.applied,
         }
 
@@ -221,7 +291,7 @@ class ReplicaMachine(Machine):
             tell, least = self._rng.random() < 0.5, self._rng.random() < 0.5
             until = self.broker.store.confirmed if least else _NOWHERE
             slave.catch_up(until=until, confirmed=tell)
-        if wanted and not slave.given_up:
+        if wanted and slave.may_lead:
             self._next = self._adopt if self._rng.random() < 0.5 else self._start_on_its_disk
         super().crash(loss)
 
@@ -297,6 +367,6 @@ class ReplicaMachine(Machine):
         slave.machine = SlaveMachine(self.settings, slave._rng, Tally())
         slave.machine.clock = self.clock
         slave.machine.take_disk(self.disk)
-        slave._alive = slave._cutting = False
+        slave._alive = slave._cutting = slave._copying = slave._anew = False
         slave._limit = _NOWHERE
         return found

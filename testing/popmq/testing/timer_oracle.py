@@ -96,12 +96,13 @@ class TimerOracle(Oracle):
             self.complain_of("due", f"asked for {first_ms} + {story.spread_ms}: {due_ms}", number)
 
     def _is_resend(self, story: Delayed, due_ms: int) -> bool:
-        """Whether it got the receipt of the first message with its id, and is not stored."""
-        first, number = story.twins[0], story.number
-        if first is story or self.model.of(number) or number in self.model.at_once:
+        """Whether it got the receipt of an earlier message with its id, and is not stored."""
+        model, number = self.model, story.number
+        if model.of(number) or number in model.at_once:
             return False
-        timers = self.model.of(first.number)
-        return due_ms == timers[0].due_ms if timers else first.number in self.model.at_once
+        earlier = [one.number for one in story.twins if one is not story]
+        dues = {model.of(one)[0].due_ms for one in earlier if model.of(one)}
+        return due_ms in dues or (not due_ms and any(one in model.at_once for one in earlier))
 
     def ask(self, story: Delayed, new_due_ms: int = 0) -> Ask:
         model = self.model

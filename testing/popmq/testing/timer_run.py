@@ -10,13 +10,13 @@ import random
 import traceback
 
 from popmq.common.config import (
-    DedupSettings,
     GroupSettings,
     MessageSettings,
     Settings,
     StoreSettings,
     TimerSettings,
 )
+from popmq.common.send_settings import DedupSettings
 from popmq.testing.disk import PowerCut
 from popmq.testing.history import Reader, Violation
 from popmq.testing.sim_faults import FailedPages

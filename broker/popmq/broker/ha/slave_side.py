@@ -292,8 +292,11 @@ class SlaveSide:
         if block.data:
             try:
                 self._take_block(block)
-            except (BadRecord, PopmqError) as error:
+            except BadRecord as error:
                 logger.error("a block of log was refused", extra={"reason": str(error)})
+                self._lose(str(error))
+                return
+            except PopmqError as error:  # the disk is full
                 self._lose(str(error))
                 return
         self._take_confirmed(block.confirmed)
