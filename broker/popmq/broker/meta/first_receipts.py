@@ -75,8 +75,11 @@ class FirstReceipts:
     ) -> None:
         """A record with that id was appended; only the first counts."""
         key = _key(topic_id, message_id)
-        if not self._window_ms or not message_id or key in self._receipts:
+        if not self._window_ms or not message_id:
             return
+        while key in self._receipts:
+            if not self.step(log_ms):  # else who stored it again had forgotten the first
+                return
         self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset, log_ms)
         if len(self._receipts) > self._limit:
             self.pushed_out += 1
