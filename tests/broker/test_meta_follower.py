@@ -264,3 +264,18 @@ def test_a_topic_with_message_groups_remembers_the_broker_groups_it_was_made_ove
 
 def _copy_request() -> bytes:
     return CopyMetaRequest(cluster="popmq").SerializeToString()
+
+
+def test_a_restart_from_a_snapshot_counts_changes_on_where_it_was() -> None:
+    two = Two()
+    for number in range(3):
+        two.owner.topic(f"t-{number}")
+    two.owner.broker.registry.delete_topic("t-0")
+    two.owner.settle()
+    before = two.owner.broker.registry.changes
+    two.follow()
+    two.owner.stop()
+    two.owner.start()
+    assert two.owner.broker.registry.changes == before == 4
+    two.follow()
+    assert two.follower.copies == 1
