@@ -82,3 +82,10 @@ class Pair:
         self.slave.take(self.master, most=self.master.broker.store.confirmed)
         self.slave.promote()
         return self.slave
+
+
+def fill(core: CoreBroker, count: int, size: int = 100) -> list[bytes]:
+    sent = [b"%05d" % number + bytes(size) for number in range(count)]
+    for body in sent:
+        core.send("orders", body)
+    return sent

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replica.pair import OF_TWO, Pair, Slave
+from replica.pair import OF_TWO, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, send_all
 
 from popmq.broker.store.commit_log import CommitLog
@@ -14,7 +14,7 @@ from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, TooManyRequests
 from popmq.common.message import HEADER_SIZE, RecordKind
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import CoreBroker, bodies
+from popmq.testing.core import bodies
 from popmq.testing.disk import LyingDisk
 
 
@@ -24,13 +24,6 @@ def pair(tmp_path: Path) -> Pair:
     made.master.topic("orders", queues=2)
     made.master.group("g")
     return made
-
-
-def fill(core: CoreBroker, count: int, size: int = 100) -> list[bytes]:
-    sent = [b"%05d" % number + bytes(size) for number in range(count)]
-    for body in sent:
-        core.send("orders", body)
-    return sent
 
 
 def test_a_slave_has_nothing_in_its_tables_that_is_not_confirmed(pair: Pair) -> None:
