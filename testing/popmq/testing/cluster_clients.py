@@ -144,6 +144,7 @@ class ClusterClients:
         (result,) = hop.decode_put_reply(answer)
         if result.code == Code.OK:
             self._oracle.sent(message, result.due_ms)
+            message.epoch = self.epoch
             self._note(f"sent {message.number}")
         else:
             message.refused = not unknown
@@ -211,6 +212,8 @@ class ClusterClients:
         times = asked.log_ms, asked.invisible_ms, oracle.at
         held = Delivered(asked.reader, message, one.attempt, one.handle, *times)
         held.epoch = self.epoch
+        later = message.due_ms > 0 and message.epoch < self.epoch and held.attempt == 1
+        self._tally.hit(States.TIMER_OVER_SWITCH, int(later))
         return held
 
     # -- acks and changes

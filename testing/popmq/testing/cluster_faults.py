@@ -1,12 +1,14 @@
 """Faults of a simulated cluster, one at a time; most end by themselves after a while."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.cluster_broker import ClusterBroker
 from popmq.testing.cluster_clients import GROUP
+from popmq.testing.cluster_controller import ControllerNode
 from popmq.testing.cluster_port import SimPort
 from popmq.testing.cluster_sometimes import ClusterSometimes as States
 from popmq.testing.cluster_world import ClusterWorld
@@ -33,6 +35,7 @@ class ClusterFaults:
             (self._reset, 2),
             (self._hand_over, 4),
             (self._controller, 2),
+            (self._no_controllers, 0.8),
             (self._store, 1.5),
             (self._proxy, 1.5),
             (self._all_down, 0.7),
@@ -223,9 +226,22 @@ class ClusterFaults:
             return
         world.note(f"{controller.host.name} dies for {away_ms} ms")
         controller.stop(off=self._rng.random() < 0.5)
-        self._later(away_ms, lambda: None if controller.host.up else controller.start())
-        away = not any(one.host.up for one in world.controllers)
-        world.tally.hit(States.CONTROLLERS_AWAY, int(away))
+        self._later(away_ms, lambda: self._start_controller(controller))
+
+    def _no_controllers(self) -> None:
+        """Those that serve go on without."""
+        world, away_ms = self._world, self._rng.choice((3_000, 12_000))
+        world.note(f"no controller for {away_ms} ms")
+        world.tally.hit(States.CONTROLLERS_AWAY)
+        for controller in world.controllers:
+            if controller.host.up:
+                controller.stop(off=False)
+            self._later(away_ms, partial(self._start_controller, controller))
+
+    @staticmethod
+    def _start_controller(controller: ControllerNode) -> None:
+        if not controller.host.up:
+            controller.start()
 
     def _store(self) -> None:
         manners = self._world.records.manners

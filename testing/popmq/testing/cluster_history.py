@@ -23,6 +23,7 @@ class Message:
     ok_at: int = 0
     ok_ms: int = 0
     refused: bool = False
+    epoch: int = 0  # of the newest master when the send was OK
     recall_asked: bool = False
     cancelled: bool = False  # a recall was DONE
 

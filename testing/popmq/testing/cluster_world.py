@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from popmq.broker.broker_node import BrokerNode
 from popmq.broker.ha.role import Role
+from popmq.broker.ha.sync_state import SyncState
 from popmq.broker.store.state_hashes import StateHashes
 from popmq.common.config import (
     GroupSettings,
@@ -32,6 +33,7 @@ from popmq.testing.cluster_time import HostClock, Timeline
 from popmq.testing.sometimes import Tally
 
 PROXIES = 2
+OFFSETS_MS = 700  # from one look at the offsets to the next
 _SYNC_MS = ((1,), (1, 2, 8), (2, 30, 120))
 
 
@@ -64,6 +66,9 @@ class ClusterWorld:
         self._looked: dict[str, tuple[int, int, str, Role]] = {}
         self._hashes: dict[str, StateHashes] = {}
         self._compared: dict[str, int] = {}
+        self._offsets: dict[tuple[int, int, int], tuple[int, int]] = {}  # applied, committed
+        self._offsets_due_ms = 0
+        self._struck = (0, 0)  # epoch and version of the last proposal that was looked at
         self._led: set[tuple[str, int]] = set()
 
     def note(self, line: str) -> None:
@@ -160,6 +165,27 @@ class ClusterWorld:
             self.time.run(min(until_ms, self.time.now_ms + 50), stop=self._tick)
             for broker in self.brokers:  # they drift
                 oracle.wall_error(broker.host.clock.error_ms)
+            if self.time.now_ms >= self._offsets_due_ms:
+                self._offsets_due_ms = self.time.now_ms + OFFSETS_MS
+                self._look_at_offsets()
+
+    def _look_at_offsets(self) -> None:
+        """I9: what a slave knows at a position of the confirmed log, none knows less behind it."""
+        for broker in self.brokers:
+            node = broker.node
+            if node is None or node.leadership is not None or node.changing:
+                continue
+            slave = node.broker.store.slave
+            if slave is None or slave.apply.rebuilding:
+                continue
+            for place, progress in node.broker.table.progress_items():
+                applied, committed = self._offsets.get(place, (0, 0))
+                if slave.applied < applied:
+                    continue
+                if progress.committed < committed:
+                    what = f"{place} of {broker.name}: {progress.committed} after {committed}"
+                    self.oracle.complain("I9 offset-monotonic", what)
+                self._offsets[place] = (slave.applied, progress.committed)
 
     def _tick(self) -> bool:
         self.oracle.now_ms = self.time.now_ms
@@ -167,19 +193,53 @@ class ClusterWorld:
 
     def _moved(self, broker: ClusterBroker) -> None:
         """Something was done on its host."""
-        self.golden.look(broker)
+        moved = self.golden.look(broker)
         node = broker.node
         if node is None:
             return
         self._count(broker, node)
         if node.leadership is None:
             return
+        if moved:
+            self._check_members(broker.name, node.broker.store.confirmed)
+        self._strike(node.leadership.side.sync)
         led = (broker.name, node.leadership.epoch)
         if led not in self._led:
             self._led.add(led)
             self.clients.epoch = max(self.clients.epoch, node.leadership.epoch)
             self.oracle.took_over(broker.host.clock.error_ms)
             self.note(f"{broker.name} leads epoch {node.leadership.epoch}")
+
+    def _check_members(self, name: str, confirmed: int) -> None:
+        """Whoever an election may pick now has on its disk what a master has just confirmed."""
+        record = self.records.newest(GROUP)
+        for broker in self.brokers:
+            node = broker.node
+            if record is None or node is None or node.changing:
+                continue
+            durable = node.broker.store.durable
+            if node.identity.store_id in record.sync_state_set and durable < confirmed:
+                what = f"{name} confirmed {confirmed}, {broker.name} of the set has {durable}"
+                self.oracle.complain("D2 durable", what)
+
+    def _strike(self, sync: SyncState) -> None:
+        """Sometimes whoever is being added falls silent before that is written."""
+        proposed = (sync.epoch, sync.version)
+        if not sync.pending or self.healed or proposed == self._struck:
+            return
+        self._struck = proposed
+        if self.rng.random() < 0.06:
+            for name in map(self.name, sorted(sync.pending)):
+                self.note(f"{name} falls silent while it is being added")
+                for other in self.brokers:
+                    self.net.cut(name, other.name)
+                    self.net.cut(other.name, name)
+            self.records.manners.away = True
+            self.time.after(3_500, self._strike_over)
+
+    def _strike_over(self) -> None:
+        self.records.manners.away = False
+        self.net.heal_all()
 
     def _count(self, broker: ClusterBroker, node: BrokerNode) -> None:
         """What became of its log since the last look."""
@@ -196,7 +256,6 @@ class ClusterWorld:
                 self.oracle.complain("I12 same-state", f"tables of {broker.name} diverged")
         if life != broker.host.life:
             return
-        self.tally.hit(ClusterSometimes.REBUILT, int(store_id != now[2]))
         self.tally.hit(ClusterSometimes.TRUNCATION, int(store_id == now[2] and now[1] < end))
         caught_up = role is Role.COPYING and now[3] is Role.SLAVE
         self.tally.hit(ClusterSometimes.CATCH_UP, int(caught_up))
