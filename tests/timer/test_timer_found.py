@@ -231,3 +231,23 @@ def test_retention_leaves_records_alone_that_are_not_enqueued_yet(core: CoreBrok
     assert bodies.keep_from == store.last_position
     core.run_steps()
     assert bodies.keep_from >= store.end
+
+
+def test_a_slot_that_is_damaged_when_the_broker_stops_does_not_keep_it_from_stopping(
+    core: CoreBroker,
+) -> None:
+    """Seed 101074: the next start finds the damage, and begins the wheel anew."""
+    due_ms = core.clock.wall_ms() + 5_000
+    for name, later_ms in (("A", 0), ("B", HOUR // 2)):
+        send(core, name, due_ms + later_ms)
+    core.advance(3_000)  # it is in the files
+    core.clock.advance(4_000)
+    fire(core, 1)
+    core.broker.step()
+    slot = due_ms // 1_000 % SMALL.timer.wheel_slots
+    file = core.disk.open(f"{core.settings.broker.data}/timerwheel")
+    file.write(bytes([file.read(1, slot * 32 + 9)[0] ^ 1]), slot * 32 + 9)
+    core.stop()
+    core.start()
+    core.advance(HOUR)
+    assert received(core) == [b"A", b"B"]

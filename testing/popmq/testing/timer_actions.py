@@ -259,7 +259,9 @@ class TimerActions:
     def _clock(self) -> None:
         """Somebody sets the wall clock, or NTP does."""
         small = (-3 * self.slot_ms, -5, 40, 2 * self.slot_ms)
-        step_ms = self.rng.choice((-_HOUR_MS, _HOUR_MS, -_NEAR_MS, _NEAR_MS, *small))
+        # With slots of 0.1 s an hour has too many steps.
+        far_ms = _HOUR_MS if self.slot_ms >= 1_000 else _HOUR_MS // 4
+        step_ms = self.rng.choice((-far_ms, far_ms, -_NEAR_MS, _NEAR_MS, *small))
         waits = bool(self.oracle.model.pending)
         self.tally.hit(States.CLOCK_BACK, int(step_ms < 0 and waits))
         self.tally.hit(States.CLOCK_FORWARD, int(step_ms > 0 and waits))

@@ -8,6 +8,7 @@ delivery and moves the cursor, so a timer fires once whatever crashes.
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_reader import DamagedMessage
@@ -128,9 +129,12 @@ class TimerService:
         if not self._begun:
             self._files.close()
             return
-        if self.firing:
-            self._mark_over(self._wall_ms())
-            self._mark_over(self._wall_ms())
+        # What is not cleared for damage, or because it has to come from the disk, is left to the
+        # next start.
+        with suppress(TimerDamaged, ColdRead):
+            if self.firing:
+                self._mark_over(self._wall_ms())
+                self._mark_over(self._wall_ms())
         self._files.flush_now(self.cursors())
         self._files.close()
 
