@@ -13,6 +13,8 @@ from e2e.processes import Cluster
 
 SEED = 20_260_103
 COUNT = 1_000
+# Four cold virtual machines share two cores with the cluster.
+JAVA_MS_PER_MIB = 50
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -45,7 +47,11 @@ def test_every_group_of_the_java_client_gets_every_message_once_and_a_tenth_twic
     tmp_path: Path, speaks: Speaks, workers: str
 ) -> None:
     scenario = Scenario(
-        launch=launch_java(speaks), seed=SEED, count=COUNT, max_body=PYTHON_MAX_BODY
+        launch=launch_java(speaks),
+        seed=SEED,
+        count=COUNT,
+        max_body=PYTHON_MAX_BODY,
+        client_ms_per_mib=JAVA_MS_PER_MIB,
     )
     settings = {"POPMQ_PROXY_WORKERS": workers}
     with Cluster(tmp_path, proxies=2, settings=settings) as cluster:

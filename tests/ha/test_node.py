@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ha.node_rig import GROUP, TOPIC, Node, Rig
+from ha.node_rig import TOPIC, Node, Rig
 
 from popmq.broker.ha.role import Role
 from popmq.common import hop

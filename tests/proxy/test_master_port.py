@@ -59,7 +59,14 @@ class Bench:
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = count()
         self.a, self.b = ScriptedBroker(), ScriptedBroker()
-        self.port = MasterPort("shop", self.clock, later=self._later)
+        self.has_copies = self.owner_is_away = False
+        self.port = MasterPort(
+            "shop",
+            self.clock,
+            later=self._later,
+            has_copies=lambda: self.has_copies,
+            owner_is_away=lambda: self.owner_is_away,
+        )
         self.port.follow(self.a)
         self.answers: list[bytes | PopmqError] = []
 
@@ -286,3 +293,40 @@ def test_a_group_that_is_gone_refuses_what_waits(bench: Bench) -> None:
     bench.ask()
     assert [str(one)[:25] for one in bench.answers] == ["broker group shop is gone"] * 3
     assert bench.a.cancelled == [2]
+
+
+def test_a_follower_that_does_not_know_a_topic_yet_is_asked_again_until_it_does(
+    bench: Bench,
+) -> None:
+    bench.has_copies = True
+    bench.ask()
+    for _ in range(3):
+        bench.a.answer(Refused(Code.TOPIC_NOT_FOUND, "no such topic"))
+        bench.run(100)
+    bench.a.answer(b"stored")
+    assert bench.answers == [b"stored"]
+
+
+@pytest.mark.parametrize(
+    ("away", "code"), [(False, Code.TOPIC_NOT_FOUND), (True, Code.HA_NOT_AVAILABLE)]
+)
+def test_a_topic_that_does_not_come_is_unknown_unless_its_owner_is_away(
+    bench: Bench, away: bool, code: Code
+) -> None:
+    bench.has_copies, bench.owner_is_away = True, away
+    bench.port.request(Kind.PUT, b"body", 10_000, bench.answers.append)
+    while not bench.answers:
+        bench.a.answer(Refused(Code.TOPIC_NOT_FOUND, "no such topic"))
+        bench.run(100)
+    (answer,) = bench.answers
+    assert isinstance(answer, PopmqError)
+    assert answer.code is code
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["the owner", "dead letters"])
+def test_what_cannot_come_by_copies_is_unknown_at_once(bench: Bench, copies: bool) -> None:
+    bench.has_copies = copies
+    topic = "%DLQ%g" if copies else "orders"
+    bench.ask(Kind.POP, encode_pop(PopRequest(topic, "g", "c", 1, 0, 0)))
+    bench.a.answer(Refused(Code.TOPIC_NOT_FOUND, "no such topic"))
+    assert len(bench.answers) == 1

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from popmq.common.config import Settings
-from popmq.common.errors import Code, NotMaster, PopmqError
+from popmq.common.errors import Code, NotMaster, PopmqError, Unavailable
 from popmq.common.hop import Kind, OnReply, PopReply, PopRequest, Port, encode_pop, encode_pop_reply
 from popmq.common.receipt import ReceiptHandle
 from popmq.proxy.api import definition_pb2 as pb
@@ -203,3 +203,25 @@ def test_no_client_ever_sees_the_code_of_our_own(bench: Any) -> None:
     bench.masters.run(500)
     codes = {answer.code for answer in answers if isinstance(answer, PopmqError)}
     assert codes == {Code.HA_NOT_AVAILABLE}
+
+
+def test_while_the_owner_is_silent_the_topic_is_learned_from_a_follower(bench: Any) -> None:
+    owner = bench.brokers["broker-a"]
+    owner.tells[Kind.DESCRIBE_TOPIC] = lambda _: None
+    call = send(bench, "m", remaining=10_000)
+    (on_reply,) = owner.open.values()
+    on_reply(Unavailable("connection lost", unknown=True))
+    owner.usable = False
+    bench.masters.run(1_100)
+    assert code(call) == Code.OK
+    assert stored(bench, "broker-b") == ["m"]
+
+
+def test_what_a_follower_does_not_know_is_not_said_to_be_missing_while_the_owner_is_away(
+    bench: Any,
+) -> None:
+    lose_master(bench, "broker-a")
+    del bench.brokers["broker-b"].topics["orders"]
+    call = send(bench, "m", remaining=10_000)
+    bench.masters.run(3_000)
+    assert code(call) == Code.HA_NOT_AVAILABLE

@@ -8,7 +8,9 @@ import pytest
 from replica.pair import OF_TWO, Pair, Slave
 from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, send_all
 
+from popmq.broker.store.commit_log import CommitLog
 from popmq.common.config import StoreSettings
+from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, TooManyRequests
 from popmq.common.message import HEADER_SIZE, RecordKind
 from popmq.common.topics import GroupType, MessageType
@@ -330,6 +332,33 @@ def test_fifo_order_goes_on_after_a_failover(pair: Pair) -> None:
         heads += [one.head for one in batch]
         promoted.ack("lines", "f", *(one.handle for one in batch))
     assert heads == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_records_that_are_cold_are_waited_for_and_applied_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = fill(pair.master, 3_000, size=1_000)
+    store = pair.slave.broker.store
+    assert store.slave is not None
+    store.slave.apply.keep_bytes = 0  # all of it is read from the file
+    pair.slave.take(pair.master)
+    view, calls = CommitLog.view_warm, 0
+
+    def cold_at_first(self: CommitLog, position: int, size: int) -> bytes | memoryview:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            raise ColdRead(lambda: None)
+        return view(self, position, size)
+
+    monkeypatch.setattr(CommitLog, "view_warm", cold_at_first)
+    store.confirm(store.end)
+    pair.slave.run_steps()
+    assert calls > 10
+    monkeypatch.undo()
+    topic = pair.slave.broker.registry.topic("orders")
+    assert sum(store.queue(topic.id, queue).count for queue in (0, 1)) == len(sent)
+    assert store.slave.applied == store.end
 
 
 # -- a slave that begins with a snapshot

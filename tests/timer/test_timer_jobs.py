@@ -125,6 +125,18 @@ def test_every_timer_of_an_id_is_recalled_however_many_there_are(repeating: Core
     assert received(core) == []
 
 
+def test_what_was_recalled_with_another_of_its_id_is_not_called_visible() -> None:
+    """Seed 100474: the newest was forgotten, an older one with a later time was not."""
+    timer = replace(SMALL, dedup=replace(SMALL.dedup, window_ms=0))
+    core = core_with_topic(settings=timer)
+    send_all(core, {"A": 3 * HOUR, "fires": 2 * HOUR})
+    send_all(core, {"A": HOUR})
+    assert recall(core, "A") is TimerOutcome.DONE
+    core.advance(2 * HOUR)
+    assert received(core) == [b"fires"]
+    assert recall(core, "A") is TimerOutcome.NOT_FOUND
+
+
 def test_a_message_that_was_rescheduled_very_often_is_recalled_and_rescheduled(
     core: CoreBroker,
 ) -> None:

@@ -67,7 +67,7 @@ class Following:
         """One round; returns how much was done."""
         store, slave = self._store, self._store.slave
         assert slave is not None
-        done = store.step()
+        done = store.step() + self._applier.forget_old(store.log_ms())
         if self._timers_from == EVERYTHING and slave.install is None:
             self._timers_from = slave.applied
         if self._timers_from is not None and slave.applied >= self._timers_from:

@@ -85,6 +85,10 @@ class RecordApplier:
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 
+    def forget_old(self, log_ms: int) -> int:
+        """On a slave: some of what only counts for a while; returns how much."""
+        return self._receipts.step(log_ms)
+
     def moved(self, body: Body) -> None:
         """Retention appended a live body again."""
         if body.topic_id == topics.HALF_TOPIC_ID:
@@ -99,7 +103,7 @@ class RecordApplier:
                 self._apply_sent(record, record.header.topic_id, record.header.queue_id)
             case TimerToken() as token:
                 self._timers.apply_stored(token, record.header, tag_hash)
-                if token.moved_from is None and token.replaces is None:
+                if token.moved_from is None and token.replaces is None:  # sent, not rescheduled
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
             case HalfToken() as token:

@@ -20,7 +20,6 @@ from popmq.common.steps import run_steps
 from popmq.controller.controller import Controller, ControllerTimes
 from popmq.controller.file_store import FileStore
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.lease_store import ApiServer, LeaseStore
 from popmq.controller.metadata_store import (
     BlockingStore,
     MemoryStore,
@@ -133,6 +132,9 @@ def make_store(settings: Settings) -> MetadataStore:
         case "file":
             return ThreadedStore(FileStore(wanted.data))
         case "kubernetes":
+            # Only here: it takes HTTP and TLS along, which every start would pay for.
+            from popmq.controller.lease_store import ApiServer, LeaseStore
+
             server = ApiServer.of_pod(os.environ, wanted.namespace)
             return ThreadedStore(LeaseStore(server, settings.cluster.name))
     return MemoryStore()

@@ -213,7 +213,9 @@ class RoutedBrokers:
         logger.info("broker in the routes", extra={"broker": name, "address": address})
         if group is None:
             copies = partial(self._has_copies, name)
-            group = self._groups[name] = _Group(MasterPort(name, self._clock, has_copies=copies))
+            group = self._groups[name] = _Group(
+                MasterPort(name, self._clock, has_copies=copies, owner_is_away=self._owner_is_away)
+            )
         before, group.way, group.address = group.way, way, address
         group.direct = address == IN_PROCESS
         group.master.follow(way)
@@ -222,6 +224,9 @@ class RoutedBrokers:
 
     def _has_copies(self, name: str) -> bool:
         return self._owner not in ("", name)
+
+    def _owner_is_away(self) -> bool:
+        return bool(self._owner) and not self.has_master(self._owner)
 
     def _drop(self, name: str) -> None:
         group = self._groups.pop(name)

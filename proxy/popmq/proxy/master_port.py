@@ -24,7 +24,7 @@ from popmq.common.hop import Kind, OnReply, Port, decode_pop, encode_pop
 RETRY_MS = (10, 20, 50, 100)  # the last one again and again
 WAITING_LIMIT = 10_000  # requests that wait for a master, of one group
 WAITING_BYTES_LIMIT = 64 << 20
-COPY_MS = 1_000  # after which a name that a copy does not have is unknown
+COPY_MS = 3_000  # after which a name that a copy does not have is unknown
 
 _UNKNOWN_NAME = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 _BY_NAME = (Kind.PUT, Kind.POP)
@@ -83,12 +83,15 @@ class MasterPort:
         *,
         later: Later = _on_the_loop,
         has_copies: Callable[[], bool] = lambda: False,
+        owner_is_away: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`has_copies`: its topics and groups are another's, and may come a little later."""
+        """`has_copies`: its topics and groups are another's, and may come a little later, or
+        when that one is back."""
         self._group = group
         self._clock = clock
         self._later = later
         self._has_copies = has_copies
+        self._owner_is_away = owner_is_away
         self._way: Way | None = None
         self._tries: dict[int, _Try] = {}
         self._number = 0
@@ -183,6 +186,8 @@ class MasterPort:
         elif isinstance(answer, Unavailable) or self._may_come(one, answer.code):
             one.asked_of = None
             self._wait(number, one, str(answer))
+        elif answer.code in _UNKNOWN_NAME and self._owner_is_away():
+            self._end(number, one, Unavailable(f"{answer}; or its owner, who is away, has it"))
         else:
             self._end(number, one, answer)
 

@@ -22,6 +22,9 @@ from popmq.proxy.convert import group_of, topic_of
 TTL_MS = 1_000
 MAX_REMEMBERED = 10_000
 DESCRIBE_TIMEOUT_MS = 2_000
+_AWAY = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
+_NOT_FOUND = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
+PATIENCE_MS = 1_000  # with one broker group, while there is another to ask
 
 T = TypeVar("T")
 OnResult = Callable[[T | PopmqError], None]
@@ -83,7 +86,15 @@ def ask_any(
     names = owner_first(brokers)
     if names and not brokers.has_master(names[0]):
         timeout_ms //= len(names)
-    codes = (Code.HA_NOT_AVAILABLE, *((Code.TOPIC_NOT_FOUND,) if until_found else ()))
+    owner = brokers.owner()
+    if len(names) > 1 and owner in names and not brokers.has_master(owner):
+        away = Unavailable(f"broker group {owner}, which owns the topics, has no master now")
+        on_answer = partial(_not_for_sure, on_answer, away)
+    codes = (
+        Code.HA_NOT_AVAILABLE,
+        Code.PROXY_TIMEOUT,  # it only looks: another may be asked
+        *((Code.TOPIC_NOT_FOUND,) if until_found else ()),
+    )
     _ask_next(brokers, names, kind, body, timeout_ms, codes, on_answer)
 
 
@@ -103,7 +114,10 @@ def _ask_next(
     def one_answered(answer: bytes | PopmqError) -> None:
         next_one = isinstance(answer, PopmqError) and answer.code in passed_over
         if next_one and len(names) > 1:
-            _ask_next(brokers, names[1:], kind, body, timeout_ms, passed_over, on_answer)
+            then = on_answer
+            if isinstance(answer, PopmqError) and answer.code in _AWAY:
+                then = partial(_not_for_sure, on_answer, answer)
+            _ask_next(brokers, names[1:], kind, body, timeout_ms, passed_over, then)
         else:
             on_answer(answer)
 
@@ -112,7 +126,15 @@ def _ask_next(
     except PopmqError as error:
         one_answered(error)
         return
-    port.request(kind, body, timeout_ms, one_answered)
+    wait_ms = min(timeout_ms, PATIENCE_MS) if len(names) > 1 else timeout_ms
+    port.request(kind, body, wait_ms, one_answered)
+
+
+def _not_for_sure(on_answer: OnBytes, away: PopmqError, answer: bytes | PopmqError) -> None:
+    """What one does not know, another that is away may have: nobody is told that there is none."""
+    if isinstance(answer, PopmqError) and answer.code in _NOT_FOUND:
+        answer = Unavailable(f"{away}; others do not know it: {answer}")
+    on_answer(answer)
 
 
 def _decoded(

@@ -23,7 +23,7 @@ class ReplicaSimulator(Simulator):
         # What expired on one replica may be there still on another.
         self.machine.fails_over = not self.retains
         self.machine.damages = self._damages
-        self._actions += [(self._compare, 3), (self._lose_slave, 1)]
+        self._actions += [(self._compare, 3), (self._lose_slave, 4)]
         self.compared = 0
 
     def reached(self) -> dict[str, int]:
@@ -66,7 +66,7 @@ class TimerReplicaSimulator(TimerSimulator):
         return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
 
     def weighted(self) -> list[tuple[Callable[[], None], int]]:
-        return [*super().weighted(), (self._compare, 3), (self._lose_slave, 1)]
+        return [*super().weighted(), (self._compare, 3), (self._lose_slave, 4)]
 
     def _lose_slave(self) -> None:
         _lose_slave(self.machine)

@@ -60,18 +60,19 @@ class Batch:
             self.bytes_left -= unit.size
         return taken, len(units)
 
-    def to_look_at(self, units: list[Unit], work: int) -> list[Unit]:
-        """The first of the units, as many as this pop may still read; each costs `work`.
+    def may_look_at(self, work: int) -> int:
+        """How many units this pop may still look at, where each costs `work`; the first always."""
+        untouched = self.look_units == LOOK_UNITS
+        return max(int(untouched), self.look_units // work) if self.look_bytes > 0 else 0
 
-        The first that a pop looks at is always among them.
-        """
+    def to_look_at(self, units: list[Unit], work: int) -> list[Unit]:
+        """The first of the units, within the bytes that this pop may still read."""
         size = 0
         for count, unit in enumerate(units):
-            beyond = count * work >= self.look_units or size + unit.size > self.look_bytes
-            if beyond and (count or self.look_units < LOOK_UNITS):
-                units = units[:count]
-                break
             size += unit.size
+            if size > self.look_bytes and (count or self.look_units < LOOK_UNITS):
+                units, size = units[:count], size - unit.size
+                break
         self.look_units -= len(units) * work
         self.look_bytes -= size
         return units

@@ -16,7 +16,7 @@ from popmq.broker.filter.last_filters import LastFilters
 from popmq.broker.filter.message_filter import MessageFilter
 from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.batch import LOOK_UNITS, SCAN_UNITS, Batch
+from popmq.broker.pop.batch import SCAN_UNITS, Batch
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -239,7 +239,8 @@ class PopService:
                 units = queue.units(offset, SCAN_UNITS, wait=False)
                 found, passed = self._chosen(units, offset, wanted, batch, room)
             else:
-                units = queue.units(offset, LOOK_UNITS, wait=False)
+                limit = batch.may_look_at(wanted.work)
+                units = queue.units(offset, limit, wait=False) if limit else []
                 found, passed = self._looked_through(units, offset, wanted, batch, room)
         except ColdRead:
             batch.bytes_left = left

@@ -143,7 +143,7 @@ class SlaveApply:
         blocks = self._blocks
         while blocks and blocks[0].end <= self.applied:
             self._kept_bytes -= len(blocks.popleft().data)
-        self._chunk_at = 0
+        self._chunk, self._chunk_at = b"", 0  # what is cold leaves nothing to go on with
         if blocks and blocks[0].position == self.applied:
             block = blocks.popleft()
             self._kept_bytes -= len(block.data)

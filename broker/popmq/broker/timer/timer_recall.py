@@ -197,7 +197,8 @@ class TimerRecall:
         """
         remembered_ms = self._state.cursor[0] - KEEP_CANCELLED_MS
         if any(
-            one.timer.due_ms >= remembered_ms or self._is_firing(one.timer.identity)
+            (one.timer.due_ms >= remembered_ms and not self._state.is_cancelled(one.timer.identity))
+            or self._is_firing(one.timer.identity)
             for one in found
         ):
             return TimerOutcome.ALREADY_VISIBLE

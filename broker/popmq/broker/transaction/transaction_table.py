@@ -19,6 +19,7 @@ from popmq.common.transaction_token import Ending, EndToken, HalfToken
 KEEP_ENDED_MS = 600_000
 ENDED_LIMIT = 200_000
 _PER_PIECE = 512
+_SLACK = 1_000  # entries of the heap that stand for nothing any more
 # 1, offset, topic, queue, position, size, tag hash, first, due, checks
 _PENDING = struct.Struct(">BQIIQIQQQH")
 _ENDED = struct.Struct(">BQQB")  # 2, log time, offset, ending
@@ -77,15 +78,14 @@ class TransactionTable:
         while self._due and len(found) < limit and self._due[0][0] <= log_ms:
             due_ms, offset = heappop(self._due)
             half = self.pending.get(offset)
-            if half is not None and half.due_ms == due_ms:
+            if half is not None and _is_due(half, due_ms):
                 found.append(half)
         return found
 
     def older_than(self, log_ms: int) -> Half | None:
         """The oldest pending one, if it was stored before that."""
         order = self._order
-        while order and order[0][1] not in self.pending:
-            order.popleft()
+        self._forget_order()
         return self.pending[order[0][1]] if order and order[0][0] < log_ms else None
 
     def due_again(self, half: Half) -> None:
@@ -98,8 +98,9 @@ class TransactionTable:
         due_ms = log_ms + token.check_after_ms
         half = Half(offset, token.topic_id, token.queue_id, unit, log_ms, due_ms)
         self.pending[offset] = half
+        self._forget_order()
         self._order.append((log_ms, offset))
-        heappush(self._due, (due_ms, offset))
+        self._push(due_ms, offset)
 
     def moved(self, body: Body) -> None:
         """Retention appended its body again."""
@@ -115,7 +116,7 @@ class TransactionTable:
         if token.ending is Ending.CHECKED:
             due_ms = log_ms + self._interval_ms
             self.pending[half.offset] = half._replace(checks=token.checks, due_ms=due_ms)
-            heappush(self._due, (due_ms, half.offset))
+            self._push(due_ms, half.offset)
             return
         del self.pending[token.half_offset]
         self._remember(token.half_offset, token.ending, log_ms)
@@ -131,6 +132,19 @@ class TransactionTable:
         ended = self._ended
         while ended and ended[0][0] + KEEP_ENDED_MS < log_ms:
             del self._endings[ended.popleft()[1]]
+
+    # A slave never asks for what is due or oldest, so these are kept short as they grow.
+
+    def _forget_order(self) -> None:
+        while self._order and self._order[0][1] not in self.pending:
+            self._order.popleft()
+
+    def _push(self, due_ms: int, offset: int) -> None:
+        if len(self._due) > 2 * len(self.pending) + _SLACK:
+            pending = self.pending
+            self._due = [one for one in self._due if _is_due(pending.get(one[1]), one[0])]
+            heapify(self._due)
+        heappush(self._due, (due_ms, offset))
 
     def _remember(self, offset: int, ending: Ending, log_ms: int) -> None:
         self._endings[offset] = ending
@@ -176,3 +190,7 @@ class TransactionTable:
     def restored(self) -> None:
         self._due = [(half.due_ms, half.offset) for half in self.pending.values()]
         heapify(self._due)
+
+
+def _is_due(half: Half | None, due_ms: int) -> bool:
+    return half is not None and half.due_ms == due_ms
