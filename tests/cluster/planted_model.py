@@ -38,7 +38,7 @@ class PlantedModel:
 
     name: str
     plant: Callable[[Patch], None]
-    seeds: int = 60
+    seeds: int = 200
 
 
 # -- the SyncStateSet
@@ -398,20 +398,20 @@ PLANTED = [
     PlantedModel("alter without expected version", alter_without_expected_version),
     PlantedModel("pending counts for min_in_sync", pending_counts_for_min_in_sync),
     PlantedModel("shrink below min_in_sync", shrink_below_min_in_sync),
-    PlantedModel("majority confirms", majority_confirms),
+    PlantedModel("majority confirms", majority_confirms, seeds=8),
     PlantedModel("no cancel of an expansion", no_cancel_of_an_expansion),
     PlantedModel("elected outside the set", elected_outside_the_set),
     PlantedModel("election adds living brokers", election_adds_living_brokers),
     PlantedModel("election leaves the leader alone", election_leaves_the_leader_alone),
     PlantedModel("controllers without compare-and-set", controllers_without_compare_and_set),
     PlantedModel("same epoch twice", same_epoch_twice),
-    PlantedModel("no refusal of old epochs", no_refusal_of_old_epochs),
-    PlantedModel("accepted epoch not kept", accepted_epoch_not_kept),
-    PlantedModel("goes on in its epoch", goes_on_in_its_epoch_after_a_restart),
+    PlantedModel("no refusal of old epochs", no_refusal_of_old_epochs, seeds=8),
+    PlantedModel("accepted epoch not kept", accepted_epoch_not_kept, seeds=8),
+    PlantedModel("goes on in its epoch", goes_on_in_its_epoch_after_a_restart, seeds=8),
     PlantedModel("new disk with the old identity", new_disk_with_the_old_identity),
     PlantedModel("entry with equal start refused", entry_with_equal_start_refused),
     PlantedModel("entry less durable than its records", entry_less_durable_than_its_records),
-    PlantedModel("new master cuts to known confirmed", new_master_cuts_to_known_confirmed),
+    PlantedModel("new master cuts to known confirmed", new_master_cuts_to_known_confirmed, seeds=8),
     PlantedModel("slave cuts to known confirmed", slave_cuts_to_known_confirmed),
     PlantedModel("ack before fsync", ack_before_fsync),
     PlantedModel("master counts what is not synced", master_counts_what_is_not_synced),

@@ -54,7 +54,7 @@ def found_at(planted: PlantedModel) -> int:
     return 0
 
 
-QUICK = 5  # seeds; the others are for the heavy tests
+QUICK = 8  # seeds; the others are for the heavy tests
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def drain(world: ClusterWorld) -> None:
     _wait_for_service(world)
     if oracle.violations:
         return
+    world.clients.healed = True
     longest_ms = max(INVISIBLE_MS) + 2_000 + world.oracle.ahead_ms - world.oracle.behind_ms
     # A due time is wall time of the master that took the message.
     due_ms = max(DELAYS_MS) + 2_000 + world.oracle.ahead_ms - world.oracle.behind_ms

@@ -32,7 +32,8 @@ class SharedRecords:
         self.timeline, self.rng, self.tally = timeline, rng, tally
         self.manners = StoreManners()
         self.history: dict[str, list[GroupRecord]] = {}
-        self.on_write: Callable[[GroupRecord | None, GroupRecord], None] = lambda old, new: None
+        # Told of each write: key, the record before, and the new one.
+        self.on_write: Callable[[str, GroupRecord | None, GroupRecord], None] = _nothing
 
     def newest(self, key: str) -> GroupRecord | None:
         found = self.history.get(key)
@@ -47,7 +48,7 @@ class SharedRecords:
             self.tally.hit(NetSometimes.CONFLICT)
             return Swapped(Outcome.CONFLICT, found)
         self.history.setdefault(key, []).append(record)
-        self.on_write(found, record)
+        self.on_write(key, found, record)
         return Swapped(Outcome.WRITTEN, record)
 
 
@@ -104,3 +105,7 @@ class StoreOfHost:
                 host.post(answer)
 
         shared.timeline.after(shared.rng.randint(*shared.manners.takes_ms), arrive)
+
+
+def _nothing(key: str, old: GroupRecord | None, new: GroupRecord) -> None:
+    return

@@ -266,7 +266,9 @@ class ClusterWorld:
         what = f"{broker.name}: {type(error).__name__}: {error} {places}"
         self.oracle.complain("I0 broken", what)
 
-    def _written(self, old: GroupRecord | None, new: GroupRecord) -> None:
+    def _written(self, key: str, old: GroupRecord | None, new: GroupRecord) -> None:
+        if key != GROUP:
+            return
         names = [self.name(one) for one in new.sync_state_set]
         self.note(f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} set {names}")
         if old is None:

@@ -195,7 +195,9 @@ class ModelWorld:
     def _epoch(node: ModelNode) -> int:
         return node.sync.epoch if node.sync is not None else 0
 
-    def _written(self, old: GroupRecord | None, new: GroupRecord) -> None:
+    def _written(self, key: str, old: GroupRecord | None, new: GroupRecord) -> None:
+        if key != GROUP:
+            return
         self.note(
             f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} "
             f"set {[self.name(one) for one in new.sync_state_set]}"
