@@ -4,7 +4,7 @@ Each part runs in a cluster of its own (controller, broker and proxy apart), unl
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +48,8 @@ Part = Callable[[Asked, Path], Iterator[Row]]
 
 
 @contextmanager
-def running(folder: Path, *, apart: bool = True) -> Iterator[Popmq]:
-    peer = Popmq(apart=apart)
+def running(folder: Path, *, more: Mapping[str, str] | None = None) -> Iterator[Popmq]:
+    peer = Popmq(more=more)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         peer.start(folder)

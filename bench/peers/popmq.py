@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.peers.peer import QUEUES
@@ -23,7 +23,12 @@ class Popmq:
     """`apart`: three processes. Every check is on, and every OK waits for its fdatasync."""
 
     def __init__(
-        self, *, apart: bool = True, transport: str = "lean", variant: str = "indexed"
+        self,
+        *,
+        apart: bool = True,
+        transport: str = "lean",
+        variant: str = "indexed",
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self.name = f"popmq {'apart' if apart else 'up'}" + (
             "" if transport == "lean" else f" {transport}"
@@ -34,6 +39,7 @@ class Popmq:
         self._apart = apart
         self._transport = transport
         self._variant = variant
+        self._more = dict(more or {})  # variables of the environment
         self._roles: list[Process] = []
         self._topic: PopmqTopic | None = None
         self._folder = Path()
@@ -51,6 +57,7 @@ class Popmq:
             "POPMQ_PROXY_LISTEN": f"127.0.0.1:{port}",
             "POPMQ_PROXY_TRANSPORT": self._transport,
             "POPMQ_HTTP_LISTEN": "127.0.0.1:0",
+            **self._more,
         }
         self.endpoint = f"127.0.0.1:{port}"
         self._folder, self._env = folder, env

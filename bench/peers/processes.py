@@ -1,6 +1,8 @@
 """Server processes of a benchmark: started on loopback, watched through /proc, stopped by pid."""
 
 import os
+import random
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from popmq.cli.load.reactor import LoadError
 
 TICKS = os.sysconf("SC_CLK_TCK")
 STOP_S = 30
+PORTS = (15_000, 31_000)
 
 
 class Process:
@@ -57,10 +60,16 @@ class Process:
     def check(self) -> None:
         """LoadError if it has ended."""
         if self._process.poll() is not None:
-            raise LoadError(f"{self.name} ended with {self._process.returncode}: {self.tail()}")
+            raise LoadError(f"{self.name} ended with {self._process.returncode}: {self.reason()}")
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-1500:]
+
+    def reason(self) -> str:
+        """The last lines of its output that speak of a failure, else its last lines."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        bad = [line for line in lines if re.search(r"(?i)exception|error|fail", line)]
+        return " / ".join((bad or lines)[-3:])[:600]
 
     def pause(self) -> None:
         self._signal(self.pids(), signal.SIGSTOP)
@@ -136,11 +145,25 @@ def machine_cpu_s() -> float:
     return (sum(fields[:3]) + sum(fields[5:8])) / TICKS
 
 
-def free_port() -> int:
+def free_port(*, beside: Sequence[int] = ()) -> int:
+    """A port that nobody listens on, and none `beside` it (-2: two below).
+
+    It is below those that the kernel gives to outgoing connections, of which a load has many.
+    """
+    for _ in range(1_000):
+        port = random.randrange(*PORTS)
+        if all(map(_is_free, (port, *(port + off for off in beside)))):
+            return port
+    raise LoadError(f"no free port from {PORTS[0]} to {PORTS[1]}")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def wait_for_port(process: Process, port: int, *, limit_s: float = 120) -> None:

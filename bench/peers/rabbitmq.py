@@ -23,6 +23,7 @@ OPEN, OPEN_OK, CLOSE, CHANNEL_CLOSE = (10, 40), (10, 41), (10, 50), (20, 40)
 CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
 DECLARE, DECLARE_OK = (50, 10), (50, 11)
 QOS, QOS_OK, CONSUME, CONSUME_OK = (60, 10), (60, 11), (60, 20), (60, 21)
+CANCEL, CANCEL_OK = (60, 30), (60, 31)
 PUBLISH, DELIVER, ACK, NACK = (60, 40), (60, 60), (60, 80), (60, 120)
 SELECT, SELECT_OK = (85, 10), (85, 11)
 
@@ -113,9 +114,7 @@ class RabbitMq:
             limit_s=seconds + 30,
             what="deliveries",
         )
-        for channel in channels:
-            channel.flush()
-            channel.close()
+        _finish(reactor, channels)
         # An ack has no answer: what is no longer in the queue was acked.
         left = _settled(self._declare)
         if before - left != result.acks.done:
@@ -173,6 +172,22 @@ def _settled(count: Callable[[], int]) -> int:
             return now
         before = now
     raise LoadError("the queue's length does not come to rest")
+
+
+def _finish(reactor: Reactor, channels: Sequence["AmqpChannel"]) -> None:
+    """No more deliveries, and every ack that was sent has been read."""
+    for channel in channels:
+        tag = channel.answers[CONSUME_OK][4:]
+        channel.method(CANCEL, tag + b"\0")
+        channel.flush()
+    _wait(reactor, channels, CANCEL_OK)
+    for channel in channels:
+        del channel.answers[QOS_OK]
+        channel.method(QOS, struct.pack(">IHB", 0, BATCH, 0))  # has an answer, in its turn
+        channel.flush()
+    _wait(reactor, channels, QOS_OK)
+    for channel in channels:
+        channel.close()
 
 
 def _wait(reactor: Reactor, channels: Sequence["AmqpChannel"], method: tuple[int, int]) -> None:
@@ -281,10 +296,10 @@ class RabbitLane:
 
 def _acker(channel: AmqpChannel, result: Consumed) -> Callable[[int, bytes], None]:
     def delivered(tag: int, body: bytes) -> None:
-        asked_s = stamp_of(body)
-        result.arrivals.ok(asked_s)
+        result.arrivals.ok(stamp_of(body))
         channel.method(ACK, struct.pack(">QB", tag, 0))
-        result.acks.ok(time.perf_counter())
+        result.acks.done += 1  # how long it takes, nobody is told
+        result.acks.ended = time.perf_counter()
 
     return delivered
 

@@ -141,5 +141,12 @@ class RocketMq:
 
 
 def _ports() -> tuple[int, int, int, int]:
-    """Of the name server, the broker (which also takes the port two below), gRPC, remoting."""
-    return free_port(), free_port(), free_port(), free_port()
+    """Of the name server, the broker (which takes one two below as well), gRPC, remoting."""
+    broker = free_port(beside=(-2, 1))
+    others: set[int] = set()
+    while len(others) < 3:
+        port = free_port()
+        if abs(port - broker) > 2:
+            others.add(port)
+    names, grpc, remote = others
+    return names, broker, grpc, remote

@@ -353,7 +353,7 @@ def test_a_deleted_and_recreated_topic_is_another_topic(core: CoreBroker) -> Non
         (MessageType.MIXED, MessageType.FIFO, Code.OK),
         (MessageType.DELAY, MessageType.NORMAL, Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
         (MessageType.DELAY, MessageType.DELAY, Code.OK),
-        (MessageType.TRANSACTION, MessageType.TRANSACTION, Code.NOT_IMPLEMENTED),
+        (MessageType.TRANSACTION, MessageType.TRANSACTION, Code.OK),
     ],
 )
 def test_a_topic_takes_messages_of_its_type(

@@ -6,9 +6,11 @@ import pytest
 
 from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.common import hop
-from popmq.common.config import DedupSettings, Settings
+from popmq.common.config import Settings
 from popmq.common.hop import Kind, PutResult
+from popmq.common.send_settings import DedupSettings
 from popmq.common.topics import MessageType
+from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import SMALL, Answer, CoreBroker
 from popmq.testing.disk import LyingDisk
@@ -172,6 +174,32 @@ def test_an_id_is_forgotten_after_the_window_and_not_before() -> None:
     assert stored(core) == 2
 
 
+def test_a_start_has_the_newest_receipt_of_an_id_that_was_forgotten_in_between() -> None:
+    """A replay forgets nothing on its way: it kept the first one."""
+    core = broker(window_ms=160_000)
+    results(core, entry("a"))
+    core.advance(172_000)
+    (second,) = results(core, entry("a"))
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    assert results(core, entry("a")) == [second]
+    core.advance(159_000)
+    assert results(core, entry("a")) == [second]
+    assert stored(core) == 2
+
+
+def test_a_rescheduled_message_keeps_the_receipt_of_its_send_over_a_start() -> None:
+    core = broker(window_ms=160_000)
+    due_ms = core.clock.wall_ms() + 60_000
+    first = results(core, entry("a", due_ms=due_ms))
+    core.run_steps()
+    request = admin_pb2.RescheduleRequest(topic="orders", message_id="a", new_due_ms=-90_000)
+    core.reply(Kind.RESCHEDULE, request.SerializeToString())
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    assert results(core, entry("a", due_ms=due_ms)) == first
+
+
 def test_a_window_of_0_switches_it_off() -> None:
     core = broker(window_ms=0)
     results(core, entry("a"), entry("a"))
@@ -226,5 +254,5 @@ def test_a_receipt_comes_back_whole_whatever_its_numbers() -> None:
     other = FirstReceipts(DedupSettings())
     for content, _ in table.begin_snapshot():
         other.restore(content)
-    assert other.find((1 << 32) - 1, "é" * 127) == result
+    assert other.find((1 << 32) - 1, "é" * 127) == (result, False)
     assert other.find(7, "é" * 127) is None

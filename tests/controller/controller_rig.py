@@ -38,6 +38,7 @@ class Broker:
     group: str = GROUP
     address: str = ""
     owner: str = ""
+    draining: bool = False
     changes: int = 0
     timers: pb.TimerCheckPoint | None = None
     told: pb.GroupState = field(default_factory=pb.GroupState)
@@ -55,6 +56,7 @@ class Broker:
                 epoch=self.epoch,
                 store_id=self.store_id,
                 node=self.node,
+                draining=self.draining,
             ),
             replicas=self.replicas,
             min_in_sync=self.min_in_sync,

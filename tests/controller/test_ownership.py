@@ -60,7 +60,7 @@ def test_the_broker_of_the_same_process_owns_at_once() -> None:
 def test_what_is_in_the_logs_says_who_owns_without_waiting(
     claims: dict[str, Claim], wanted: str
 ) -> None:
-    found = Ownership(MemoryStore(), patient_until_ms=1_000, on_owner=lambda: None)
+    found = Ownership(MemoryStore(), patience_ms=1_000, on_owner=lambda: None)
     for name, claim in claims.items():
         found.hear(name, claim)
     found.step(0)
@@ -116,3 +116,21 @@ def test_a_slave_that_is_behind_says_nothing_about_topics() -> None:
     found: list[object] = []
     rig.store.read(KEY, found.append)
     assert found == [GroupRecord("broker-a", 1, ("broker-a",), 1)]
+
+
+def test_a_drained_group_is_told_of_until_it_was_taken_away() -> None:
+    rig = Rig(single("a", changes=1), single("b", owner="a"))
+    rig.run(HEARTBEAT_MS)
+    rig.broker("b").draining = True
+    rig.run(HEARTBEAT_MS)
+    assert [(one.broker, one.draining) for one in routes(rig).brokers] == [
+        ("a", False),
+        ("b", True),
+    ]
+    assert list(told(rig, rig.broker("a")).groups) == ["a"]
+    rig.broker("b").up = False
+    rig.run(2 * DEAD_MS)
+    assert names(rig) == ["a"]
+    rig.broker("b").up = True
+    rig.run(HEARTBEAT_MS)
+    assert names(rig) == ["a", "b"]

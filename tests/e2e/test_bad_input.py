@@ -2,10 +2,10 @@
 
 import socket
 import struct
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import grpc
 import pytest
@@ -34,7 +34,7 @@ class Client:
             endpoint, options=[("grpc.max_receive_message_length", -1)]
         )
         self._number = 0
-        self._name = uuid.uuid4().hex  # of no other client: ids that come twice are one message
+        self._ids = uuid4().hex  # what comes twice is stored once
 
     def close(self) -> None:
         self._channel.close()
@@ -50,7 +50,7 @@ class Client:
     def message(self, topic: str = "orders", body: bytes = b"x") -> definition.Message:
         self._number += 1
         made = definition.Message(topic=definition.Resource(name=topic), body=body)
-        made.system_properties.message_id = f"{self._name}-{self._number}"
+        made.system_properties.message_id = f"{self._ids}-{self._number}"
         made.system_properties.message_type = definition.NORMAL
         return made
 

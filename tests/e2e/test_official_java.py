@@ -70,7 +70,7 @@ def test_the_java_client_loses_nothing_while_its_connections_reach_their_age(
         launch=launch_java("tls"),
         seed=SEED,
         count=300,
-        max_body=PYTHON_MAX_BODY,
+        max_body=1 << 20,
     )
     ages = {"POPMQ_LEAN_MAX_AGE_MS": "5000", "POPMQ_LEAN_MAX_AGE_GRACE_MS": "12000"}
     with Cluster(tmp_path, proxies=2, settings=ages) as cluster:

@@ -36,7 +36,7 @@ def test_both_languages_make_the_same_messages(max_body: int, tmp_path: Path) ->
         }
 
 
-@pytest.mark.parametrize("transport", ["grpcio", "lean"])
+@pytest.mark.parametrize("transport", ["lean"])
 @pytest.mark.timeout(480)  # the first run installs the client
 def test_every_group_of_the_node_client_gets_every_message_once_and_a_tenth_twice(
     tmp_path: Path, transport: str
@@ -71,7 +71,7 @@ def test_the_node_client_loses_nothing_while_its_connections_reach_their_age(
         launch=launch_node,
         seed=SEED,
         count=300,
-        max_body=NODE_MAX_BODY,
+        max_body=1 << 20,
     )
     ages = {
         "POPMQ_PROXY_TRANSPORT": transport,

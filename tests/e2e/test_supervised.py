@@ -6,10 +6,10 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from e2e.processes import Role, RoleFailed, tail
+from e2e.many import Many
+from e2e.processes import RoleFailed, tail
 
 from popmq.cli.client import Client
 from popmq.common.errors import PopmqError
@@ -17,32 +17,6 @@ from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 
 WAIT_S = 30.0
-
-
-class Many(Role):
-    """The supervisor, and what its state file says."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.data = folder / "data"
-        super().__init__(
-            "up",
-            ["up", "--data", str(self.data), "--port", "0", "--http-port", "0", *arguments],
-            folder=folder,
-            settings={},
-        )
-
-    @property
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.data / "cluster.json").read_text())
-        return found
-
-    def process(self, name: str) -> dict[str, Any]:
-        (found,) = [one for one in self.state["processes"] if one["name"] == name]
-        assert isinstance(found, dict)
-        return found
-
-    def pids(self) -> list[int]:
-        return [one["pid"] for one in self.state["processes"]]
 
 
 def is_alive(pid: int) -> bool:

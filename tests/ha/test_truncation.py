@@ -205,3 +205,23 @@ def test_epochs_behind_the_cut_are_forgotten() -> None:
     world.settle()
     assert b.entries == c.entries == [EpochEntry(1, 0), EpochEntry(3, long)]
     assert b.log() == c.log()
+
+
+def test_a_first_master_that_lost_all_it_wrote_stops_no_slave() -> None:
+    """Epoch 1 left records at the slave only, nothing of them was ever confirmed."""
+    world, a, b = pair()
+    a.flusher.held = True
+    a.lead(1, b)
+    b.follow(a)
+    a.append(3)
+    world.settle()
+    assert b.store.end > 0 == b.store.confirmed
+    a.crash()
+    a.flusher.held = False
+    a.epochs.clear()
+    a.lead(2, b, version=2)
+    world.settle()
+    b.follow(a, members=(a, b))
+    world.settle()
+    assert b.broken == []
+    assert b.rebuilds == ["the master's log and this one have no epoch in common"]

@@ -249,6 +249,21 @@ def test_a_proxy_that_stops_gives_up_asking(bench: Any, make_call: Any) -> None:
     assert len(bench.broker.cancelled) == 1
 
 
+def test_a_client_with_very_many_topics_is_asked_about_the_first() -> None:
+    told: list[str] = []
+
+    class Stream:
+        def send(self, command: bytes) -> None:
+            told.append(command.decode())
+
+    publishers = Publishers(lambda client: (Stream(),))
+    publishers.said("me", [f"t-{number}" for number in range(1_500)])
+    assert publishers.topics() == {f"t-{number}" for number in range(1_000)}
+    assert publishers.tell("t-999", b"check")
+    assert not publishers.tell("t-1000", b"check")
+    assert told == ["check"]
+
+
 def test_the_number_of_remembered_clients_is_bounded() -> None:
     publishers = Publishers(lambda client: ())
     for number in range(CLIENTS_LIMIT + 10):

@@ -25,9 +25,9 @@ from popmq.broker import timer_jobs
 from popmq.broker.store import lookup
 from popmq.broker.timer import timer_scan
 from popmq.common import hop
-from popmq.common.config import DedupSettings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.send_settings import DedupSettings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import SMALL, CoreBroker

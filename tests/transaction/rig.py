@@ -4,11 +4,12 @@ from dataclasses import replace
 from typing import cast
 
 from popmq.common import hop
-from popmq.common.config import Settings, TransactionSettings
+from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind, PutResult
 from popmq.common.message import tag_hash
+from popmq.common.send_settings import TransactionSettings
 from popmq.common.topics import MessageType
 from popmq.common.wire import transaction_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api

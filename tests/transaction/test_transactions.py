@@ -12,6 +12,7 @@ from transaction.rig import (
     checks,
     crash,
     end,
+    entry,
     names,
     received,
     restart,
@@ -22,7 +23,7 @@ from popmq.common import hop, topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
-from popmq.common.topics import GroupType
+from popmq.common.topics import GroupType, MessageType
 from popmq.testing.core import CoreBroker, pop
 
 
@@ -185,6 +186,19 @@ def test_a_resend_of_a_half_message_gets_the_same_transaction(core: CoreBroker) 
     end(core, "a", half.message)
     assert begin(core, "a") == half  # and stores nothing
     assert received(core) == ["a"]
+
+
+@STARTS
+def test_an_id_that_was_sent_plainly_before_gives_no_transaction(
+    core: CoreBroker, clean: bool
+) -> None:
+    begin(core, "secret", "others")
+    plain = entry("a")._replace(type=MessageType.NORMAL)
+    core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("others", [plain])))
+    restart(core, clean=clean)
+    again = begin(core, "a", "others")
+    assert (again.code, again.message) == (Code.OK, "")
+    assert pending(core) == 1
 
 
 def test_the_number_of_pending_ones_is_bounded() -> None:

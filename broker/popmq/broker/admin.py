@@ -138,8 +138,23 @@ def _copy_meta(broker: Broker, body: bytes) -> bytes:
     return reply.SerializeToString()
 
 
+def _drain(broker: Broker, body: bytes) -> bytes:
+    """Said twice it is the same."""
+    wanted = not pb.DrainRequest.FromString(body).undo
+    if wanted and not broker.registry.owner:
+        raise Refused(
+            Code.PRECONDITION_FAILED,
+            f"broker group {broker.settings.broker.name} owns the topics and consumer groups of "
+            "the cluster: it cannot be drained",
+        )
+    if broker.registry.draining != wanted:
+        broker.registry.set_draining(wanted)
+    return pb.DrainReply(status=_OK, draining=wanted).SerializeToString()
+
+
 ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
     Kind.COPY_META: _copy_meta,
+    Kind.DRAIN: _drain,
     Kind.DESCRIBE_TOPIC: _describe_topic,
     Kind.CREATE_TOPIC: _create_topic,
     Kind.ALTER_TOPIC: _alter_topic,

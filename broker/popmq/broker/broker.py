@@ -46,7 +46,7 @@ from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, Refused
+from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.hop import (
     ClientsReport,
     Delivery,
@@ -251,6 +251,8 @@ class Broker:
     def put(self, request: PutRequest) -> list[PutResult]:
         """Append the messages; one result per entry, in order."""
         self.store.check_admission()
+        if self.registry.draining:
+            raise Unavailable(f"broker group {self.settings.broker.name} is being drained")
         topic = self.topic(request.topic, auto_create=request.auto_create)
         if topic.name[0] == "%":
             topics.check_topic_name(topic.name)  # nobody sends to dead letters

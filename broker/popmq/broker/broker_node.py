@@ -247,6 +247,9 @@ class BrokerNode:
                 self._follow(record)
             case Order.LEAD if self.identity.copying or own_id not in record.members:
                 logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
+            case Order.LEAD if self.leadership is not None:
+                # A controller took it for lost: its epoch ends like any other, the next is its own.
+                self._step_down(self.leadership, record)
             case Order.LEAD:
                 self._lead(record)
 
@@ -326,8 +329,12 @@ class BrokerNode:
     def _demote(self, leadership: Leadership, record: GroupRecord) -> None:
         logger.warning("deposed", extra={"epoch": self.identity.epoch, "by_epoch": record.epoch})
         self._accept(record)
+        self._step_down(leadership, record)
+
+    def _step_down(self, leadership: Leadership, record: GroupRecord) -> None:
+        """Begin anew on the disk, and then do what the record says."""
         self.leadership = None
-        leadership.end(f"epoch {record.epoch} has another master")
+        leadership.end(f"epoch {record.epoch} has begun")
         self._become(Role.NOBODY)
         self._on_demoted()
         self._postponed = record
@@ -423,6 +430,7 @@ class BrokerNode:
             state_hash=(store.snapshots.position, store.snapshots.state_hash),
             owner=self.broker.registry.owner,
             meta_version=self.broker.registry.changes,
+            draining=self.broker.registry.draining,
         )
 
     def _newest_timers(self) -> TimersHeard | None:

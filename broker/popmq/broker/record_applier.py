@@ -103,12 +103,12 @@ class RecordApplier:
                 self._apply_sent(record, record.header.topic_id, record.header.queue_id)
             case TimerToken() as token:
                 self._timers.apply_stored(token, record.header, tag_hash)
-                if token.moved_from is None and token.replaces is None:  # sent, not rescheduled
+                if token.moved_from is None and token.replaces is None:
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
             case HalfToken() as token:
                 self._transactions.apply_half(record, token, tag_hash)
-                self._apply_sent(record, token.topic_id, token.queue_id)
+                self._apply_sent(record, token.topic_id, token.queue_id, half=True)
             case EndToken() as token:
                 self._transactions.table.apply(token, record.header.log_ms)
             case FiringToken() as token:
@@ -121,13 +121,19 @@ class RecordApplier:
                 self._table.apply_revival(token, record.header.log_ms)
 
     def _apply_sent(
-        self, record: ScannedRecord, topic_id: int, queue_id: int, due_ms: int = 0
+        self,
+        record: ScannedRecord,
+        topic_id: int,
+        queue_id: int,
+        due_ms: int = 0,
+        *,
+        half: bool = False,
     ) -> None:
         """A client's message, whose id is known from now on."""
         for kind, name in names_in(decode_message(record.data).properties):
             if kind == ID:
                 offset, log_ms = record.header.queue_offset, record.header.log_ms
-                self._receipts.enter(topic_id, name, queue_id, offset, due_ms, log_ms)
+                self._receipts.enter(topic_id, name, queue_id, offset, due_ms, log_ms, half=half)
 
     def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
         header = record.header

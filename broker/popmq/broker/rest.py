@@ -10,7 +10,7 @@ from popmq.broker.broker import Broker
 from popmq.common.clock import Clock
 
 BUSY_MS = 5
-REST_MS = 50
+REST_MS = 100
 QUIET_MS = 1_000  # since the last record: what followed from it is over, or counted below
 
 

@@ -8,6 +8,7 @@ from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.transaction.half_service import HalfService
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import PutEntry, PutResult
+from popmq.common.message import Stamp
 from popmq.common.topics import MessageType, TopicConfig
 
 
@@ -43,17 +44,17 @@ class SendService:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
         if not entry.message_id:
-            return self._append(topic, entry)
-        result = self._receipts.find(topic.id, entry.message_id)
-        if result is None:
-            result = self._append(topic, entry)
-            self._receipts.stored(topic.id, entry.message_id, result, self._store.log_ms())
-        elif entry.type == MessageType.TRANSACTION:
-            transaction = self._halves.id_of(topic.id, result.queue_offset, entry.message_id)
-            result = result._replace(message=transaction)
+            return self._append(topic, entry, None)
+        known = self._receipts.find(topic.id, entry.message_id)
+        if known is not None:
+            return self._halves.told_again(topic.id, entry.message_id, known)
+        stamp = self._store.stamp()
+        result = self._append(topic, entry, stamp)
+        half = entry.type == MessageType.TRANSACTION
+        self._receipts.stored(topic.id, entry.message_id, result, stamp.log_ms, half=half)
         return result
 
-    def _append(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
+    def _append(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp | None) -> PutResult:
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
@@ -79,6 +80,7 @@ class SendService:
             head=entry.head,
             properties=entry.properties,
             tag_hash=entry.tag_hash,
+            stamp=stamp,
         )
         return PutResult(queue_id=queue_id, queue_offset=offset)
 

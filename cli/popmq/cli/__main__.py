@@ -15,6 +15,7 @@ from popmq.cli import (
     brokers,
     dlq,
     doctor,
+    drain,
     explain,
     lookup,
     messages,
@@ -74,6 +75,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     dlq.add_parsers(subparsers, common)
     timers.add_parsers(subparsers, common)
     bench.add_parsers(subparsers, common)
+    drain.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser

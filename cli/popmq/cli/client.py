@@ -301,6 +301,10 @@ class Client:
         check_status(reply.status)
         return reply.done
 
+    def drain(self, request: admin.DrainRequest) -> None:
+        reply = self._call(ADMIN + "Drain", request, admin.DrainReply)
+        check_status(reply.status)
+
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(
             path,

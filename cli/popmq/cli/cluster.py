@@ -198,11 +198,24 @@ class Cluster:
         """Look until nothing is missing; say what is, now and then."""
         loop = asyncio.get_running_loop()
         said = loop.time()
-        while missing := self._missing(await self._listed()):
+        while missing := self._missing(await self._listed()) or await self._not_joined():
             if loop.time() - said > SAY_S:
                 said = loop.time()
                 logger.info("waiting", extra={"for": missing})
             await asyncio.sleep(LOOK_S)
+        # The owner of the topics hears of the others with its next heartbeat: a FIFO topic that is
+        # made now spreads over all of them.
+        await asyncio.sleep(2 * self._settings.controller.heartbeat_ms / 1000)
+
+    async def _not_joined(self) -> str:
+        """A group that does not have the topics of the cluster yet gets no messages."""
+        answer = await self._ask(Kind.ROUTES, pb.RoutesRequest().SerializeToString())
+        routes = pb.RoutesReply.FromString(answer or b"")
+        joined = {one.broker for one in routes.brokers}
+        missing = sorted({group for group, _ in self._shape.brokers} - joined)
+        if not routes.owner:
+            return "which group owns the topics is not decided"
+        return f"{missing[0]} has not copied the topics" if missing else ""
 
     def _missing(self, found: Sequence[pb.GroupState]) -> str:
         states = {state.group: state for state in found}
@@ -228,18 +241,21 @@ class Cluster:
 
     async def _listed(self) -> Sequence[pb.GroupState]:
         """Empty while the controller does not answer."""
+        answer = await self._ask(Kind.LIST_REPLICAS, pb.ListReplicasRequest().SerializeToString())
+        return list(pb.ListReplicasReply.FromString(answer or b"").groups)
+
+    async def _ask(self, kind: Kind, body: bytes) -> bytes | None:
+        """None while the controller does not answer."""
         where = self._ports.get(("controller", "controller.listen"))
         if where is None:
-            return []
+            return None
         hello = Hello(role=Role.TOOL, name="up", cluster=self._settings.cluster.name)
         port = FramePort(where, hello, peer_name="controller")
         port.start()
         try:
-            body = pb.ListReplicasRequest().SerializeToString()
-            answer = await call(port, Kind.LIST_REPLICAS, body, 2_000)
-            return list(pb.ListReplicasReply.FromString(answer).groups)
+            return await call(port, kind, body, 2_000)
         except PopmqError:
-            return []
+            return None
         finally:
             await port.close()
 

@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 UP_DEFAULTS = {"store.segment_bytes": "64MiB", "topic.auto_create": True}
 # A unix socket's path has 108 bytes with its final zero (man 7 unix).
 SOCKET_PATH_LIMIT = 107
+GC_AFTER_OBJECTS = 50_000
 
 Ready = Callable[[], tuple[bool, Mapping[str, object]]]
 Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
@@ -349,6 +350,9 @@ class Life:
         # What start-up made lives as long as the process: the collector need not look again.
         gc.collect()
         gc.freeze()
+        # Calls in progress are thousands of objects and none is a cycle: at Python's 700 the
+        # collector looked through them again and again, for 6 % of a proxy's time.
+        gc.set_threshold(GC_AFTER_OBJECTS, 10, 10)
         self.serving = True
         print(line, flush=True)
 

@@ -28,6 +28,7 @@ from popmq.common.quantities import (
     parse_size,
 )
 from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.send_settings import DedupSettings, TransactionSettings
 from popmq.common.settings_section import Section as _Section
 from popmq.common.settings_section import checked as _checked
 from popmq.common.settings_section import matching as _matching
@@ -152,14 +153,6 @@ class MessageSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
-class DedupSettings(_Section):
-    """Of message ids that were sent already."""
-
-    window_ms: int = _within(600_000, 0, 7 * DAY_MS)  # 0: a resend is another message
-    max_ids: int = _within(500_000, 1, 100_000_000)  # about 200 bytes of memory each
-
-
-@dataclass(frozen=True, slots=True)
 class PopSettings(_Section):
     invisible_default_ms: int = _within(60_000, 1, 7 * DAY_MS)
     invisible_min_ms: int = _within(1, 1, 7 * DAY_MS)
@@ -204,15 +197,6 @@ class TimerSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionSettings(_Section):
-    first_check_ms: int = _within(6_000, 1, HOUR_MS)  # of log time, like the others
-    check_interval_ms: int = _within(30_000, 1, DAY_MS)
-    max_checks: int = _within(15, 1, 1_000)  # of one transaction, each by a producer
-    keep_ms: int = _within(3 * DAY_MS, 1_000, 366 * DAY_MS)  # while there is no producer to ask
-    max_pending: int = _within(1_000_000, 1, 100_000_000)
-
-
-@dataclass(frozen=True, slots=True)
 class GroupSettings(_Section):
     max_attempts: int = _within(17, 1, 1000)
     auto_create: bool = True
@@ -248,10 +232,10 @@ class Settings:
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
-    dedup: DedupSettings = DedupSettings()
+    dedup: DedupSettings = field(default_factory=DedupSettings)
     pop: PopSettings = PopSettings()
     timer: TimerSettings = TimerSettings()
-    transaction: TransactionSettings = TransactionSettings()
+    transaction: TransactionSettings = field(default_factory=TransactionSettings)
     group: GroupSettings = GroupSettings()
     topic: TopicSettings = TopicSettings()
     poll: PollSettings = PollSettings()

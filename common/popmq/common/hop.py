@@ -49,6 +49,7 @@ class Kind(IntEnum):
     LIST_DEAD_LETTERS = 51
     REDRIVE = 52
     UNPARK = 56
+    DRAIN = 57
     END_TRANSACTION = 58
     CHECKS = 59
     REGISTER = 64
@@ -344,11 +345,15 @@ def decode_pop(body: bytes) -> PopRequest:
 
 def encode_pop_reply(reply: PopReply) -> bytes:
     parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
+    add = parts.append  # four calls cost less than a tuple and its unpacking
     for queue, offset, attempt, stored, handle, head, properties in reply.deliveries:
         fields = _DELIVERY.pack(
             queue, offset, attempt, stored, len(handle), len(head), len(properties)
         )
-        parts += (fields, handle, head, properties)
+        add(fields)
+        add(handle)
+        add(head)
+        add(properties)
     return b"".join(parts)
 
 

@@ -351,26 +351,9 @@ def intact_message(
     end = at + size
     if size < MESSAGE_HEADER_SIZE or end > len(data):
         return None
-    (
-        said_size,
-        crc,
-        version,
-        kind,
-        flags,
-        epoch,
-        said_position,
-        log_ms,
-        wall_ms,
-        topic_id,
-        queue_id,
-        queue_offset,
-        tag,
-        head_size,
-        properties_size,
-        token_size,
-        attempt,
-        _,
-    ) = _HEADER_AND_MESSAGE.unpack_from(data, at)
+    fields = _HEADER_AND_MESSAGE.unpack_from(data, at)
+    said_size, crc, version, kind, _, _, said_position = fields[:7]
+    tag, head_size, properties_size, token_size, attempt, _ = fields[12:]
     head_at = at + MESSAGE_HEADER_SIZE + token_size
     properties_at = head_at + head_size
     if (
@@ -382,16 +365,11 @@ def intact_message(
         or crc32c(data[at + 8 : end]) != crc
     ):
         return None
-    return StoredMessage(
-        Header(
-            size, kind, flags, epoch, position, log_ms, wall_ms, topic_id, queue_id, queue_offset
-        ),
-        tag,
-        attempt,
-        decode_token(bytes(data[head_at - token_size : head_at])) if token_size else None,
-        bytes(data[head_at:properties_at]),
-        bytes(data[properties_at:end]),
-    )
+    token = decode_token(bytes(data[head_at - token_size : head_at])) if token_size else None
+    head, properties = bytes(data[head_at:properties_at]), bytes(data[properties_at:end])
+    # Half of what calling the classes costs; the header's fields stand in the record's order.
+    header = tuple.__new__(Header, (size, *fields[3:12]))
+    return tuple.__new__(StoredMessage, (header, tag, attempt, token, head, properties))
 
 
 def decode_token(data: bytes) -> Token:

@@ -8,6 +8,7 @@ letters, digits, `%`, `|`, `_`, `-`; 127 characters for a topic, 120 for a group
 import re
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import lru_cache
 
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
@@ -202,6 +203,7 @@ def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
 
 
+@lru_cache(maxsize=4_096)  # for the names that are fine: a refusal is not kept
 def check_topic_name(name: str) -> None:
     """Raise ILLEGAL_TOPIC unless users may create and send to a topic of this name.
 

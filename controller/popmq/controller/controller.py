@@ -79,7 +79,7 @@ class Controller:
         self._failovers = 0
         self.ownership = Ownership(
             store,
-            patient_until_ms=clock.boot_ms() + times.dead_after_ms,
+            patience_ms=times.dead_after_ms,
             on_owner=self._owner_known,
         )
 
@@ -134,6 +134,8 @@ class Controller:
         done = self.polls.due(now_ms)
         for group in self.groups.values():
             done += group.step(now_ms)
+        if self.routes.drained:
+            self._hide_strangers()
         return done + self._step_ownership(now_ms)
 
     def _step_ownership(self, now_ms: int) -> int:
@@ -180,10 +182,17 @@ class Controller:
         self.polls.wake("")
 
     def _hide_strangers(self) -> None:
-        """Groups that do not have the cluster's topics yet are kept from proxies."""
-        joined = self.ownership.has_joined
-        if self.routes.hide(frozenset(one for one in self.routes.names if not joined(one))):
+        """From proxies: groups that do not have the cluster's topics yet, and drained ones that
+        were taken away."""
+        hidden = {one for one in self.routes.names if not self.ownership.has_joined(one)}
+        hidden |= {one for one in self.routes.drained if not self._is_heard(one)}
+        if self.routes.hide(frozenset(hidden)):
             self.polls.wake("")
+
+    def _is_heard(self, name: str) -> bool:
+        group = self.groups.get(name)
+        living = group is not None and bool(group.living)
+        return living or self.routes.is_heard(name, now_ms=self.clock.boot_ms())
 
     def _tell_cluster(self, reply: pb.RegisterReply) -> None:
         reply.owner = self.ownership.owner

@@ -30,14 +30,16 @@ class Claim:
 
 
 class Ownership:
-    """`at_once`: a single broker in this process needs no patience."""
+    """Waits `patience_ms` for other groups before it chooses; `at_once`, for a single broker in
+    this process, it does not."""
 
     def __init__(
-        self, store: MetadataStore, *, patient_until_ms: int, on_owner: Callable[[], None]
+        self, store: MetadataStore, *, patience_ms: int, on_owner: Callable[[], None]
     ) -> None:
         self.owner = ""  # not known yet
         self._store = store
-        self._patient_until_ms = patient_until_ms
+        self._patience_ms = patience_ms
+        self._patient_until_ms: int | None = None  # counted from the first group that is heard
         self._on_owner = on_owner
         self._claims: dict[str, Claim] = {}
         self._busy = False
@@ -63,6 +65,8 @@ class Ownership:
                 self._read(now_ms)
             if not self._is_read or self.owner:
                 return 0
+        if self._patient_until_ms is None:
+            self._patient_until_ms = now_ms + self._patience_ms
         chosen = self._chosen(patient=not at_once and now_ms < self._patient_until_ms)
         if not chosen:
             return 0

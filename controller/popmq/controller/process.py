@@ -34,7 +34,8 @@ from popmq.controller.metadata_store import (
 
 logger = logging.getLogger(__name__)
 
-STEP_IDLE_MS = 20
+STEPS_OF_SILENCE = 40  # so often is it looked whether a broker that is silent is dead by now
+STEP_IDLE_MS = 50
 STORE_TIMEOUT_S = 10.0
 STORE_THREADS = 4
 
@@ -70,7 +71,12 @@ class ControllerProcess:
     def start(self) -> "asyncio.Task[None]":
         """Elect, and end long polls, from now on; the task ends only with a fault."""
         self._steps = asyncio.get_running_loop().create_task(
-            run_steps(lambda: self.port.step(self._clock.boot_ms()), idle_ms=STEP_IDLE_MS)
+            run_steps(
+                lambda: self.port.step(self._clock.boot_ms()),
+                idle_ms=max(
+                    1, min(STEP_IDLE_MS, self.port.times.dead_after_ms // STEPS_OF_SILENCE)
+                ),
+            )
         )
         return self._steps
 

@@ -118,6 +118,11 @@ class Routes:
         return [self._routes[name] for name in sorted(self._routes) if name not in self._hidden]
 
     @property
+    def drained(self) -> list[str]:
+        """Groups that take no new messages."""
+        return [name for name, route in self._routes.items() if route.draining]
+
+    @property
     def names(self) -> list[str]:
         """Of every group known, also of those that nobody is told of."""
         return sorted(self._routes)

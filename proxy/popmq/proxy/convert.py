@@ -229,7 +229,7 @@ class SentMessage(NamedTuple):
         if not has_digest:
             parts.append(_MD5_DIGEST + checksum.encode())
         if not sent.body_encoding:
-            parts.append(scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY))
+            parts.append(_IDENTITY_ENCODING)
         if int(sent.message_type) != kind:
             parts.append(scalar(_P.MESSAGE_TYPE_FIELD_NUMBER, kind))
         if not sent.born_host and peer:
@@ -311,7 +311,8 @@ def sent_ok(
         name = message_id.encode()
         if name:
             size = varint(len(name))
-            names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, size, name))
+            transaction = _sized(result.message.encode()) if result.message else size + name
+            names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, transaction))
         else:
             names = b""
         offset = _ENTRY_OFFSET + varint(result.queue_offset) if result.queue_offset else b""
@@ -391,6 +392,12 @@ def _sized(content: bytes) -> bytes:
 
 
 _PROPERTIES = tag(_SYSTEM_PROPERTIES, LEN)
+# Everything of a body's digest but its checksum, which has 32 digits.
+_MD5_DIGEST = chunk(
+    _P.BODY_DIGEST_FIELD_NUMBER,
+    pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
+)[:-32]
+_IDENTITY_ENCODING = scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY)
 _STORE_TIMESTAMP = tag(_P.STORE_TIMESTAMP_FIELD_NUMBER, LEN)
 _STORE_HOST = tag(_P.STORE_HOST_FIELD_NUMBER, LEN)
 _RECEIPT_HANDLE = tag(_P.RECEIPT_HANDLE_FIELD_NUMBER, LEN)

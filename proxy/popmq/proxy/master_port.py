@@ -46,6 +46,7 @@ REPEATED = frozenset(
         Kind.LIST_GROUPS,
         Kind.FIND_MESSAGES,
         Kind.RECALL,
+        Kind.END_TRANSACTION,
         Kind.LIST_TIMERS,
         Kind.FORECAST_TIMERS,
         Kind.EXPLAIN,

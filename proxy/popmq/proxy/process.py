@@ -148,6 +148,7 @@ class ProxyProcess:
             Metric("proxy_received", "Messages handed to clients.", counts.received),
             Metric("proxy_acks", "Acks answered OK.", counts.acks),
             Metric("proxy_changes", "Invisible durations changed.", counts.changes),
+            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
             Metric(
                 "proxy_retried", "Requests asked again of a broker's master.", self._routed.retried
             ),
@@ -157,7 +158,6 @@ class ProxyProcess:
                 self._routed.waiting,
                 gauge,
             ),
-            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
             Metric("proxy_open_streams", "Telemetry streams.", counts.open_streams, gauge),
             Metric("proxy_waiting_receives", "Long polls.", counts.waiting_receives, gauge),
             *(

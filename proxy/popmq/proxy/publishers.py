@@ -4,11 +4,12 @@ A client says so in its settings, or by sending a half message: official clients
 renewed may be silent about their topics for minutes.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from popmq.common.errors import Code, Refused
+logger = logging.getLogger(__name__)
 
 CLIENTS_LIMIT = 100_000
 TOPICS_LIMIT = 1_000  # of one client
@@ -29,12 +30,12 @@ class Publishers:
         """The client's settings name these topics and no others."""
         names = list(dict.fromkeys(topics))
         if len(names) > TOPICS_LIMIT:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"settings of {len(names)} topics are over the limit of {TOPICS_LIMIT}",
+            logger.warning(
+                "a client is asked about its first topics only",
+                extra={"client": client_id, "topics": len(names), "limit": TOPICS_LIMIT},
             )
         self._forget(client_id)
-        for topic in names:
+        for topic in names[:TOPICS_LIMIT]:
             self._add(client_id, topic)
 
     def sent(self, client_id: str, topic: str) -> None:

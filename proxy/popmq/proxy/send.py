@@ -273,7 +273,6 @@ def send_reply(
     code = overall_code([one.code for one in results])
     first = results[0]
     text = first.message if first.code == code else "the messages fared differently"
-    text = "" if code == Code.OK else text  # of a half message it is the transaction id
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[
@@ -299,6 +298,8 @@ def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
 def _one_topic(sent: Sequence[SentMessage]) -> str:
     if not sent:
         raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    if len(sent) == 1:
+        return sent[0].topic
     topics = sorted({one.topic for one in sent})
     if len(topics) > 1:
         raise Refused(

@@ -72,7 +72,7 @@ class ClusterBroker:
         self.node: BrokerNode | None = None
         self.disk = SimDisk(rng)
         self.sync_ms: Callable[[], int] = lambda: 1
-        self.starts = 0
+        self.idle_ms = IDLE_MS
         self._controllers = controllers
         self._note = note
         self._on_broken = on_broken
@@ -88,7 +88,6 @@ class ClusterBroker:
         """False if the process ended before it served anything."""
         host = self.host
         host.boot()
-        self.starts += 1
         self._ports = {}
         life = host.life
         node = self.node = BrokerNode(
@@ -126,8 +125,8 @@ class ClusterBroker:
         if off:
             self.host.clock.reboot()
 
-    def stop(self) -> None:
-        """A clean stop, as far as there is time for it; the process is gone afterwards."""
+    def stop(self, then: Callable[[], None]) -> None:
+        """A clean stop, as far as there is time for it; `then` when the process is gone."""
         node = self.node
         if node is None:
             return
@@ -138,6 +137,7 @@ class ClusterBroker:
                 node.close()
             finally:
                 self.crash(Loss.NOTHING)
+                then()
 
         self.host.after(300, end)
 
@@ -150,7 +150,7 @@ class ClusterBroker:
     def _step(self) -> None:
         assert self.node is not None
         done = self.node.step()
-        self.host.after(1 if done else IDLE_MS, self._step)
+        self.host.after(1 if done else self.idle_ms, self._step)
 
     def after_each(self) -> None:
         if self.node is not None and not self.node.changing:

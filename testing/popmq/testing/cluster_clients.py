@@ -24,9 +24,9 @@ GROUP = "group-a"
 NORMAL, FIFO, DELAY = "plain", "ordered", "delayed"
 KEYS = (b"a", b"b", b"c")
 FIFO_QUEUES = 2
-INVISIBLE_MS = (300, 2_000, 6_000, 15_000)
+INVISIBLE_MS = (300, 2_000, 6_000, 9_000)
 PATIENCE_MS = (800, 3_000, 8_000)
-DELAYS_MS = (1_200, 4_000, 12_000, 25_000)
+DELAYS_MS = (1_200, 4_000, 9_000, 14_000)
 
 
 class ClusterClients:
@@ -49,6 +49,8 @@ class ClusterClients:
         self._tally = tally
         self._note = note
         self._numbers = 0
+        self._made: set[str] = set()  # topics and groups
+        self._unasked: list[Callable[[], None]] = []
         self._sending: set[bytes] = set()  # message groups with a send that is not answered
 
     # -- asking
@@ -62,6 +64,7 @@ class ClusterClients:
         *,
         lost: Callable[[], None],
         timeout_ms: int = 0,
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         """`hear` gets the answer and the number of tries whose end nobody knows."""
         up = [number for number, router in enumerate(self.routers) if router is not None]
@@ -90,7 +93,8 @@ class ClusterClients:
                     self._oracle.complain("I0 answers", f"{what}: {answer}")
             hear(answer, unknown)
 
-        router.request(GROUP, kind, body, timeout_ms or self._rng.choice(PATIENCE_MS), answered)
+        timeout_ms = timeout_ms or self._rng.choice(PATIENCE_MS)
+        router.request(GROUP, kind, body, timeout_ms, answered, on_unknown)
 
     def proxy_died(self, proxy: int) -> None:
         for number in [one for one, at in self._by_proxy.items() if at == proxy]:
@@ -133,9 +137,8 @@ class ClusterClients:
 
     def _sent(self, message: Message, answer: bytes | PopmqError, unknown: int) -> None:
         self._sending.discard(message.key)
-        message.copies += unknown
         if isinstance(answer, PopmqError):
-            message.copies += answer.code is Code.PROXY_TIMEOUT and not unknown
+            self._check_known("a send", answer, message.topic)
             message.refused = not unknown and answer.code is not Code.PROXY_TIMEOUT
             return
         (result,) = hop.decode_put_reply(answer)
@@ -147,7 +150,6 @@ class ClusterClients:
 
     def _send_lost(self, message: Message) -> None:
         self._sending.discard(message.key)
-        message.copies += 1
 
     # -- receives
 
@@ -179,14 +181,15 @@ class ClusterClients:
             partial(self._popped, asked),
             lost=lambda: oracle.pop_lost(asked),
             timeout_ms=timeout_ms,
+            on_unknown=lambda: oracle.pops_unseen(reader, 1),
         )
         if len(self.open) == before:
             reader.open_pops -= 1
 
     def _popped(self, asked: Ask, answer: bytes | PopmqError, unknown: int) -> None:
         oracle, reader = self._oracle, asked.reader
-        oracle.pops_unseen(reader, unknown)
         if isinstance(answer, PopmqError):
+            self._check_known("a receive", answer, reader.topic, reader.group)
             reader.open_pops -= 1
             return
         found = hop.decode_pop_reply(answer).deliveries
@@ -216,9 +219,14 @@ class ClusterClients:
         oracle, reader = self._oracle, held.reader
         refuse = oracle.must_refuse(held)
         held.asking += 1
+        held.story.ending += 1
+
+        def over() -> None:
+            held.asking -= 1
+            held.story.ending -= 1
 
         def heard(answer: bytes | PopmqError, unknown: int) -> None:
-            held.asking -= 1
+            over()
             if isinstance(answer, PopmqError):
                 self._tally.hit(States.ACK_UNKNOWN)
                 oracle.ack_unknown(held)
@@ -231,14 +239,15 @@ class ClusterClients:
                 oracle.acked(held, ok, refuse)
 
         def lost() -> None:
-            held.asking -= 1
+            over()
             oracle.ack_unknown(held)
 
         body = hop.encode_ack(hop.AckRequest(reader.topic, reader.group, [held.handle]))
         what = f"ack {reader.group} {held.message.number}/{held.attempt}"
         before = len(self.open)
         self.ask(what, Kind.ACK, body, heard, lost=lost)
-        held.asking -= len(self.open) == before
+        if len(self.open) == before:
+            over()
 
     epoch = 0  # of the newest master, as the run knows
 
@@ -291,7 +300,7 @@ class ClusterClients:
                 return
             reply = pb.RecallReply.FromString(answer)
             self._note(f"recall {message.number} {reply.outcome}")
-            if reply.outcome == TimerOutcome.DONE and not message.doubtful:
+            if reply.outcome == TimerOutcome.DONE:
                 message.cancelled = True
                 self._tally.hit(States.RECALLED)
                 if any(one.story(message.number).given for one in self._oracle.readers):
@@ -327,8 +336,28 @@ class ClusterClients:
             self._make(f"create group {reader.group}", Kind.CREATE_GROUP, body)
 
     def _make(self, what: str, kind: Kind, body: bytes) -> None:
+        def again() -> None:
+            self._make(what, kind, body)
+
         def heard(answer: bytes | PopmqError, unknown: int) -> None:
             if isinstance(answer, PopmqError) and answer.code is not Code.BAD_REQUEST:
-                self._make(what, kind, body)
+                again()
+            else:
+                self._made.add(what.rpartition(" ")[2])
 
-        self.ask(what, kind, body, heard, lost=lambda: None, timeout_ms=8_000)
+        before = len(self.open)
+        self.ask(what, kind, body, heard, lost=again, timeout_ms=8_000)
+        if len(self.open) == before:
+            self._unasked.append(again)
+
+    def proxy_is_back(self) -> None:
+        """What could not be asked for while there was none."""
+        waiting, self._unasked = self._unasked, []
+        for again in waiting:
+            again()
+
+    def _check_known(self, what: str, answer: PopmqError, *names: str) -> None:
+        """What was made once is there under every master."""
+        missing = answer.code in (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
+        if missing and self._made.issuperset(names):
+            self._oracle.complain("I1 no-loss", f"{what}: {answer}")

@@ -2,14 +2,20 @@
 
 from collections import Counter
 
+from popmq.broker.broker_node import BrokerNode
 from popmq.common import topics
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind, decode_pop_reply
+from popmq.testing.clock import ManualClock
 from popmq.testing.cluster_broker import ClusterBroker
 from popmq.testing.cluster_clients import DELAYS_MS, GROUP, INVISIBLE_MS
 from popmq.testing.cluster_golden import log_bytes
+from popmq.testing.cluster_sometimes import ClusterSometimes as States
 from popmq.testing.cluster_world import ClusterWorld
 from popmq.testing.core import pop as encode_pop
+from popmq.testing.history import Life
+from popmq.testing.oracle import Oracle
+from popmq.testing.sim_replay import ReplayCheck
 
 SERVE_MS = 15_000  # within which everything has to work again
 _ROUND_MS = 500
@@ -143,10 +149,21 @@ def _agree(world: ClusterWorld) -> None:
     if end < len(world.golden.data):
         oracle.complain("I1 no-loss", f"{end} bytes, {len(world.golden.data)} were confirmed")
     for broker in world.brokers:
-        _compare(world, master, broker, end)
+        _compare(world, master.node, broker, end)
 
 
-def _compare(world: ClusterWorld, master: ClusterBroker, broker: ClusterBroker, end: int) -> None:
+class _Judge(Oracle):
+    """What `ReplayCheck` needs to know of the clients: nothing."""
+
+    def __init__(self, world: ClusterWorld, name: str) -> None:
+        super().__init__()
+        self._world, self._name = world, name
+
+    def complain(self, invariant: str, what: str, life: Life | None = None) -> None:
+        self._world.oracle.complain("I12 same-state", f"{self._name} and its master: {what}")
+
+
+def _compare(world: ClusterWorld, master: BrokerNode, broker: ClusterBroker, end: int) -> None:
     node = broker.node
     assert node is not None
     start = node.broker.store.start
@@ -156,3 +173,9 @@ def _compare(world: ClusterWorld, master: ClusterBroker, broker: ClusterBroker, 
     if node.broker.store.confirmed < end:
         what = f"{broker.name} knows {node.broker.store.confirmed} of {end} confirmed bytes"
         world.oracle.complain("progress", what)
+    slave = node.broker.store.slave
+    if node is not master and slave is not None and slave.applied == master.broker.store.end:
+        world.tally.hit(States.STATE_COMPARED)
+        judge = _Judge(world, broker.name)
+        check = ReplayCheck(world.settings, ManualClock(), judge, set())
+        check.compare(master.broker, node.broker)

@@ -66,7 +66,7 @@ class ClusterFaults:
         if broker.node is not None:
             return
         world, rng = self._world, self._rng
-        if rng.random() < 0.2:
+        if rng.random() < 0.2 and not world.healed:
             broker.disk.faults.cut_at(rng.randrange(rng.choice((5, 40))))
         began = broker.start()
         end = broker.node.broker.store.end if broker.node else 0
@@ -112,8 +112,7 @@ class ClusterFaults:
         if broker.node is None or broker.host.paused:
             return
         self._world.note(f"{broker.name} is stopped")
-        broker.stop()
-        self._later(2_000, lambda: self._start(broker))
+        broker.stop(lambda: self._world.time.after(200, lambda: self._start(broker)))
 
     def _wipe(self) -> None:
         """Only where another member of the recorded set has its disk still, and only now."""
@@ -148,7 +147,7 @@ class ClusterFaults:
 
     def _step_clock(self) -> None:
         world, broker = self._world, self._broker()
-        large = (-20_000, 5_000, 45_000) if world.skewed else (-50, 80)
+        large = (-6_000, 2_000, 9_000) if world.skewed else (-50, 80)
         ms = self._rng.choice(large)
         world.note(f"the wall clock of {broker.name} is set by {ms} ms")
         world.tally.hit(States.CLOCK_STEP)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message that a client asked to store, with every attempt of the router behind it."""
+    """One message that a client asked to store; tried again or not, it is stored once."""
 
     number: int
     topic: str
@@ -23,14 +23,8 @@ class Message:
     ok_at: int = 0
     ok_ms: int = 0
     refused: bool = False
-    copies: int = 1  # the most that may be stored: tries of which nobody knows the end, and one
     recall_asked: bool = False
     cancelled: bool = False  # a recall was DONE
-
-    @property
-    def doubtful(self) -> bool:
-        """There may be several copies, or none: what is known of one is not known of it."""
-        return self.copies > 1
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +50,7 @@ class Story:
 
     given: dict[int, "Delivered"] = field(default_factory=dict)  # by attempt
     acked: int = 0  # 1 perhaps, 2 for sure
+    ending: int = 0  # acks that are not answered
     acked_attempt: int = 0
     acked_at: int = 0
     dead: int = 0

@@ -27,7 +27,6 @@ class ClusterOracle:
         self.jumped_ms = 0  # by which log time may have jumped
         self.ahead_ms = 0  # of the wall clock that is furthest ahead, ever
         self.behind_ms = 0  # of the one that is furthest behind, ever (negative)
-        self.exact = False  # sends are stored once, however often they are tried
 
     # -- time
 
@@ -89,13 +88,11 @@ class ClusterOracle:
         story.events.append(f"{self.at} t={self.now_ms} {reader.group} got attempt {held.attempt}")
         if message.topic != reader.topic:
             self.complain("topic", f"{who}: was sent to {message.topic}", story)
-        if message.refused and not message.doubtful:
+        if message.refused:
             self.complain("bytes", f"{who}: the send was refused", story)
         self._timer(held, who)
         if held.attempt > reader.max_attempts:
             self.complain("I8 max-N", f"{who}: the last attempt is {reader.max_attempts}", story)
-        if message.doubtful:
-            return
         if held.attempt in story.given:
             what = "I4 timer-once" if message.delay_ms else "attempts"
             self.complain(what, f"{who}: this attempt was delivered before", story)
@@ -105,7 +102,7 @@ class ClusterOracle:
         if story.acked == 2 and late:
             self.complain("I5 ack-final", f"{who}: delivered after its ack was OK", story)
         before = story.given.get(held.attempt - 1)
-        if before is not None and before.superseded != 1:
+        if before is not None and before.superseded != 1 and not before.asking:
             elapsed_ms = self.log_ms - before.log_ms
             if elapsed_ms < before.invisible_ms:
                 what = f"{who}: again after {elapsed_ms} of {before.invisible_ms} ms"
@@ -122,18 +119,16 @@ class ClusterOracle:
     def _in_order(self, ask: Ask, held: Delivered, together: set[int]) -> None:
         """I7: all before it in its key are over, or come in the same answer before it."""
         message, reader = held.message, held.reader
-        if not message.key or message.doubtful:
-            return
+        if not message.key or not message.ok_at:
+            return  # what was not answered may be stored when the next one was already
         if 0 < held.story.overtaken_at < ask.asked_at:
             what = f"{self.who(held)}: another of its key was delivered when it was over"
             self.complain("I7 fifo", what, held.story)
-        line = [one for one in self.messages[: message.number] if one.key == message.key]
-        for before in line:
-            if before.number in together or before.doubtful:
+        for before in self.messages[: message.number]:
+            if before.key != message.key or before.number in together or not before.ok_at:
                 continue
             story = reader.story(before.number)
-            exists = before.ok_at or story.given
-            if exists and not self._may_be_over(reader, story):
+            if not self._may_be_over(reader, story):
                 what = f"{self.who(held)}: {before.number} of its key is not over"
                 self.complain("I7 fifo", what, held.story)
                 return
@@ -141,7 +136,7 @@ class ClusterOracle:
 
     def _may_be_over(self, reader: ClusterReader, story: Story) -> bool:
         unseen = reader.lost_pops + reader.open_pops
-        return bool(story.acked) or story.attempt + unseen >= reader.max_attempts
+        return bool(story.acked or story.ending) or story.attempt + unseen >= reader.max_attempts
 
     def _empty(self, ask: Ask) -> None:
         """I13: nothing can have been ready that was confirmed before this was asked for."""
@@ -164,8 +159,6 @@ class ClusterOracle:
 
     def must_refuse(self, held: Delivered) -> str:
         """Why an ack asked for now may not be OK; "" when it may."""
-        if held.message.doubtful:
-            return ""
         if held.superseded == 2:
             return "superseded"
         return "revived" if not held.acked and held.story.attempt > held.attempt else ""
@@ -176,8 +169,7 @@ class ClusterOracle:
         elapsed_ms = self.log_ms - held.log_ms
         known = not story.acked or elapsed_ms < OUTCOME_MS
         steady = not held.superseded and not held.asking and story.attempt == held.attempt
-        fresh = elapsed_ms < held.invisible_ms and not held.message.doubtful
-        return known and steady and fresh
+        return known and steady and elapsed_ms < held.invisible_ms
 
     def acked(self, held: Delivered, ok: bool, refuse: str) -> None:
         story = held.story
@@ -201,8 +193,6 @@ class ClusterOracle:
     def dead_letter(self, reader: ClusterReader, message: Message, copies: int) -> None:
         story = reader.story(message.number)
         story.dead += copies
-        if message.doubtful:
-            return
         if copies > 1:
             self.complain("I8 max-N", f"{copies} dead letters of {message.number}", story)
         if story.acked == 2:

@@ -46,11 +46,18 @@ class Router:
         return self._routes.get(group, (0, ""))[1]
 
     def request(
-        self, group: str, kind: Kind, body: bytes, timeout_ms: int, on_answer: Answered
+        self,
+        group: str,
+        kind: Kind,
+        body: bytes,
+        timeout_ms: int,
+        on_answer: Answered,
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> int:
+        """`on_unknown` hears at once of each try whose end nobody knows."""
         self._numbers += 1
         due_ms = self._host.clock.boot_ms() + timeout_ms
-        one = _Try(group, kind, body, due_ms, on_answer)
+        one = _Try(group, kind, body, due_ms, on_answer, on_unknown)
         self._open[self._numbers] = one
         self._try(self._numbers, one)
         return self._numbers
@@ -85,6 +92,7 @@ class Router:
         code = answer.code if isinstance(answer, PopmqError) else Code.OK
         if code is Code.PROXY_TIMEOUT or isinstance(answer, Unavailable):
             one.unknown += 1
+            one.on_unknown()
         if code in (Code.NOT_MASTER, Code.HA_NOT_AVAILABLE):
             one.refusal = answer
             self.retried += 1
@@ -134,6 +142,7 @@ class _Try:
         "group",
         "kind",
         "on_answer",
+        "on_unknown",
         "port",
         "refusal",
         "request_id",
@@ -141,10 +150,16 @@ class _Try:
     )
 
     def __init__(
-        self, group: str, kind: Kind, body: bytes, due_ms: int, on_answer: Answered
+        self,
+        group: str,
+        kind: Kind,
+        body: bytes,
+        due_ms: int,
+        on_answer: Answered,
+        on_unknown: Callable[[], None],
     ) -> None:
         self.group, self.kind, self.body = group, kind, body
-        self.due_ms, self.on_answer = due_ms, on_answer
+        self.due_ms, self.on_answer, self.on_unknown = due_ms, on_answer, on_unknown
         self.port: SimPort | None = None
         self.request_id = 0
         self.unknown = 0  # tries that may have been done, or may be yet

@@ -56,6 +56,8 @@ class ClusterSometimes(Enum):
     CANCELLED = "expansion given up"
     CATCH_UP = "empty store caught up from a snapshot"
     REBUILT = "store rebuilt"
+    STATE_COMPARED = "tables of master and slave compared at rest"
+    HASH_COMPARED = "state hash of a slave compared with its master's"
     WIPED = "disk wiped"
     CRASH = "process killed"
     POWER = "machine lost power with un-synced bytes"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from popmq.broker.broker_node import BrokerNode
 from popmq.broker.ha.role import Role
+from popmq.broker.store.state_hashes import StateHashes
 from popmq.common.config import (
     GroupSettings,
     MessageSettings,
@@ -16,7 +17,7 @@ from popmq.common.config import (
 )
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.controller.group_record import GroupRecord
-from popmq.testing.cluster_broker import ClusterBroker
+from popmq.testing.cluster_broker import IDLE_MS, ClusterBroker
 from popmq.testing.cluster_clients import DELAY, FIFO, GROUP, NORMAL, ClusterClients
 from popmq.testing.cluster_controller import ControllerNode
 from popmq.testing.cluster_golden import GoldenLog
@@ -61,6 +62,8 @@ class ClusterWorld:
             ClusterReader("d", DELAY, 40),
         ]
         self._looked: dict[str, tuple[int, int, str, Role]] = {}
+        self._hashes: dict[str, StateHashes] = {}
+        self._compared: dict[str, int] = {}
         self._led: set[tuple[str, int]] = set()
 
     def note(self, line: str) -> None:
@@ -96,7 +99,7 @@ class ClusterWorld:
         rng = self.rng
         offset_ms, rate_ppm = rng.choice((-40, 0, 0, 30)), rng.choice((-200, 0, 200))
         if self.skewed:
-            offset_ms = rng.choice((-30_000, -2_000, 0, 1_500, 60_000))
+            offset_ms = rng.choice((-9_000, -2_000, 0, 1_500, 12_000))
             rate_ppm = rng.choice((-30_000, 0, 20_000))
         self.oracle.fastest_ppm = max(self.oracle.fastest_ppm, rate_ppm)
         self.oracle.wall_error(offset_ms)
@@ -139,6 +142,7 @@ class ClusterWorld:
         host.boot()
         addresses = [one.address for one in self.controllers]
         self.routers[number] = Router(self.net, host, addresses, self.rng)
+        self.clients.proxy_is_back()
 
     def kill_proxy(self, number: int) -> None:
         self.tally.hit(ClusterSometimes.PROXY_DIED, int(bool(self.clients.open)))
@@ -182,6 +186,14 @@ class ClusterWorld:
         life, end, store_id, role = self._looked.get(broker.name, (0, 0, "", Role.NOBODY))
         now = (broker.host.life, node.broker.store.end, node.identity.store_id, node.role)
         self._looked[broker.name] = now
+        slave = node.broker.store.slave
+        if slave is not None and slave.hashes is not self._hashes.get(broker.name):
+            self._hashes[broker.name], self._compared[broker.name] = slave.hashes, 0
+        if slave is not None and slave.hashes.compared > self._compared[broker.name]:
+            self._compared[broker.name] = slave.hashes.compared
+            self.tally.hit(ClusterSometimes.HASH_COMPARED)
+            if slave.hashes.diverged:
+                self.oracle.complain("I12 same-state", f"tables of {broker.name} diverged")
         if life != broker.host.life:
             return
         self.tally.hit(ClusterSometimes.REBUILT, int(store_id != now[2]))
@@ -237,7 +249,7 @@ class ClusterWorld:
                 controller.start()
         for broker in self.brokers:
             broker.disk.faults.heal()
-            broker.sync_ms = lambda: 1
+            broker.sync_ms, broker.idle_ms = lambda: 1, 3 * IDLE_MS
             broker.host.resume()
             if broker.node is None:
                 broker.start()

@@ -251,9 +251,11 @@ def pop(
     reply_bytes: int = 8 << 20,
     attempt_id: str = "",
     client_id: str = "a-client",
+    sql: bool = False,
 ) -> bytes:
-    """An encoded POP request."""
+    """An encoded POP request; `expression` is one of tags, or in SQL."""
     filter_type = hop.FilterType.TAG if expression else hop.FilterType.NONE
+    filter_type = hop.FilterType.SQL if expression and sql else filter_type
     return hop.encode_pop(
         hop.PopRequest(
             topic,

@@ -133,8 +133,9 @@ class Actions:
                 self.clients.ack(mine[-3:])
 
     def _redrive(self) -> None:
+        group = self.rng.choice(("g", "f")) if "f" in self.clients.groups else "g"
         for _ in range(self.rng.choice((1, 1, 2))):
-            self.clients.redrive("g")
+            self.clients.redrive(group)
 
     def _stick(self) -> None:
         """Messages of few message groups, one of which is held for long."""

@@ -20,6 +20,10 @@ BRIEF = "brief"  # a topic with a retention of its own
 LONG_MS = (5_400_000, 10_800_000)  # longer than messages are kept, where they expire
 
 
+def _sql(tags: tuple[str, ...]) -> str:
+    return "TAGS IN (" + ", ".join(f"'{tag}'" for tag in tags) + ")"
+
+
 class Clients(Producers):
     # -- consumers
 
@@ -75,6 +79,7 @@ class Clients(Producers):
             self._tally.hit(Sometimes.GIVEN_AGAIN, len(again))
             then(got)
 
+        sql = bool(reader.tags) and self._number % 2 > 0  # the same filter in other words
         what = f"pop {reader.topic.name} {reader.group.name} {limit} {invisible_ms} {poll_ms}"
         body = encode_pop(
             reader.topic.name,
@@ -82,7 +87,8 @@ class Clients(Producers):
             limit=limit,
             invisible_ms=invisible_ms,
             poll_ms=poll_ms,
-            expression="||".join(reader.tags),
+            expression=_sql(reader.tags) if sql else "||".join(reader.tags),
+            sql=sql,
             queue_id=queue_id,
             auto_renew=bool(client_id),
             client_id=client_id or "a-client",

@@ -125,7 +125,8 @@ def _letters(
 def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[Reader]) -> None:
     for reader in auditors:
         stored = checks.stored(reader.topic.name)
-        if stored != len(reader.lives):
+        copies = any(sent.copied and sent.topic is reader.topic for sent in oracle.messages)
+        if stored != len(reader.lives) and not (copies and stored > len(reader.lives)):
             oracle.complain(
                 "I16 counts-true",
                 f"{reader.topic.name} stores {stored} messages, {len(reader.lives)} were read",

@@ -19,6 +19,7 @@ from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_keys import names_in
 from popmq.broker.store.snapshot import snapshot_names
 from popmq.broker.timer.timer_state import TimerState
+from popmq.broker.transaction.transaction_table import KEEP_ENDED_MS
 from popmq.common import topics
 from popmq.common.config import Settings
 from popmq.common.errors import StoreDamaged
@@ -94,6 +95,7 @@ class ReplayCheck:
         self._compare_progress(first, second)
         self._compare_outcomes(first, second)
         self._compare_receipts(first, second)
+        self._compare_endings(first, second)
 
     def _complain(self, what: str) -> None:
         self._oracle.complain("I12 function-of-the-log", what)
@@ -126,6 +128,11 @@ class ReplayCheck:
             following = broker.store.dispatch.next_offset(topic_id, queue_id)
             yield f"dispatch: next offset of {topic_id}/{queue_id}", following
         yield from _timers(broker)
+        pending = broker.transactions.table.pending.values()
+        yield (
+            "transactions: pending",
+            sorted((h.offset, h.place, h.unit, h.first_ms, h.due_ms, h.checks) for h in pending),
+        )
         yield from self._found(broker, floor)
 
     def _found(self, broker: Broker, floor: int) -> Iterator[tuple[str, object]]:
@@ -186,6 +193,13 @@ class ReplayCheck:
             same = mine is not None and theirs is not None and mine[1] == theirs[1]
             if not same and not faded:
                 self._complain(f"first receipt of {key!r}: {mine} and {theirs}")
+
+    def _compare_endings(self, first: Broker, second: Broker) -> None:
+        one, other = (set(broker.transactions.table.endings()) for broker in (first, second))
+        old_ms = first.store.log_ms() - KEEP_ENDED_MS
+        for log_ms, offset, ending in sorted(one ^ other):
+            if log_ms > old_ms:
+                self._complain(f"end of transaction {offset}: {ending.name} at {log_ms} in one")
 
 
 def _receipts(broker: Broker) -> dict[bytes, tuple[int, int]]:

@@ -64,6 +64,8 @@ class Sometimes(Enum):
     FIFO_RESET = "offset of a FIFO group reset"
     AFTER_RESET = "handle from before a reset refused"
     REDRIVEN = "dead letter sent back"
+    FIFO_REDRIVEN = "dead letter of a FIFO group sent back"
+    RESET_TO_TIME = "offset reset to a time"
     REDRIVEN_BEFORE = "dead letter passed over, it was sent back before"
     RENEWED = "delivery kept because its client lives"
     SAID_GOOD_BYE = "push consumer said good-bye"

@@ -32,6 +32,7 @@ class TimerActions:
         moves: list[tuple[Callable[[], None], int]] = [
             (self._send, 14),
             (self._burst, 3),
+            (self._again, 2),
             (self._recall, 7),
             (self._reschedule, 5),
             (self._race, 3),
@@ -86,6 +87,13 @@ class TimerActions:
         for _ in range(self.rng.choice((2, 4))):
             dues = [due_ms + apart * self.rng.randrange(3) for _ in range(self.rng.choice((2, 5)))]
             self.clients.send_delayed(topic, [(one, 0) for one in dues])
+
+    def _again(self) -> None:
+        """A message id twice: a client sends again what it did not hear of."""
+        story, topic = self._some(), self.clients.topics.get("d")
+        if story is not None and topic is not None and topic is story.topic:
+            self.clients.send_delayed(topic, [self._due()], again=story)
+            self.tally.hit(States.SENT_AGAIN)
 
     def _due(self) -> tuple[int, int]:
         """A due time and a spread: near, at the edges of slots and laps, or far."""

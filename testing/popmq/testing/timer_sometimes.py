@@ -8,6 +8,7 @@ class TimerSometimes(Enum):
 
     STORED = "timer stored"
     AT_ONCE = "message due when it came"
+    SENT_AGAIN = "message id sent again"
     SPREAD = "timer spread"
     TOO_FAR = "delay beyond the longest refused"
     REFUSED = "timer refused at a bound, or by a full disk"

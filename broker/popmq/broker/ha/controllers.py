@@ -34,6 +34,7 @@ class _Controller:
         self.watching = False
         self.known_view = 0
         self.heard_ms = -AWAY_MS
+        self.failed_ms = -1  # when it had no answer to an alter request
         self.refused: Code | None = None  # said once, not at every beat
 
 
@@ -94,8 +95,8 @@ class Controllers:
             one.beat_due_ms = 0
 
     def alter(self, body: bytes) -> None:
-        """Ask those that answered last; SetKeeper asks again if nothing comes of it."""
-        lately = sorted(self._all, key=lambda one: -one.heard_ms)
+        """Ask one that answers; SetKeeper asks again if nothing comes of it, and then another."""
+        lately = sorted(self._all, key=lambda one: (one.failed_ms, -one.heard_ms))
         if lately:
             self._alter(lately[0], body)
 
@@ -171,10 +172,12 @@ class Controllers:
     def _alter(self, one: _Controller, body: bytes) -> None:
         def done(reply: bytes | PopmqError) -> None:
             if isinstance(reply, PopmqError):
-                one.heard_ms = min(one.heard_ms, self._now_ms() - AWAY_MS)  # ask another first
+                one.failed_ms = self._now_ms()
                 logger.info("no answer to an alter request", extra={"reason": str(reply)})
                 return
             told = pb.AlterSyncStateSetReply.FromString(reply)
+            if told.outcome == pb.AlterSyncStateSetReply.UNKNOWN:
+                one.failed_ms = self._now_ms()
             if told.HasField("record"):
                 self._on_record(record_from_wire(told.record))
 

@@ -76,6 +76,7 @@ class MasterSide:
         """This disk has everything below `position` (R15)."""
         if self.sync.fsynced(self.sync.own_id, position):
             self._confirmed()
+        self.grown()  # without a tail in memory it can be read only now
 
     def grown(self) -> None:
         """Something was appended: whoever waits for it gets it."""

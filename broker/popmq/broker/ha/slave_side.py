@@ -181,7 +181,10 @@ class SlaveSide:
                 raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
             return end
         point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
-        if own_id in self.members and (point is None or point < self._store.confirmed):
+        # The first master may lose all that it wrote while nothing is confirmed (R21: none is 0).
+        began = self._store.confirmed > 0 or self._store.start > 0
+        broken = began if point is None else point < self._store.confirmed
+        if own_id in self.members and broken:
             raise RuleBroken(
                 f"the master of epoch {self._epoch} agrees with this log up to {point}, but it is "
                 f"confirmed up to {self._store.confirmed}, and this store is in the set"
@@ -289,8 +292,11 @@ class SlaveSide:
         if block.data:
             try:
                 self._take_block(block)
-            except (BadRecord, PopmqError) as error:
+            except BadRecord as error:
                 logger.error("a block of log was refused", extra={"reason": str(error)})
+                self._lose(str(error))
+                return
+            except PopmqError as error:  # the disk is full
                 self._lose(str(error))
                 return
         self._take_confirmed(block.confirmed)

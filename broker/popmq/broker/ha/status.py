@@ -43,6 +43,7 @@ class Status:
     state_hash: tuple[int, int]  # of the newest snapshot: position and hash of its tables
     owner: str = ""  # the broker group that this log's topics are copied from
     meta_version: int = 0
+    draining: bool = False
 
     @property
     def members(self) -> frozenset[str]:
@@ -60,6 +61,7 @@ def registration(status: Status) -> bytes:
             epoch=status.epoch,
             store_id=status.store_id,
             node=settings.node,
+            draining=status.draining,
         ),
         replicas=settings.replication.replicas,
         min_in_sync=settings.replication.least_in_sync,

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from popmq.common.config import DedupSettings
 from popmq.common.hop import PutResult
+from popmq.common.send_settings import DedupSettings
 
 _BUCKETS = 16  # that a window is cut into; an id may stay that much longer
 _PER_PIECE = 512
@@ -20,6 +20,7 @@ _PER_STEP = 2_048
 _PIECE = struct.Struct(">QI")  # log time from which its entries are, their number
 _ENTRY = struct.Struct(">HIQQ")  # size of the key, queue, offset, due time; then the key
 _QUEUE_AT, _DUE_AT = 64, 96  # bits of a packed receipt
+_HALF = 1 << 31  # of the queue: the first send was a half message
 _LOW_32, _LOW_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
@@ -29,6 +30,13 @@ class _Bucket(NamedTuple):
     from_ms: int
     keys: list[bytes]
     receipts: list[int]
+
+
+class FirstReceipt(NamedTuple):
+    """What a send came to; of a half message the result has no transaction id yet."""
+
+    result: PutResult
+    half: bool
 
 
 class FirstReceipts:
@@ -42,6 +50,7 @@ class FirstReceipts:
         self._limit = settings.max_ids
         self._receipts: dict[bytes, int] = {}
         self._buckets: deque[_Bucket] = deque()
+        self._until_ms = 0  # from then on there is another bucket
         self._gone = 0  # of the oldest bucket
         self.duplicates = 0
         self.pushed_out = 0  # ids that left before their time, for lack of room
@@ -49,20 +58,28 @@ class FirstReceipts:
     def __len__(self) -> int:
         return len(self._receipts)
 
-    def find(self, topic_id: int, message_id: str) -> PutResult | None:
+    def find(self, topic_id: int, message_id: str) -> FirstReceipt | None:
         """The receipt of the id's first send, if that is known."""
-        packed = self._receipts.get(_key(topic_id, message_id.encode()))
+        packed = self._receipts.get(topic_id.to_bytes(4, "big") + message_id.encode())
         if packed is None:
             return None
         self.duplicates += 1
         queue_id = packed >> _QUEUE_AT & _LOW_32
         due_ms = packed >> _DUE_AT
-        return PutResult(queue_id=queue_id, queue_offset=packed & _LOW_64, due_ms=due_ms)
+        offset = packed & _LOW_64
+        result = PutResult(queue_id=queue_id & ~_HALF, queue_offset=offset, due_ms=due_ms)
+        return FirstReceipt(result, bool(queue_id & _HALF))
 
-    def stored(self, topic_id: int, message_id: str, result: PutResult, log_ms: int) -> None:
-        """The message was appended at that log time."""
-        queue_id, offset, due_ms = result.queue_id, result.queue_offset, result.due_ms
-        self.enter(topic_id, message_id.encode(), queue_id, offset, due_ms, log_ms)
+    def stored(
+        self, topic_id: int, message_id: str, result: PutResult, log_ms: int, *, half: bool = False
+    ) -> None:
+        """The message was appended at that log time; `find` did not know its id just now."""
+        if self._window_ms:
+            _, _, queue_id, offset, due_ms = result
+            if half:
+                queue_id |= _HALF
+            receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset
+            self._enter(topic_id.to_bytes(4, "big") + message_id.encode(), receipt, log_ms)
 
     def enter(
         self,
@@ -72,18 +89,15 @@ class FirstReceipts:
         queue_offset: int,
         due_ms: int,
         log_ms: int,
+        *,
+        half: bool = False,
     ) -> None:
-        """A record with that id was appended; only the first counts."""
-        key = _key(topic_id, message_id)
-        if not self._window_ms or not message_id:
-            return
-        while key in self._receipts:
-            if not self.step(log_ms):  # else who stored it again had forgotten the first
-                return
-        self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset, log_ms)
-        if len(self._receipts) > self._limit:
-            self.pushed_out += 1
-            self._forget(1)
+        """A message with that id was appended, so no earlier one was known then: at a replay,
+        which forgets nothing, the newest counts."""
+        if self._window_ms and message_id:
+            queue_id |= _HALF if half else 0
+            receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset
+            self._enter(_key(topic_id, message_id), receipt, log_ms)
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Key, packed receipt, and the log time from which its bucket is; for checks."""
@@ -100,20 +114,24 @@ class FirstReceipts:
         return self._forget(_PER_STEP) if due else 0
 
     def _enter(self, key: bytes, receipt: int, log_ms: int) -> None:
-        buckets = self._buckets
-        if not buckets or log_ms >= buckets[-1].from_ms + self._width_ms:
-            buckets.append(_Bucket(log_ms, [], []))
-        bucket = buckets[-1]
-        bucket.keys.append(key)
-        bucket.receipts.append(receipt)
+        if log_ms >= self._until_ms or not self._buckets:
+            self._buckets.append(_Bucket(log_ms, [], []))
+            self._until_ms = log_ms + self._width_ms
+        _, keys, receipts = self._buckets[-1]
+        keys.append(key)
+        receipts.append(receipt)
         self._receipts[key] = receipt
+        if len(self._receipts) > self._limit:
+            self.pushed_out += 1
+            self._forget(1)
 
     def _forget(self, limit: int) -> int:
         """The oldest ids of the oldest bucket."""
-        keys = self._buckets[0].keys
+        keys, receipts = self._buckets[0].keys, self._buckets[0].receipts
         end = min(len(keys), self._gone + limit)
         for at in range(self._gone, end):
-            del self._receipts[keys[at]]
+            if self._receipts.get(keys[at]) == receipts[at]:  # else a newer one stands for it
+                del self._receipts[keys[at]]
         forgotten, self._gone = end - self._gone, end
         if end == len(keys):
             self._buckets.popleft()

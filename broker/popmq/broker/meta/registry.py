@@ -49,6 +49,7 @@ class Registry:
         self.owner_version = 0  # its `changes` when they were copied last
         self.wanted_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
         self.wanted_groups: set[str] = set()
+        self.draining = False  # no new messages
         self._restored_changes = 0
         self.receipt_key = b""
         self.log_id = ""
@@ -222,6 +223,9 @@ class Registry:
         followed = Followed(owner=owner, version=version)
         self._write(MetaRecord(version=META_VERSION, followed=followed))
 
+    def set_draining(self, draining: bool) -> None:
+        self._write(MetaRecord(version=META_VERSION, draining=draining))
+
     def want_topic(self, name: str) -> None:
         if len(self.wanted_topics) < WANTED_LIMIT:
             self.wanted_topics.add(name)
@@ -297,6 +301,8 @@ class Registry:
             case "followed":
                 self.owner = record.followed.owner
                 self.owner_version = record.followed.version
+            case "draining":
+                self.draining = record.draining
 
     # -- snapshots (store/snapshot.py)
 
@@ -314,6 +320,7 @@ class Registry:
             MetaRecord(version=version, receipt_key=self.receipt_key),
             MetaRecord(version=version, store_id=self.log_id),
             MetaRecord(version=version, followed=followed),
+            MetaRecord(version=version, draining=self.draining),
         ]
         topics_now, groups_now = list(self.topics()), list(self.groups())
         return self._pieces(records, topics_now, groups_now)

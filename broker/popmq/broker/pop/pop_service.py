@@ -374,17 +374,9 @@ class PopService:
                 common = signed[attempt] = sign_check_point(
                     key, broker, topic_id, group_id, queue_id, attempt, epoch, sequence
                 )
-            made.append(
-                Delivery(
-                    queue_id,
-                    offset,
-                    attempt,
-                    header.wall_ms,
-                    encode_member(common, offset, offset - start),
-                    head,
-                    properties,
-                )
-            )
+            handle = encode_member(common, offset, offset - start)
+            fields = (queue_id, offset, attempt, header.wall_ms, handle, head, properties)
+            made.append(tuple.__new__(Delivery, fields))  # half of what calling the class costs
         return made
 
 

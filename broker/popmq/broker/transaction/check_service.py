@@ -15,10 +15,10 @@ from popmq.broker.store.message_keys import ID, names_in
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.transaction.half_service import HalfService
 from popmq.broker.transaction.transaction_table import Half, TransactionTable
-from popmq.common.config import TransactionSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.message import StoredMessage
+from popmq.common.send_settings import TransactionSettings
 from popmq.common.transaction_token import Ending
 
 WAITING_LIMIT = 1_024

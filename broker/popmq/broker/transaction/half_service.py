@@ -4,16 +4,17 @@ Nobody reads the half queue but this; what is committed is a message of its topi
 which is also the end of the transaction, so that it happens once whatever crashes.
 """
 
+from popmq.broker.meta.first_receipts import FirstReceipt
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.transaction.transaction_table import Half, TransactionTable
 from popmq.common import topics
-from popmq.common.config import TransactionSettings
 from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
 from popmq.common.hop import PutEntry, PutResult
 from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.send_settings import TransactionSettings
 from popmq.common.topics import TopicConfig
 from popmq.common.transaction_id import TransactionId
 from popmq.common.transaction_token import Ending, EndToken, HalfToken
@@ -70,6 +71,13 @@ class HalfService:
         self._table.stored(token, offset, unit, stamp.log_ms)
         transaction = self.id_of(topic.id, offset, entry.message_id)
         return PutResult(message=transaction, queue_id=queue_id, queue_offset=offset)
+
+    def told_again(self, topic_id: int, message_id: str, known: FirstReceipt) -> PutResult:
+        """The first receipt for a resend, with its transaction id if it was a half message."""
+        if not known.half:
+            return known.result
+        transaction = self.id_of(topic_id, known.result.queue_offset, message_id)
+        return known.result._replace(message=transaction)
 
     def id_of(self, topic_id: int, half_offset: int, message_id: str) -> str:
         made = TransactionId(self._broker, topic_id, half_offset)

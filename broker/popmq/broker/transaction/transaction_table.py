@@ -8,8 +8,8 @@ repeated question (docs/concepts/transactions.md).
 import struct
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from popmq.broker.store.retention import Body
 from popmq.broker.store.snapshot import entry_hash
@@ -24,9 +24,11 @@ _PENDING = struct.Struct(">BQIIQIQQQH")
 _ENDED = struct.Struct(">BQQB")  # 2, log time, offset, ending
 
 
-@dataclass(slots=True)
-class Half:
-    """A pending half message: where its body is now, and when to ask about it next."""
+class Half(NamedTuple):
+    """A pending half message: where its body is now, and when to ask about it next.
+
+    A value, so that a snapshot keeps what was there when it began.
+    """
 
     offset: int  # its name: where its first record is in the half queue
     topic_id: int
@@ -65,6 +67,10 @@ class TransactionTable:
     def pending_of(self, topic_id: int) -> int:
         return sum(half.topic_id == topic_id for half in self.pending.values())
 
+    def endings(self) -> Iterator[tuple[int, int, Ending]]:
+        """Log time, offset and ending of all that are remembered."""
+        return ((log_ms, offset, self._endings[offset]) for log_ms, offset in self._ended)
+
     def take_due(self, log_ms: int, limit: int) -> list[Half]:
         """Pending ones whose time to ask has come; each is given once, until it is checked."""
         found: list[Half] = []
@@ -99,7 +105,7 @@ class TransactionTable:
         """Retention appended its body again."""
         half = self.pending.get(body.queue_offset)
         if half is not None:
-            half.unit = body.unit
+            self.pending[half.offset] = half._replace(unit=body.unit)
 
     def apply(self, token: EndToken, log_ms: int) -> None:
         self.counts[token.ending] += 1
@@ -107,9 +113,9 @@ class TransactionTable:
         if half is None:
             return
         if token.ending is Ending.CHECKED:
-            half.checks = token.checks
-            half.due_ms = log_ms + self._interval_ms
-            heappush(self._due, (half.due_ms, half.offset))
+            due_ms = log_ms + self._interval_ms
+            self.pending[half.offset] = half._replace(checks=token.checks, due_ms=due_ms)
+            heappush(self._due, (due_ms, half.offset))
             return
         del self.pending[token.half_offset]
         self._remember(token.half_offset, token.ending, log_ms)
@@ -121,31 +127,31 @@ class TransactionTable:
             del self.pending[offset]
 
     def forget(self, log_ms: int) -> None:
-        """Outcomes that are too old, or too many."""
+        """Endings that are too old."""
         ended = self._ended
-        while ended and (ended[0][0] + KEEP_ENDED_MS < log_ms or len(ended) > ENDED_LIMIT):
+        while ended and ended[0][0] + KEEP_ENDED_MS < log_ms:
             del self._endings[ended.popleft()[1]]
 
     def _remember(self, offset: int, ending: Ending, log_ms: int) -> None:
         self._endings[offset] = ending
         self._ended.append((log_ms, offset))
+        if len(self._ended) > ENDED_LIMIT:
+            del self._endings[self._ended.popleft()[1]]
 
     # -- snapshots (store/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        pending = [
-            _PENDING.pack(1, h.offset, *h.place, *h.unit, h.first_ms, h.due_ms, h.checks)
-            for h in self.pending.values()
-        ]
-        ended = [(*one, self._endings[one[1]]) for one in self._ended]
-        return self._pieces(pending, ended)
+        return self._pieces(list(self.pending.values()), list(self.endings()))
 
     def _pieces(
-        self, pending: list[bytes], ended: list[tuple[int, int, Ending]]
+        self, pending: list[Half], ended: list[tuple[int, int, Ending]]
     ) -> Iterator[tuple[bytes, int]]:
         for at in range(0, len(pending), _PER_PIECE):
-            some = pending[at : at + _PER_PIECE]
-            yield b"".join(some), sum(map(entry_hash, some))
+            entries = [
+                _PENDING.pack(1, h.offset, *h.place, *h.unit, h.first_ms, h.due_ms, h.checks)
+                for h in pending[at : at + _PER_PIECE]
+            ]
+            yield b"".join(entries), sum(map(entry_hash, entries))
         for at in range(0, len(ended), _PER_PIECE):
             # When they are forgotten depends on when somebody looked: no state.
             yield b"".join(_ENDED.pack(2, *one) for one in ended[at : at + _PER_PIECE]), 0

@@ -9,8 +9,8 @@ from popmq.broker.transaction.half_bodies import HalfBodies
 from popmq.broker.transaction.half_service import HalfService
 from popmq.broker.transaction.transaction_table import TransactionTable
 from popmq.common import topics
-from popmq.common.config import TransactionSettings
 from popmq.common.message import HEADER_SIZE, BadRecord
+from popmq.common.send_settings import TransactionSettings
 from popmq.common.transaction_token import EndToken, HalfToken
 
 

@@ -915,10 +915,40 @@ class LagRequest(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """empty: all"""
     topic: _builtins.str
     """empty: all"""
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LagPair]:
+        """Set by the proxy: only these, also when the group has never read that topic at this broker,
+        because it reads it at another one.
+        """
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        pairs: _abc.Iterable[Global___LagPair] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "pairs", b"pairs", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LagRequest: _TypeAlias = LagRequest  # noqa: Y015
+
+@_typing.final
+class LagPair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    topic: _builtins.str
     def __init__(
         self,
         *,
@@ -931,7 +961,7 @@ class LagRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LagRequest: _TypeAlias = LagRequest  # noqa: Y015
+Global___LagPair: _TypeAlias = LagPair  # noqa: Y015
 
 @_typing.final
 class Lag(_message.Message):
@@ -1021,6 +1051,7 @@ class LagReply(_message.Message):
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     INCOMPLETE_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
     incomplete: _builtins.str
     now_ms: _builtins.int
     @_builtins.property
@@ -1029,6 +1060,10 @@ class LagReply(_message.Message):
     def lags(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lag]: ...
     @_builtins.property
     def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterCount]: ...
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """who answered"""
+
     def __init__(
         self,
         *,
@@ -1037,10 +1072,11 @@ class LagReply(_message.Message):
         dead_letters: _abc.Iterable[Global___DeadLetterCount] | None = ...,
         incomplete: _builtins.str = ...,
         now_ms: _builtins.int = ...,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "incomplete", b"incomplete", "lags", b"lags", "now_ms", b"now_ms", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "dead_letters", b"dead_letters", "incomplete", b"incomplete", "lags", b"lags", "now_ms", b"now_ms", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1786,6 +1822,53 @@ class ForecastTimersReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForecastTimersReply: _TypeAlias = ForecastTimersReply  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """The broker group takes no new messages (`undo`: it does again). What it has is consumed as ever."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    undo: _builtins.bool
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    draining: _builtins.bool
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
 
 @_typing.final
 class ListBrokersRequest(_message.Message):
