@@ -19,6 +19,12 @@ OF_TWO = replace(
     store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=32 << 10),
 )
 
+# Retention takes what is an hour old.
+SHORT = replace(
+    OF_TWO,
+    store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1),
+)
+
 
 class Slave(CoreBroker):
     """A broker that follows; after `promote` it answers like any other."""

@@ -103,7 +103,7 @@ class RecordApplier:
                 self._apply_sent(record, record.header.topic_id, record.header.queue_id)
             case TimerToken() as token:
                 self._timers.apply_stored(token, record.header, tag_hash)
-                if token.moved_from is None and token.replaces is None:  # sent, not rescheduled
+                if token.moved_from is None and token.replaces is None:
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
             case HalfToken() as token:

@@ -92,15 +92,12 @@ class FirstReceipts:
         *,
         half: bool = False,
     ) -> None:
-        """A record with that id was appended, so no earlier one was known then."""
-        key = _key(topic_id, message_id)
-        if not self._window_ms or not message_id:
-            return
-        while key in self._receipts:
-            if not self.step(log_ms):  # else who stored it again had forgotten the first
-                return
-        queue_id |= _HALF if half else 0
-        self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset, log_ms)
+        """A message with that id was appended, so no earlier one was known then: at a replay,
+        which forgets nothing, the newest counts."""
+        if self._window_ms and message_id:
+            queue_id |= _HALF if half else 0
+            receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset
+            self._enter(_key(topic_id, message_id), receipt, log_ms)
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Key, packed receipt, and the log time from which its bucket is; for checks."""
