@@ -394,7 +394,7 @@ PLANTED = [
     PlantedModel("expand at log end without waiting", expand_at_log_end_without_waiting),
     PlantedModel("expand from any position", expand_from_any_position),
     PlantedModel("expand without the epoch start", expand_without_the_epoch_start),
-    PlantedModel("timeout taken for failure", timeout_taken_for_failure),
+    PlantedModel("timeout taken for failure", timeout_taken_for_failure, seeds=1_000),
     PlantedModel("alter without expected version", alter_without_expected_version),
     PlantedModel("pending counts for min_in_sync", pending_counts_for_min_in_sync),
     PlantedModel("shrink below min_in_sync", shrink_below_min_in_sync),
