@@ -409,7 +409,7 @@ PLANTED = [
     PlantedModel("accepted epoch not kept", accepted_epoch_not_kept, seeds=8),
     PlantedModel("goes on in its epoch", goes_on_in_its_epoch_after_a_restart, seeds=8),
     PlantedModel("new disk with the old identity", new_disk_with_the_old_identity),
-    PlantedModel("entry with equal start refused", entry_with_equal_start_refused),
+    PlantedModel("entry with equal start refused", entry_with_equal_start_refused, seeds=3_000),
     PlantedModel("entry less durable than its records", entry_less_durable_than_its_records),
     PlantedModel("new master cuts to known confirmed", new_master_cuts_to_known_confirmed, seeds=8),
     PlantedModel("slave cuts to known confirmed", slave_cuts_to_known_confirmed),
