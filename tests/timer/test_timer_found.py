@@ -130,7 +130,7 @@ def test_a_timer_survives_a_recall_that_a_crash_took_back(core: CoreBroker) -> N
 
 def test_a_recall_is_remembered_until_its_timer_was_looked_at() -> None:
     """Seed 291: forgotten before, it was taken for a late one and fired."""
-    core = core_with(replace(SMALL, timer=replace(SMALL.timer, wheel_slots=36_000)))
+    core = core_with(replace(SMALL, timer=replace(SMALL.timer, wheel_slots=72_000)))
     begin_ms = core.clock.wall_ms()
     send(core, "first", begin_ms + 2 * HOUR)
     core.advance(3 * HOUR)
@@ -167,29 +167,57 @@ def test_a_timer_of_a_clock_that_went_back_is_on_time_over_a_restart(core: CoreB
     assert received(core) == [b"third"]
 
 
-def test_a_timer_whose_moved_body_is_not_enqueued_yet_waits_for_it() -> None:
-    """Seed 48: its first body was gone with its segment, and it was given up as lost."""
+def with_retention_of_an_hour() -> CoreBroker:
     store = StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1)
-    wheel = replace(SMALL.timer, wheel_slots=36_000)
-    core = CoreBroker(settings=replace(SMALL, store=store, timer=wheel))
-    core.topic("orders", queues=1, type=MessageType.MIXED)
+    wheel = replace(SMALL.timer, wheel_slots=72_000)
+    core = core_with(replace(SMALL, store=store, timer=wheel))
     core.topic("noise", queues=1)
-    due_ms = core.clock.wall_ms() + 5 * HOUR
-    send(core, "A", due_ms)
-    core.run_steps()
-    service = core.broker.timers.service
+    return core
+
+
+def come_due_with_a_moved_body_that_is_not_enqueued(core: CoreBroker, due_ms: int) -> None:
+    service, retention = core.broker.timers.service, core.broker.store.retention
+    moved, deleted = core.broker.timers.bodies.moved, retention.deleted_segments
     service.enqueue_limit = 0
     while core.clock.wall_ms() < due_ms - 60_000:
         core.clock.advance(60_000)
         core.send("noise", bytes(50_000))
         core.run_steps()
-    assert core.broker.store.retention.deleted_segments
+    assert core.broker.timers.bodies.moved > moved
+    assert retention.deleted_segments > deleted
     core.advance(60_000)
+
+
+def test_a_timer_whose_moved_body_is_not_enqueued_yet_waits_for_it() -> None:
+    """Seed 48: its first body was gone with its segment, and it was given up as lost."""
+    core = with_retention_of_an_hour()
+    due_ms = core.clock.wall_ms() + 5 * HOUR
+    send(core, "A", due_ms)
+    core.run_steps()
+    service = core.broker.timers.service
+    come_due_with_a_moved_body_that_is_not_enqueued(core, due_ms)
     assert (service.fired, service.lost) == (0, 0)
     service.enqueue_limit = 512
     core.run_steps()
     assert (service.fired, service.lost) == (1, 0)
     assert received(core) == [b"A"]
+
+
+def test_a_second_timer_waits_for_its_moved_body_as_the_first_one_did() -> None:
+    """Seed 30: how far was looked for the first one counted for the second, which was lost."""
+    core = with_retention_of_an_hour()
+    dues = [core.clock.wall_ms() + 5 * HOUR, core.clock.wall_ms() + 10 * HOUR]
+    for name, due_ms in zip("AB", dues, strict=True):
+        send(core, name, due_ms)
+    core.run_steps()
+    service = core.broker.timers.service
+    for fired, due_ms in enumerate(dues):
+        come_due_with_a_moved_body_that_is_not_enqueued(core, due_ms)
+        assert (service.fired, service.lost) == (fired, 0)
+        service.enqueue_limit = 512
+        core.run_steps()
+        assert (service.fired, service.lost) == (fired + 1, 0)
+    assert received(core) == [b"A", b"B"]
 
 
 def test_a_late_timer_that_moved_is_known_though_its_first_record_is_gone() -> None:

@@ -56,7 +56,7 @@ class TimerService:
         self._begun = self._warming = False
         self._over = (0, 0)  # slots before this time are over, once the log is confirmed to there
         self._last_read_ms = 0
-        self._look_until = 0  # offset in the queue
+        self._look_until = (-1, 0)  # position of a body that is gone, offset in the queue
         self._firing: deque[tuple[int, int]] = deque()  # position of the record, identity
         self.state = state
         self.queue = TimerQueue(store)
@@ -246,7 +246,8 @@ class TimerService:
                 raise
             stamp = store.stamp()
             for at, message in enumerate(messages):
-                waits = isinstance(message, DamagedMessage) and self._may_have_moved()
+                damaged = isinstance(message, DamagedMessage)
+                waits = damaged and self._may_have_moved(batch[at].unit.position)
                 if waits or not self._has_room:
                     self.due.put_back(batch[at:])
                     return fired
@@ -255,13 +256,14 @@ class TimerService:
                 fired += 1
         return fired
 
-    def _may_have_moved(self) -> bool:
-        """Retention may have taken a body whose new record waits to be enqueued."""
-        self._look_until = self._look_until or self.queue.count
-        if self.enqueue.curr_queue_offset < self._look_until:
-            return True
-        self._look_until = 0
-        return False
+    def _may_have_moved(self, position: int) -> bool:
+        """Retention may have taken a body whose new record waits to be enqueued.
+
+        How far to look is of that body alone: others may move once it was found elsewhere.
+        """
+        if self._look_until[0] != position:
+            self._look_until = position, self.queue.count
+        return self.enqueue.curr_queue_offset < self._look_until[1]
 
     @property
     def _has_room(self) -> bool:
