@@ -253,7 +253,7 @@ PLANTED_TIMERS = [
     PlantedTimer(recount_outside_the_log, 20),
     PlantedTimer(recount_forgotten_at_recovery, 40),
     PlantedTimer(checkpoint_ahead_of_the_firings, 120),
-    PlantedTimer(slot_cleared_before_its_firings_are_confirmed, 300),
+    PlantedTimer(slot_cleared_before_its_firings_are_confirmed, 700, rare=True),
     PlantedTimer(rolled_unit_dropped, 10),
     PlantedTimer(tail_of_the_log_trusted, 120),
     PlantedTimer(moved_body_ignored, retains=True),

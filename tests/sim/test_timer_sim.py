@@ -16,6 +16,7 @@ from popmq.testing.sometimes import Tally
 from popmq.testing.timer_sometimes import TimerSometimes
 
 FEWEST = 200  # in which every rare state is reached
+RARE = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 
 def run(first: int, seeds: int, *, seconds: float = 1e9) -> Tally:
@@ -90,10 +91,7 @@ def found_at(planted: PlantedTimer) -> int:
 
 @pytest.mark.parametrize(
     "planted",
-    [
-        pytest.param(p, id=p.name, marks=[pytest.mark.heavy] if p.rare else [])
-        for p in PLANTED_TIMERS
-    ],
+    [pytest.param(p, id=p.name, marks=RARE if p.rare else []) for p in PLANTED_TIMERS],
 )
 def test_planted_mistake_of_timers_is_found(planted: PlantedTimer) -> None:
     assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"

@@ -128,6 +128,29 @@ def test_a_timer_survives_a_recall_that_a_crash_took_back(core: CoreBroker) -> N
     assert received(core) == [b"A", b"B"]
 
 
+def test_a_timer_fires_again_when_a_crash_took_its_firing_though_its_slot_was_over(
+    core: CoreBroker,
+) -> None:
+    """The wheel is on the disk before the log is: its slot is kept until the log has the firing."""
+    due_ms = core.clock.wall_ms() + 5_000
+    send(core, "A", due_ms)
+    core.advance(3_000)  # it is in the files
+    core.clock.advance(2_000)
+    fire(core, 1)
+    core.clock.advance(10_000)
+    for _ in range(3):
+        core.broker.step()
+    service = core.broker.timers.service
+    assert service.due.over_until(core.clock.wall_ms()) > due_ms
+    assert core.broker.store.confirmed < core.broker.store.end
+    core.broker.timers.files.flush_now(service.cursors())
+    assert isinstance(core.disk, LyingDisk)
+    core.disk.restore_power()
+    core.start()
+    core.run_steps()
+    assert received(core) == [b"A"]
+
+
 def test_a_recall_is_remembered_until_its_timer_was_looked_at() -> None:
     """Seed 291: forgotten before, it was taken for a late one and fired."""
     core = core_with(replace(SMALL, timer=replace(SMALL.timer, wheel_slots=72_000)))
