@@ -415,7 +415,7 @@ PLANTED = [
     PlantedModel("slave cuts to known confirmed", slave_cuts_to_known_confirmed),
     PlantedModel("ack before fsync", ack_before_fsync),
     PlantedModel("master counts what is not synced", master_counts_what_is_not_synced),
-    # Not seen in 200 seeds: a slave has to lose its power twice between an ack and the next fsync.
+    # Not seen in the 200 seeds of the others.
     PlantedModel("survived bytes not synced", survived_bytes_not_synced, 3_000),
     PlantedModel("new epoch acked without truncation", new_epoch_acked_without_truncation),
     PlantedModel("confirmed used before truncation", confirmed_used_before_truncation),
