@@ -90,7 +90,7 @@ PLANTED = [
     Planted("returned message at the end", fifo.returned_message_goes_to_the_end),
     Planted("snapshot forgets what is over", fifo.snapshot_forgets_what_is_over, 80),
     Planted("snapshot forgets FIFO attempts", fifo.snapshot_forgets_attempts),
-    Planted("repeated receive is new", fifo.repeated_receive_is_a_new_one),
+    Planted("repeated receive is new", fifo.repeated_receive_is_a_new_one, 160),
     Planted(
         "repeated receive is new after a start", fifo.repeated_receive_is_a_new_one_after_a_start
     ),
@@ -107,7 +107,7 @@ PLANTED = [
     Planted("reset forgotten at recovery", operators.reset_forgotten_at_recovery),
     Planted("redriven twice", operators.redriven_twice, 300),
     Planted("snapshot forgets redrives", operators.snapshot_forgets_what_was_redriven, 300),
-    Planted("renewed delivery comes back", operators.renewed_delivery_comes_back, 150),
+    Planted("renewed delivery comes back", operators.renewed_delivery_comes_back, 320),
     Planted("silent client keeps", operators.silent_client_keeps_its_deliveries, 150),
     Planted("good-bye ignored", operators.good_bye_ignored, 150),
     Planted("undone attempt counted", undo.undone_attempt_counted),

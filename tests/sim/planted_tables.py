@@ -16,7 +16,7 @@ from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.server import BrokerServer
 from popmq.broker.store import (
-    message_store,
+    recovery,
 )
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import hop
@@ -88,7 +88,7 @@ def log_time_goes_back(patch: Patch) -> None:
             if last_log_ms:
                 self._ahead_ms = clock.wall_ms() - clock.boot_ms()
 
-    patch.setattr(message_store, "LogClock", Wrong)
+    patch.setattr(recovery, "LogClock", Wrong)
 
 
 def receive_answered_before_its_check_point(patch: Patch) -> None:
