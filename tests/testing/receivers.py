@@ -26,3 +26,8 @@ def queue_of(topic: str) -> api.MessageQueue:
 
 def parked(b: RunningBroker) -> int:
     return b._running().broker.broker.polling.count
+
+
+def half_messages(b: RunningBroker) -> int:
+    """Those that are neither committed nor rolled back."""
+    return len(b._running().broker.broker.transactions.table.pending)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from testing.receivers import half_messages
 
 from popmq.testing import broker
 from popmq.testing.running_broker import RunningBroker
@@ -218,9 +219,10 @@ class Transactions:
 
         class Checker(rocketmq.TransactionChecker):  # type: ignore[misc]  # it has no types
             def check(self, message: Any) -> Any:
-                outer.asked.append(message.body)
                 word = message.body.partition(b" ")[2]
-                return outer.answers.get(word, resolution.TRANSACTION_RESOLUTION_UNSPECIFIED)
+                answer = outer.answers.get(word, resolution.TRANSACTION_RESOLUTION_UNSPECIFIED)
+                outer.asked.append(message.body)  # last: the test changes the answers then
+                return answer
 
         configuration = rocketmq.ClientConfiguration(b.endpoint, rocketmq.Credentials())
         self.producer = rocketmq.Producer(configuration, (TOPIC,), checker=Checker())
@@ -267,6 +269,7 @@ def test_its_checker_is_asked_about_what_nobody_ended(rocketmq: Any) -> None:
         b.advance("6s")
         assert transactions.was_asked(3)
         assert sorted(transactions.asked) == [b"1 commit", b"2 rollback", b"3 later"]
+        wait_for(lambda: half_messages(b) == 1)  # or it asks again for an answer that is on its way
         transactions.answers[b"later"] = rocketmq.TransactionResolution.COMMIT
         b.advance("30s")
         assert transactions.was_asked(4)

@@ -13,7 +13,7 @@ from popmq.broker.transaction.transaction_table import Half, TransactionTable
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
 from popmq.common.hop import PutEntry, PutResult
-from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.message import RecordKind, StoredMessage, message_size
 from popmq.common.send_settings import TransactionSettings
 from popmq.common.topics import TopicConfig
 from popmq.common.transaction_id import TransactionId
@@ -57,17 +57,19 @@ class HalfService:
             )
         stamp = self._store.stamp()
         token = HalfToken(topic.id, queue_id, entry.due_ms or self._settings.first_check_ms)
+        encoded = token.encode()
         offset = self._store.put_message(
             topic_id=topics.HALF_TOPIC_ID,
             queue_id=0,
             head=entry.head,
             properties=entry.properties,
             tag_hash=entry.tag_hash,
-            token=token.encode(),
+            token=encoded,
             stamp=stamp,
         )
-        position = self._store.last_position
-        unit = Unit(position, self._store.end - position, entry.tag_hash)
+        # Not up to the store's end: that may lie in the next segment.
+        size = message_size(entry.head, entry.properties, encoded)
+        unit = Unit(self._store.last_position, size, entry.tag_hash)
         self._table.stored(token, offset, unit, stamp.log_ms)
         transaction = self.id_of(topic.id, offset, entry.message_id)
         return PutResult(message=transaction, queue_id=queue_id, queue_offset=offset)
