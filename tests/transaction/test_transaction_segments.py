@@ -1,13 +1,16 @@
-"""Half messages at the end of a segment of the log."""
+"""Half messages at the end of a segment of the log, and where there is no room for another."""
 
 from dataclasses import replace
 
 import pytest
 from transaction.rig import begin, broker, end, received, restart
 
+from popmq.common import topics
 from popmq.common.config import MessageSettings, StoreSettings
 from popmq.common.message import HEADER_SIZE
+from popmq.common.transaction_token import Ending
 from popmq.testing.core import SMALL
+from popmq.testing.disk import LyingDisk
 
 SEGMENT = 64 << 10
 SHORT = replace(
@@ -38,3 +41,29 @@ def test_one_whose_record_is_a_segments_last_is_committed(left: int, clean: bool
     restart(core, clean=clean)
     assert end(core, "a", first.message) is None
     assert received(core) == ["a", "b"]
+
+
+def test_one_that_cannot_be_given_up_on_a_full_disk_waits_and_is_no_work() -> None:
+    disk = LyingDisk()
+    core = broker(SHORT, disk=disk, max_checks=1, check_interval_ms=1_000)
+    begin(core, "a")
+    transactions, store = core.broker.transactions, core.broker.store
+    half = transactions.table.pending[0]
+    transactions.halves.write_op(half, Ending.CHECKED, 1)
+    disk.capacity -= disk.space("")[0] - 1_000  # no room for a segment
+    while store.guard.copies_allowed:  # another's records take the room, before it is due
+        for _ in range(100):
+            transactions.halves.write_op(half._replace(offset=1_000), Ending.CHECKED, 1)
+        core.clock.advance(10)
+        core.broker.step()
+        core.settle()
+    core.clock.advance(1_000)
+    done = []
+    for _ in range(50):
+        done.append(core.broker.step())
+        core.settle()
+    assert len(transactions.table.pending) == 1
+    assert done[-1] == 0
+    disk.capacity = 1 << 50
+    core.advance(5_000)
+    assert received(core, topics.TRANSACTION_DLQ_TOPIC) == ["a"]

@@ -227,8 +227,9 @@ class TransactionClients(Requests):
         self._ask(f"begin {names}", Kind.PUT, body, hear, lost=lost)
 
     def _end(self, story: Story, wanted: str, transaction: str) -> None:
+        if not story.asked:
+            story.asked_ms = self._machine.log_ms
         story.asked.add(wanted)
-        story.asked_ms = story.asked_ms or self._machine.log_ms
         story.events.append(f"{self._oracle.at} {wanted} asked")
 
         def hear(answer: bytes | PopmqError) -> None:

@@ -109,6 +109,7 @@ class CheckService:
             return 0
         self._give_up_old(log_ms - self._settings.keep_ms)
         due = self._table.take_due(log_ms, _PER_STEP)
+        done = len(due)
         for at, half in enumerate(due):
             try:
                 if half.checks < self._settings.max_checks:
@@ -117,11 +118,12 @@ class CheckService:
                     self._halves.give_up(half)
                 else:
                     self._table.due_again(half)
+                    done -= 1
             except ColdRead:
                 for left in due[at:]:
                     self._table.due_again(left)
                 raise
-        return len(due)
+        return done
 
     def _give_up_old(self, before_ms: int) -> None:
         """For days there was no producer to ask."""
