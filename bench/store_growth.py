@@ -108,7 +108,7 @@ def measure(records: int, body: int) -> Growth:
         pop_some(broker)
         memory = rss_mib()
         store = broker.store
-        store.checkpoints.write_now(store._flush_index, store._checkpoint_now())
+        store._index_keeper.write_now()
         cpu = cpu_s()
         store.snapshots.make_now(store._snapshot_head())
         snapshot_us = (cpu_s() - cpu) / max(1, len(broker.table)) * 1e6

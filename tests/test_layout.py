@@ -40,7 +40,10 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "transaction": CORES,
     "ha": CORES,
     "record_applier": CORES | SERVICES,
-    "broker": CORES | SERVICES | {"record_applier"},
+    "following": CORES | SERVICES | {"record_applier"},
+    "replica_writer": CORES | SERVICES,
+    "send_service": CORES | SERVICES,
+    "broker": CORES | SERVICES | {"following", "record_applier", "replica_writer", "send_service"},
     "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
     "lookup_admin": CORES | SERVICES | {"broker"},
     "parking_admin": CORES | SERVICES | {"broker"},
@@ -53,11 +56,25 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "timer_jobs": CORES | SERVICES | {"broker", "jobs"},
     "timer_metrics": CORES | SERVICES | {"broker"},
     "explain_timer": CORES | SERVICES | {"broker"},
+    "transaction_jobs": CORES | SERVICES | {"broker", "jobs"},
     "pop_admin": CORES
     | SERVICES
-    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job", "timer_jobs"},
-    "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin"},
-    "process": CORES | SERVICES | {"metrics", "broker", "server"},
+    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "reset_job"}
+    | {"timer_jobs", "transaction_jobs"},
+    "server": CORES | SERVICES | {"broker", "admin", "jobs", "pop_admin", "transaction_jobs"},
+    "gate": set(),
+    "broker_life": CORES | SERVICES | {"broker"},
+    "followership": CORES | SERVICES | {"broker"},
+    "leadership": CORES | SERVICES | {"broker", "gate", "server"},
+    "broker_node": CORES
+    | SERVICES
+    | {"broker", "broker_life", "followership", "gate", "leadership", "meta_follower", "server"},
+    "meta_follower": CORES | SERVICES | {"broker"},
+    "replication_metrics": SERVICES | {"broker_node"},
+    "rest": CORES | SERVICES | {"broker"},
+    "process": CORES
+    | SERVICES
+    | {"metrics", "replication_metrics", "broker", "broker_node", "rest", "server"},
 }
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.
@@ -66,7 +83,15 @@ CORE_PLACES = (
     "broker/popmq/broker/meta",
     "broker/popmq/broker/pop",
     "broker/popmq/broker/timer",
+    "broker/popmq/broker/transaction",
     "broker/popmq/broker/filter",
+    "controller/popmq/controller/controller.py",
+    "controller/popmq/controller/election.py",
+    "controller/popmq/controller/failover.py",
+    "controller/popmq/controller/long_polls.py",
+    "controller/popmq/controller/replica_group.py",
+    "controller/popmq/controller/replicas.py",
+    "controller/popmq/controller/routes.py",
     "broker/popmq/broker/ha",
     "common/popmq/common/message.py",
     "common/popmq/common/receipt.py",

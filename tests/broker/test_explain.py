@@ -154,6 +154,7 @@ def test_a_message_that_a_filter_passed_over_is_filtered(core: CoreBroker) -> No
     send(core, "B", tag="blue")
     core.reply(Kind.POP, pop("orders", "g", expression="blue"))
     assert told(core, "A").state == "FILTERED"
+    assert told(core, "A").text.endswith("; the last receive's was: blue")
     assert told(core, "B").state == "INVISIBLE"
 
 

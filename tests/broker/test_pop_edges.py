@@ -12,7 +12,7 @@ from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
 from popmq.common.topics import MessageType, StartAt
 from popmq.testing.clock import ManualClock
-from popmq.testing.core import SMALL, CoreBroker, bodies, pop
+from popmq.testing.core import SMALL, CoreBroker, bodies, pop, tagged
 
 
 def test_names_of_the_longest_kind_make_no_path_that_a_file_system_refuses(tmp_path: Path) -> None:
@@ -81,9 +81,10 @@ def test_one_match_behind_thousands_of_others_is_found_in_one_receive(
     core: CoreBroker, poll_ms: int
 ) -> None:
     entries = [
-        hop.PutEntry(MessageType.NORMAL, b"other", b"", tag_hash("B"), 0) for _ in range(4_000)
+        hop.PutEntry(MessageType.NORMAL, b"other", tagged("B"), tag_hash("B"), 0)
+        for _ in range(4_000)
     ]
-    match = hop.PutEntry(MessageType.NORMAL, b"match", b"", tag_hash("A"), 0)
+    match = hop.PutEntry(MessageType.NORMAL, b"match", tagged("A"), tag_hash("A"), 0)
     core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [*entries, match])))
     answer = core.ask(Kind.POP, pop("orders", "g", poll_ms=poll_ms, expression="A"))
     core.run_steps()

@@ -7,7 +7,6 @@ import pytest
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Delivery, Kind
-from popmq.common.message import tag_hash
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
@@ -44,7 +43,7 @@ def redrive(core: CoreBroker, group: str = "g", **more: object) -> pb.Redriven:
 def kill(core: CoreBroker, *bodies: bytes, topic: str = "orders", group: str = "g") -> None:
     """Send messages that the group rejects."""
     for body in bodies:
-        core.send(topic, body, tag_hash=tag_hash(body.decode()))
+        core.send(topic, body, tag=body.decode())
     for one in core.receive(topic, group):
         assert core.reject(topic, group, one.handle).code == Code.OK
 

@@ -65,7 +65,7 @@ def stored(folder: Path, *, bodies: int = 60) -> list[bytes]:
     sent = []
     for number in range(bodies):
         body = b"%03d" % number + bytes(50_000 if number % 20 == 19 else 10)
-        core.send("orders", body, tag_hash=tag_hash("paid" if number % 2 else "open"))
+        core.send("orders", body, tag="paid" if number % 2 else "open")
         core.send("other", body)
         sent.append(body)
     core.stop()

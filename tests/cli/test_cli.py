@@ -360,7 +360,7 @@ def test_config_shows_each_value_and_where_it_came_from(
     shown = {line["key"]: (line["value"], line["source"]) for line in lines}
     assert shown["pop.max_batch"] == (16, str(path))
     assert shown["broker.name"] == ("broker-b", "POPMQ_BROKER_NAME")
-    assert shown["store.flush"] == ("fsync", "default")
+    assert shown["store.flush"] == ("auto", "default")
 
 
 def test_a_wrong_setting_is_refused_on_one_line(

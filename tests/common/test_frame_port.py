@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from popmq.common.errors import (
     TooManyRequests,
     Unavailable,
 )
-from popmq.common.frame_port import SWEEP_MS, FramePort, call
+from popmq.common.frame_port import FramePort, call
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import (
     FrameSettings,
@@ -182,27 +181,6 @@ def test_cancelling_an_answered_request_does_nothing() -> None:
             port.cancel(request_id)
             assert await call(port, Kind.PUT, b"y", LONG_MS) == b"y"
             assert handler.cancelled.empty()
-
-    run(test())
-
-
-def test_a_port_with_nothing_pending_has_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        call_later, started = loop.call_later, []
-
-        def noting(delay: float, callback: Callable[..., object], *args: object) -> object:
-            started.append(callback)
-            return call_later(delay, callback, *args)
-
-        async with serving(Handler()) as bound, asking(bound) as port:
-            monkeypatch.setattr(loop, "call_later", noting)
-            await call(port, Kind.PUT, b"", LONG_MS)
-            # A timer that is due later runs later, however slow the machine is.
-            swept = asyncio.Event()
-            call_later(3 * SWEEP_MS / 1000, swept.set)
-            await swept.wait()
-            assert started.count(port._sweep) == 1
 
     run(test())
 

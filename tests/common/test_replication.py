@@ -32,7 +32,7 @@ CASES: list[tuple[Callable[..., bytes], Callable[[bytes], object], object]] = [
     (
         replication.encode_block,
         replication.decode_block,
-        replication.Block(7, 6, 100, 200, 150, b"\x00records"),
+        replication.Block(7, 6, 100, 200, 150, LARGE, b"\x00records"),
     ),
     (
         replication.encode_acked,

@@ -133,10 +133,10 @@ def test_a_message_is_delivered_with_the_bytes_it_was_sent_with(core: CoreBroker
 
 def test_a_delayed_message_counts_as_stored_once_and_in_its_own_topic(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE})
-    assert core.broker.stored_by_topic == {"orders": 1}
+    assert core.broker.sends.stored_by_topic == {"orders": 1}
     core.advance(MINUTE)
     assert received(core) == [b"A"]
-    assert core.broker.stored_by_topic == {"orders": 1}
+    assert core.broker.sends.stored_by_topic == {"orders": 1}
 
 
 def test_the_count_of_a_deleted_topic_ends_with_its_timers(core: CoreBroker) -> None:

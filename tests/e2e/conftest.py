@@ -22,9 +22,12 @@ LEAN_ONLY = {
     "test_growth",
     "test_kill_nine",
     "test_official_fifo",
+    "test_official_java",
     "test_official_shared",
+    "test_official_tls",
     "test_timers_killed",
     "test_transport_flag",
+    "test_workers",
 }
 
 
@@ -39,6 +42,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def served_by(request: pytest.FixtureRequest) -> Iterator[None]:
-    processes.SERVED_BY.append(getattr(request, "param", "lean"))
+    processes.SERVED_BY.append(getattr(request, "param", ""))
     yield
     processes.SERVED_BY.pop()

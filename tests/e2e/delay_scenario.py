@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from e2e.official import INVISIBLE_S, START_S, Event, Launch, OfficialClient
-from e2e.processes import Cluster
+from e2e.processes import Served
 
 TOPIC = "later"
 AHEAD_S = (2, 3, 3, 4, 5)
@@ -13,7 +13,7 @@ LATENESS_LIMIT_MS = 1_000
 LIMIT_MS = 366 * 86_400_000
 
 
-def run(cluster: Cluster, launch: Launch, folder: Path) -> list[int]:
+def run(cluster: Served, launch: Launch, folder: Path) -> list[int]:
     """Play all of it; returns how late each message was, in milliseconds."""
     cluster.popmq("topic", "create", TOPIC, "--type", "delay")
     cluster.popmq("group", "create", "delays")

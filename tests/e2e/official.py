@@ -25,7 +25,7 @@ from typing import Any, Literal
 import pytest
 from e2e.ledger import Cause, Delivery, Report, Rule, Sent, check_group
 from e2e.payloads import Fields, comes_back, is_largest, payload
-from e2e.processes import STOP_S, Cluster, OwnProcess, role_environment, tail
+from e2e.processes import STOP_S, OwnProcess, Served, role_environment, tail
 
 HERE = Path(__file__).parent
 NODE = HERE / "node"
@@ -179,7 +179,7 @@ class Scenario:
     def expected(self, k: int) -> Fields:
         return payload(seed=self.seed, k=k, max_body=self.max_body).fields()
 
-    def run(self, cluster: Cluster, folder: Path) -> Outcome:
+    def run(self, cluster: Served, folder: Path) -> Outcome:
         cluster.create(topic=self.topic, groups=self.groups())
         first, last = cluster.endpoints[0], cluster.endpoints[-1]
         roles: list[RoleName] = ["simple", "simple", "push"]
@@ -290,6 +290,12 @@ def launch_python(role: RoleName) -> list[str]:
             f" {sys.executable} -m pip install rocketmq-python-client=={PYTHON_CLIENT_VERSION}"
         )
     return [sys.executable, "-m", "e2e.python_client", role]
+
+
+def over_tls(launch: Launch, certificate: str) -> Launch:
+    """The same roles over TLS; they trust that certificate and no other."""
+    roots = f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={certificate}"
+    return lambda role: ["env", roots, *launch(role), "tls"]
 
 
 def launch_node(role: RoleName) -> list[str]:

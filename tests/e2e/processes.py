@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 from urllib.request import urlopen
 
 READY_S = 30.0
 STOP_S = 10.0
 LOCAL = "127.0.0.1"
-SERVED_BY = ["lean"]  # the last is what proxies get (conftest.py runs tests with both)
+SERVED_BY = [""]  # the last is what proxies get (conftest.py runs tests with both); "": default
 
 
 class RoleFailed(AssertionError):
@@ -214,6 +214,37 @@ class Role(OwnProcess):
         return f"; the end of its log:\n{tail(self.log)}"
 
 
+class Served(Protocol):
+    """A popmq that clients use, of whatever processes."""
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of its proxies; at least one."""
+        ...
+
+    def popmq(self, *arguments: str) -> str: ...
+
+    def create(self, *, topic: str, groups: list[str]) -> None: ...
+
+
+def run_command(endpoint: str, folder: Path, *arguments: str) -> str:
+    """Run the command line against a proxy; return what it printed. RoleFailed if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "popmq.cli", *arguments],
+        cwd=folder,
+        env=role_environment({"POPMQ_ENDPOINT": endpoint}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=READY_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = f"{done.stdout}{done.stderr}".strip()
+        raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {said}")
+    return done.stdout
+
+
 class Cluster:
     """Controller, one broker and some proxies, each in a process of its own.
 
@@ -265,20 +296,7 @@ class Cluster:
 
     def popmq(self, *arguments: str) -> str:
         """Run the command line against the first proxy; return what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "popmq.cli", *arguments],
-            cwd=self._folder,
-            env=role_environment({"POPMQ_ENDPOINT": self.endpoints[0]}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=READY_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            said = f"{done.stdout}{done.stderr}".strip()
-            raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {said}")
-        return done.stdout
+        return run_command(self.endpoints[0], self._folder, *arguments)
 
     def create(self, *, topic: str, groups: list[str]) -> None:
         self.popmq("topic", "create", topic)
@@ -304,7 +322,8 @@ class Cluster:
 def role_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment without any POPMQ_ setting of the developer's own, plus `settings`."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
-    return {**inherited, "POPMQ_PROXY_TRANSPORT": SERVED_BY[-1], **settings}
+    transport = {"POPMQ_PROXY_TRANSPORT": SERVED_BY[-1]} if SERVED_BY[-1] else {}
+    return {**inherited, **transport, **settings}
 
 
 def free_port() -> int:

@@ -36,6 +36,8 @@ ACKERS = 8
 BATCH = 16
 LONG_POLL_S = 10
 
+# The second argument; the roots are those of GRPC_DEFAULT_SSL_ROOTS_FILE_PATH.
+OVER_TLS = sys.argv[2:] == ["tls"]
 Command = dict[str, Any]
 _stdout = threading.Lock()
 
@@ -67,7 +69,7 @@ class Role(Protocol):
 class ProducerRole:
     def __init__(self, start: Command) -> None:
         self._topic = start["topic"]
-        self._producer = Producer(configuration(start), (self._topic,))
+        self._producer = Producer(configuration(start), (self._topic,), tls_enable=OVER_TLS)
         self._producer.startup()
         self._born_ms = watch_born_times(self._producer)
         self._threads = ThreadPoolExecutor(SENDERS)
@@ -135,6 +137,7 @@ class SimpleRole:
             start["group"],
             {start["topic"]: FilterExpression()},
             await_duration=LONG_POLL_S,
+            tls_enable=OVER_TLS,
         )
         self._consumer.startup()
         # Acknowledging takes other threads, so that the receivers are back in their long
@@ -180,6 +183,7 @@ class PushRole:
             start["group"],
             Listener(),
             {start["topic"]: FilterExpression()},
+            tls_enable=OVER_TLS,
         )
         self._consumer.startup()
 

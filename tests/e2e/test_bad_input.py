@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import grpc
 import pytest
@@ -33,6 +34,7 @@ class Client:
             endpoint, options=[("grpc.max_receive_message_length", -1)]
         )
         self._number = 0
+        self._ids = uuid4().hex  # what comes twice is stored once
 
     def close(self) -> None:
         self._channel.close()
@@ -48,7 +50,7 @@ class Client:
     def message(self, topic: str = "orders", body: bytes = b"x") -> definition.Message:
         self._number += 1
         made = definition.Message(topic=definition.Resource(name=topic), body=body)
-        made.system_properties.message_id = f"id-{self._number}"
+        made.system_properties.message_id = f"{self._ids}-{self._number}"
         made.system_properties.message_type = definition.NORMAL
         return made
 

@@ -36,7 +36,7 @@ def test_both_languages_make_the_same_messages(max_body: int, tmp_path: Path) ->
         }
 
 
-@pytest.mark.parametrize("transport", ["grpcio", "lean"])
+@pytest.mark.parametrize("transport", ["lean"])
 @pytest.mark.timeout(480)  # the first run installs the client
 def test_every_group_of_the_node_client_gets_every_message_once_and_a_tenth_twice(
     tmp_path: Path, transport: str
@@ -59,3 +59,29 @@ def test_delivery_times_and_recall_with_the_node_client(tmp_path: Path) -> None:
     with Cluster(tmp_path, proxies=2) as cluster:
         late_ms = delay_scenario.run(cluster, launch_node, tmp_path)
     print(f"\nofficial Node client, lateness of delays in ms: {sorted(late_ms)}")
+
+
+@pytest.mark.parametrize("transport", ["lean"])
+@pytest.mark.timeout(480)
+def test_the_node_client_loses_nothing_while_its_connections_reach_their_age(
+    tmp_path: Path, transport: str
+) -> None:
+    ensure_node_client()
+    scenario = Scenario(
+        launch=launch_node,
+        seed=SEED,
+        count=300,
+        max_body=1 << 20,
+    )
+    ages = {
+        "POPMQ_PROXY_TRANSPORT": transport,
+        "POPMQ_LEAN_MAX_AGE_MS": "5000",
+        "POPMQ_LEAN_MAX_AGE_GRACE_MS": "12000",
+    }
+    with Cluster(tmp_path, proxies=2, settings=ages) as cluster:
+        outcome = scenario.run(cluster, tmp_path)
+        aged = [proxy.metric("popmq_proxy_lean_aged_total") for proxy in cluster.proxies]
+    print(f"\n{aged} connections reached their age\n{table(outcome.reports)}")
+    assert outcome.errors == []
+    assert [report.faults for report in outcome.reports] == [[], [], []]
+    assert min(aged) > 2

@@ -14,11 +14,18 @@ SEED = 20_260_101
 pytestmark = pytest.mark.alone
 
 
-@pytest.mark.parametrize("transport", ["grpcio", "lean"])
-@pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    ("count", "transport", "workers"),
+    [
+        (300, "lean", "1"),
+        (300, "grpcio", "1"),
+        pytest.param(300, "lean", "2", marks=pytest.mark.heavy),
+        pytest.param(2_000, "lean", "1", marks=pytest.mark.heavy),
+    ],
+)
 @pytest.mark.timeout(180)
 def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_twice(
-    tmp_path: Path, count: int, transport: str
+    tmp_path: Path, count: int, transport: str, workers: str
 ) -> None:
     scenario = Scenario(
         launch=launch_python,
@@ -28,7 +35,8 @@ def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_tw
         client_ms_per_mib=PYTHON_MS_PER_MIB,
     )
 
-    with Cluster(tmp_path, proxies=2, settings={"POPMQ_PROXY_TRANSPORT": transport}) as cluster:
+    settings = {"POPMQ_PROXY_TRANSPORT": transport, "POPMQ_PROXY_WORKERS": workers}
+    with Cluster(tmp_path, proxies=2, settings=settings) as cluster:
         outcome = scenario.run(cluster, tmp_path)
 
     print(f"\nofficial Python client, seed {SEED}\n{table(outcome.reports)}")
@@ -42,3 +50,30 @@ def test_delivery_times_and_recall_with_the_python_client(tmp_path: Path) -> Non
     with Cluster(tmp_path, proxies=2) as cluster:
         late_ms = delay_scenario.run(cluster, launch_python, tmp_path)
     print(f"\nofficial Python client, lateness of delays in ms: {sorted(late_ms)}")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("transport", ["lean"])
+@pytest.mark.timeout(180)
+def test_the_python_client_loses_nothing_while_its_connections_reach_their_age(
+    tmp_path: Path, transport: str
+) -> None:
+    scenario = Scenario(
+        launch=launch_python,
+        seed=SEED,
+        count=300,
+        max_body=1 << 20,
+        client_ms_per_mib=PYTHON_MS_PER_MIB,
+    )
+    ages = {
+        "POPMQ_PROXY_TRANSPORT": transport,
+        "POPMQ_LEAN_MAX_AGE_MS": "5000",
+        "POPMQ_LEAN_MAX_AGE_GRACE_MS": "12000",
+    }
+    with Cluster(tmp_path, proxies=2, settings=ages) as cluster:
+        outcome = scenario.run(cluster, tmp_path)
+        aged = [proxy.metric("popmq_proxy_lean_aged_total") for proxy in cluster.proxies]
+    print(f"\n{aged} connections reached their age\n{table(outcome.reports)}")
+    assert outcome.errors == []
+    assert [report.faults for report in outcome.reports] == [[], [], []]
+    assert min(aged) > 2

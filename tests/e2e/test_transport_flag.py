@@ -4,15 +4,20 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
+import pytest
 from e2e.processes import READY_S, Role, role_environment
 
 from popmq.proxy.api import service_pb2 as service
 
 
-def test_up_serves_the_commands_with_the_transport_that_was_asked_for(tmp_path: Path) -> None:
-    flags = ["--data", "data", "--port", "0", "--http-port", "0", "--transport", "lean"]
+@pytest.mark.parametrize("asked", [[], ["--transport", "lean"], ["--transport", "grpcio"]])
+def test_up_serves_the_commands_with_the_transport_that_was_asked_for(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    flags = ["--data", "data", "--port", "0", "--http-port", "0", *asked]
     with Role("up", ["up", *flags], folder=tmp_path, settings={}) as role:
 
         def popmq(*arguments: str) -> str:
@@ -28,8 +33,41 @@ def test_up_serves_the_commands_with_the_transport_that_was_asked_for(tmp_path: 
 
         popmq("send", "hello", "first message")
         assert "first message" in popmq("recv", "hello", "--group", "g", "--ack")
-        assert role.metric("popmq_proxy_lean_calls_total") >= 3
-        assert role.metric("popmq_proxy_lean_faults_total") == 0
+        with urlopen(role.ready.metrics, timeout=10) as page:
+            assert (b"popmq_proxy_lean_" in page.read()) == ("grpcio" not in asked)
+        if "grpcio" not in asked:
+            assert role.metric("popmq_proxy_lean_calls_total") >= 3
+            assert role.metric("popmq_proxy_lean_faults_total") == 0
+
+
+def test_commands_speak_tls_where_nothing_else_is_taken(tmp_path: Path) -> None:
+    flags = ["--data", "data", "--port", "0", "--http-port", "0"]
+    settings = {"POPMQ_PROXY_TLS": "only"}
+    with Role("up", ["up", *flags], folder=tmp_path, settings=settings) as role:
+        certificate = str(role.folder / "data" / "tls" / "certificate.pem")
+
+        def popmq(endpoint: str, *arguments: str, **variables: str) -> tuple[int, str]:
+            done = subprocess.run(
+                [sys.executable, "-m", "popmq.cli", *arguments, "--endpoint", endpoint],
+                env=role_environment(variables),
+                capture_output=True,
+                text=True,
+                timeout=READY_S,
+                check=False,
+            )
+            return done.returncode, done.stdout + done.stderr
+
+        plain, over_tls = role.ready.endpoint, f"tls://{role.ready.endpoint}"
+        assert popmq(over_tls, "send", "hello", "x", POPMQ_TLS_CA=certificate)[0] == 0
+        code, said = popmq(plain, "send", "hello", "x")
+        assert code == 1
+        assert f"{plain} takes TLS only: write tls://{plain}" in said
+        code, said = popmq(over_tls, "send", "hello", "x")
+        assert code == 1
+        assert "is not trusted: POPMQ_TLS_CA names a file of those that are" in said
+        code, said = popmq(over_tls, "send", "hello", "x", POPMQ_TLS_CA="absent.pem")
+        assert code == 1
+        assert "POPMQ_TLS_CA = absent.pem: No such file or directory" in said
 
 
 def test_up_takes_tls_with_a_certificate_that_it_keeps(tmp_path: Path) -> None:

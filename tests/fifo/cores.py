@@ -3,7 +3,6 @@
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.common.errors import Code
 from popmq.common.hop import Delivery
-from popmq.common.message import tag_hash
 from popmq.common.topics import GroupType, MessageType
 from popmq.testing.core import CoreBroker
 
@@ -18,9 +17,8 @@ def made_core() -> CoreBroker:
 def send(core: CoreBroker, *names: str, queue_id: int = 0, tag: str = "") -> None:
     """Messages named by their key and number: `a1` is the first of message group `a`."""
     for name in names:
-        hashed = tag_hash(tag) if tag else 0
         key = name.rstrip("0123456789")
-        core.send("orders", name.encode(), queue_id=queue_id, message_group=key, tag_hash=hashed)
+        core.send("orders", name.encode(), queue_id=queue_id, message_group=key, tag=tag)
 
 
 def names(deliveries: list[Delivery]) -> list[str]:

@@ -25,8 +25,11 @@ class Way:
 
     def __init__(self, name: str, address: str) -> None:
         self.name, self.address, self.closed = name, address, False
+        self.asked: list[Kind] = []
+        self.usable = True
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: Any) -> int:
+        self.asked.append(kind)
         return 1
 
     def cancel(self, request_id: int) -> None: ...
@@ -52,10 +55,13 @@ class Controller:
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
 
-    async def answer(self, version: int, **brokers: str) -> int:
+    async def answer(self, version: int, epoch: int = 0, **brokers: str) -> int:
         """Answer the open long poll; return the version that it knew."""
         request, on_reply = await self.asked.get()
-        found = [controller_pb2.BrokerAddress(broker=b, address=a) for b, a in brokers.items()]
+        found = [
+            controller_pb2.BrokerAddress(broker=b, address=a, epoch=epoch)
+            for b, a in brokers.items()
+        ]
         on_reply(controller_pb2.RoutesReply(version=version, brokers=found).SerializeToString())
         return request.known_version
 
@@ -72,12 +78,20 @@ class Clock:
 
 
 class Followed:
-    """RoutedBrokers with a controller, a clock and the ways that were opened."""
+    """RoutedBrokers with controllers, a clock and the ways that were opened."""
 
-    def __init__(self) -> None:
-        self.controller, self.clock, self.ways = Controller(), Clock(), list[Way]()
-        self.brokers = RoutedBrokers(self.controller, self.open, self.clock)
+    def __init__(self, controllers: int = 1) -> None:
+        self.controllers = [Controller() for _ in range(controllers)]
+        self.controller, self.clock, self.ways = self.controllers[0], Clock(), list[Way]()
+        self.brokers = RoutedBrokers(self.controllers, self.open, self.clock)
         self.brokers.start()
+
+    def way(self, name: str) -> Way:
+        """The one that a request to that broker leaves on now."""
+        before = [len(way.asked) for way in self.ways]
+        self.brokers.port(name).request(Kind.LAG, b"", 1_000, lambda answer: None)
+        (asked,) = [w for w, n in zip(self.ways, before, strict=True) if len(w.asked) > n]
+        return asked
 
     def open(self, name: str, address: str) -> Way:
         Address.parse(address)  # as FramePort does
@@ -97,7 +111,7 @@ def test_routes_open_a_way_to_each_broker() -> None:
         assert await followed.controller.answer(3, b="h:2", a="h:1") == 0
         assert followed.brokers.names() == ("a", "b")
         assert [(one.name, one.address) for one in followed.ways] == [("b", "h:2"), ("a", "h:1")]
-        assert followed.brokers.port("a") is followed.ways[1]
+        assert followed.way("a") is followed.ways[1]
         request, _ = await followed.controller.asked.get()
         assert request.known_version == 3
         await followed.brokers.stop()
@@ -113,8 +127,8 @@ def test_a_broker_that_moved_gets_a_new_way_and_the_others_keep_theirs() -> None
         await followed.controller.answer(1, a="h:1", b="h:2")
         await followed.controller.answer(2, a="h:9", b="h:2")
         assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
-        assert followed.brokers.port("a") is followed.ways[2]
-        assert followed.brokers.port("b") is followed.ways[1]
+        assert followed.way("a") is followed.ways[2]
+        assert followed.way("b") is followed.ways[1]
         await followed.brokers.stop()
         assert followed.ways[0].closed
 
@@ -171,9 +185,9 @@ def test_a_broker_with_an_impossible_address_hides_no_other(
     async def test() -> None:
         followed = Followed()
         await followed.controller.answer(1, a="h:1")
-        await followed.controller.answer(2, **{"0": "nonsense", "a": "nonsense", "b": "h:2"})
+        await followed.controller.answer(2, 0, **{"0": "nonsense", "a": "nonsense", "b": "h:2"})
         assert followed.brokers.names() == ("a", "b")
-        assert followed.brokers.port("a") is followed.ways[0]
+        assert followed.way("a") is followed.ways[0]
         # It goes on with the routes that it got, and does not ask for them in a loop.
         assert await followed.controller.answer(3, a="h:9", b="h:2") == 2
         assert [one.address for one in followed.ways] == ["h:1", "h:2", "h:9"]
@@ -181,6 +195,53 @@ def test_a_broker_with_an_impossible_address_hides_no_other(
 
     run(test)
     assert "address 'nonsense' is neither" in str([one.__dict__ for one in caplog.records])
+
+
+def test_of_two_controllers_the_one_that_knows_the_later_epoch_is_followed() -> None:
+    async def test() -> None:
+        followed = Followed(controllers=2)
+        first, second = followed.controllers
+        await first.answer(1, a="h:1", epoch=4)
+        await second.answer(9, a="h:2", epoch=5)
+        assert followed.way("a") is followed.ways[1]
+        await first.answer(2, a="h:1", epoch=4)  # it has not read the new record yet
+        assert followed.way("a") is followed.ways[1]
+        await first.answer(3, a="h:3", epoch=6)
+        assert followed.way("a") is followed.ways[2]
+        await followed.brokers.stop()
+        assert all(way.closed for way in followed.ways)
+
+    run(test)
+
+
+def test_while_one_controller_is_away_or_new_the_other_is_enough() -> None:
+    async def test() -> None:
+        followed = Followed(controllers=2)
+        first, second = followed.controllers
+        await first.answer(1, a="h:1", epoch=4)
+        _, on_reply = await second.asked.get()
+        on_reply(Unavailable("the controller is away"))
+        assert followed.brokers.names() == ("a",)
+        await second.answer(1)  # it has heard nobody yet
+        followed.clock.ms += 2 * KEEP_ABSENT_MS
+        await first.answer(2, a="h:1", b="h:2", epoch=4)
+        await second.answer(1)
+        assert followed.brokers.names() == ("a", "b")
+        await followed.brokers.stop()
+
+    run(test)
+
+
+def test_a_request_that_waits_at_a_replaced_master_goes_to_the_next_one() -> None:
+    async def test() -> None:
+        followed = Followed()
+        await followed.controller.answer(1, a="h:1")
+        followed.brokers.port("a").request(Kind.PUT, b"", 5_000, lambda answer: None)
+        await followed.controller.answer(2, a="h:2")
+        assert followed.ways[1].asked == [Kind.PUT]
+        await followed.brokers.stop()
+
+    run(test)
 
 
 def handle(broker: str) -> bytes:

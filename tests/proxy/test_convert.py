@@ -23,7 +23,7 @@ from popmq.proxy.convert import (
     status_only,
     topic_of,
 )
-from popmq.proxy.wire_scan import LEN, BadWire, chunk, cut, fields, scalar, varint
+from popmq.proxy.wire_scan import LEN, BadWire, chunk, cut, fields, only_content, scalar, varint
 
 NOW_MS = 1_700_000_000_123
 PEER = "10.0.0.1:5000"
@@ -280,3 +280,14 @@ def test_a_refusal_inside_a_brokers_reply_is_a_refusal() -> None:
     with pytest.raises(PopmqError, match="none") as caught:
         topic_of(admin_pb2.TopicReply(status=found).SerializeToString())
     assert caught.value.code is Code.TOPIC_NOT_FOUND
+
+
+@given(st.binary(max_size=300), st.integers(1, 15))
+def test_a_request_that_is_one_field_is_found_without_a_scan(data: bytes, number: int) -> None:
+    whole = chunk(number, data)
+    start = only_content(whole, number)
+    assert whole[start:] == data
+    assert only_content(whole + b"\x08\x01", number) == 0
+    assert only_content(whole[:-1], number) == 0 or not data
+    assert only_content(b"", number) == 0
+    assert only_content(chunk(number + 1, data), number) == 0

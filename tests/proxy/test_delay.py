@@ -1,6 +1,5 @@
 """Delayed messages: what a sender may say, and what the broker is told."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ LIMITS = TimerSettings(max_delay_ms=LIMIT_MS)
 
 
 def facts(deliver_at_ms: int | None = None, **properties: str) -> MessageFacts:
-    return replace(MessageFacts(), deliver_at_ms=deliver_at_ms, user_properties=properties)
+    return MessageFacts(deliver_at_ms=deliver_at_ms, user_properties=properties)
 
 
 def delay(deliver_at_ms: int | None = None, **properties: str) -> Delay:

@@ -28,7 +28,7 @@ from popmq.proxy.convert import sent_messages
 from popmq.proxy.transport.seam import GrpcStatus
 from popmq.proxy.wire_scan import chunk
 
-SQL = pb.FilterExpression(type=pb.FilterType.SQL, expression="a = 1")
+NO_SQL = pb.FilterExpression(type=pb.FilterType.SQL, expression=" ")
 TEN_SECONDS = Duration(seconds=10)
 
 
@@ -134,7 +134,7 @@ def test_a_push_consumer_gets_the_brokers_invisible_time(bench: Any) -> None:
         ({"batch_size": -1}, Code.BAD_REQUEST),
         ({"topic": "rmq_sys_meta"}, Code.ILLEGAL_TOPIC),
         ({"group": ""}, Code.ILLEGAL_CONSUMER_GROUP),
-        ({"filter_expression": SQL}, Code.NOT_IMPLEMENTED),
+        ({"filter_expression": NO_SQL}, Code.ILLEGAL_FILTER_EXPRESSION),
         ({"call": {"metadata": {}}}, Code.CLIENT_ID_REQUIRED),
     ],
 )
@@ -311,3 +311,73 @@ def test_a_change_refused_by_the_proxy_leaves_the_client_its_handle(
     reply = change(bench, mine, seconds, **call)
     assert (reply.status.code, reply.receipt_handle) == (code, mine)
     assert bench.broker.asked == []
+
+
+def popped(*offsets: int) -> bytes:
+    """An answer to a pop."""
+    found = [Delivery(0, offset, 1, POPPED_MS, b"handle", b"", b"") for offset in offsets]
+    return encode_pop_reply(PopReply(found, 0, POPPED_MS))
+
+
+def waiting(two: Any, poll_s: int = 20) -> Any:
+    """A receive that found nothing at either broker and waits at both."""
+    for broker in two.brokers.values():
+        broker.tells[Kind.POP] = lambda body: None if decode_pop(body).poll_ms else popped()
+    return receive(two, long_polling_timeout=Duration(seconds=poll_s), call={"remaining": 60_000})
+
+
+def test_a_receive_takes_what_another_broker_has_before_it_waits_anywhere(
+    two_brokers: Any,
+) -> None:
+    first, second = two_brokers.brokers.values()
+    first.tells[Kind.POP] = lambda _: popped()
+    second.tells[Kind.POP] = lambda _: popped(7)
+    call = receive(two_brokers, broker="broker-a", long_polling_timeout=Duration(seconds=20))
+    assert [one.message.system_properties.queue_offset for one in parts(call)[1:2]] == [7]
+    assert [one.poll_ms for broker in (first, second) for one in pops(broker)] == [0, 0]
+
+
+def test_the_broker_that_is_named_is_looked_at_first(two_brokers: Any) -> None:
+    for broker in two_brokers.brokers.values():
+        broker.tells[Kind.POP] = lambda _: popped(7)
+    for _ in range(4):
+        receive(two_brokers, broker="broker-b")
+    assert [len(pops(broker)) for broker in two_brokers.brokers.values()] == [0, 4]
+
+
+def test_a_receive_waits_at_every_broker_and_gives_the_others_up(two_brokers: Any) -> None:
+    call = waiting(two_brokers)
+    first, second = two_brokers.brokers.values()
+    assert (len(first.open), len(second.open), call.sent) == (1, 1, [])
+    second.answer(popped(3))
+    assert [one.message.system_properties.queue_offset for one in parts(call)[1:2]] == [3]
+    assert len(first.cancelled) == 1  # what it popped meanwhile is undone
+
+
+def test_a_receive_ends_empty_when_it_did_at_every_broker(two_brokers: Any) -> None:
+    call = waiting(two_brokers)
+    first, second = two_brokers.brokers.values()
+    second.answer(popped())
+    assert call.sent == []
+    first.answer(TooManyRequests("full"))
+    assert parts(call)[0].status.code == Code.MESSAGE_NOT_FOUND
+
+
+def test_a_receive_is_refused_only_when_every_broker_refuses(two_brokers: Any) -> None:
+    call = waiting(two_brokers)
+    for broker in two_brokers.brokers.values():
+        broker.answer(TooManyRequests("full"))
+    assert parts(call)[0].status.code == Code.TOO_MANY_REQUESTS
+
+
+def test_a_receive_that_does_not_wait_looks_at_each_broker_once(two_brokers: Any) -> None:
+    for broker in two_brokers.brokers.values():
+        broker.tells[Kind.POP] = lambda _: popped()
+    call = receive(two_brokers, long_polling_timeout=Duration(seconds=0))
+    assert parts(call)[0].status.code == Code.MESSAGE_NOT_FOUND
+    assert [len(pops(broker)) for broker in two_brokers.brokers.values()] == [1, 1]
+
+
+def test_a_client_that_leaves_gives_up_what_waits_at_every_broker(two_brokers: Any) -> None:
+    waiting(two_brokers).leave()
+    assert [len(broker.cancelled) for broker in two_brokers.brokers.values()] == [1, 1]

@@ -352,7 +352,6 @@ def test_all_seventeen_methods_answer_and_none_is_left_open(bench: Any) -> None:
         "UpdateOffset",
         "GetOffset",
         "QueryOffset",
-        "EndTransaction",
         "SyncLiteSubscription",
     ],
 )
@@ -378,25 +377,39 @@ def test_an_admin_is_refused_inside_the_reply(bench: Any) -> None:
     )
 
 
-def test_a_topic_is_made_at_every_broker(two_brokers: Any) -> None:
+def test_a_topic_is_made_at_the_broker_group_that_owns_topics(two_brokers: Any) -> None:
+    owner, other = two_brokers.brokers.values()
     request = admin_pb2.CreateTopicRequest(topic=admin_pb2.Topic(name="new"))
     made = admin_pb2.TopicReply(topic=admin_pb2.Topic(name="new", queues=8))
-    for broker in two_brokers.brokers.values():
-        broker.tells[Kind.CREATE_TOPIC] = lambda _: made.SerializeToString()
+    owner.tells[Kind.CREATE_TOPIC] = lambda _: made.SerializeToString()
     reply = two_brokers.unary("CreateTopic", request, admin_pb2.TopicReply)
     assert (reply.status.code, reply.topic.queues) == (Code.OK, 8)
-    for broker in two_brokers.brokers.values():
-        assert broker.bodies(Kind.CREATE_TOPIC) == [request.SerializeToString()]
+    assert owner.bodies(Kind.CREATE_TOPIC) == [request.SerializeToString()]
+    assert other.asked == []
 
 
-def test_a_refusal_ends_a_change_and_names_its_broker(two_brokers: Any) -> None:
+def test_while_the_owner_is_away_nothing_is_made_elsewhere(two_brokers: Any) -> None:
+    owner, other = two_brokers.brokers.values()
+    owner.away = True
+    request = admin_pb2.CreateGroupRequest(group=admin_pb2.Group(name="g"))
+    reply = two_brokers.unary("CreateGroup", request, admin_pb2.GroupReply)
+    assert reply.status.code == Code.HA_NOT_AVAILABLE
+    assert other.asked == []
+
+
+def test_dead_letters_are_deleted_at_every_broker_that_has_some(two_brokers: Any) -> None:
     first, second = two_brokers.brokers.values()
-    first.tells[Kind.ALTER_GROUP] = lambda _: Refused(Code.BAD_REQUEST, "no")
-    request = admin_pb2.AlterGroupRequest(group=admin_pb2.Group(name="g"))
-    reply = two_brokers.unary("AlterGroup", request, admin_pb2.GroupReply)
-    told = (Code.BAD_REQUEST, "broker broker-a: no")
-    assert (reply.status.code, reply.status.message) == told
-    assert second.asked == []
+    first.tells[Kind.DELETE_TOPIC] = lambda _: Refused(Code.TOPIC_NOT_FOUND, "none")
+    deleted = admin_pb2.TopicReply().SerializeToString()
+    second.tells[Kind.DELETE_TOPIC] = lambda _: deleted
+    request = admin_pb2.DeleteTopicRequest(name="%DLQ%g")
+    assert two_brokers.unary("DeleteTopic", request, admin_pb2.TopicReply).status.code == Code.OK
+    second.tells[Kind.DELETE_TOPIC] = lambda _: Refused(Code.BAD_REQUEST, "no")
+    reply = two_brokers.unary("DeleteTopic", request, admin_pb2.TopicReply)
+    assert (reply.status.code, reply.status.message) == (
+        Code.BAD_REQUEST,
+        "broker broker-b: no",
+    )
 
 
 def test_every_admin_method_of_the_definition_is_served(bench: Any) -> None:

@@ -1,7 +1,5 @@
 """Each check of a request with RocketMQ's code, and a sentence that says what to change."""
 
-from dataclasses import replace
-
 import pytest
 
 from popmq.common.config import MessageSettings, PopSettings
@@ -29,7 +27,7 @@ LIMITS = MessageSettings()
 POP = PopSettings()
 NOW_MS = 1_700_000_000_000
 GOOD = MessageFacts()
-TRANSACTION = replace(GOOD, claimed_type=MessageType.TRANSACTION)
+TRANSACTION = GOOD._replace(claimed_type=MessageType.TRANSACTION)
 LITE, PRIORITY = 5, 6
 
 
@@ -39,22 +37,22 @@ def topic(kind: MessageType, permission: Permission = Permission.READ_WRITE) -> 
 
 GOOD_MESSAGES = {
     "plain": GOOD,
-    "largest body": replace(GOOD, body_bytes=4 << 20),
-    "short id": replace(GOOD, message_id="abc"),
-    "empty tag": replace(GOOD, tag=""),
-    "tag with spaces around": replace(GOOD, tag=" a "),
-    "long tag": replace(GOOD, tag="t" * 4000),
-    "key with a space": replace(GOOD, keys=["a b"]),
-    "empty key": replace(GOOD, keys=[""]),
-    "empty value": replace(GOOD, user_properties={"k": ""}),
-    "as many properties as allowed": replace(
-        GOOD, user_properties={f"k{n}": "" for n in range(128)}
+    "largest body": GOOD._replace(body_bytes=4 << 20),
+    "short id": GOOD._replace(message_id="abc"),
+    "empty tag": GOOD._replace(tag=""),
+    "tag with spaces around": GOOD._replace(tag=" a "),
+    "long tag": GOOD._replace(tag="t" * 4000),
+    "key with a space": GOOD._replace(keys=["a b"]),
+    "empty key": GOOD._replace(keys=[""]),
+    "empty value": GOOD._replace(user_properties={"k": ""}),
+    "as many properties as allowed": GOOD._replace(
+        user_properties={f"k{n}": "" for n in range(128)}
     ),
-    "properties as large as allowed": replace(GOOD, user_properties={"k": "v" * 16383}),
-    "group of 63 bytes": replace(GOOD, message_group="g" * 63),
-    "empty group": replace(GOOD, message_group=""),
-    "priority 0": replace(GOOD, priority=0),
-    "recovery of an hour": replace(GOOD, recovery_ms=3_600_000),
+    "properties as large as allowed": GOOD._replace(user_properties={"k": "v" * 16383}),
+    "group of 63 bytes": GOOD._replace(message_group="g" * 63),
+    "empty group": GOOD._replace(message_group=""),
+    "priority 0": GOOD._replace(priority=0),
+    "recovery of an hour": GOOD._replace(recovery_ms=3_600_000),
 }
 
 
@@ -64,84 +62,84 @@ def test_a_message_that_rocketmq_takes_passes(facts: MessageFacts) -> None:
 
 
 BAD_MESSAGES: list[tuple[str, MessageFacts, Code, str]] = [
-    ("empty body", replace(GOOD, body_bytes=0), Code.MESSAGE_BODY_EMPTY, "empty"),
+    ("empty body", GOOD._replace(body_bytes=0), Code.MESSAGE_BODY_EMPTY, "empty"),
     (
         "large body",
-        replace(GOOD, body_bytes=(4 << 20) + 1),
+        GOOD._replace(body_bytes=(4 << 20) + 1),
         Code.MESSAGE_BODY_TOO_LARGE,
         "4194305 bytes is over the limit of 4194304 bytes (message.max_body_bytes)",
     ),
     (
         "many properties",
-        replace(GOOD, user_properties={str(n): "" for n in range(129)}),
+        GOOD._replace(user_properties={str(n): "" for n in range(129)}),
         Code.MESSAGE_PROPERTIES_TOO_LARGE,
         "129 user properties are over the limit of 128 (message.max_properties)",
     ),
     (
         "large properties",
-        replace(GOOD, user_properties={"k": "v" * 16384}),
+        GOOD._replace(user_properties={"k": "v" * 16384}),
         Code.MESSAGE_PROPERTIES_TOO_LARGE,
         "16385 bytes are over the limit of 16384 bytes (message.max_properties_bytes)",
     ),
     (
         "large tag and keys",
-        replace(GOOD, tag="ä" * 8000, keys=["k" * 500]),
+        GOOD._replace(tag="ä" * 8000, keys=["k" * 500]),
         Code.MESSAGE_PROPERTIES_TOO_LARGE,
         "16500 bytes",
     ),
     (
         "reserved name",
-        replace(GOOD, user_properties={"TAGS": "x"}),
+        GOOD._replace(user_properties={"TAGS": "x"}),
         Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
         "'TAGS'",
     ),
     (
         "control character in a name",
-        replace(GOOD, user_properties={"a\tb": "x"}),
+        GOOD._replace(user_properties={"a\tb": "x"}),
         Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
         "in its name",
     ),
     (
         "control character in a value",
-        replace(GOOD, user_properties={"a": "x\x7f"}),
+        GOOD._replace(user_properties={"a": "x\x7f"}),
         Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
         "in its value",
     ),
-    ("blank tag", replace(GOOD, tag="  "), Code.ILLEGAL_MESSAGE_TAG, "white space"),
-    ("tag with a bar", replace(GOOD, tag="a|b"), Code.ILLEGAL_MESSAGE_TAG, "'a|b'"),
-    ("tag with a control", replace(GOOD, tag="a\n"), Code.ILLEGAL_MESSAGE_TAG, "control"),
-    ("blank key", replace(GOOD, keys=["ok", " "]), Code.ILLEGAL_MESSAGE_KEY, "white space"),
-    ("key with a control", replace(GOOD, keys=["a\x85"]), Code.ILLEGAL_MESSAGE_KEY, "control"),
-    ("no id", replace(GOOD, message_id=""), Code.ILLEGAL_MESSAGE_ID, "empty"),
-    ("long id", replace(GOOD, message_id="i" * 256), Code.ILLEGAL_MESSAGE_ID, "256 bytes"),
+    ("blank tag", GOOD._replace(tag="  "), Code.ILLEGAL_MESSAGE_TAG, "white space"),
+    ("tag with a bar", GOOD._replace(tag="a|b"), Code.ILLEGAL_MESSAGE_TAG, "'a|b'"),
+    ("tag with a control", GOOD._replace(tag="a\n"), Code.ILLEGAL_MESSAGE_TAG, "control"),
+    ("blank key", GOOD._replace(keys=["ok", " "]), Code.ILLEGAL_MESSAGE_KEY, "white space"),
+    ("key with a control", GOOD._replace(keys=["a\x85"]), Code.ILLEGAL_MESSAGE_KEY, "control"),
+    ("no id", GOOD._replace(message_id=""), Code.ILLEGAL_MESSAGE_ID, "empty"),
+    ("long id", GOOD._replace(message_id="i" * 256), Code.ILLEGAL_MESSAGE_ID, "256 bytes"),
     (
         "blank group",
-        replace(GOOD, message_group=" "),
+        GOOD._replace(message_group=" "),
         Code.ILLEGAL_MESSAGE_GROUP,
         "white space",
     ),
     (
         "group of 64 bytes",
-        replace(GOOD, message_group="ä" * 32),
+        GOOD._replace(message_group="ä" * 32),
         Code.ILLEGAL_MESSAGE_GROUP,
         "64 bytes is over the limit of 63 bytes",
     ),
     (
         "group with a control",
-        replace(GOOD, message_group="g\x00"),
+        GOOD._replace(message_group="g\x00"),
         Code.ILLEGAL_MESSAGE_GROUP,
         "control",
     ),
     (
         "long recovery",
-        replace(TRANSACTION, recovery_ms=3_600_001),
+        TRANSACTION._replace(recovery_ms=3_600_001),
         Code.BAD_REQUEST,
         "3600001 ms is over the limit of 3600000 ms",
     ),
-    ("lite type", replace(GOOD, claimed_type=LITE), Code.NOT_IMPLEMENTED, "LITE"),
-    ("lite topic", replace(GOOD, lite_topic="l"), Code.NOT_IMPLEMENTED, "LITE"),
-    ("priority type", replace(GOOD, claimed_type=PRIORITY), Code.NOT_IMPLEMENTED, "priorities"),
-    ("priority", replace(GOOD, priority=3), Code.NOT_IMPLEMENTED, "priority 3"),
+    ("lite type", GOOD._replace(claimed_type=LITE), Code.NOT_IMPLEMENTED, "LITE"),
+    ("lite topic", GOOD._replace(lite_topic="l"), Code.NOT_IMPLEMENTED, "LITE"),
+    ("priority type", GOOD._replace(claimed_type=PRIORITY), Code.NOT_IMPLEMENTED, "priorities"),
+    ("priority", GOOD._replace(priority=3), Code.NOT_IMPLEMENTED, "priority 3"),
 ]
 
 
@@ -163,16 +161,16 @@ def test_a_message_that_rocketmq_refuses_is_refused_with_its_code(
     ("facts", "kind"),
     [
         (GOOD, MessageType.NORMAL),
-        (replace(GOOD, claimed_type=0), MessageType.NORMAL),
-        (replace(GOOD, claimed_type=MessageType.FIFO), MessageType.NORMAL),
-        (replace(GOOD, claimed_type=MessageType.DELAY), MessageType.NORMAL),
-        (replace(GOOD, message_group="g"), MessageType.FIFO),
-        (replace(GOOD, message_group="g", deliver_at_ms=1), MessageType.DELAY),
-        (replace(GOOD, deliver_at_ms=0), MessageType.DELAY),
-        (replace(GOOD, user_properties={"TIMER_DELAY_MS": "0"}), MessageType.DELAY),
-        (replace(GOOD, user_properties={"TIMER_DELAY_SEC": "x"}), MessageType.DELAY),
-        (replace(GOOD, user_properties={"TIMER_SPREAD_MS": "1"}), MessageType.NORMAL),
-        (replace(TRANSACTION, deliver_at_ms=1), MessageType.TRANSACTION),
+        (GOOD._replace(claimed_type=0), MessageType.NORMAL),
+        (GOOD._replace(claimed_type=MessageType.FIFO), MessageType.NORMAL),
+        (GOOD._replace(claimed_type=MessageType.DELAY), MessageType.NORMAL),
+        (GOOD._replace(message_group="g"), MessageType.FIFO),
+        (GOOD._replace(message_group="g", deliver_at_ms=1), MessageType.DELAY),
+        (GOOD._replace(deliver_at_ms=0), MessageType.DELAY),
+        (GOOD._replace(user_properties={"TIMER_DELAY_MS": "0"}), MessageType.DELAY),
+        (GOOD._replace(user_properties={"TIMER_DELAY_SEC": "x"}), MessageType.DELAY),
+        (GOOD._replace(user_properties={"TIMER_SPREAD_MS": "1"}), MessageType.NORMAL),
+        (TRANSACTION._replace(deliver_at_ms=1), MessageType.TRANSACTION),
     ],
 )
 def test_the_properties_make_the_type_and_not_what_is_claimed(
@@ -191,23 +189,35 @@ def test_a_topic_refuses_the_types_that_it_does_not_take(kind: MessageType) -> N
 def test_a_mixed_topic_takes_normal_and_fifo() -> None:
     mixed = topic(MessageType.MIXED)
     assert check_type(GOOD, mixed) is MessageType.NORMAL
-    fifo = replace(GOOD, message_group="g")
+    fifo = GOOD._replace(message_group="g")
     assert check_type(fifo, mixed) is MessageType.FIFO
 
 
 @pytest.mark.parametrize("deliver_at_ms", [-5, 0, NOW_MS, NOW_MS + 1])
 def test_a_delay_over_or_not_is_taken_by_a_topic_of_delays_only(deliver_at_ms: int) -> None:
-    delayed = replace(GOOD, deliver_at_ms=deliver_at_ms)
+    delayed = GOOD._replace(deliver_at_ms=deliver_at_ms)
     assert check_type(delayed, topic(MessageType.DELAY)) is MessageType.DELAY
     with pytest.raises(PopmqError) as caught:
         check_type(delayed, topic(MessageType.NORMAL))
     assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
 
-def test_transactions_are_not_served_yet() -> None:
-    with pytest.raises(PopmqError, match="does not serve") as caught:
-        check_type(TRANSACTION, topic(MessageType.MIXED))
-    assert caught.value.code is Code.NOT_IMPLEMENTED
+def test_a_transaction_is_taken_by_a_topic_of_transactions_or_of_all() -> None:
+    for kind in (MessageType.MIXED, MessageType.TRANSACTION):
+        assert check_type(TRANSACTION, topic(kind)) is MessageType.TRANSACTION
+    with pytest.raises(PopmqError) as caught:
+        check_type(TRANSACTION, topic(MessageType.NORMAL))
+    assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+
+@pytest.mark.parametrize(
+    "change", [{"deliver_at_ms": 5}, {"user_properties": {"TIMER_DELAY_MS": "5"}}]
+)
+def test_a_transaction_has_no_delivery_time(change: dict[str, object]) -> None:
+    delayed = TRANSACTION._replace(**change)  # type: ignore[arg-type]
+    with pytest.raises(PopmqError, match="no delivery time") as caught:
+        check_type(delayed, topic(MessageType.MIXED))
+    assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
 
 def test_permissions_are_asked_before_anything_is_sent_or_read() -> None:
@@ -300,10 +310,14 @@ def test_tags_go_to_the_broker_as_text(
     assert filter_of(filter_type, expression) == result
 
 
-def test_sql_filters_are_not_served_yet() -> None:
-    with pytest.raises(PopmqError, match="SQL") as caught:
-        filter_of(2, "a = 1")
-    assert caught.value.code is Code.NOT_IMPLEMENTED
+def test_an_sql_filter_goes_to_the_broker_as_it_was_written() -> None:
+    assert filter_of(2, "  a = 1 ") == (FilterType.SQL, "  a = 1 ")
+
+
+def test_an_sql_filter_that_says_nothing_is_refused() -> None:
+    with pytest.raises(PopmqError, match="the SQL filter is empty") as caught:
+        filter_of(2, " ")
+    assert caught.value.code is Code.ILLEGAL_FILTER_EXPRESSION
 
 
 def test_texts_that_would_not_fit_a_frame_are_refused() -> None:

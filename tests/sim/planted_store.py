@@ -16,6 +16,7 @@ from popmq.broker.store import (
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.group_commit import GroupCommit
+from popmq.broker.store.index_keeper import IndexKeeper
 from popmq.broker.store.index_tail import IndexTail
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.broker.store.message_keys import name_hash
@@ -99,12 +100,18 @@ def queues_not_synced(patch: Patch) -> None:
 
 
 def checkpoint_ahead_of_the_confirmed_position(patch: Patch) -> None:
-    checkpoint = MessageStore._checkpoint_now
+    checkpoint, opened = IndexKeeper._checkpoint, MessageStore.open
 
-    def wrong(self: MessageStore) -> Any:
-        return replace(checkpoint(self), position=self.end)
+    def wrong(self: MessageStore) -> None:
+        opened(self)
+        keeper = self._index_keeper
 
-    patch.setattr(MessageStore, "_checkpoint_now", wrong)
+        def ahead() -> Any:
+            return replace(checkpoint(keeper), position=self.end)
+
+        patch.setattr(keeper, "_checkpoint", ahead)
+
+    patch.setattr(MessageStore, "open", wrong)
 
 
 def recovery_does_not_sync(patch: Patch) -> None:
@@ -207,13 +214,14 @@ def key_index_torn_chunk_trusted(patch: Patch) -> None:
 
 def key_index_vouches_for_the_tail(patch: Patch) -> None:
     """Its checkpoint says the log's end, though it holds confirmed messages only."""
-    flush_index = MessageStore._flush_index
+    flush, opened = IndexKeeper._flush, MessageStore.open
 
-    def wrong(self: MessageStore) -> Any:
-        files = self.index.flush(self.end)
-        return [*files, *flush_index(self)]
+    def wrong(self: MessageStore) -> None:
+        opened(self)
+        keeper = self._index_keeper
+        patch.setattr(keeper, "_flush", lambda: [*self.index.flush(self.end), *flush(keeper)])
 
-    patch.setattr(MessageStore, "_flush_index", wrong)
+    patch.setattr(MessageStore, "open", wrong)
 
 
 def key_index_chunk_lost(patch: Patch) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.pop import ack_service
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -15,7 +16,7 @@ from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.server import BrokerServer
 from popmq.broker.store import (
-    message_store,
+    recovery,
 )
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import hop
@@ -87,7 +88,7 @@ def log_time_goes_back(patch: Patch) -> None:
             if last_log_ms:
                 self._ahead_ms = clock.wall_ms() - clock.boot_ms()
 
-    patch.setattr(message_store, "LogClock", Wrong)
+    patch.setattr(recovery, "LogClock", Wrong)
 
 
 def receive_answered_before_its_check_point(patch: Patch) -> None:
@@ -165,3 +166,15 @@ def replayed_by_the_wall_clock(patch: Patch) -> None:
         apply(self, replace(record, header=header))
 
     patch.setattr(RecordApplier, "apply", wrong)
+
+
+def receipts_not_entered_at_recovery(patch: Patch) -> None:
+    patch.setattr(RecordApplier, "_apply_sent", lambda *_: None)
+
+
+def receipts_not_restored(patch: Patch) -> None:
+    patch.setattr(FirstReceipts, "restore", lambda *_: None)
+
+
+def resend_stored_again(patch: Patch) -> None:
+    patch.setattr(FirstReceipts, "find", lambda *_: None)

@@ -114,9 +114,9 @@ def checkpoint_ahead_of_the_firings(patch: Patch) -> None:
 def slot_cleared_before_its_firings_are_confirmed(patch: Patch) -> None:
     mark_over = TimerService._mark_over
 
-    def wrong(self: TimerService) -> int:
+    def wrong(self: TimerService, now_ms: int) -> int:
         self._over = self._over[0], 0
-        return mark_over(self)
+        return mark_over(self, now_ms)
 
     patch.setattr(TimerService, "_mark_over", wrong)
 
@@ -263,7 +263,7 @@ PLANTED_TIMERS = [
     PlantedTimer(queue_cursor_one_too_far, 20),
     PlantedTimer(recalled_timer_not_enqueued, 300, rare=True),
     PlantedTimer(recall_forgotten_before_it_is_judged, 300, rare=True),
-    PlantedTimer(recall_by_what_was_replaced, 80),
+    PlantedTimer(recall_by_what_was_replaced, 200),
     PlantedTimer(replacement_not_found_until_it_is_confirmed, 60),
     PlantedTimer(wheel_turned_back_with_the_clock, 20),
     PlantedTimer(early_slots_not_loaded_first, 60),

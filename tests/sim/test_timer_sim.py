@@ -15,7 +15,7 @@ from popmq.testing.simulator import run_timer_seed
 from popmq.testing.sometimes import Tally
 from popmq.testing.timer_sometimes import TimerSometimes
 
-FEWEST = 150  # in which every rare state is reached
+FEWEST = 200  # in which every rare state is reached
 
 
 def run(first: int, seeds: int, *, seconds: float = 1e9) -> Tally:

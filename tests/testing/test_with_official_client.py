@@ -180,3 +180,102 @@ def wait_for(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < until, "it did not happen within 20 s"
         time.sleep(0.002)
+
+
+def test_its_sql_filter_chooses_by_properties_and_a_wrong_one_is_refused(rocketmq: Any) -> None:
+    configuration = rocketmq.ClientConfiguration
+    sql = importlib.import_module("rocketmq.grpc_protocol.definition_pb2").FilterType.SQL
+    with broker() as b:
+        for number in range(20):
+            region = "eu" if number % 3 else "us"
+            b.send(TOPIC, f"{number}", properties={"region": region, "price": f"{number}.50"})
+        chosen = []
+        wanted = {TOPIC: rocketmq.FilterExpression("region = 'eu' AND price > 15", sql)}
+        consumer = rocketmq.SimpleConsumer(
+            configuration(b.endpoint, rocketmq.Credentials()), "chosen", wanted, await_duration=1
+        )
+        consumer.startup()
+        while found := consumer.receive(16, 60):
+            for message in found:
+                chosen.append(int(message.body))
+                consumer.ack(message)
+        consumer.subscribe(TOPIC, rocketmq.FilterExpression("region = ", sql))
+        with pytest.raises(Exception, match="SQL filter, column 10"):
+            consumer.receive(16, 60)
+        consumer.shutdown()
+    assert sorted(chosen) == [16, 17, 19]
+
+
+class Transactions:
+    """A producer of the official client with a checker that says what it is told to."""
+
+    def __init__(self, rocketmq: Any, b: RunningBroker) -> None:
+        self._rocketmq = rocketmq
+        resolution = rocketmq.TransactionResolution
+        self.asked: list[bytes] = []
+        self.answers = {b"commit": resolution.COMMIT, b"rollback": resolution.ROLLBACK}
+        outer = self
+
+        class Checker(rocketmq.TransactionChecker):  # type: ignore[misc]  # it has no types
+            def check(self, message: Any) -> Any:
+                outer.asked.append(message.body)
+                word = message.body.partition(b" ")[2]
+                return outer.answers.get(word, resolution.TRANSACTION_RESOLUTION_UNSPECIFIED)
+
+        configuration = rocketmq.ClientConfiguration(b.endpoint, rocketmq.Credentials())
+        self.producer = rocketmq.Producer(configuration, (TOPIC,), checker=Checker())
+        self.producer.startup()
+
+    def begin(self, body: bytes) -> Any:
+        transaction = self.producer.begin_transaction()
+        message = self._rocketmq.Message()
+        message.topic, message.body = TOPIC, body
+        self.producer.send(message, transaction)
+        return transaction
+
+    def was_asked(self, times: int, within_s: float = 10) -> bool:
+        end = time.monotonic() + within_s
+        while len(self.asked) < times and time.monotonic() < end:
+            time.sleep(0.01)
+        return len(self.asked) >= times
+
+
+def bodies(b: RunningBroker, group: str = "readers") -> list[bytes]:
+    found = b.receive(TOPIC, group)
+    b.ack(*found)
+    return sorted(one.body for one in found)
+
+
+def test_its_transactions_are_committed_and_rolled_back(rocketmq: Any) -> None:
+    with broker() as b:
+        b.create_topic(TOPIC, type="transaction")
+        transactions = Transactions(rocketmq, b)
+        committed, rolled_back = transactions.begin(b"one"), transactions.begin(b"two")
+        assert bodies(b) == []
+        committed.commit()
+        rolled_back.rollback()
+        assert bodies(b) == [b"one"]
+        transactions.producer.shutdown()
+
+
+def test_its_checker_is_asked_about_what_nobody_ended(rocketmq: Any) -> None:
+    with broker() as b:
+        b.create_topic(TOPIC, type="transaction")
+        transactions = Transactions(rocketmq, b)
+        for body in (b"1 commit", b"2 rollback", b"3 later"):
+            transactions.begin(body)
+        b.advance("6s")
+        assert transactions.was_asked(3)
+        assert sorted(transactions.asked) == [b"1 commit", b"2 rollback", b"3 later"]
+        transactions.answers[b"later"] = rocketmq.TransactionResolution.COMMIT
+        b.advance("30s")
+        assert transactions.was_asked(4)
+        assert transactions.asked[3:] == [b"3 later"]
+        found: list[bytes] = []
+        end = time.monotonic() + 10
+        while len(found) < 2 and time.monotonic() < end:
+            found += bodies(b)
+        assert sorted(found) == [b"1 commit", b"3 later"]
+        b.advance("1h")
+        assert len(transactions.asked) == 4
+        transactions.producer.shutdown()

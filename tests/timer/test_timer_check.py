@@ -106,7 +106,7 @@ def move_some(core: CoreBroker, rng: random.Random) -> None:
 
 
 def damage_body(core: CoreBroker, message_id: str) -> None:
-    (stored,) = core.broker.timers.recall.find(None, message_id)
+    (stored,) = core.broker.timers.recall.find(None, message_id).stored
     file = core.disk.open(f"{core.settings.broker.data}/commitlog/{0:020}")
     at = stored.timer.position + stored.timer.size - 3
     file.write(bytes([file.read(1, at)[0] ^ 1]), at)

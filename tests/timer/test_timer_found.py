@@ -7,7 +7,7 @@ import pytest
 from popmq.broker.timer.timer_recall import TimerRecall
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.common import hop
-from popmq.common.config import StoreSettings
+from popmq.common.config import Settings, StoreSettings
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
 from popmq.common.timer_token import FiringToken, TimerToken
 from popmq.common.topics import MessageType
@@ -20,7 +20,11 @@ HOUR = 3_600_000
 
 @pytest.fixture
 def core() -> CoreBroker:
-    made = CoreBroker()
+    return core_with()
+
+
+def core_with(settings: Settings = SMALL) -> CoreBroker:
+    made = CoreBroker(settings=settings)
     made.topic("orders", queues=1, type=MessageType.MIXED)
     made.group("g")
     return made
@@ -124,8 +128,9 @@ def test_a_timer_survives_a_recall_that_a_crash_took_back(core: CoreBroker) -> N
     assert received(core) == [b"A", b"B"]
 
 
-def test_a_recall_is_remembered_until_its_timer_was_looked_at(core: CoreBroker) -> None:
+def test_a_recall_is_remembered_until_its_timer_was_looked_at() -> None:
     """Seed 291: forgotten before, it was taken for a late one and fired."""
+    core = core_with(replace(SMALL, timer=replace(SMALL.timer, wheel_slots=36_000)))
     begin_ms = core.clock.wall_ms()
     send(core, "first", begin_ms + 2 * HOUR)
     core.advance(3 * HOUR)
@@ -226,3 +231,23 @@ def test_retention_leaves_records_alone_that_are_not_enqueued_yet(core: CoreBrok
     assert bodies.keep_from == store.last_position
     core.run_steps()
     assert bodies.keep_from >= store.end
+
+
+def test_a_slot_that_is_damaged_when_the_broker_stops_does_not_keep_it_from_stopping(
+    core: CoreBroker,
+) -> None:
+    """Seed 101074: the next start finds the damage, and begins the wheel anew."""
+    due_ms = core.clock.wall_ms() + 5_000
+    for name, later_ms in (("A", 0), ("B", HOUR // 2)):
+        send(core, name, due_ms + later_ms)
+    core.advance(3_000)  # it is in the files
+    core.clock.advance(4_000)
+    fire(core, 1)
+    core.broker.step()
+    slot = due_ms // 1_000 % SMALL.timer.wheel_slots
+    file = core.disk.open(f"{core.settings.broker.data}/timerwheel")
+    file.write(bytes([file.read(1, slot * 32 + 9)[0] ^ 1]), slot * 32 + 9)
+    core.stop()
+    core.start()
+    core.advance(HOUR)
+    assert received(core) == [b"A", b"B"]

@@ -1,8 +1,10 @@
 """What people ask about timers: recall, reschedule, list and forecast, as requests."""
 
 import random
+from dataclasses import replace
 
 import pytest
+from timer.test_timer_check import damage_body
 from timer.timer_client import (
     HOUR,
     MINUTE,
@@ -20,12 +22,15 @@ from timer.timer_client import (
 )
 
 from popmq.broker import timer_jobs
+from popmq.broker.store import lookup
 from popmq.broker.timer import timer_scan
+from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind, TimerOutcome
+from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.send_settings import DedupSettings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker
+from popmq.testing.core import SMALL, CoreBroker
 
 
 @pytest.fixture
@@ -101,6 +106,82 @@ def test_what_is_asked_about_nothing_is_refused(core: CoreBroker) -> None:
     assert core.server._jobs.running == 0
 
 
+@pytest.fixture
+def repeating() -> CoreBroker:
+    """Every send of an id is another message."""
+    return core_with_topic(settings=replace(SMALL, dedup=DedupSettings(window_ms=0)))
+
+
+def test_every_timer_of_an_id_is_recalled_however_many_there_are(repeating: CoreBroker) -> None:
+    """A client may send the same id again and again."""
+    core = repeating
+    for _ in range(100):
+        send(core, "A", core.clock.wall_ms() + HOUR)
+    core.run_steps()
+    assert core.broker.timers.state.pending_total == 100
+    assert recall(core, "A") is TimerOutcome.DONE
+    assert core.broker.timers.state.pending == {}
+    core.advance(HOUR)
+    assert received(core) == []
+
+
+def test_what_was_recalled_with_another_of_its_id_is_not_called_visible() -> None:
+    """Seed 100474: the newest was forgotten, an older one with a later time was not."""
+    timer = replace(SMALL, dedup=replace(SMALL.dedup, window_ms=0))
+    core = core_with_topic(settings=timer)
+    send_all(core, {"A": 3 * HOUR, "fires": 2 * HOUR})
+    send_all(core, {"A": HOUR})
+    assert recall(core, "A") is TimerOutcome.DONE
+    core.advance(2 * HOUR)
+    assert received(core) == [b"fires"]
+    assert recall(core, "A") is TimerOutcome.NOT_FOUND
+
+
+def test_a_message_that_was_rescheduled_very_often_is_recalled_and_rescheduled(
+    core: CoreBroker,
+) -> None:
+    send(core, "A", core.clock.wall_ms() + HOUR, body=b"first")
+    for _ in range(100):
+        assert reschedule(core, "A", -2 * HOUR).outcome == "DONE"
+    assert reschedule(core, "A", -MINUTE).outcome == "DONE"
+    core.advance(MINUTE)
+    assert received(core) == [b"first"]
+    assert recall(core, "A") is TimerOutcome.ALREADY_VISIBLE
+
+
+def test_what_cannot_be_looked_through_in_one_request_is_refused_and_left_as_it_is(
+    repeating: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = repeating
+    monkeypatch.setattr(lookup, "_READS_LIMIT", 10)
+    for _ in range(11):
+        send(core, "A", core.clock.wall_ms() + HOUR)
+    core.run_steps()
+    for kind, request in (
+        (Kind.RECALL, pb.RecallRequest(topic="orders", message_id="A")),
+        (Kind.RESCHEDULE, pb.RescheduleRequest(topic="orders", message_id="A", new_due_ms=-1)),
+    ):
+        error = core.ask(kind, request.SerializeToString()).error
+        assert isinstance(error, PopmqError)
+        assert "none was changed: gave up after 10 messages" in str(error)
+    assert core.broker.timers.state.pending_total == 11
+    assert "gave up after 10" in list_timers(core, message_id="A").incomplete
+
+
+def test_a_timer_whose_body_is_damaged_is_not_said_to_be_recalled_or_unknown(
+    core: CoreBroker,
+) -> None:
+    send_all(core, {"A": HOUR})
+    damage_body(core, "A")
+    for kind, request in (
+        (Kind.RECALL, pb.RecallRequest(topic="orders", message_id="A")),
+        (Kind.RESCHEDULE, pb.RescheduleRequest(topic="orders", message_id="A", new_due_ms=-1)),
+    ):
+        error = core.ask(kind, request.SerializeToString()).error
+        assert "is damaged" in str(error)
+    assert core.broker.timers.state.pending_total == 1
+
+
 def test_timers_are_listed_by_due_time_with_all_that_names_them(core: CoreBroker) -> None:
     now_ms = core.clock.wall_ms()
     core.topic("others", type=MessageType.DELAY)
@@ -114,7 +195,7 @@ def test_timers_are_listed_by_due_time_with_all_that_names_them(core: CoreBroker
     assert listed(core, message_id="later") == ["later"]
     assert listed(core, topic="others", message_id="later") == []
     (first, *_) = list_timers(core).timers
-    record = core.broker.timers.recall.find(None, "soon")[0]
+    record = core.broker.timers.recall.find(None, "soon").stored[0]
     assert (first.topic, first.queue_id, first.state) == ("orders", 0, "PENDING")
     assert (first.due_ms, first.stored_ms) == (now_ms + 500, now_ms)
     assert (first.position, first.offset) == (record.timer.identity, record.timer.offset)
@@ -150,6 +231,24 @@ def test_a_timer_that_waits_beside_the_wheel_is_late(core: CoreBroker) -> None:
     (late,) = list_timers(core).timers
     assert (late.message_id, late.state) == ("late", "LATE")
     assert forecast(core).next_due_ms == late.due_ms
+
+
+def test_a_timer_that_stands_in_a_later_slot_than_its_own_is_listed_first(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came when its slot was about to be over, and the crash took back what was."""
+    monkeypatch.setattr(timer_scan, "_UNITS_A_PIECE", 1)
+    now_ms = core.clock.wall_ms()
+    service = core.broker.timers.service
+    service.enqueue.over(service.enqueue.base_ms, closing_ms=now_ms - now_ms % SECOND + MINUTE)
+    send_all(core, {"early": 5 * SECOND})
+    core.broker.timers.files.flush_now(service.cursors())
+    crash(core)
+    send_all(core, {"A": 10 * SECOND, "B": 10 * SECOND, "C": 30 * SECOND})
+    assert listed(core, limit=1) == ["early"]
+    assert listed(core, limit=2) == ["early", "A"]
+    core.advance(5 * SECOND)
+    assert received(core) == [b"early"]
 
 
 def test_a_timer_whose_body_was_moved_is_listed_once(core: CoreBroker) -> None:
@@ -212,22 +311,43 @@ def test_a_list_beside_traffic_is_what_a_plain_list_says(
             assert listed(core, limit=limit) == expected[:limit]
 
 
-def test_a_damaged_wheel_is_a_refusal_and_the_broker_goes_on(core: CoreBroker) -> None:
-    send_all(core, {"A": HOUR, "B": HOUR})
+def with_a_damaged_slot(core: CoreBroker) -> None:
+    """Timers `A` and `B` are in it, due in half an hour."""
+    send_all(core, {"A": HOUR // 2, "B": HOUR // 2})
     core.advance(5 * SECOND)
     files = core.broker.timers.files
     slot = next(files.occupied(core.clock.wall_ms(), 1 << 62))
-    files._wheel._dirty[slot.time_ms // SECOND % 3_600] = (
-        slot.time_ms // SECOND,
-        slot.first,
-        slot.last,
-        7,
-    )
+    time = slot.time_ms // SECOND
+    files._wheel._dirty[time % 3_600] = (time, slot.first, slot.last, 7)
+
+
+def test_a_damaged_wheel_is_a_refusal_and_the_next_answer_is_whole(core: CoreBroker) -> None:
+    with_a_damaged_slot(core)
     error = core.ask(Kind.LIST_TIMERS, b"").error
     assert isinstance(error, PopmqError)
     assert error.code == Code.INTERNAL_ERROR
+    core.run_steps()
+    assert listed(core) == ["A", "B"]
     core.advance(HOUR)
     assert received(core) == [b"A", b"B"]
+
+
+def test_a_send_into_a_damaged_slot_of_a_bounded_wheel_is_refused_and_goes_on_soon() -> None:
+    """Seed 272 of the simulator: the damage came up in the sender's request."""
+    settings = replace(SMALL, timer=replace(SMALL.timer, slot_limit=3))
+    core = core_with_topic(settings=settings)
+    due_ms = core.clock.wall_ms() + HOUR // 2
+    with_a_damaged_slot(core)
+    core.broker.timers.admission._counts.clear()  # other slots came up since then
+    entry = PutEntry(MessageType.DELAY, b"C", b"", 0, 0, due_ms, "C", 0)
+    body = hop.encode_put(PutRequest("orders", [entry]))
+    (refused,) = hop.decode_put_reply(core.reply(Kind.PUT, body))
+    assert (refused.code, "is made anew" in refused.message) == (Code.TOO_MANY_REQUESTS, True)
+    core.run_steps()
+    (stored,) = hop.decode_put_reply(core.reply(Kind.PUT, body))
+    assert stored.code == Code.OK
+    core.advance(HOUR)
+    assert received(core) == [b"A", b"B", b"C"]
 
 
 def test_a_forecast_counts_by_topic_and_by_time(core: CoreBroker) -> None:

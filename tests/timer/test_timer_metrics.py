@@ -1,6 +1,7 @@
 """What timers count for an operator."""
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from timer.timer_client import (
     HOUR,
     MINUTE,
@@ -14,6 +15,8 @@ from timer.timer_client import (
 
 from popmq.broker import timer_metrics
 from popmq.broker.metrics import broker_metrics
+from popmq.broker.timer import timer_scan
+from popmq.common.observe import counters_collector
 from popmq.common.topics import MessageType
 from popmq.testing.core import CoreBroker
 
@@ -81,3 +84,58 @@ def test_topics_are_labels_up_to_a_limit(core: CoreBroker, monkeypatch: pytest.M
     assert found["timing_messagesorders"] == 2
     assert found["timing_messages_others"] == 2
     assert "timing_messagesothers" not in found
+
+
+def forecast(core: CoreBroker) -> dict[str, float]:
+    return {
+        one.labels["within_ms"]: one.value
+        for one in broker_metrics(core.broker)
+        if one.name == "timer_forecast_messages" and one.value
+    }
+
+
+def test_what_is_due_within_which_time_is_counted_when_somebody_asks(core: CoreBroker) -> None:
+    send_all(core, {"A": 2 * SECOND, "B": 40 * SECOND, "C": 50 * SECOND, "D": 3 * HOUR})
+    core.advance(1)
+    pieces = core.broker.timers.forecast
+    assert pieces.step() == 0, "nobody asked"
+    assert forecast(core) == {}
+    core.run_steps()
+    assert forecast(core) == {"5000": 1, "60000": 2, "3600000": 1}, "D is on its way, rolling"
+    core.advance(30 * SECOND)
+    assert forecast(core) == {"5000": 1, "60000": 2, "3600000": 1}, "once a minute"
+    core.advance(31 * SECOND)
+    assert forecast(core) == {"3600000": 1}
+
+
+def test_a_forecast_counts_late_ones_once_and_is_made_in_pieces(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_scan, "_SLOTS_A_PIECE", 3)
+    send_all(core, {"first": 10 * MINUTE})
+    core.advance(10 * MINUTE)
+    core.clock.step_wall(-5 * MINUTE)
+    send_all(core, {"late": MINUTE})
+    send_all(core, {f"T{number}": (6 + number) * MINUTE for number in range(7)})
+    forecast(core)
+    pieces = 0
+    while core.broker.timers.forecast.step():
+        pieces += 1
+    assert pieces == 4
+    assert forecast(core) == {"900000": 9}, "by slots: of the late one, and of the first's too"
+
+
+def test_how_late_timers_fired_is_a_histogram(core: CoreBroker) -> None:
+    send_all(core, {"A": SECOND, "B": SECOND, "C": MINUTE})
+    core.clock.advance(SECOND + 20)
+    core.run_steps()
+    core.clock.advance(MINUTE)
+    core.run_steps()
+    registry = CollectorRegistry()
+    registry.register(counters_collector("popmq_", lambda: broker_metrics(core.broker)))
+    page = generate_latest(registry).decode()
+    assert 'popmq_timer_lateness_ms_bucket{le="10"} 0.0' in page
+    assert 'popmq_timer_lateness_ms_bucket{le="20"} 2.0' in page
+    assert 'popmq_timer_lateness_ms_bucket{le="5000"} 3.0' in page
+    assert 'popmq_timer_lateness_ms_bucket{le="+Inf"} 3.0' in page
+    assert f"popmq_timer_lateness_ms_sum {2 * 20 + SECOND + 20}.0" in page

@@ -1,6 +1,7 @@
 """Administration of topics and groups: protobuf in, protobuf out (`wire/admin.proto`)."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -8,7 +9,7 @@ from popmq.broker.broker import Broker
 from popmq.broker.lookup_admin import find_messages
 from popmq.broker.parking_admin import add_parked, unpark
 from popmq.common.back_off import ExponentialBackOff
-from popmq.common.errors import Code, Refused
+from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Kind
 from popmq.common.topics import (
     CUSTOMISED_BACK_OFF_MS,
@@ -22,6 +23,7 @@ from popmq.common.topics import (
     is_group_owned,
 )
 from popmq.common.wire import admin_pb2 as pb
+from popmq.common.wire import replication_pb2 as replication
 
 _PERMISSIONS = {
     "rw": Permission.READ_WRITE,
@@ -52,7 +54,7 @@ def _create_topic(broker: Broker, body: bytes) -> bytes:
     topic = pb.CreateTopicRequest.FromString(body).topic
     queues = topic.queues or broker.settings.topic.queues
     blank = TopicConfig(0, topic.name, queues)
-    return _topic_reply(broker.registry.create_topic(_changed_topic(blank, topic)))
+    return _topic_reply(broker.create_topic(_changed_topic(blank, topic)))
 
 
 def _alter_topic(broker: Broker, body: bytes) -> bytes:
@@ -114,7 +116,45 @@ def _list_groups(broker: Broker, body: bytes) -> bytes:
     return pb.ListGroupsReply(status=_OK, groups=groups).SerializeToString()
 
 
+def _copy_meta(broker: Broker, body: bytes) -> bytes:
+    """For another broker group, which follows what this one owns."""
+    request = replication.CopyMetaRequest.FromString(body)
+    registry = broker.registry
+    if request.cluster != broker.settings.cluster.name or registry.owner:
+        raise Refused(
+            Code.PRECONDITION_FAILED,
+            f"broker group {broker.settings.broker.name} of cluster {broker.settings.cluster.name} "
+            f"owns no topics of {request.cluster[:100]}",
+        )
+    for name in request.topics:
+        with suppress(PopmqError):  # who asked is told that there is none
+            broker.topic(name, auto_create=True)
+    for name in request.groups:
+        with suppress(PopmqError):
+            broker.group(name)
+    reply = replication.CopyMetaReply(version=registry.changes)
+    if registry.changes != request.known_version:
+        reply.records.extend(one.SerializeToString() for one in registry.owned_records())
+    return reply.SerializeToString()
+
+
+def _drain(broker: Broker, body: bytes) -> bytes:
+    """Said twice it is the same."""
+    wanted = not pb.DrainRequest.FromString(body).undo
+    if wanted and not broker.registry.owner:
+        raise Refused(
+            Code.PRECONDITION_FAILED,
+            f"broker group {broker.settings.broker.name} owns the topics and consumer groups of "
+            "the cluster: it cannot be drained",
+        )
+    if broker.registry.draining != wanted:
+        broker.registry.set_draining(wanted)
+    return pb.DrainReply(status=_OK, draining=wanted).SerializeToString()
+
+
 ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
+    Kind.COPY_META: _copy_meta,
+    Kind.DRAIN: _drain,
     Kind.DESCRIBE_TOPIC: _describe_topic,
     Kind.CREATE_TOPIC: _create_topic,
     Kind.ALTER_TOPIC: _alter_topic,
@@ -142,6 +182,7 @@ def _changed_topic(old: TopicConfig, wanted: pb.Topic) -> TopicConfig:
             else old.permission
         ),
         retention_ms=max(0, wanted.retention_ms) if wanted.retention_ms else old.retention_ms,
+        brokers=tuple(sorted(set(wanted.brokers))) or old.brokers,
     )
 
 
@@ -204,6 +245,7 @@ def _topic_to_wire(topic: TopicConfig) -> pb.Topic:
         permission=_PERMISSION_NAMES[topic.permission],
         id=topic.id,
         retention_ms=topic.retention_ms,
+        brokers=topic.brokers,
     )
 
 

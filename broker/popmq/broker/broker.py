@@ -7,8 +7,13 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
-from popmq.broker.filter.tag import EVERYTHING, TagFilter, parse_tags
+from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
+from popmq.broker.filter.sql92 import SqlFilters
+from popmq.broker.filter.tag import parse_tags
+from popmq.broker.following import Following
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
@@ -30,20 +35,23 @@ from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
+from popmq.broker.replica_writer import ReplicaRecords
+from popmq.broker.send_service import SendService
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.wipe import wipe
 from popmq.broker.timer.timers import Timers
+from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, NotYet, PopmqError, Refused
+from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.hop import (
     ClientsReport,
     Delivery,
     FilterType,
     PopRequest,
-    PutEntry,
     PutRequest,
     PutResult,
 )
@@ -65,14 +73,16 @@ class Broker:
     ) -> None:
         self.settings = settings
         self._rng = rng
+        self._disk = disk
         self._clock = clock
         self._waits = waits or clock
-        self._next_queue = 0
-        self.stored_by_topic: dict[str, int] = {}
+        # Broker groups that take messages now, as the controller says; empty: it has not said.
+        self.cluster_groups: tuple[str, ...] = ()
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
+        self.receipts = FirstReceipts(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table)
         self.catch_up = CatchUp(
@@ -120,6 +130,7 @@ class Broker:
             settings.pop,
         )
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
+        self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
         self.timers = Timers(
@@ -132,17 +143,33 @@ class Broker:
             clock=clock,
             flusher=housekeeper or flusher,
         )
+        self.transactions = Transactions(
+            self.store, self.registry, settings.transaction, settings.broker.name
+        )
+        self.sends = SendService(
+            self.store, self.receipts, self.timers.admission, self.transactions.halves
+        )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
+        self.explainer.filters = self.pops.filters
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )
-        self.applier = RecordApplier(self.registry, self.table, self.redriven, self.timers.service)
+        self.applier = RecordApplier(
+            self.registry,
+            self.table,
+            self.redriven,
+            self.timers.service,
+            self.receipts,
+            self.transactions,
+        )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
+        self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
+        self.following = Following(self.store, self.timers, self.applier, self._lead)
         self.store.before_batch = self.buffer.before_batch
-        self.store.snapshots.before = self.buffer.write_all
+        self.store.snapshots.before = self.replica_records.before_snapshot
         self.store.on_grown = self._grown
-        self.store.on_moved = self.table.moved.apply
+        self.store.on_moved = self.applier.moved
         self.table.on_freed = self._freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
@@ -151,33 +178,30 @@ class Broker:
 
     def start(self) -> None:
         """Recover, and begin a new epoch as master. Serve once `when_confirmed` answers."""
-        self.store.open()
-        self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
-        self.store.add_topic(topics.OFFSETS_TOPIC_ID, topics.OFFSETS_TOPIC)
-        self.store.add_topic(
-            topics.REVIVE_TOPIC_ID,
-            topics.revive_topic(self.settings.cluster.name),
-            unit_size=RECORD_SIZE,
-        )
-        self.timers.add_topic()
-        self.store.retention.live = (self.bodies, self.timers.bodies)
-        self.store.snapshots.tables = (
-            self.registry,
-            self.table,
-            self.table.parked,
-            self.store.dispatch,
-            self.redriven,
-            self.timers.state,
-        )
+        self._open()
         self.store.recover(self.applier.apply)
         self.timers.recover()
-        self.expiry.run_all(self._clock.wall_ms())
-        self.liveness.started(self.store.log_ms())
+        self._begin()
         self.store.start_epoch()
-        if not self.registry.store_id:
-            self.registry.set_store_id(self._rng.randbytes(16).hex())
-        if not self.registry.receipt_key:
-            self.registry.set_receipt_key(self._rng.randbytes(32))
+        self._name_log()
+
+    def wipe(self) -> None:
+        """Before a start: remove the store. Its identity has been made anew already (R9)."""
+        wipe(self._disk, self.settings.broker.data)
+
+    def start_slave(self) -> None:
+        """Open what is there, and follow a master's log (following.py)."""
+        self._open()
+        self.following.start()
+
+    def promote(self, epoch: int) -> None:
+        """Lead the group from the log's end on; serve once `serving` (following.py)."""
+        self.following.promote(epoch)
+
+    @property
+    def serving(self) -> bool:
+        """Whether this broker is master, and everything before its epoch is confirmed."""
+        return self.store.slave is None
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
@@ -190,6 +214,7 @@ class Broker:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
         self.catch_up.let_all_in()
         self.polling.dismiss()
+        self.transactions.checks.dismiss()
         self.buffer.write_all()
 
     def close(self) -> None:
@@ -204,10 +229,13 @@ class Broker:
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
-        done = self.timers.step()
+        if not self.serving:
+            return self.following.step()
+        done = self.timers.step() + self.receipts.step(self.store.log_ms())
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
         done += self.polling.step(self.waits_ms())
+        done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
@@ -223,18 +251,14 @@ class Broker:
     def put(self, request: PutRequest) -> list[PutResult]:
         """Append the messages; one result per entry, in order."""
         self.store.check_admission()
+        if self.registry.draining:
+            raise Unavailable(f"broker group {self.settings.broker.name} is being drained")
         topic = self.topic(request.topic, auto_create=request.auto_create)
         if topic.name[0] == "%":
             topics.check_topic_name(topic.name)  # nobody sends to dead letters
         if not topic.writable:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
-        results = []
-        for entry in request.entries:
-            try:
-                results.append(self._put_one(topic, entry))
-            except PopmqError as error:
-                results.append(PutResult(error.code, str(error)))
-        return results
+        return self.sends.put(topic, request.entries)
 
     def want(self, request: PopRequest) -> Want:
         """The request with its names looked up and its limits applied, or the refusal."""
@@ -255,7 +279,7 @@ class Broker:
             limit=min(request.limit, self.settings.pop.max_batch),
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
-            tags=_tags(request),
+            filter=self._filter_of(request),
             client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
@@ -282,15 +306,23 @@ class Broker:
         if found is not None and name[0] != "%":
             return found
         topics.check_readable_topic_name(name)
-        if found is None and auto_create and self.settings.topic.auto_create:
+        if found is None and self.registry.owner:
+            self.registry.want_topic(name)
+        elif found is None and auto_create and self.settings.topic.auto_create:
             wanted = TopicConfig(
                 0,
                 name,
                 self.settings.topic.queues,
                 MessageType[self.settings.topic.auto_create_type.upper()],
             )
-            return self.registry.create_topic(wanted)
+            return self.create_topic(wanted)
         return found or self.registry.topic(name)
+
+    def create_topic(self, wanted: TopicConfig) -> TopicConfig:
+        """Over the broker groups of now, if message groups are to stay where they are (D11)."""
+        if wanted.type.accepts(MessageType.FIFO) and not wanted.brokers:
+            wanted = replace(wanted, brokers=self.cluster_groups)
+        return self.registry.create_topic(wanted)
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group; made with the defaults when group.auto_create allows it."""
@@ -298,41 +330,62 @@ class Broker:
         if found is not None:
             return found
         topics.check_group_name(name)
-        if self.settings.group.auto_create:
+        if self.registry.owner:
+            self.registry.want_group(name)
+        elif self.settings.group.auto_create:
             wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
             return self.registry.create_group(wanted)
         return self.registry.group(name)
 
     # -- inside
 
-    def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
-        if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
-            _check_type(topic, entry)
-        queue_id = entry.queue_id
-        if queue_id < 0:
-            self._next_queue += 1
-            queue_id = self._next_queue % topic.queues
-        elif queue_id >= topic.queues:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
-            )
-        self.store.check_size(entry.head, entry.properties)
-        self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
-        due_ms = 0
-        if entry.type == MessageType.DELAY and entry.due_ms:
-            due_ms = self.timers.admission.due_ms(entry)
-        if due_ms:
-            timer = self.timers.admission.put(topic.id, queue_id, entry, due_ms)
-            return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
-        offset = self.store.put_message(
-            topic_id=topic.id,
-            queue_id=queue_id,
-            head=entry.head,
-            properties=entry.properties,
-            tag_hash=entry.tag_hash,
+    def _filter_of(self, request: PopRequest) -> MessageFilter:
+        if request.filter_type == FilterType.SQL:
+            return self.sql_filters.get(request.expression)
+        return parse_tags(request.expression) if request.filter_type else EVERYTHING
+
+    def _open(self) -> None:
+        self.store.open()
+        self.store.add_topic(topics.META_TOPIC_ID, topics.META_TOPIC)
+        self.store.add_topic(topics.OFFSETS_TOPIC_ID, topics.OFFSETS_TOPIC)
+        self.store.add_topic(
+            topics.REVIVE_TOPIC_ID,
+            topics.revive_topic(self.settings.cluster.name),
+            unit_size=RECORD_SIZE,
         )
-        return PutResult(queue_id=queue_id, queue_offset=offset)
+        self.timers.add_topic()
+        self.transactions.add_topics()
+        self.store.retention.live = (self.bodies, self.timers.bodies, self.transactions.bodies)
+        self.store.retention.exact = (self.bodies,)
+        self.store.snapshots.tables = (
+            self.registry,
+            self.table,
+            self.table.parked,
+            self.store.dispatch,
+            self.redriven,
+            self.timers.state,
+            self.receipts,
+            self.transactions.table,
+        )
+
+    def _begin(self) -> None:
+        """The tables are whole: what a master does beside requests begins."""
+        self.expiry.run_all(self._clock.wall_ms())
+        self.liveness.started(self.store.log_ms())
+        if not self.settings.replication.solo:
+            self.replica_records.begin()
+
+    def _lead(self) -> None:
+        """A slave that was promoted has applied everything, and all of it is confirmed."""
+        self.timers.promote()
+        self._begin()
+        self._name_log()
+
+    def _name_log(self) -> None:
+        if not self.registry.log_id:
+            self.registry.set_log_id(self._rng.randbytes(16).hex())
+        if not self.registry.receipt_key:
+            self.registry.set_receipt_key(self._rng.randbytes(32))
 
     def _grown(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
@@ -360,34 +413,11 @@ class Broker:
         self.buffer.forget_gone()
         self.catch_up.forget_topic(topic.name)
         self.redriven.drop_topic(topic.id)
+        self.transactions.table.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
-        self.stored_by_topic.pop(topic.name, None)
+        self.sends.topic_gone(topic.name)
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
         self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
-
-
-def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
-    try:
-        kind = MessageType(entry.type)
-    except ValueError:
-        kind = MessageType.MIXED
-    if kind is MessageType.MIXED:
-        raise Refused(Code.BAD_REQUEST, f"message type {entry.type} is not known")
-    if not topic.type.accepts(kind):
-        raise Refused(
-            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
-        )
-    if kind is MessageType.TRANSACTION:
-        raise NotYet("TRANSACTION messages are not served yet: send others")
-
-
-def _tags(request: PopRequest) -> TagFilter:
-    if request.filter_type == FilterType.SQL:
-        raise NotYet("SQL92 filters are not served yet: filter by tag")
-    if request.filter_type == FilterType.NONE:
-        return EVERYTHING
-    return parse_tags(request.expression)

@@ -34,7 +34,7 @@ class TimersOf:
     def find(cls, broker: Broker, message_id: str, topic: TopicConfig | None) -> "Steps[TimersOf]":
         topic_id = topic.id if topic is not None else None
         found = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
-        return cls(broker, message_id, found)
+        return cls(broker, message_id, found.stored)
 
     def proofs(self, copy: StoredMessage) -> list[pb.Proof]:
         """Of a message that a timer delivered: the timer's record. It is over then."""

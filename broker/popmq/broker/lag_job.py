@@ -18,8 +18,14 @@ class LagJob:
         if request.topic:
             topics.check_readable_topic_name(request.topic)
             topic = registry.topic(request.topic)
-        self._lags = lags(broker.store, registry, broker.table, group=group, topic=topic)
+        if request.pairs:
+            self._lags = [lag for pair in request.pairs for lag in _of_pair(broker, pair)]
+        else:
+            self._lags = lags(broker.store, registry, broker.table, group=group, topic=topic)
         groups = [group] if group else list(registry.groups())
+        if request.pairs:
+            groups = []
+        self._again = bool(request.pairs)
         self._dead = [
             count for one in groups if (count := self._dead_letters(one.name)) is not None
         ]
@@ -67,6 +73,7 @@ class LagJob:
             lags=map(self._to_wire, self._lags),
             dead_letters=self._dead,
             now_ms=self._broker.wall_ms(),
+            brokers=[] if self._again else [self._broker.settings.broker.name],
         ).SerializeToString()
 
     def _to_wire(self, lag: Lag) -> pb.Lag:
@@ -82,3 +89,12 @@ class LagJob:
             expired=lag.expired,
             oldest_ready_ms=self._oldest.get(id(lag), 0),
         )
+
+
+def _of_pair(broker: Broker, pair: pb.LagPair) -> list[Lag]:
+    """Nothing when this broker does not know one of them any more."""
+    registry = broker.registry
+    group, topic = registry.find_group(pair.group), registry.find_topic(pair.topic)
+    if group is None or topic is None:
+        return []
+    return lags(broker.store, registry, broker.table, group=group, topic=topic)

@@ -35,7 +35,7 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield _gauge("store_pending_bytes", "Bytes not yet given to the disk.", store.pending_bytes)
     yield _gauge("store_recovered_records", "Read at start.", store.metrics.recovered_records)
     yield _gauge("store_torn_bytes", "Bytes of a torn tail cut at start.", store.metrics.torn_bytes)
-    for topic, count in broker.stored_by_topic.items():
+    for topic, count in broker.sends.stored_by_topic.items():
         yield Metric("messages_in", "Messages stored.", count, labels={"topic": topic})
     yield Metric("messages_out", "Messages delivered.", broker.pops.metrics.delivered)
     yield Metric("pops", "Pops, those of waiting receives included.", broker.pops.metrics.pops)
@@ -48,6 +48,13 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield Metric("cold_pops", "Pops that waited for the disk.", broker.pops.metrics.cold_pops)
     yield Metric("pops_held_back", "Of groups far behind.", broker.catch_up.held_back)
     yield Metric("expired_messages", "Unread, gone by retention.", broker.pops.metrics.expired)
+    yield from _transaction_metrics(broker)
+    yield Metric("duplicate_sends", "Resends that stored nothing.", broker.receipts.duplicates)
+    yield _gauge("dedup_ids", "Message ids that are remembered.", len(broker.receipts))
+    yield Metric("dedup_ids_pushed_out", "Before their time.", broker.receipts.pushed_out)
+    yield Metric("filtered_messages", "Passed over by filters.", broker.pops.metrics.filtered)
+    yield Metric("sql_filters_compiled", "SQL filters.", broker.sql_filters.compiled)
+    yield _gauge("sql_filters", "SQL filters kept compiled.", len(broker.sql_filters))
     yield Metric("store_moved_bodies", "Appended again.", store.retention.moved)
     yield Metric("store_deleted_segments", "By retention.", store.retention.deleted_segments)
     yield Metric("receives_woken", "Waiting receives that got messages.", broker.polling.woken)
@@ -78,6 +85,16 @@ def broker_metrics(broker: Broker) -> Iterable[Metric]:
     yield _gauge("waiting_receives", "Receives that wait for a message.", broker.polling.count)
     yield from timer_metrics(broker)
     yield from _consumer_metrics(broker)
+
+
+def _transaction_metrics(broker: Broker) -> Iterable[Metric]:
+    table, checks = broker.transactions.table, broker.transactions.checks
+    yield _gauge("half_messages", "Neither committed nor rolled back.", len(table.pending))
+    for ending, count in table.counts.items():
+        name = f"transactions_{ending.name.lower()}"
+        yield Metric(name, "Since the start, replayed ones included.", count)
+    yield Metric("transactions_refused", "At the bound.", broker.transactions.halves.refused)
+    yield _gauge("waiting_proxies", "That wait for transaction checks.", checks.waiting)
 
 
 def _consumer_metrics(broker: Broker) -> Iterable[Metric]:

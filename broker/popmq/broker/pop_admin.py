@@ -12,6 +12,7 @@ from popmq.broker.lag_job import LagJob
 from popmq.broker.letter_jobs import ListLettersJob, RedriveJob
 from popmq.broker.reset_job import ResetJob
 from popmq.broker.timer_jobs import TIMER_JOBS
+from popmq.broker.transaction_jobs import end_transaction_job
 from popmq.common.errors import PopmqError
 from popmq.common.hop import AckRequest, AckResult, Kind, decode_ack, encode_ack_reply
 from popmq.common.wire import admin_pb2 as pb
@@ -68,4 +69,5 @@ JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
     Kind.LIST_DEAD_LETTERS: _list_dead_letters,
     Kind.REDRIVE: _redrive,
     **TIMER_JOBS,
+    Kind.END_TRANSACTION: end_transaction_job,
 }

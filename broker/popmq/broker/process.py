@@ -1,4 +1,7 @@
-"""The broker as a process: files, flusher thread, step loop, frames, registration."""
+"""The broker as a process: files, flusher thread, step loop, frames, registration.
+
+What it decides with replicas is in broker_node.py; here are its threads, sockets and its end.
+"""
 
 import asyncio
 import fcntl
@@ -9,24 +12,28 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from popmq.broker.broker import Broker
+from popmq.broker.broker_node import BrokerNode
+from popmq.broker.ha.role import Role as HaRole
 from popmq.broker.metrics import broker_metrics
-from popmq.broker.server import BrokerServer
+from popmq.broker.replication_metrics import replication_metrics
+from popmq.broker.rest import BUSY_MS, Rest
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
-from popmq.common.errors import Code, ConfigError, PopmqError
+from popmq.common.errors import ConfigError, PopmqError
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, Port
 from popmq.common.observe import Metric
-from popmq.common.steps import FlusherThread, OwnFlusher, run_steps
-from popmq.common.wire.controller_pb2 import BrokerAddress, RegisterReply, RegisterRequest
+from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop, Work
+from popmq.common.wire.controller_pb2 import FailoverRequest
 
 logger = logging.getLogger(__name__)
 
-STEP_IDLE_MS = 5
 QUIET_ROUNDS = 3  # some parts of a step look first and work in the next one
+HAND_OVER_MS = 2_000  # a planned one, at a stop
+SETTLE_MS = 2_000  # at a stop, for replicas to confirm what is on its way
 
 
 class DataLock:
@@ -83,9 +90,21 @@ class BrokerProcess:
         self._flushers: list[OwnFlusher] = []
         self._frames: FrameServer | None = None
         self._steps: asyncio.Task[None] | None = None
+        self._peers: dict[str, FramePort] = {}  # other brokers of the group
+        self._controllers: list[FramePort] = []
+        self._started = False
+        self._rest: Rest | None = None
         self.failed: asyncio.Future[None]
-        self.broker: Broker
-        self.port: BrokerServer
+        self.node: BrokerNode
+
+    @property
+    def broker(self) -> Broker:
+        """The one that runs now; with replicas another one after each change of roles."""
+        return self.node.broker
+
+    @property
+    def port(self) -> Port:
+        return self.node.port
 
     async def start(self) -> None:
         """Recover and serve; on return everything the log holds is confirmed."""
@@ -94,22 +113,33 @@ class BrokerProcess:
         flusher, housekeeper, reader = self._flushers = [
             self._make_flusher(loop, name) for name in ("flusher", "housekeeper", "reader")
         ]
-        self.broker = Broker(
+        steps = StepLoop(lambda: self.node.step(), self._rest_ms, idle_ms=BUSY_MS)
+
+        def soon(work: Work) -> None:
+            """A record was appended: what follows from it is not kept waiting."""
+            loop.call_soon(work)
+            steps.wake()
+
+        self.node = BrokerNode(
             self._settings,
             disk=self._disk,
             clock=self._clock,
             waits=self._waits,
             flusher=flusher,
             housekeeper=housekeeper,
+            readers=reader,
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
+            soon=soon,
+            open_port=self._peer,
+            on_failure=self._fail,
+            on_demoted=self._drop_clients,
         )
+        self.node.start()
+        self._started = True
         store = self.broker.store
-        store.soon = loop.call_soon
-        store.readers = reader
-        store.on_failure = self._fail
-        self.broker.start()
-        self.port = BrokerServer(self.broker)
-        await self._settled()
+        if self.node.solo:
+            self._rest = Rest(self.broker, self._clock)
+            await self._settled()
         logger.info(
             "recovered",
             extra={
@@ -120,7 +150,7 @@ class BrokerProcess:
                 "epoch": store.epoch,
             },
         )
-        self._steps = loop.create_task(run_steps(self.broker.step, idle_ms=STEP_IDLE_MS))
+        self._steps = loop.create_task(steps.run())
         self._steps.add_done_callback(self._steps_ended)
 
     async def listen(self, *addresses: str) -> list[str]:
@@ -129,13 +159,21 @@ class BrokerProcess:
         self._frames = FrameServer(self.port, hello, settings=frame_settings(self._settings))
         return [await self._frames.listen(address) for address in addresses]
 
-    async def register_in_process(self, controller: Port) -> None:
-        """Tell the controller of this process for ever that the broker is here."""
-        await self._beat(controller, self._registration("in-process"))
+    async def register_in_process(self, controller: Port, address: str = "in-process") -> None:
+        """Tell the controller of this process for ever that the broker is here.
+
+        `address` is for proxies in other processes.
+        """
+        self.node.address = address
+        self.node.controllers.attach([controller])
+        await asyncio.get_running_loop().create_future()  # until this task is cancelled
 
     async def register(self, address: str) -> None:
-        """Tell every controller for ever where this broker is; one that is away does no harm."""
-        request = self._registration(address)
+        """Tell every controller for ever where this broker is; one that is away does no harm.
+
+        With replicas they tell it what it is to be, in return.
+        """
+        self.node.address = address
         ports = [
             FramePort(
                 where,
@@ -147,38 +185,59 @@ class BrokerProcess:
         ]
         for port in ports:
             port.start()
+        self._controllers = ports
         try:
-            async with asyncio.TaskGroup() as group:
-                for port in ports:
-                    group.create_task(self._beat(port, request))
+            self.node.controllers.attach(ports)
+            await asyncio.get_running_loop().create_future()  # until this task is cancelled
         finally:
             for port in ports:
                 await port.close()
 
     async def stop(self) -> None:
         """Answer who waits, let the disk catch up, leave a clean store."""
+        well = self._started and not self.failed.done()
+        if well and not self.node.solo and self.node.role is HaRole.MASTER:
+            await self._hand_over()
         await self._stop_steps()
-        if hasattr(self, "port") and not self.failed.done():
-            self.broker.stop()
+        if well:
+            self.node.stop()
             await self._settled()
             if self._frames is not None:
                 await self._frames.stop()
             await self._settled()
+        for port in self._peers.values():
+            await port.close()
         for flusher in self._flushers:
             flusher.stop()
-        if hasattr(self, "port") and not self.failed.done():
-            self.broker.close()
+        await asyncio.sleep(0)  # the news of their last work
+        if well and not self.failed.done():
+            self.node.close()
         self._release_lock()
+
+    async def _hand_over(self) -> None:
+        """A master that stops lets another take over first: clients wait for a moment only."""
+        request = FailoverRequest(
+            cluster=self._settings.cluster.name, group=self._settings.broker.name
+        ).SerializeToString()
+        for port in self._controllers:
+            try:
+                await call(port, Kind.FAILOVER, request, HAND_OVER_MS)
+            except PopmqError as refusal:
+                logger.info("not handed over", extra={"reason": str(refusal)})
+            else:
+                return
 
     async def kill(self) -> None:
         """End like a process that is killed: nothing is answered, written or closed properly."""
         await self._stop_steps()
         if self._frames is not None:
             await self._frames.stop()
+        for port in self._peers.values():
+            await port.close()
         for flusher in self._flushers:
             flusher.stop()
         await asyncio.sleep(0)  # the news of their last work
-        self.broker.release_files()
+        self.node.release_files()
         self._release_lock()
 
     async def settle(self) -> None:
@@ -186,7 +245,7 @@ class BrokerProcess:
         any, and everything is confirmed.  Raises what the disk failed with."""
         quiet = 0
         while quiet < QUIET_ROUNDS:
-            done = self.broker.step()
+            done = self.node.step()
             end = self.broker.store.end
             for flusher in self._flushers:
                 await _emptied(flusher)
@@ -196,43 +255,43 @@ class BrokerProcess:
     def metrics(self) -> list[Metric]:
         refused = [
             Metric("broker_refused", "Refusals by code.", count, labels={"code": str(code)})
-            for code, count in self.port.refused_by_code.items()
+            for code, count in self.node.refused_by_code.items()
         ]
-        return [*broker_metrics(self.broker), *refused]
+        return [*broker_metrics(self.broker), *refused, *replication_metrics(self.node)]
 
     def _hello(self) -> Hello:
         return Hello(
             role=Role.BROKER,
-            name=self._settings.broker.name,
+            name=self._settings.node,
             cluster=self._settings.cluster.name,
-            epoch=self.broker.store.epoch,
+            epoch=self.node.identity.epoch,
         )
 
-    def _registration(self, address: str) -> bytes:
-        return RegisterRequest(
-            cluster=self._settings.cluster.name,
-            broker=BrokerAddress(
-                broker=self._settings.broker.name,
-                address=address,
-                epoch=self.broker.store.epoch,
-                store_id=self.broker.registry.store_id,
-            ),
-        ).SerializeToString()
+    def _peer(self, address: str) -> FramePort:
+        """The way to another broker of the group; one for each address, for good."""
+        found = self._peers.get(address)
+        if found is None:
+            found = self._peers[address] = FramePort(
+                address,
+                self._hello(),
+                settings=frame_settings(self._settings),
+                peer_name=f"broker {address}",
+            )
+            found.start()
+        return found
 
-    async def _beat(self, port: Port, request: bytes) -> None:
-        heartbeat_ms = self._settings.controller.heartbeat_ms
-        refused: Code | None = None  # said once, not at every beat
-        while True:
-            try:
-                reply = RegisterReply.FromString(await call(port, Kind.REGISTER, request, 2_000))
-                heartbeat_ms = reply.heartbeat_ms or heartbeat_ms
-                refused = None
-            except PopmqError as error:
-                away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
-                if not away and error.code is not refused:
-                    logger.warning("registration refused", extra={"reason": str(error)})
-                refused = None if away else error.code
-            await asyncio.sleep(heartbeat_ms / 1000)
+    def _drop_clients(self) -> None:
+        """This broker is not the master any more: what its clients wait for never comes."""
+        if self._frames is None:
+            return
+        for connection in list(self._frames.connections):
+            peer = connection.peer
+            if peer is not None and peer.role in (Role.PROXY, Role.TOOL):
+                connection.close("this broker is not the master any more")
+
+    def _rest_ms(self) -> int:
+        """Who has replicas hears of them all the time, and does not rest."""
+        return self._rest.wait_ms() if self._rest is not None else BUSY_MS
 
     async def _stop_steps(self) -> None:
         if self._steps is not None:
@@ -246,11 +305,15 @@ class BrokerProcess:
             self._lock.release()
 
     async def _settled(self) -> None:
-        """Wait until all that was appended is confirmed."""
+        """Wait until all that was appended is confirmed; not for ever where that takes others."""
+        if not self.node.serves:
+            return
         done = asyncio.Event()
         self.broker.when_confirmed(done.set)
         self.failed.add_done_callback(lambda _: done.set())
-        await done.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self.node.solo else SETTLE_MS / 1000):
+                await done.wait()
         if self.failed.done():
             self.failed.result()
 

@@ -1,5 +1,7 @@
-"""RecordApplier: at recovery each record of the log goes to the part that it belongs to."""
+"""RecordApplier: at recovery, and on a slave for good, each record of the log goes to the part that
+it belongs to."""
 
+from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -8,9 +10,12 @@ from popmq.broker.pop.offset_reset import apply_offset
 from popmq.broker.pop.pop_check_point import ReviveRecord
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.message_keys import ID, names_in
+from popmq.broker.store.replica_records import LogStart, SnapshotMark
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_service import TimerService
+from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.message import (
     HEADER_SIZE,
@@ -19,8 +24,15 @@ from popmq.common.message import (
     decode_message,
     peek_message,
 )
-from popmq.common.timer_token import FiringToken, TimerRecount, TimerToken, decode_ending
+from popmq.common.timer_token import (
+    MOVED_BIT,
+    FiringToken,
+    TimerRecount,
+    TimerToken,
+    decode_ending,
+)
 from popmq.common.topics import GroupType, TopicConfig
+from popmq.common.transaction_token import EndToken, HalfToken
 
 
 class RecordApplier:
@@ -30,14 +42,18 @@ class RecordApplier:
         table: CheckPointTable,
         redriven: RedrivenLetters,
         timers: TimerService,
+        receipts: FirstReceipts,
+        transactions: Transactions,
     ) -> None:
         self._registry = registry
         self._table = table
         self._redriven = redriven
         self._timers = timers
+        self._receipts = receipts
+        self._transactions = transactions
 
     def apply(self, record: ScannedRecord) -> None:
-        """One record of the log, at recovery: each part takes what is its own."""
+        """One record of the log, in its order: each part takes what is its own."""
         match record.header.kind:
             case RecordKind.META:
                 self._registry.apply(record.data[HEADER_SIZE:])
@@ -53,23 +69,48 @@ class RecordApplier:
             case RecordKind.MOVED:
                 header = record.header
                 unit = Unit(header.position, header.size, peek_message(record.data)[0])
-                self._table.moved.apply(
-                    Body(header.topic_id, header.queue_id, header.queue_offset, unit)
-                )
+                self.moved(Body(header.topic_id, header.queue_id, header.queue_offset, unit))
+            case RecordKind.TRANSACTION:
+                self._transactions.apply_op(record)
             case RecordKind.TIMER:
                 match decode_ending(record.data[HEADER_SIZE:]):
                     case TimerRecount() as recount:
                         self._timers.state.recounted(recount)
                     case ending:
                         self._timers.apply_ended(ending)
+            case RecordKind.SNAPSHOT_MARK:
+                self._timers.apply_judged(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
+            case RecordKind.LOG_START:
+                self._timers.apply_judged(LogStart.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
+
+    def forget_old(self, log_ms: int) -> int:
+        """On a slave: some of what only counts for a while; returns how much."""
+        return self._receipts.step(log_ms)
+
+    def moved(self, body: Body) -> None:
+        """Retention appended a live body again."""
+        if body.topic_id == topics.HALF_TOPIC_ID:
+            self._transactions.table.moved(body)
+        else:
+            self._table.moved.apply(body)
 
     def _apply_message(self, record: ScannedRecord) -> None:
         tag_hash, any_token = peek_message(record.data)
         match any_token:
+            case None:
+                self._apply_sent(record, record.header.topic_id, record.header.queue_id)
             case TimerToken() as token:
                 self._timers.apply_stored(token, record.header, tag_hash)
+                if token.moved_from is None and token.replaces is None:
+                    due_ms = tag_hash & ~MOVED_BIT
+                    self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
+            case HalfToken() as token:
+                self._transactions.apply_half(record, token, tag_hash)
+                self._apply_sent(record, token.topic_id, token.queue_id, half=True)
+            case EndToken() as token:
+                self._transactions.table.apply(token, record.header.log_ms)
             case FiringToken() as token:
                 self._timers.apply_ended(token)
             case RevivalToken() as token if token.parked and not token.dead:
@@ -78,6 +119,21 @@ class RecordApplier:
                 self._redriven.apply(token)
             case RevivalToken() as token:
                 self._table.apply_revival(token, record.header.log_ms)
+
+    def _apply_sent(
+        self,
+        record: ScannedRecord,
+        topic_id: int,
+        queue_id: int,
+        due_ms: int = 0,
+        *,
+        half: bool = False,
+    ) -> None:
+        """A client's message, whose id is known from now on."""
+        for kind, name in names_in(decode_message(record.data).properties):
+            if kind == ID:
+                offset, log_ms = record.header.queue_offset, record.header.log_ms
+                self._receipts.enter(topic_id, name, queue_id, offset, due_ms, log_ms, half=half)
 
     def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
         header = record.header

@@ -16,11 +16,13 @@ from popmq.broker.jobs import JobRunner
 from popmq.broker.pop.long_polling import Attempt, Key, Waiter
 from popmq.broker.pop.pop_service import Want
 from popmq.broker.pop_admin import JOBS
+from popmq.broker.transaction_jobs import encode_checks
 from popmq.common import hop
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.hop import Delivery, Kind, OnReply, PopReply
 from popmq.common.steps import Done
+from popmq.common.wire import transaction_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +58,12 @@ class BrokerServer:
 
     def cancel(self, request_id: int) -> None:
         waiter = self._waiting.pop(request_id, None)
+        broker = self._broker
         if waiter is not None:
-            self._broker.polling.remove(waiter)
-        elif self._broker.undo.cancel(request_id) or self._broker.catch_up.cancel(request_id):
+            broker.polling.remove(waiter)
+        elif broker.undo.cancel(request_id) or broker.catch_up.cancel(request_id):
             return
-        elif self._cold:
+        elif not broker.transactions.checks.cancel(request_id) and self._cold:
             self._gone.add(request_id)
 
     def _serve(self, kind: Kind, body: bytes, on_reply: OnReply, number: int) -> None:
@@ -85,6 +88,10 @@ class BrokerServer:
             case Kind.CLIENTS:
                 self._broker.hear(hop.decode_clients(body))
                 on_reply(b"")
+            case Kind.CHECKS:
+                self._wait_for_checks(
+                    transaction_pb2.ChecksRequest.FromString(body), on_reply, number
+                )
             case _ if kind in JOBS:
                 self._jobs.run(JOBS[kind](self._broker, body), on_reply)
             case _ if kind in ADMIN_KINDS:
@@ -92,6 +99,15 @@ class BrokerServer:
                 self._reply(on_reply, reply)
             case _:
                 raise Refused(Code.UNSUPPORTED, f"a broker does not serve requests of kind {kind}")
+
+    def _wait_for_checks(
+        self, request: transaction_pb2.ChecksRequest, on_reply: OnReply, number: int
+    ) -> None:
+        deadline_ms = self._broker.waits_ms() + request.wait_ms
+        checks = self._broker.transactions.checks
+        checks.wait(
+            number, request.topics, deadline_ms, lambda found: on_reply(encode_checks(found))
+        )
 
     def _reply(self, on_reply: OnReply, reply: bytes) -> None:
         """Release the reply once everything it rests on is confirmed (D2)."""
@@ -226,7 +242,7 @@ class BrokerServer:
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
-            filter_key=(want.tags, want.queue_id),
+            filter_key=(want.filter, want.queue_id),
             deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,

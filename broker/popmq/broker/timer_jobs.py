@@ -11,8 +11,8 @@ from popmq.broker.pop.stepped import Driver, Steps, confirmed, read
 from popmq.broker.store.message_keys import ID, names_in
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.timer_forecast import BUCKETS_MS, DueCounts
 from popmq.broker.timer.timer_recall import Stored
-from popmq.broker.timer.timer_scan import TimerScan
 from popmq.broker.timer.timer_state import Timer
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
@@ -28,11 +28,6 @@ _DEFAULT_LIMIT = 100
 _A_STEP = 4_096
 _BODIES_A_STEP = 8
 _LATER_MS = 1 << 62
-SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
-BUCKETS_MS = (
-    *(5 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE),
-    *(HOUR, 4 * HOUR, 8 * HOUR, 24 * HOUR),
-)
 
 
 class RecallJob:
@@ -106,10 +101,10 @@ class Waiting:
         service = self._timers.service
         recent = service.queue.not_enqueued()
         not_here = service.enqueue.behind - len(recent)
-        beside = [*self._timers.state.late.values(), *recent]
+        beside = self._timers.beside()
         for at in range(0, len(beside), _A_STEP):
             yield from read(partial(self._take_all, beside[at : at + _A_STEP]))
-        scan = _scan(self._broker, self._want.end_ms)
+        scan = self._timers.scan(self._want.end_ms)
         while self._looked < LOOKED_LIMIT:
             units = yield from read(scan.units)
             if not units:
@@ -118,7 +113,7 @@ class Waiting:
                 [Timer(one.due_ms, one.identity, one.position, one.size, one.topic_id, 0)
                  for one in units]
             )  # fmt: skip
-            if self._is_done(scan.at_ms, self._broker.wall_ms()):
+            if self._is_done(scan.at_ms):
                 break
         else:
             self.incomplete = f"only {self._looked} timers of the wheel were looked at"
@@ -135,12 +130,13 @@ class Waiting:
                 if known is None or known.position <= timer.position:
                     self._found[timer.identity] = timer
 
-    def _is_done(self, slot_ms: int, now_ms: int) -> bool:
+    def _is_done(self, slot_ms: int) -> bool:
         """No slot from `slot_ms` on holds one that is due before those found.
 
-        What came too late for its own slot stands in one that is over soon.
+        What came too late for its own slot stands in a later one, the latest of which is known.
         """
-        if len(self._found) <= self._want.limit or slot_ms <= now_ms:
+        early_ms = self._timers.files.early_ms
+        if len(self._found) <= self._want.limit or slot_ms <= early_ms:
             return False
         first = self.first
         if len(first) < self._want.limit:
@@ -160,7 +156,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
     yield from confirmed(broker.store)
     if request.message_id:
         find = partial(broker.timers.recall.find, topic_id, _checked_id(request.message_id))
-        stored = yield from read(find)
+        stored, reply.incomplete = yield from read(find)
         stored = [one for one in stored if want.takes(one.timer)]
         stored = [one for one in stored if broker.timers.recall.is_pending(one)]
         stored.sort(key=lambda one: one.timer.key)
@@ -170,7 +166,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
         reply.incomplete = waiting.incomplete
         yield from confirmed(broker.store)
         stored = yield from _with_messages(broker, waiting.first)
-    reply.timers.extend(_to_wire(broker, one) for one in stored[:limit])
+    reply.timers.extend(_to_wire(broker, one, request.message_id) for one in stored[:limit])
     return reply.SerializeToString()
 
 
@@ -188,14 +184,14 @@ def _with_messages(broker: Broker, timers: list[Timer]) -> Steps[list[Stored]]:
     return found
 
 
-def _to_wire(broker: Broker, stored: Stored) -> pb.Timer:
+def _to_wire(broker: Broker, stored: Stored, message_id: str) -> pb.Timer:
     timer, message, _ = stored
     token = message.any_token
     late = timer.identity in broker.timers.state.late
     return pb.Timer(
         topic=topic_name(broker, timer.topic_id),
         queue_id=token.queue_id if isinstance(token, TimerToken) else 0,
-        message_id=_id_of(message),
+        message_id=message_id or _id_of(message),
         due_ms=timer.due_ms,
         stored_ms=message.header.wall_ms,
         position=timer.identity,
@@ -208,23 +204,17 @@ def _to_wire(broker: Broker, stored: Stored) -> pb.Timer:
 def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]:
     """Of one topic by its timers; of all by the slots' counts, which is faster."""
     topic_id = _topic_id(broker, request.topic) if request.topic else None
-    now_ms, slot_ms = broker.wall_ms(), broker.settings.timer.slot_ms
-    counts = [0] * (len(BUCKETS_MS) + 1)
+    counted = DueCounts(broker.wall_ms(), broker.settings.timer.slot_ms)
     limit = 1 if topic_id is None else LOOKED_LIMIT
     waiting = Waiting(broker, Want(topic_id, 0, _LATER_MS, limit))
     yield from waiting.look()
     found = waiting.found
     if topic_id is None:
-        timers = broker.timers
-        scan = _scan(broker, _LATER_MS)
-        while slots := (yield from read(scan.slots)):
-            for slot in slots:
-                counts[_bucket(slot.time_ms + slot_ms - 1 - now_ms)] += slot.num
-        late = [*timers.state.late.values(), *timers.service.queue.not_enqueued()]
-    else:
-        late = found
-    for timer in late:
-        counts[_bucket(timer.due_ms - now_ms)] += 1
+        scan = broker.timers.scan()
+        while (yield from read(partial(counted.add_slots, scan))):
+            pass
+    recent = broker.timers.service.queue.not_enqueued()
+    counted.add_timers(recent if topic_id is None else found)
     pending = broker.timers.state.pending
     return pb.ForecastTimersReply(
         status=_ok(),
@@ -235,7 +225,7 @@ def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]
         ],
         buckets=[
             pb.ForecastTimersReply.Bucket(within_ms=within_ms, count=count)
-            for within_ms, count in zip((*BUCKETS_MS, -1), counts, strict=True)
+            for within_ms, count in zip((*BUCKETS_MS, -1), counted.counts, strict=True)
         ],
         next_due_ms=min((one.due_ms for one in found), default=0),
         incomplete=waiting.incomplete,
@@ -246,18 +236,6 @@ def topic_name(broker: Broker, topic_id: int) -> str:
     """Of a deleted topic its number: its timers become dead letters when their time comes."""
     topic = broker.registry.topic_by_id(topic_id)
     return topic.name if topic is not None else f"#{topic_id}"
-
-
-def _scan(broker: Broker, end_ms: int) -> TimerScan:
-    """Everything that may hold a timer due before `end_ms`, in its slot or on its way there.
-
-    One that was enqueued after its slot was over stands in the oldest slot.
-    """
-    settings, begin_ms = broker.settings.timer, broker.timers.service.enqueue.base_ms
-    lap_ms = settings.wheel_slots * settings.slot_ms
-    end_ms = max(end_ms, broker.wall_ms() + settings.slot_ms)
-    to_ms = min(begin_ms + lap_ms, end_ms)
-    return TimerScan(broker.timers.files, begin_ms, to_ms, slot_ms=settings.slot_ms)
 
 
 def _topic_id(broker: Broker, name: str) -> int:
@@ -286,10 +264,6 @@ def _ok() -> pb.Status:
 def _is_pending(broker: Broker, timer: Timer) -> bool:
     moved = timer.position != timer.identity
     return broker.timers.state.is_pending(*timer.key, timer.offset, moved=moved)
-
-
-def _bucket(ahead_ms: int) -> int:
-    return next((at for at, within in enumerate(BUCKETS_MS) if ahead_ms <= within), len(BUCKETS_MS))
 
 
 def _recall_job(broker: Broker, body: bytes) -> Job:

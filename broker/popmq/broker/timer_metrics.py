@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from heapq import nlargest
 
 from popmq.broker.broker import Broker
+from popmq.broker.timer.timer_forecast import BUCKETS_MS
 from popmq.common.disk import ColdRead
 from popmq.common.observe import Metric, MetricKind
 
@@ -24,12 +25,16 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("files_blocked", "1 while its files cannot be written.", float(timers.files.blocked)),
     ):
         yield _gauge(f"timer_{name}", help_text, value)
+    windows = [*map(str, BUCKETS_MS), "+Inf"]
+    for window, count in zip(windows, timers.forecast.counts() or (), strict=False):
+        help_text = "Due within so long, and not within the window before."
+        yield _gauge("timer_forecast_messages", help_text, count, {"within_ms": window})
     for topic, count in _by_topic(broker):
         yield _gauge("timer_timing_messages", "That wait.", count, {"topic": topic})
     for name, help_text, value in (
         ("enqueue", "Records of the timer queue put into the wheel.", enqueue.enqueued),
         ("dequeue", "Timers that fired.", service.fired),
-        ("delay_latency_ms", "How late they fired, summed up.", service.late_total_ms),
+        ("delay_latency_ms", "How late they fired, summed up.", service.lateness.total),
         ("recalled", "Recalled before their time.", timers.recall.recalled),
         ("rescheduled", "Given another time.", timers.recall.rescheduled),
         ("lost", "Whose body could not be read.", service.lost + enqueue.lost),
@@ -39,10 +44,19 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("rolled", "Units put on into a later slot.", enqueue.rolled),
         ("moved_bodies", "Appended again by retention.", timers.bodies.moved),
         ("rebuilds", "Times that the wheel was made anew.", service.rebuilds),
+        ("turned_back", "Times that a clock was far ahead before.", service.turned_back),
         ("checks", "Counts of the pending timers.", timers.check.done),
         ("check_mismatches", "Topics with another count.", timers.check.mismatches),
     ):
         yield Metric(f"timer_{name}", help_text, value)
+
+    yield Metric(
+        "timer_lateness_ms",
+        "How late they fired.",
+        service.lateness.total,
+        MetricKind.HISTOGRAM,
+        buckets=service.lateness.buckets,
+    )
 
 
 def enqueue_lag_ms(broker: Broker) -> int:

@@ -10,8 +10,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from popmq.cli import dlq, doctor, explain, lookup, messages, metadata, operate, roles, timers
-from popmq.common.config import client_endpoint, environment, load_settings, parse_address
+from popmq.cli import (
+    bench,
+    brokers,
+    dlq,
+    doctor,
+    drain,
+    explain,
+    lookup,
+    messages,
+    metadata,
+    operate,
+    roles,
+    timers,
+)
+from popmq.common.config import (
+    OVER_TLS,
+    client_endpoint,
+    environment,
+    load_settings,
+    parse_address,
+)
 from popmq.common.errors import ConfigError, PopmqError
 
 REFUSED, INTERRUPTED = 1, 130
@@ -46,7 +65,8 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"popmq {version('popmq')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     common = _common_arguments(environ)
-    roles.add_parsers(subparsers)
+    broker = roles.add_parsers(subparsers)
+    brokers.add_parsers(subparsers, broker, common)
     messages.add_parsers(subparsers, common)
     metadata.add_parsers(subparsers, common)
     lookup.add_parsers(subparsers, common)
@@ -54,6 +74,8 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     operate.add_parsers(subparsers, common)
     dlq.add_parsers(subparsers, common)
     timers.add_parsers(subparsers, common)
+    bench.add_parsers(subparsers, common)
+    drain.add_parsers(subparsers, common)
     doctor.add_parser(subparsers)
     _add_config(subparsers, common)
     return parser
@@ -80,7 +102,7 @@ def _common_arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=endpoint_argument,
         default=client_endpoint(environ),
         metavar="HOST:PORT",
-        help="a proxy's address (default %(default)s; POPMQ_ENDPOINT)",
+        help="a proxy's address, tls://HOST:PORT over TLS (default %(default)s; POPMQ_ENDPOINT)",
     )
     common.add_argument("--json", action="store_true", help="one JSON object per line")
     return common
@@ -88,7 +110,7 @@ def _common_arguments(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def endpoint_argument(text: str) -> str:
     try:
-        parse_address(text)
+        parse_address(text.removeprefix(OVER_TLS))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text

@@ -18,8 +18,10 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from popmq.common.errors import Code, PopmqError
+from popmq.common.config import CLIENT_TLS_CA, OVER_TLS, environment
+from popmq.common.errors import Code, ConfigError, PopmqError
 from popmq.common.wire import admin_pb2 as admin
+from popmq.common.wire import controller_pb2 as controller
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
 
@@ -67,6 +69,18 @@ class CallFailed(PopmqError):
     code = Code.HA_NOT_AVAILABLE
 
 
+def trusted_certificates() -> bytes | None:
+    """The certificates to trust, as PEM; None: those that gRPC comes with."""
+    path = environment().get(CLIENT_TLS_CA)
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"{CLIENT_TLS_CA} = {path}: {error.strerror}") from error
+
+
 def check_status(status: StatusLike) -> None:
     if status.code != Code.OK:
         raise CallRefused(status.code, status.message)
@@ -105,15 +119,18 @@ class Client:
         self.endpoint = endpoint
         self._client_id = client_id or new_client_id()
         self._answered = False
-        self._channel = grpc.insecure_channel(
-            endpoint,
-            options=[
-                ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
-                ("grpc.max_send_message_length", MAX_REPLY_BYTES),
-                # Otherwise a proxy for the web, set in the environment, gets the calls.
-                ("grpc.enable_http_proxy", 0),
-            ],
-        )
+        options = [
+            ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
+            ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+            # Otherwise a proxy for the web, set in the environment, gets the calls.
+            ("grpc.enable_http_proxy", 0),
+        ]
+        if endpoint.startswith(OVER_TLS):
+            trusted = grpc.ssl_channel_credentials(trusted_certificates())
+            address = endpoint.removeprefix(OVER_TLS)
+            self._channel = grpc.secure_channel(address, trusted, options=options)
+        else:
+            self._channel = grpc.insecure_channel(endpoint, options=options)
 
     def __enter__(self) -> "Client":
         return self
@@ -273,6 +290,21 @@ class Client:
         check_status(reply.status)
         return reply
 
+    def brokers(self, group: str) -> controller.ListReplicasReply:
+        request = admin.ListBrokersRequest(group=group)
+        reply = self._call(ADMIN + "ListBrokers", request, admin.ListBrokersReply)
+        check_status(reply.status)
+        return reply.found
+
+    def failover(self, request: admin.FailoverRequest) -> controller.FailoverReply:
+        reply = self._call(ADMIN + "Failover", request, admin.FailoverReply)
+        check_status(reply.status)
+        return reply.done
+
+    def drain(self, request: admin.DrainRequest) -> None:
+        reply = self._call(ADMIN + "Drain", request, admin.DrainReply)
+        check_status(reply.status)
+
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(
             path,
@@ -295,6 +327,15 @@ class Client:
     def _explained(self, error: grpc.RpcError, timeout_s: float) -> PopmqError:
         details = error.details() or "no details given"
         match error.code():
+            case grpc.StatusCode.UNAVAILABLE if "TLS only" in details:
+                return CallFailed(
+                    f"{self.endpoint} takes TLS only: write {OVER_TLS}{self.endpoint}"
+                )
+            case grpc.StatusCode.UNAVAILABLE if "CERTIFICATE_VERIFY_FAILED" in details:
+                return CallFailed(
+                    f"the certificate of {self.endpoint} is not trusted: {CLIENT_TLS_CA} names a "
+                    "file of those that are"
+                )
             case grpc.StatusCode.UNAVAILABLE if not self._answered:
                 return CallFailed(f"no popmq at {self.endpoint}: start one with `popmq up`")
             case grpc.StatusCode.UNAVAILABLE:

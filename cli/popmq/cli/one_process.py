@@ -28,7 +28,7 @@ class OneProcess:
         self.controller = ControllerProcess(settings)
         self.proxy = ProxyProcess(
             settings,
-            self.controller.port,
+            [self.controller.port],
             lambda name, address: LocalPort(broker.port),
             clock=proxy_clock,
             tls_folder=tls_folder,
@@ -40,6 +40,7 @@ class OneProcess:
     async def start(self, *frames: str) -> None:
         """Serve clients; also other processes that speak frames, at the addresses given."""
         async with AsyncExitStack() as stack:
+            self.controller.start()
             stack.push_async_callback(self.controller.stop)
             stack.push_async_callback(self.broker.stop)
             await self.broker.start()
@@ -79,6 +80,10 @@ class LocalPort:
 
     def __init__(self, port: Port) -> None:
         self._port = port
+
+    @property
+    def usable(self) -> bool:
+        return True
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         return self._port.request(kind, body, timeout_ms, on_reply)

@@ -14,10 +14,16 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from popmq.broker.process import BrokerProcess
+from popmq.cli.cluster import Cluster, Shape, read_shape
 from popmq.cli.one_process import OneProcess
+from popmq.cli.supervised import PARENT_FLAG, die_with_parent
+from popmq.cli.workers import Workers
 from popmq.common.config import Settings, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError
 from popmq.common.observe import (
@@ -27,21 +33,29 @@ from popmq.common.observe import (
     new_registry,
     setup_logging,
 )
+from popmq.common.settings_section import shown
 from popmq.controller.process import ControllerProcess
 from popmq.proxy.process import ProxyProcess
+from popmq.proxy.self_signed import own_certificate
 
 logger = logging.getLogger(__name__)
 
 UP_DEFAULTS = {"store.segment_bytes": "64MiB", "topic.auto_create": True}
 # A unix socket's path has 108 bytes with its final zero (man 7 unix).
 SOCKET_PATH_LIMIT = 107
+GC_AFTER_OBJECTS = 50_000
 
 Ready = Callable[[], tuple[bool, Mapping[str, object]]]
 Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
 
 
-def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1."""
+def add_parsers(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> argparse.ArgumentParser:
+    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1.
+
+    Returns the broker's parser, below which there are other commands.
+    """
     up = subparsers.add_parser("up", help="controller, broker and proxy in one process")
     up.add_argument("--data", metavar="DIR", help="data directory (default ./popmq-data)")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -49,8 +63,17 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     up.add_argument("--http-port", type=int, default=5557, help="metrics port (%(default)s)")
     up.add_argument("--advertise", metavar="HOST:PORT", help="what clients are told to connect to")
     up.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    up.add_argument("--groups", type=int, default=1, metavar="N", help="broker groups (1)")
+    up.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="R",
+        help="brokers of each group (1); with more than one broker each is a process of its own",
+    )
     _add_transport(up)
     up.set_defaults(run=run_up)
+    made: dict[str, argparse.ArgumentParser] = {}
     for name, run, what in (
         ("controller", run_controller, "registers brokers and tells routes"),
         ("broker", run_broker, "stores and delivers messages"),
@@ -58,12 +81,18 @@ def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     ):
         role = subparsers.add_parser(name, help=f"one role as a process: {what}")
         role.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+        role.add_argument(PARENT_FLAG, type=int, help=argparse.SUPPRESS)
         if name == "proxy":
             _add_transport(role)
         role.set_defaults(run=run)
+        made[name] = role
+    return made["broker"]
 
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes that share the public port (default 1)"
+    )
     parser.add_argument(
         "--transport", metavar="NAME", help="what serves gRPC: lean (default) or grpcio"
     )
@@ -75,6 +104,7 @@ def run_up(args: argparse.Namespace) -> int:
         "proxy.listen": f"{args.host}:{args.port}",
         "proxy.advertise": args.advertise,
         "proxy.transport": args.transport,
+        "proxy.workers": args.workers,
         "http.listen": f"{args.host}:{args.http_port}",
     }
     # Addresses of the file or of the environment count unless the flags say otherwise.
@@ -86,20 +116,41 @@ def run_up(args: argparse.Namespace) -> int:
         ):
             if flag == default and loaded[key] != "default":
                 flags[key] = None
-    settings = load_settings(args.config, environment(), flags, defaults=UP_DEFAULTS).settings
-    return _run("up", settings, _up)
+    read = load_settings(args.config, environment(), flags, defaults=UP_DEFAULTS)
+    shape = Shape(args.groups, args.replicas, args.config or "")
+    if len(shape.brokers) > 1:
+        defaults = {
+            key: shown(value)
+            for key, value in UP_DEFAULTS.items()
+            if read.sources[key] == "default"
+        }
+        cluster = partial(_many, shape, defaults)
+        return run_role("up", read.settings, cluster)
+    if (known := read_shape(read.settings.broker.data)) is not None:
+        raise ConfigError(
+            f"{read.settings.broker.data} holds {known.groups} broker groups of {known.replicas}: "
+            f"start it with --groups {known.groups} --replicas {known.replicas}"
+        )
+    return run_role("up", read.settings, _up)
 
 
 def run_controller(args: argparse.Namespace) -> int:
-    return _run("controller", _settings(args), _controller)
+    return _of_parent("controller", args, _settings(args), _controller)
 
 
 def run_broker(args: argparse.Namespace) -> int:
-    return _run("broker", _settings(args), _broker)
+    return _of_parent("broker", args, _settings(args), _broker)
 
 
 def run_proxy(args: argparse.Namespace) -> int:
-    return _run("proxy", _settings(args, {"proxy.transport": args.transport}), _proxy)
+    flags = {"proxy.transport": args.transport, "proxy.workers": args.workers}
+    return _of_parent("proxy", args, _settings(args, flags), _proxy)
+
+
+def _of_parent(role: str, args: argparse.Namespace, settings: Settings, start: Start) -> int:
+    if args.parent is not None:
+        die_with_parent(args.parent)
+    return run_role(role, settings, start)
 
 
 def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = None) -> Settings:
@@ -110,7 +161,10 @@ def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = Non
 
 
 async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    tls_folder = Path(settings.broker.data) / "tls"
+    if settings.proxy.workers > 1:
+        await _up_with_workers(settings, stack, life)
+        return
+    tls_folder = _tls_folder(settings)
     one = OneProcess(settings, BrokerProcess(settings), tls_folder=tls_folder)
     await one.start(*_unix_address(settings))
     stack.push_async_callback(one.stop)
@@ -126,9 +180,78 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     life.announce(f"ready: endpoint {one.endpoint}, {metrics}, data {settings.broker.data}")
 
 
+async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    """Broker and controller here; the proxies in processes of their own, over unix sockets."""
+    # Not in the data directory: a socket's path is short.
+    folder = stack.enter_context(TemporaryDirectory(prefix="popmq-"))
+    at_broker, at_controller = f"unix:{folder}/broker.sock", f"unix:{folder}/controller.sock"
+    controller = ControllerProcess(settings)
+    stack.push_async_callback(controller.stop)
+    broker = await _start_broker(settings, stack, life)
+    await broker.listen(at_broker, *_unix_address(settings))
+    life.own(controller.start())
+    await controller.listen(at_controller)
+    life.own(asyncio.create_task(broker.register_in_process(controller.port, at_broker)))
+    addresses = replace(settings.controller, addresses=(at_controller,))
+    inner = replace(settings, controller=addresses)
+    workers = await _workers(inner, stack, life, _tls_folder(settings))
+    await workers.routed()
+    stack.callback(broker.broker.stop)
+    metrics = await _http(
+        settings,
+        stack,
+        "up",
+        lambda: (life.serving, {"broker": settings.broker.name}),
+        lambda: [*controller.metrics(), *broker.metrics(), *workers.metrics()],
+    )
+    life.announce(f"ready: endpoint {workers.endpoint}, {metrics}, data {settings.broker.data}")
+
+
+async def _workers(
+    settings: Settings, stack: AsyncExitStack, life: "Life", tls_folder: Path
+) -> Workers:
+    """Started, with one certificate for all."""
+    proxy = settings.proxy
+    if proxy.tls != "off" and not proxy.tls_certificate:
+        certificate, key = own_certificate(proxy, tls_folder)
+        proxy = replace(proxy, tls_certificate=certificate, tls_key=key)
+    workers = Workers(replace(settings, proxy=proxy))
+    stack.push_async_callback(workers.stop)
+    await workers.start()
+    for keeping in workers.keeping:
+        life.own(keeping)
+    return workers
+
+
+def _tls_folder(settings: Settings) -> Path:
+    return Path(settings.broker.data) / "tls"
+
+
+async def _many(
+    shape: Shape,
+    defaults: Mapping[str, str],
+    settings: Settings,
+    stack: AsyncExitStack,
+    life: "Life",
+) -> None:
+    """The whole cluster as processes; a second Ctrl-C while they stop kills them."""
+    cluster = Cluster(settings, shape, defaults)
+    stack.push_async_callback(cluster.stop)
+    life.on_second_end = cluster.kill
+    starting = asyncio.create_task(cluster.start())
+    if not await life.first(starting):
+        return
+    life.own(asyncio.create_task(cluster.failed()))
+    life.announce(
+        f"ready: endpoint {cluster.endpoint}, metrics {cluster.metrics}, "
+        f"data {settings.broker.data}"
+    )
+
+
 async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     controller = ControllerProcess(settings)
     stack.push_async_callback(controller.stop)
+    life.own(controller.start())
     address = await controller.listen()
     metrics = await _http(
         settings, stack, "controller", lambda: (life.serving, {}), controller.metrics
@@ -154,9 +277,15 @@ async def _broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> No
 
 
 async def _proxy(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
-    proxy = ProxyProcess.over_frames(settings)
-    stack.push_async_callback(proxy.stop)
-    endpoint = await proxy.listen()
+    proxy: ProxyProcess | Workers
+    if settings.proxy.workers > 1:
+        folder = stack.enter_context(TemporaryDirectory(prefix="popmq-"))
+        proxy = await _workers(settings, stack, life, Path(folder))
+        endpoint = proxy.endpoint
+    else:
+        proxy = ProxyProcess.over_frames(settings)
+        stack.push_async_callback(proxy.stop)
+        endpoint = await proxy.listen()
     metrics = await _http(
         settings,
         stack,
@@ -213,6 +342,7 @@ class Life:
     def __init__(self) -> None:
         self.serving = False
         self.code = 0
+        self.on_second_end: Callable[[], None] = lambda: None
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -220,6 +350,9 @@ class Life:
         # What start-up made lives as long as the process: the collector need not look again.
         gc.collect()
         gc.freeze()
+        # Calls in progress are thousands of objects and none is a cycle: at Python's 700 the
+        # collector looked through them again and again, for 6 % of a proxy's time.
+        gc.set_threshold(GC_AFTER_OBJECTS, 10, 10)
         self.serving = True
         print(line, flush=True)
 
@@ -230,7 +363,21 @@ class Life:
 
     def end(self, code: int) -> None:
         self.code = max(self.code, code)
+        if self._ended.is_set():
+            self.on_second_end()
         self._ended.set()
+
+    async def first(self, starting: "asyncio.Task[None]") -> bool:
+        """Wait for the start, whose failure is raised; False when the end came before it."""
+        ended = asyncio.create_task(self._ended.wait())
+        await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if starting.done():
+            starting.result()
+            return True
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
 
     async def wait(self) -> None:
         await self._ended.wait()
@@ -247,7 +394,8 @@ class Life:
             self.end(1)
 
 
-def _run(role: str, settings: Settings, start: Start) -> int:
+def run_role(role: str, settings: Settings, start: Start) -> int:
+    """From nothing to the exit status."""
     setup_logging(role)
     # A shorter turn for the flusher's thread: it holds the lock for microseconds only.
     sys.setswitchinterval(0.0005)

@@ -13,6 +13,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from popmq.common.address import bad_address
+from popmq.common.address import format_address as format_address
+from popmq.common.address import parse_address as parse_address
 from popmq.common.errors import ConfigError
 from popmq.common.lean_settings import LeanSettings
 from popmq.common.quantities import (
@@ -25,30 +28,18 @@ from popmq.common.quantities import (
     parse_size,
 )
 from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.send_settings import DedupSettings, TransactionSettings
 from popmq.common.settings_section import Section as _Section
 from popmq.common.settings_section import checked as _checked
+from popmq.common.settings_section import matching as _matching
 from popmq.common.settings_section import one_of as _one_of
 from popmq.common.settings_section import shown
 from popmq.common.settings_section import within as _within
 
 CLIENT_ENDPOINT = "POPMQ_ENDPOINT"
+CLIENT_TLS_CA = "POPMQ_TLS_CA"
+OVER_TLS = "tls://"
 DEFAULT_ENDPOINT = "127.0.0.1:8081"
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`host:port`, an IPv6 host in brackets: `[::1]:8081`. ConfigError for anything else."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ConfigError(f"{text!r}: put an IPv6 host in brackets, as in [::1]:8081")
-    if not colon or not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not an address: write HOST:PORT, as in 127.0.0.1:8081")
-    return host, int(port)
-
-
-def format_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def environment() -> Mapping[str, str]:
@@ -62,27 +53,18 @@ def client_endpoint(environ: Mapping[str, str]) -> str:
 
 def _name_of(default: str, *, optional: bool = False) -> str:
     # A topic name holds the cluster's and a receipt handle the broker's, so both stay short.
-    def check(value: str) -> str:
-        good = (optional and not value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,100}", value)
-        return "" if good else "1 to 100 letters, digits, _ or -"
-
-    return _checked(default, check)
+    least = 0 if optional else 1
+    what = "1 to 100 letters, digits, _ or -"
+    return _matching(default, rf"[a-zA-Z0-9_-]{{{least},100}}", what)
 
 
 def _address(default: str, *, optional: bool = False) -> str:
-    return _checked(default, lambda value: "" if optional and not value else _bad_address(value))
-
-
-def _bad_address(value: str) -> str:
-    try:
-        parse_address(value)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return _checked(default, lambda value: "" if optional and not value else bad_address(value))
 
 
 def _bad_addresses(values: tuple[str, ...]) -> str:
-    return next(filter(None, map(_bad_address, values)), "" if values else "at least one address")
+    places = [value for value in values if not value.startswith("unix:")]
+    return next(filter(None, map(bad_address, places)), "" if values else "at least one address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +78,9 @@ class ControllerSettings(_Section):
     addresses: tuple[str, ...] = _checked(("127.0.0.1:9878",), _bad_addresses)
     heartbeat_ms: int = _within(500, 10, 60_000)
     dead_after_ms: int = _within(2000, 20, 600_000)
+    store: str = _one_of("memory", "memory", "file", "kubernetes")
+    data: str = _checked("./popmq-controller", lambda path: "" if path.strip() else "a path")
+    namespace: str = _matching("", r"[a-z0-9-]{0,63}", "a namespace")  # "": the pod's own
 
     def relations(self) -> None:
         low = 2 * self.heartbeat_ms
@@ -117,6 +102,7 @@ class ProxySettings(_Section):
     listen: str = _address(DEFAULT_ENDPOINT)
     advertise: str = _address("", optional=True)
     transport: str = _one_of("lean", "lean", "grpcio")
+    workers: int = _within(1, 1, 256)  # processes that share the port
     tls: str = _one_of("auto", "auto", "off", "only")
     tls_certificate: str = ""  # a PEM file with the chain; "": one of our own making
     tls_key: str = ""
@@ -125,6 +111,8 @@ class ProxySettings(_Section):
         for one, other in (("tls_key", "tls_certificate"), ("tls_certificate", "tls_key")):
             if getattr(self, one) and not getattr(self, other):
                 raise self.refuse(other, f"needed, as proxy.{one} is set")
+        if self.transport != "lean" and self.workers > 1:
+            raise self.refuse("workers", "more than one needs proxy.transport = lean")
         if self.transport != "lean" and (self.tls == "only" or self.tls_certificate):
             complaint = "serves plain text only; TLS (proxy.tls, proxy.tls_certificate) needs lean"
             raise self.refuse("transport", complaint)
@@ -244,8 +232,10 @@ class Settings:
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
+    dedup: DedupSettings = field(default_factory=DedupSettings)
     pop: PopSettings = PopSettings()
     timer: TimerSettings = TimerSettings()
+    transaction: TransactionSettings = field(default_factory=TransactionSettings)
     group: GroupSettings = GroupSettings()
     topic: TopicSettings = TopicSettings()
     poll: PollSettings = PollSettings()
@@ -377,7 +367,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TC
 def _variables(environ: Mapping[str, str], known: Mapping[str, object]) -> dict[str, str]:
     names = {f"POPMQ_{key.replace('.', '_').upper()}": key for key in known}
     for name in environ:
-        strange = name.startswith("POPMQ_") and name not in names and name != CLIENT_ENDPOINT
+        strange = name.startswith("POPMQ_") and name not in (*names, CLIENT_ENDPOINT, CLIENT_TLS_CA)
         if strange and not _SERVICE_LINK.search(name):
             raise _unknown(f"environment variable {name}", name, names)
     return {name: key for name, key in names.items() if name in environ}

@@ -20,6 +20,7 @@ class Code(IntEnum):
     ILLEGAL_MESSAGE_KEY = 40005
     ILLEGAL_MESSAGE_GROUP = 40006
     ILLEGAL_MESSAGE_PROPERTY_KEY = 40007
+    INVALID_TRANSACTION_ID = 40008
     ILLEGAL_MESSAGE_ID = 40009
     ILLEGAL_FILTER_EXPRESSION = 40010
     ILLEGAL_INVISIBLE_TIME = 40011
@@ -92,9 +93,16 @@ class DeadlineExceeded(PopmqError):
 
 
 class Unavailable(PopmqError):
-    """The broker (or controller) cannot be reached now; trying again is right."""
+    """The broker (or controller) cannot be reached now; trying again is right.
+
+    `unknown`: the request had left, so that it may have been done; else it was not.
+    """
 
     code = Code.HA_NOT_AVAILABLE
+
+    def __init__(self, message: str, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.unknown = unknown
 
 
 class NotMaster(PopmqError):

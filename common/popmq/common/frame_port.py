@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _POP = Kind.POP  # an attribute of an enum class is a slow look-up
 SWEEP_MS = 20  # how late a deadline may be noticed
+QUIET_SWEEP_MS = 200  # from sweep to sweep, at most, while nobody asks and nothing is due
 FIRST_BACK_OFF_MS = 50
 MAX_BACK_OFF_MS = 1_000
 MAX_TIMEOUT_MS = 0xFFFF_FFFF  # what four bytes hold: 49 days
@@ -82,10 +83,17 @@ class FramePort:
         self._pops: set[int] = set()  # those of them that may wait for a message
         self._deadlines: list[tuple[int, int, Kind, int]] = []  # due, id, kind, timeout
         self._sweeper: asyncio.TimerHandle | None = None
+        self._quiet = False  # the sweeper comes later than a new request's deadline may
+        self._swept_id = 0
 
     @property
     def connected(self) -> bool:
         return self._connection is not None
+
+    @property
+    def usable(self) -> bool:
+        """A request would leave, now or when the first attempt to connect has ended."""
+        return self._connection is not None or self._waiting is not None
 
     def start(self) -> None:
         assert self._task is None, "a port is started once"
@@ -115,8 +123,8 @@ class FramePort:
         if kind is _POP:
             self._pops.add(request_id)
         heapq.heappush(self._deadlines, (due_ms, request_id, kind, timeout_ms))
-        if self._sweeper is None:
-            self._start_sweeper()
+        if self._sweeper is None or self._quiet:
+            self._start_sweeper(SWEEP_MS)
         if self._connection is not None:
             self._connection.send_request(kind, request_id, timeout_ms, body)
         elif self._waiting is not None:
@@ -184,13 +192,17 @@ class FramePort:
             _, body, _ = self._waiting.pop(request_id)
             self._waiting_bytes -= len(body)
 
-    def _start_sweeper(self) -> None:
+    def _start_sweeper(self, wait_ms: int) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._quiet = wait_ms > SWEEP_MS
         loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(SWEEP_MS / 1000, self._sweep)
+        self._sweeper = loop.call_later(wait_ms / 1000, self._sweep)
 
     def _sweep(self) -> None:
         """End what is due; runs only while something is pending."""
         deadlines, now_ms = self._deadlines, self._clock.boot_ms()
+        self._quiet = False  # who asks from in here need not start another
         while deadlines and deadlines[0][0] <= now_ms:
             _, request_id, kind, timeout_ms = heapq.heappop(deadlines)
             if request_id in self._pending:
@@ -208,10 +220,14 @@ class FramePort:
             deadlines[:] = [one for one in deadlines if one[1] in self._pending]
             heapq.heapify(deadlines)
         self._sweeper = None
-        if self._pending:
-            self._start_sweeper()
-        else:
+        if not self._pending:
             deadlines.clear()
+        elif self._last_id != self._swept_id:
+            self._start_sweeper(SWEEP_MS)
+        else:
+            nearest_ms = deadlines[0][0] - now_ms
+            self._start_sweeper(max(SWEEP_MS, min(QUIET_SWEEP_MS, nearest_ms)))
+        self._swept_id = self._last_id
 
     async def _keep_connected(self) -> None:
         back_off_ms = FIRST_BACK_OFF_MS
@@ -266,7 +282,7 @@ class FramePort:
         else:
             text = f"{self._who()} is not connected: {reason}"
         for request_id in list(self._pending):
-            self.answer(request_id, Unavailable(text))
+            self.answer(request_id, Unavailable(text, unknown=was_connected))
         self._deadlines.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -49,6 +49,9 @@ class Kind(IntEnum):
     LIST_DEAD_LETTERS = 51
     REDRIVE = 52
     UNPARK = 56
+    DRAIN = 57
+    END_TRANSACTION = 58
+    CHECKS = 59
     REGISTER = 64
     ROUTES = 65
     ALTER_SYNC_STATE_SET = 66
@@ -105,6 +108,7 @@ class PutEntry(NamedTuple):
     the two slices of D5.
 
     `due_ms` is wall milliseconds; negative: so many after the broker got it; 0: it is not delayed.
+    Of a TRANSACTION message it is the time to its first check, 0 for the broker's own.
     A timer is released at some time within `spread_ms` after it is due.
     """
 
@@ -125,7 +129,10 @@ class PutRequest(NamedTuple):
 
 
 class PutResult(NamedTuple):
-    """`due_ms`: of a timer, wall milliseconds; 0: the message is visible at once."""
+    """`due_ms`: of a timer, wall milliseconds; 0: the message is visible at once.
+
+    `message` says why it was refused; of a half message that was stored it is the transaction id.
+    """
 
     code: int = Code.OK
     message: str = ""
@@ -338,11 +345,15 @@ def decode_pop(body: bytes) -> PopRequest:
 
 def encode_pop_reply(reply: PopReply) -> bytes:
     parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
+    add = parts.append  # four calls cost less than a tuple and its unpacking
     for queue, offset, attempt, stored, handle, head, properties in reply.deliveries:
         fields = _DELIVERY.pack(
             queue, offset, attempt, stored, len(handle), len(head), len(properties)
         )
-        parts += (fields, handle, head, properties)
+        add(fields)
+        add(handle)
+        add(head)
+        add(properties)
     return b"".join(parts)
 
 

@@ -9,11 +9,14 @@ import asyncio
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from importlib.metadata import version
+from itertools import accumulate
+from typing import TypeAlias
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -22,7 +25,11 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from popmq.common.errors import ConfigError
@@ -69,20 +76,47 @@ def setup_logging(role: str, level: str = "info") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+_Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
 class MetricKind(Enum):
     COUNTER = CounterMetricFamily
     GAUGE = GaugeMetricFamily
+    HISTOGRAM = HistogramMetricFamily
+
+
+class Histogram:
+    """Counts values by bounds, the last of which is none. Cheap enough for each message."""
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def observe(self, value: int) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """How many are at most so large, by bound as text."""
+        names = [*map(str, self._bounds), "+Inf"]
+        return list(zip(names, accumulate(map(float, self._counts)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One reading. Unit last in the name; a counter's name ends in `_total` on the page."""
+    """One reading. Unit last in the name; a counter's name ends in `_total` on the page.
+
+    A histogram has `buckets`, and the sum of what it counted as its value.
+    """
 
     name: str
     help: str
     value: float
     kind: MetricKind = MetricKind.COUNTER
     labels: Mapping[str, str] = field(default_factory=dict)
+    buckets: Sequence[tuple[str, float]] = ()
 
 
 def counters_collector(prefix: str, read: Callable[[], Iterable[Metric]]) -> Collector:
@@ -99,13 +133,17 @@ class _ReadCollector(Collector):
         """Nothing, so that registering does not read before the owner is ready."""
         return []
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    def collect(self) -> Iterator[_Family]:
+        families: dict[str, _Family] = {}
         for metric in self._read():
             name = self._prefix + metric.name
             if name not in families:
                 families[name] = metric.kind.value(name, metric.help, labels=list(metric.labels))
-            families[name].add_metric(list(metric.labels.values()), metric.value)
+            family, labels = families[name], list(metric.labels.values())
+            if isinstance(family, HistogramMetricFamily):
+                family.add_metric(labels, metric.buckets, metric.value)
+            else:
+                family.add_metric(labels, metric.value)
         yield from families.values()
 
 

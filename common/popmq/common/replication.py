@@ -64,6 +64,7 @@ class Block(NamedTuple):
     epoch_start: int
     position: int
     confirmed: int
+    end: int  # of the master's log
     data: bytes
 
 
@@ -112,7 +113,7 @@ _HANDSHAKE = struct.Struct(">IQ")
 _REPLY = struct.Struct(">IQQQQQQH")
 _ENTRY = struct.Struct(">IQ")
 _FETCH = struct.Struct(">IQQIQI")
-_BLOCK = struct.Struct(">IIQQQ")
+_BLOCK = struct.Struct(">IIQQQQ")
 _ACKED = struct.Struct(">IQQ")
 _ACKED_REPLY = struct.Struct(">IQ")
 _READ_SNAPSHOT = struct.Struct(">IQQQI")
@@ -176,8 +177,8 @@ def encode_block(block: Block) -> bytes:
 
 
 def decode_block(body: bytes) -> Block:
-    epoch, block_epoch, epoch_start, position, confirmed = PayloadReader(body).fields(_BLOCK)
-    return Block(epoch, block_epoch, epoch_start, position, confirmed, body[_BLOCK.size :])
+    epoch, of, start, position, confirmed, end = PayloadReader(body).fields(_BLOCK)
+    return Block(epoch, of, start, position, confirmed, end, body[_BLOCK.size :])
 
 
 @fitting

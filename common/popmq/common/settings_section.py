@@ -1,5 +1,6 @@
 """What a section of the settings is made of: values with checks, and the error that names them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import field, fields
 from typing import TypeVar
@@ -23,6 +24,10 @@ def within(default: int, low: int, high: int) -> int:
         return f"at most {high}" if value > high else ""
 
     return checked(default, check)
+
+
+def matching(default: str, pattern: str, what: str) -> str:
+    return checked(default, lambda value: "" if re.fullmatch(pattern, value) else what)
 
 
 def one_of(default: str, *choices: str, **refused: str) -> str:

@@ -71,3 +71,39 @@ async def run_steps(step: Step, *, idle_ms: int) -> None:
     """Call `step` for ever: again at once while it moved something, else after `idle_ms`."""
     while True:  # noqa: ASYNC110 - the step decides by time, there is no event to wait for
         await asyncio.sleep(0 if step() else idle_ms / 1000)
+
+
+class StepLoop:
+    """`run_steps` that rests: after a step that did nothing it waits as long as `wait_ms` says.
+
+    A wait that is longer than `idle_ms` is a rest, and ends with `wake`.
+    """
+
+    def __init__(self, step: Step, wait_ms: Callable[[], int], *, idle_ms: int) -> None:
+        self._step = step
+        self._wait_ms = wait_ms
+        self._idle_ms = idle_ms
+        self._rest: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
+
+    async def run(self) -> None:
+        while True:
+            if self._step():
+                await asyncio.sleep(0)
+            elif (wait_ms := self._wait_ms()) <= self._idle_ms:
+                await asyncio.sleep(self._idle_ms / 1000)
+            else:
+                await self._resting(wait_ms)
+
+    async def _resting(self, wait_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._rest = loop.create_future()
+        timer = loop.call_later(wait_ms / 1000, self.wake)
+        try:
+            await self._rest
+        finally:
+            timer.cancel()
+            self._rest = None

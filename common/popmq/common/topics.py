@@ -8,6 +8,7 @@ letters, digits, `%`, `|`, `_`, `-`; 127 characters for a topic, 120 for a group
 import re
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import lru_cache
 
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, Refused
@@ -23,6 +24,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 # Timers whose topic was deleted; of a group whose name no client may have.
 TIMER_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TIMER"
+TRANSACTION_DLQ_TOPIC = f"{DLQ_PREFIX}CID_RMQ_SYS_TRANS"
 PARKED_PREFIX = "%PARKED%"
 
 TOPIC_NAME_LIMIT = 127
@@ -33,7 +35,12 @@ META_TOPIC_ID = 1
 OFFSETS_TOPIC_ID = 2
 REVIVE_TOPIC_ID = 3
 TIMER_TOPIC_ID = 4
+HALF_TOPIC_ID = 5
+OP_TOPIC_ID = 6
 FIRST_USER_TOPIC_ID = 64
+# Retry topics and their like in a broker group that follows the topics of another one: what it
+# makes for itself must not meet the ids that the owner gives.
+FIRST_LOCAL_TOPIC_ID = 1 << 30
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_NAMES = frozenset(
@@ -103,6 +110,9 @@ class TopicConfig:
     type: MessageType = MessageType.NORMAL
     permission: Permission = Permission.READ_WRITE
     retention_ms: int = 0  # 0: that of the store
+    # Of a topic that takes FIFO messages: the broker groups that it was created over. Another one
+    # that comes later takes no message group away from these (D11). Empty: all.
+    brokers: tuple[str, ...] = ()
 
     @property
     def readable(self) -> bool:
@@ -193,6 +203,7 @@ def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
 
 
+@lru_cache(maxsize=4_096)  # for the names that are fine: a refusal is not kept
 def check_topic_name(name: str) -> None:
     """Raise ILLEGAL_TOPIC unless users may create and send to a topic of this name.
 

@@ -24,6 +24,8 @@ class Route:
     address: str
     epoch: int
     store_id: str
+    node: str = ""
+    draining: bool = False
 
 
 class Routes:
@@ -35,6 +37,7 @@ class Routes:
         self._dead_after_ms = dead_after_ms
         self._routes: dict[str, Route] = {}
         self._heard_ms: dict[str, int] = {}
+        self._hidden: frozenset[str] = frozenset()
         self.version = first_version
 
     def register(self, cluster: str, route: Route, *, now_ms: int) -> bool:
@@ -44,6 +47,15 @@ class Routes:
         than the known one, as that broker was replaced and does not know it yet; and a second
         broker of one name, unless the known one fell silent.
         """
+        self.check(cluster, route)
+        known = self._routes.get(route.broker)
+        if known is not None and known != route:
+            self._check_successor(known, route, now_ms=now_ms)
+        self._heard_ms[route.broker] = now_ms
+        return self.follow(route)
+
+    def check(self, cluster: str, route: Route) -> None:
+        """Raise for what cannot be, and for one group too many."""
         _check_route(route)
         if cluster != self._cluster:
             raise Refused(
@@ -51,16 +63,15 @@ class Routes:
                 f"broker {route.broker} is of cluster {cluster[:100]}, this controller of "
                 f"{self._cluster} (cluster.name)",
             )
-        known = self._routes.get(route.broker)
-        if known is None and len(self._routes) >= BROKER_LIMIT:
+        if route.broker not in self._routes and len(self._routes) >= BROKER_LIMIT:
             raise Refused(
                 Code.TOO_MANY_REQUESTS,
                 f"{BROKER_LIMIT} broker groups are registered, which is the limit",
             )
-        if known is not None and known != route:
-            self._check_successor(known, route, now_ms=now_ms)
-        self._heard_ms[route.broker] = now_ms
-        if known == route:
+
+    def follow(self, route: Route) -> bool:
+        """The route to a group from now on; True when it is another than before."""
+        if self._routes.get(route.broker) == route:
             return False
         self._routes[route.broker] = route
         self.version += 1
@@ -75,6 +86,8 @@ class Routes:
                     f"{known.epoch} is known",
                 )
             return
+        if known.broker not in self._heard_ms:  # it was a group of replicas, who are gone
+            return
         silent_ms = self.silent_ms(known.broker, now_ms=now_ms)
         if silent_ms <= self._dead_after_ms:
             raise Refused(
@@ -85,21 +98,52 @@ class Routes:
                 f"first for {self._dead_after_ms} ms (controller.dead_after_ms)",
             )
 
+    def get(self, broker: str) -> Route | None:
+        return self._routes.get(broker)
+
+    def is_heard(self, broker: str, *, now_ms: int) -> bool:
+        """A broker without replicas registers under that name."""
+        heard_ms = self._heard_ms.get(broker)
+        return heard_ms is not None and now_ms - heard_ms <= self._dead_after_ms
+
+    def hide(self, names: frozenset[str]) -> bool:
+        """Proxies are not told of these; True when that is news."""
+        if names == self._hidden:
+            return False
+        self._hidden = names
+        self.version += 1
+        return True
+
     def all(self) -> list[Route]:
-        return [self._routes[name] for name in sorted(self._routes)]
+        return [self._routes[name] for name in sorted(self._routes) if name not in self._hidden]
+
+    @property
+    def drained(self) -> list[str]:
+        """Groups that take no new messages."""
+        return [name for name, route in self._routes.items() if route.draining]
+
+    @property
+    def names(self) -> list[str]:
+        """Of every group known, also of those that nobody is told of."""
+        return sorted(self._routes)
 
     def silent_ms(self, broker: str, *, now_ms: int) -> int:
         """Milliseconds since the broker was last heard."""
         return now_ms - self._heard_ms[broker]
 
 
+def check_broker_name(name: str) -> None:
+    if not _BROKER_NAME.fullmatch(name):
+        raise Refused(
+            Code.BAD_REQUEST, f"broker name {name[:100]!r} is not 1 to 100 letters, digits, _ or -"
+        )
+
+
 def _check_route(route: Route) -> None:
     """Raise BAD_REQUEST for what would break whoever follows it."""
-    if not _BROKER_NAME.fullmatch(route.broker):
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"broker name {route.broker[:100]!r} is not 1 to 100 letters, digits, _ or -",
-        )
+    check_broker_name(route.broker)
+    if route.node:
+        check_broker_name(route.node)
     if not _STORE_ID.fullmatch(route.store_id):
         raise Refused(Code.BAD_REQUEST, f"broker {route.broker} registers an impossible store id")
     if route.address == IN_PROCESS:

@@ -25,6 +25,7 @@ from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers, port_of_handle
 from popmq.proxy.convert import (
+    acked_ok,
     duration_ms,
     name_of,
     ok,
@@ -110,6 +111,8 @@ class _Gathered:
 
 
 def ack_reply(entries: Sequence[service.AckMessageEntry], results: Sequence[AckResult]) -> bytes:
+    if all(one.code == Code.OK for one in results):
+        return acked_ok(entries)
     code = overall_code([one.code for one in results])
     text = results[0].message if code == results[0].code else "the entries fared differently"
     reply = service.AckMessageResponse(status=status(code, text or "OK"))

@@ -12,13 +12,15 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from popmq.common.errors import Code, PopmqError, Unavailable
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
+from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
 from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange, Sum, last
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.convert import parse, read_reply
 from popmq.proxy.group_admin import join_group, join_unparked
+from popmq.proxy.lag_pairs import missing_lags
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.route import ask_any
 from popmq.proxy.rpc import Answer, Rpc
@@ -47,6 +49,7 @@ Reply = (
     | admin_pb2.ListGroupsReply
     | Gathered
     | admin_pb2.UnparkReply
+    | admin_pb2.DrainReply
 )
 
 # Adds the second, one broker's answer, to the first; both are of the command's type.
@@ -62,6 +65,7 @@ class _Command:
     name: str
     kind: Kind
     reply: type[Reply]
+    owned: bool = False  # by one broker group, which is asked; the others follow it
     everywhere: bool = False
     gathers: type[Gathered] | None = None
     join: _Join = _append
@@ -81,9 +85,9 @@ _TIMER_COMMANDS: tuple[tuple[str, Kind, type[Gathered], _Join], ...] = (
 )
 _COMMANDS = (
     _Command("DescribeTopic", Kind.DESCRIBE_TOPIC, admin_pb2.TopicReply),
-    _Command("CreateTopic", Kind.CREATE_TOPIC, admin_pb2.TopicReply, everywhere=True),
-    _Command("AlterTopic", Kind.ALTER_TOPIC, admin_pb2.TopicReply, everywhere=True),
-    _Command("DeleteTopic", Kind.DELETE_TOPIC, admin_pb2.TopicReply, everywhere=True),
+    _Command("CreateTopic", Kind.CREATE_TOPIC, admin_pb2.TopicReply, owned=True),
+    _Command("AlterTopic", Kind.ALTER_TOPIC, admin_pb2.TopicReply, owned=True),
+    _Command("DeleteTopic", Kind.DELETE_TOPIC, admin_pb2.TopicReply, owned=True),
     _Command("ListTopics", Kind.LIST_TOPICS, admin_pb2.ListTopicsReply),
     _Command(
         "DescribeGroup",
@@ -92,10 +96,11 @@ _COMMANDS = (
         gathers=admin_pb2.GroupReply,
         join=join_group,
     ),
-    _Command("CreateGroup", Kind.CREATE_GROUP, admin_pb2.GroupReply, everywhere=True),
-    _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, everywhere=True),
-    _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, everywhere=True),
+    _Command("CreateGroup", Kind.CREATE_GROUP, admin_pb2.GroupReply, owned=True),
+    _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, owned=True),
+    _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, owned=True),
     _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
+    _Command("Drain", Kind.DRAIN, admin_pb2.DrainReply),
     _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True, sums=join_unparked),
     *(
         _Command(name, kind, reply, gathers=reply)
@@ -132,54 +137,91 @@ class Admin:
 
     def _pass_on(self, command: _Command, rpc: Rpc) -> None:
         command.check(rpc.data)
-        if command.everywhere:
+        if command.everywhere or (command.owned and _is_dead_letters(rpc.data, command.kind)):
             then = partial(_reply, command.reply, rpc)
             AdminChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
             return
         if command.gathers is not None:
-            names = tuple(self._brokers.names())
-            self._gather(command, rpc, names, command.gathers(), [])
+            asks = [(name, rpc.data) for name in self._brokers.names()]
+            self._gather(command, rpc, asks, command.gathers(), [])
             return
         answered = partial(rpc.run, _reply, command.reply, rpc)
+        if command.kind is Kind.DRAIN:
+            group = parse(admin_pb2.DrainRequest, rpc.data).group
+            if group not in self._brokers.names():
+                raise Refused(Code.NOT_FOUND, f"broker group {group!r} is not known here")
+            rpc.ask(self._brokers.port(group), command.kind, rpc.data, TIMEOUT_MS, answered)
+            return
+        if command.owned:
+            port = self._brokers.port(_owner(self._brokers))
+            rpc.ask(port, command.kind, rpc.data, TIMEOUT_MS, answered)
+            return
         ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=TIMEOUT_MS)
 
     def _gather(
         self,
         command: _Command,
         rpc: Rpc,
-        names: Sequence[str],
+        asks: Sequence[tuple[str, bytes]],
         found: Gathered,
         refusals: Sequence[PopmqError],
+        *,
+        more: bool = True,
     ) -> None:
-        """Ask `names` in turn and add what they answer to `found`.
+        """Ask brokers by name in turn and add what they answer to `found`; then, if there is
+        `more` to ask because of what others said, that.
 
         A broker that refuses or is away makes the reply incomplete; the first refusal is the
         reply when nobody answered.
         """
-        if not names:
-            _finish_gather(command, rpc, found, refusals)
+        if not asks:
+            asks = missing_lags(found) if more and command.kind is Kind.LAG else ()
+            if asks:
+                self._gather(command, rpc, asks, found, refusals, more=False)
+            else:
+                _finish_gather(command, rpc, found, refusals)
             return
+        name, body = asks[0]
 
         def answered(answer: Answer) -> None:
             refused = list(refusals)
             if isinstance(answer, PopmqError):
                 refused.append(answer)
-                _note(found, f"broker {names[0]}: {answer}")
+                _note(found, f"broker {name}: {answer}")
             else:
                 part = read_reply(type(found), answer)
                 incomplete, part.incomplete = part.incomplete, ""
                 command.join(found, part)
                 found.status.CopyFrom(admin_pb2.Status(code=Code.OK, message="OK"))
                 if incomplete:
-                    _note(found, f"broker {names[0]}: {incomplete}")
-            self._gather(command, rpc, names[1:], found, refused)
+                    _note(found, f"broker {name}: {incomplete}")
+            self._gather(command, rpc, asks[1:], found, refused, more=more)
 
         try:
-            port = self._brokers.port(names[0])
+            port = self._brokers.port(name)
         except PopmqError as error:
             answered(error)
             return
-        rpc.ask(port, command.kind, rpc.data, TIMEOUT_MS, answered)
+        rpc.ask(port, command.kind, body, TIMEOUT_MS, answered)
+
+
+def _owner(brokers: Brokers) -> str:
+    """The broker group that topics and groups are changed at."""
+    owner = brokers.owner()
+    if not owner and brokers.names():
+        raise Unavailable(
+            "which broker group owns topics and consumer groups is not known yet: try again"
+        )
+    if not owner:
+        raise Unavailable("no broker is known yet")
+    return owner
+
+
+def _is_dead_letters(request: bytes, kind: Kind) -> bool:
+    """Every broker group has dead letters of its own."""
+    if kind is not Kind.DELETE_TOPIC:
+        return False
+    return parse(admin_pb2.DeleteTopicRequest, request).name.startswith(DLQ_PREFIX)
 
 
 def _note(found: Gathered, reason: str) -> None:

@@ -1,30 +1,28 @@
 """Ways to the brokers, by the name of their broker group (docs/concepts/proxy.md).
 
-The routes come from the controller; while it is away the last ones stay.  A broker that the
-controller does not list any more keeps its way for a minute: receipt handles name it, and it
-may be the controller that is wrong.
+The routes come from the controllers; while they are away the last ones stay.  A broker group that
+no controller lists any more keeps its way for a minute: receipt handles name it, and it may be
+the controllers that are wrong.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
-
-from google.protobuf.message import DecodeError
 
 from popmq.common.clock import Clock
 from popmq.common.errors import InvalidReceiptHandle, PopmqError, Unavailable
-from popmq.common.hop import Kind, Port
+from popmq.common.hop import Port
 from popmq.common.receipt import broker_of
-from popmq.common.wire import controller_pb2
+from popmq.common.wire.controller_pb2 import BrokerAddress
+from popmq.proxy.followed_routes import FollowedRoutes
+from popmq.proxy.master_port import MasterPort, Way
 
 logger = logging.getLogger(__name__)
 
-ROUTES_WAIT_MS = 10_000
-ROUTES_TIMEOUT_MS = ROUTES_WAIT_MS + 5_000
-RETRY_MS = 500
-SAME_VERSION_MS = 50  # a controller that answers early with nothing new is not asked in a loop
 KEEP_ABSENT_MS = 60_000
+IN_PROCESS = "in-process"  # the address of the broker of `popmq up`
 
 
 class Brokers(Protocol):
@@ -34,6 +32,18 @@ class Brokers(Protocol):
 
     def port(self, name: str) -> Port:
         """The way to that broker group; raises Unavailable when there is none."""
+        ...
+
+    def owner(self) -> str:
+        """The broker group that owns topics and groups; empty while nobody knows which does."""
+        ...
+
+    def takes(self, name: str) -> bool:
+        """Messages may be placed at that broker group; not while it is drained."""
+        ...
+
+    def has_master(self, name: str) -> bool:
+        """A request to that broker group would leave now, as far as is known."""
         ...
 
 
@@ -65,122 +75,166 @@ class StaticBrokers:
         except KeyError:
             raise Unavailable(f"broker {name!r} is unknown") from None
 
+    def owner(self) -> str:
+        return next(iter(self._ports), "")
 
-class ClosablePort(Port, Protocol):
+    def takes(self, name: str) -> bool:
+        return True
+
+    def has_master(self, name: str) -> bool:
+        return name in self._ports
+
+
+def owner_first(brokers: Brokers) -> Sequence[str]:
+    """For what every broker group knows: the owner knows it first, the others by copies."""
+    names, owner = brokers.names(), brokers.owner()
+    return reachable_first(brokers, sorted(names, key=lambda name: name != owner))
+
+
+def reachable_first(brokers: Brokers, names: Sequence[str]) -> Sequence[str]:
+    """The names in their order, but those without a master last."""
+    return sorted(names, key=lambda name: not brokers.has_master(name))
+
+
+class ClosablePort(Way, Protocol):
     async def close(self) -> None: ...
 
 
-class _Way:
-    """An open port and, once the controller stopped listing its broker, since when."""
+class _Group:
+    """A broker group's open way and, once no controller lists it any more, since when."""
 
-    __slots__ = ("absent_since_ms", "address", "port")
+    __slots__ = ("absent_since_ms", "address", "direct", "master", "way")
 
-    def __init__(self, address: str, port: ClosablePort) -> None:
-        self.address = address
-        self.port = port
+    def __init__(self, master: MasterPort) -> None:
+        self.master = master
+        self.way: ClosablePort | None = None
+        self.address = ""
+        self.direct = False  # the broker of this process, which nobody can replace
         self.absent_since_ms: int | None = None
 
 
 class RoutedBrokers:
-    """Follows the controller's routes by long polls; `open_port(name, address)` opens the way."""
+    """Follows the routes of every controller; `open_port(name, address)` opens a way.
+
+    Of two controllers that name different masters the one with the later epoch is right.
+    """
 
     def __init__(
         self,
-        controller: Port,
+        controllers: Sequence[Port],
         open_port: Callable[[str, str], ClosablePort],
         clock: Clock,
     ) -> None:
-        self._controller = controller
         self._open_port = open_port
         self._clock = clock
-        self._ways: dict[str, _Way] = {}
+        self._followed = [FollowedRoutes(one, self._take) for one in controllers]
+        self._groups: dict[str, _Group] = {}
         self._names: tuple[str, ...] = ()
-        self._version = 0
-        self._asking: int | None = None
-        self._again: asyncio.TimerHandle | None = None
+        self._owner = ""
+        self._draining: frozenset[str] = frozenset()
         self._closing: set[asyncio.Task[None]] = set()
-        self._stopped = False
         self.changed = asyncio.Event()  # set when routes arrived; a waiter clears it
 
     def names(self) -> Sequence[str]:
         return self._names
 
     def port(self, name: str) -> Port:
-        try:
-            return self._ways[name].port
-        except KeyError:
-            raise Unavailable(f"broker {name!r} is not among the controller's routes") from None
+        group = self._groups.get(name)
+        if group is None:
+            raise Unavailable(f"broker {name!r} is not among the controller's routes")
+        return group.way if group.direct and group.way is not None else group.master
+
+    def owner(self) -> str:
+        """A single broker group is its own."""
+        return self._owner or (self._names[0] if len(self._names) == 1 else "")
+
+    def takes(self, name: str) -> bool:
+        return name not in self._draining
+
+    def has_master(self, name: str) -> bool:
+        group = self._groups.get(name)
+        return group is not None and group.master.has_master
+
+    @property
+    def retried(self) -> int:
+        """How often a request was asked again, of all groups."""
+        return sum(group.master.retried for group in self._groups.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a master."""
+        return sum(group.master.waiting for group in self._groups.values())
 
     def start(self) -> None:
         """Ask for routes until `stop`; must be called on the loop."""
-        self._again = None
-        request = controller_pb2.RoutesRequest(known_version=self._version, wait_ms=ROUTES_WAIT_MS)
-        body = request.SerializeToString()
-        self._asking = self._controller.request(
-            Kind.ROUTES, body, ROUTES_TIMEOUT_MS, self._on_routes
-        )
+        for followed in self._followed:
+            followed.start()
 
     async def stop(self) -> None:
-        self._stopped = True
-        if self._again is not None:
-            self._again.cancel()
-        if self._asking is not None:
-            self._controller.cancel(self._asking)
-        for name in list(self._ways):
-            self._close(name)
+        for followed in self._followed:
+            followed.stop()
+        for name in list(self._groups):
+            self._drop(name)
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _on_routes(self, answer: bytes | PopmqError) -> None:
-        if self._stopped:
-            return
-        try:
-            if isinstance(answer, PopmqError):
-                raise answer
-            wait_ms = self._take(controller_pb2.RoutesReply.FromString(answer))
-        except (PopmqError, DecodeError) as error:
-            logger.info("no routes from the controller", extra={"reason": str(error)})
-            wait_ms = RETRY_MS
-        except Exception:
-            logger.exception("routes could not be followed")
-            wait_ms = RETRY_MS
-        loop = asyncio.get_running_loop()
-        self._again = loop.call_later(wait_ms / 1000, self.start)
-
-    def _take(self, routes: controller_pb2.RoutesReply) -> int:
-        """Follow the routes; return how long to wait before asking again."""
+    def _take(self, told: FollowedRoutes) -> None:
+        """A controller answered: follow what all of them said last."""
         now_ms = self._clock.boot_ms()
-        listed = {one.broker: one.address for one in routes.brokers}
-        for name, address in listed.items():
-            self._open(name, address)
-        for name, way in list(self._ways.items()):
+        listed: dict[str, BrokerAddress] = {}
+        # Of equal epochs the newest answer counts.
+        for followed in (*(one for one in self._followed if one is not told), told):
+            for name, route in followed.brokers.items():
+                if name not in listed or route.epoch >= listed[name].epoch:
+                    listed[name] = route
+        self._owner = told.owner or self._owner
+        self._draining = frozenset(name for name, route in listed.items() if route.draining)
+        for name, route in listed.items():
+            self._follow(name, route)
+        for name, group in list(self._groups.items()):
             if name in listed:
-                way.absent_since_ms = None
-            elif way.absent_since_ms is None:
-                way.absent_since_ms = now_ms
-            elif now_ms - way.absent_since_ms > KEEP_ABSENT_MS:
-                self._close(name)
-        self._names = tuple(sorted(self._ways))
-        same = routes.version == self._version
-        self._version = routes.version
+                group.absent_since_ms = None
+            elif group.absent_since_ms is None:
+                group.absent_since_ms = now_ms
+            elif now_ms - group.absent_since_ms > KEEP_ABSENT_MS:
+                self._drop(name)
+        self._names = tuple(sorted(self._groups))
         self.changed.set()
-        return SAME_VERSION_MS if same else 0
 
-    def _open(self, name: str, address: str) -> None:
-        way = self._ways.get(name)
-        if way is not None and way.address == address:
+    def _follow(self, name: str, route: BrokerAddress) -> None:
+        group, address = self._groups.get(name), route.address
+        if group is not None and group.address == address:
             return
         try:
-            port = self._open_port(name, address)
+            way = self._open_port(name, address)
         except PopmqError as error:  # one impossible address; the other routes are good
             logger.warning("broker cannot be used", extra={"broker": name, "reason": str(error)})
             return
         logger.info("broker in the routes", extra={"broker": name, "address": address})
-        if way is not None:
-            self._close(name)
-        self._ways[name] = _Way(address, port)
+        if group is None:
+            copies = partial(self._has_copies, name)
+            group = self._groups[name] = _Group(
+                MasterPort(name, self._clock, has_copies=copies, owner_is_away=self._owner_is_away)
+            )
+        before, group.way, group.address = group.way, way, address
+        group.direct = address == IN_PROCESS
+        group.master.follow(way)
+        if before is not None:
+            self._close(before)
 
-    def _close(self, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._ways.pop(name).port.close())
+    def _has_copies(self, name: str) -> bool:
+        return self._owner not in ("", name)
+
+    def _owner_is_away(self) -> bool:
+        return bool(self._owner) and not self.has_master(self._owner)
+
+    def _drop(self, name: str) -> None:
+        group = self._groups.pop(name)
+        group.master.close(f"broker group {name} is not among the controllers' routes any more")
+        if group.way is not None:
+            self._close(group.way)
+
+    def _close(self, way: ClosablePort) -> None:
+        task = asyncio.get_running_loop().create_task(way.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -8,9 +8,8 @@ is decoded on the way out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import md5
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
@@ -24,7 +23,18 @@ from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.validate import MessageFacts
-from popmq.proxy.wire_scan import LEN, VARINT, BadWire, chunk, cut, fields, scalar, tag, varint
+from popmq.proxy.wire_scan import (
+    LEN,
+    VARINT,
+    BadWire,
+    chunk,
+    cut,
+    fields,
+    only_content,
+    scalar,
+    tag,
+    varint,
+)
 
 M = TypeVar("M", bound=Message)
 
@@ -134,7 +144,9 @@ def topic_of(reply: bytes) -> TopicConfig:
     if "w" in topic.permission:
         permission |= Permission.WRITE
     kind = MessageType[topic.type.upper() or "NORMAL"]
-    return TopicConfig(topic.id, topic.name, topic.queues, kind, permission)
+    return TopicConfig(
+        topic.id, topic.name, topic.queues, kind, permission, brokers=tuple(topic.brokers)
+    )
 
 
 def group_of(reply: bytes) -> SubscriptionGroup:
@@ -167,8 +179,7 @@ def _raise_refusal(found: admin_pb2.Status) -> None:
 # --- messages on their way in
 
 
-@dataclass(frozen=True, slots=True)
-class SentMessage:
+class SentMessage(NamedTuple):
     """One message of a SendMessageRequest: parsed, and where its bytes stand in the request."""
 
     message: pb.Message
@@ -216,10 +227,9 @@ class SentMessage:
         content, has_digest = _stored_properties(sent, pieces, checksum)
         parts = [content]
         if not has_digest:
-            digest = pb.Digest(type=pb.DigestType.MD5, checksum=checksum)
-            parts.append(chunk(_P.BODY_DIGEST_FIELD_NUMBER, digest.SerializeToString()))
+            parts.append(_MD5_DIGEST + checksum.encode())
         if not sent.body_encoding:
-            parts.append(scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY))
+            parts.append(_IDENTITY_ENCODING)
         if int(sent.message_type) != kind:
             parts.append(scalar(_P.MESSAGE_TYPE_FIELD_NUMBER, kind))
         if not sent.born_host and peer:
@@ -232,6 +242,8 @@ class SentMessage:
 def sent_messages(data: bytes) -> list[SentMessage]:
     """The messages of a SendMessageRequest."""
     parsed = parse(service.SendMessageRequest, data).messages
+    if len(parsed) == 1 and (start := only_content(data, _MESSAGES)):
+        return [SentMessage(parsed[0], data, start, len(data))]
     try:
         found = [f for f in fields(data) if f.number == _MESSAGES and f.wire_type == LEN]
     except BadWire as error:
@@ -276,17 +288,52 @@ def _claims_too_much(sent: pb.SystemProperties) -> bool:
 def send_entry(
     result: PutResult, message_id: str, recall_handle: str = ""
 ) -> service.SendResultEntry:
-    """RocketMQ gives a transaction id, the message's, for messages of every type."""
+    """RocketMQ gives a transaction id for messages of every type: the message's, if it is no half
+    message."""
     if result.code != Code.OK:
         found = status(result.code, result.message)
         return service.SendResultEntry(status=found, message_id=message_id)
     return service.SendResultEntry(
         status=ok(),
         message_id=message_id,
-        transaction_id=message_id,
+        transaction_id=result.message or message_id,
         offset=result.queue_offset,
         recall_handle=recall_handle,
     )
+
+
+def sent_ok(
+    results: Sequence[PutResult], message_ids: Sequence[str], recall_handles: Sequence[str]
+) -> bytes:
+    """The SendMessageResponse where every message was stored, as protobuf would write it."""
+    parts = [OK_ONLY]
+    for result, message_id, handle in zip(results, message_ids, recall_handles, strict=True):
+        name = message_id.encode()
+        if name:
+            size = varint(len(name))
+            transaction = _sized(result.message.encode()) if result.message else size + name
+            names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, transaction))
+        else:
+            names = b""
+        offset = _ENTRY_OFFSET + varint(result.queue_offset) if result.queue_offset else b""
+        recall = chunk(_ENTRY.RECALL_HANDLE_FIELD_NUMBER, handle.encode()) if handle else b""
+        size = varint(len(OK_ONLY) + len(names) + len(offset) + len(recall))
+        parts += (_SEND_ENTRY, size, OK_ONLY, names, offset, recall)
+    return b"".join(parts)
+
+
+def acked_ok(entries: Sequence[service.AckMessageEntry]) -> bytes:
+    """The AckMessageResponse where every entry was taken, as protobuf would write it."""
+    parts = [OK_ONLY]
+    for entry in entries:
+        content = b""
+        if entry.message_id:
+            content = chunk(_ACKED.MESSAGE_ID_FIELD_NUMBER, entry.message_id.encode())
+        if entry.receipt_handle:
+            content += chunk(_ACKED.RECEIPT_HANDLE_FIELD_NUMBER, entry.receipt_handle.encode())
+        content += _ACKED_OK
+        parts += (_ACK_ENTRY, varint(len(content)), content)
+    return b"".join(parts)
 
 
 def delivered_message(one: Delivery, store_host: bytes) -> bytes:
@@ -345,6 +392,12 @@ def _sized(content: bytes) -> bytes:
 
 
 _PROPERTIES = tag(_SYSTEM_PROPERTIES, LEN)
+# Everything of a body's digest but its checksum, which has 32 digits.
+_MD5_DIGEST = chunk(
+    _P.BODY_DIGEST_FIELD_NUMBER,
+    pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
+)[:-32]
+_IDENTITY_ENCODING = scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY)
 _STORE_TIMESTAMP = tag(_P.STORE_TIMESTAMP_FIELD_NUMBER, LEN)
 _STORE_HOST = tag(_P.STORE_HOST_FIELD_NUMBER, LEN)
 _RECEIPT_HANDLE = tag(_P.RECEIPT_HANDLE_FIELD_NUMBER, LEN)
@@ -353,3 +406,18 @@ _QUEUE_OFFSET = tag(_P.QUEUE_OFFSET_FIELD_NUMBER, VARINT)
 _DELIVERY_ATTEMPT = tag(_P.DELIVERY_ATTEMPT_FIELD_NUMBER, VARINT)
 _MESSAGE = tag(service.ReceiveMessageResponse.MESSAGE_FIELD_NUMBER, LEN)
 _DELIVERY_TIMESTAMP = tag(service.ReceiveMessageResponse.DELIVERY_TIMESTAMP_FIELD_NUMBER, LEN)
+
+# Field 1 of a reply and of an entry for a sent message is the Status alike.
+_ENTRY = service.SendResultEntry
+_SEND_ENTRY = tag(service.SendMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
+_ENTRY_ID = tag(_ENTRY.MESSAGE_ID_FIELD_NUMBER, LEN)
+_ENTRY_TRANSACTION = tag(_ENTRY.TRANSACTION_ID_FIELD_NUMBER, LEN)
+_ENTRY_OFFSET = tag(_ENTRY.OFFSET_FIELD_NUMBER, VARINT)
+_ACKED = service.AckMessageResultEntry
+_ACK_ENTRY = tag(service.AckMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
+_ACKED_OK = chunk(_ACKED.STATUS_FIELD_NUMBER, ok().SerializeToString())
+# A body_digest up to its checksum, which has 32 characters.
+_MD5_DIGEST = chunk(
+    _P.BODY_DIGEST_FIELD_NUMBER,
+    pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
+)[:-32]

@@ -16,6 +16,7 @@ class ProxyMetrics:
     acks: int = 0  # entries answered OK
     changes: int = 0  # invisible times changed
     refused: Counter[int] = field(default_factory=Counter)  # by code
+    transaction_checks: int = 0  # handed to producers
     open_streams: int = 0  # Telemetry
     waiting_receives: int = 0
 

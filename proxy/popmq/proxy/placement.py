@@ -15,20 +15,29 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 def place(key: str, brokers: Sequence[str], queues: int) -> tuple[str, int]:
     """The broker group and queue of `key`; `brokers` must not be empty."""
     point = _hash(key.encode())
-    broker = max(brokers, key=lambda name: _score(point, _broker_hash(name)))
-    hashes = _queue_hashes(queues)
+    broker = brokers[_best(point, [_broker_hash(name) for name in brokers])]
     # The broker took part in the first choice; without it in the second, one broker's keys
     # would all meet the queues in the same order as another's.
-    point ^= _broker_hash(broker)
-    return broker, max(range(queues), key=lambda queue: _score(point, hashes[queue]))
+    return broker, _best(point ^ _broker_hash(broker), _queue_hashes(queues))
 
 
-def _score(point: int, node: int) -> int:
-    """Mixes key and node (the finisher of splitmix64): stable, and cheap for every node."""
-    x = point ^ node
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
-    return x ^ x >> 31
+def _best(point: int, nodes: Sequence[int]) -> int:
+    """The index of the node with the highest score; the first, if several have it.
+
+    The score mixes key and node (the finisher of splitmix64).  Written out, as it runs for every
+    queue of every message.
+    """
+    if len(nodes) == 1:
+        return 0
+    found = best = -1
+    for index, node in enumerate(nodes):
+        x = point ^ node
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+        x ^= x >> 31
+        if x > best:
+            best, found = x, index
+    return found
 
 
 @lru_cache(maxsize=1024)

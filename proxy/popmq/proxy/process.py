@@ -28,7 +28,7 @@ class ProxyProcess:
     def __init__(
         self,
         settings: Settings,
-        controller: Port,
+        controllers: Sequence[Port],
         open_port: OpenPort,
         *,
         clock: Clock | None = None,
@@ -38,15 +38,20 @@ class ProxyProcess:
         self._settings = settings
         self._tls_folder = tls_folder
         clock = clock or SystemClock()
-        self._routed = RoutedBrokers(controller, open_port, clock)
-        self._proxy = Proxy(settings, self._routed, clock)
+        self._routed = RoutedBrokers(controllers, open_port, clock)
+        self._proxy = Proxy(settings, self._routed, clock, controllers)
         self._transport: Transport | None = None
-        self._controller_port: FramePort | None = None
+        self._controller_ports: list[FramePort] = []
+        self._shares_port = False
 
     @classmethod
-    def over_frames(cls, settings: Settings) -> "ProxyProcess":
-        """A proxy that finds the controller and the brokers over the network."""
-        hello = Hello(role=Role.PROXY, name=settings.proxy.listen, cluster=settings.cluster.name)
+    def over_frames(cls, settings: Settings, *, worker: int = 0) -> "ProxyProcess":
+        """A proxy that finds the controller and the brokers over the network.
+
+        `worker` counts those that share a port, from 1; 0 has it alone.
+        """
+        name = f"{settings.proxy.listen}/{worker}" if worker else settings.proxy.listen
+        hello = Hello(role=Role.PROXY, name=name, cluster=settings.cluster.name)
         frames = FrameSettings(
             max_frame_bytes=settings.frames.max_frame_bytes,
             max_buffered_bytes=settings.frames.max_buffered_bytes,
@@ -58,17 +63,19 @@ class ProxyProcess:
             port.start()
             return port
 
-        # One controller is asked; the others are for when several run (the replication issue).
-        where = settings.controller.addresses[0]
-        controller = FramePort(where, hello, settings=frames, peer_name=f"controller {where}")
-        made = cls(settings, controller, open_port)
-        made._controller_port = controller
+        controllers = [
+            FramePort(where, hello, settings=frames, peer_name=f"controller {where}")
+            for where in settings.controller.addresses
+        ]
+        made = cls(settings, controllers, open_port)
+        made._controller_ports = controllers
+        made._shares_port = worker > 0
         return made
 
     async def listen(self) -> str:
         """Serve clients and start to follow the routes; returns the address."""
-        if self._controller_port is not None:
-            self._controller_port.start()
+        for controller in self._controller_ports:
+            controller.start()
         self._routed.start()
         host, port = parse_address(self._settings.proxy.listen)
         transport = self._make_transport(host, port)
@@ -82,6 +89,7 @@ class ProxyProcess:
         self._transport = transport
         self._proxy.listening_on(host, taken)
         self._proxy.clients.start()
+        self._proxy.checks.start()
         return self._proxy.endpoint
 
     def _make_transport(self, host: str, port: int) -> Transport:
@@ -92,6 +100,7 @@ class ProxyProcess:
                 host,
                 port,
                 limits=self._settings.lean,
+                reuse_port=self._shares_port,
                 certificates=certificates_of(self._settings.proxy, self._tls_folder),
                 tls_only=self._settings.proxy.tls == "only",
             )
@@ -117,17 +126,18 @@ class ProxyProcess:
         if self._transport is not None:
             await self._transport.stop(STOP_GRACE_S)
         await self._routed.stop()
-        if self._controller_port is not None:
-            await self._controller_port.close()
+        for controller in self._controller_ports:
+            await controller.close()
 
     async def kill(self) -> None:
         """Cut every connection at once, as the end of the process would."""
         if self._transport is not None:
             await self._transport.stop(0)
         self._proxy.clients.stop()
+        self._proxy.checks.stop()
         await self._routed.stop()
-        if self._controller_port is not None:
-            await self._controller_port.close()
+        for controller in self._controller_ports:
+            await controller.close()
 
     def metrics(self) -> list[Metric]:
         counts = self._proxy.metrics
@@ -138,6 +148,16 @@ class ProxyProcess:
             Metric("proxy_received", "Messages handed to clients.", counts.received),
             Metric("proxy_acks", "Acks answered OK.", counts.acks),
             Metric("proxy_changes", "Invisible durations changed.", counts.changes),
+            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
+            Metric(
+                "proxy_retried", "Requests asked again of a broker's master.", self._routed.retried
+            ),
+            Metric(
+                "proxy_waiting_for_master",
+                "Requests whose broker group has no master now.",
+                self._routed.waiting,
+                gauge,
+            ),
             Metric("proxy_open_streams", "Telemetry streams.", counts.open_streams, gauge),
             Metric("proxy_waiting_receives", "Long polls.", counts.waiting_receives, gauge),
             *(

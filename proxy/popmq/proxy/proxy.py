@@ -5,15 +5,18 @@ transport = GrpcioTransport(proxy.methods(), host, port)
 proxy.listening_on(host, await transport.start())
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 from popmq.common.clock import Clock
 from popmq.common.config import Settings, format_address
 from popmq.common.errors import NotYet
+from popmq.common.hop import Port
 from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
 from popmq.proxy.admin import Admin
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.clients import Clients
+from popmq.proxy.cluster_admin import ClusterAdmin
 from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.query import EndpointChooser, Query
@@ -24,6 +27,7 @@ from popmq.proxy.rpc import SERVICE, Handler, Rpc
 from popmq.proxy.rpc import method as any_method
 from popmq.proxy.send import SendMessage, refuse_send
 from popmq.proxy.telemetry import Telemetry, heartbeat, notify_client_termination
+from popmq.proxy.transaction import EndTransaction, OrphanChecks
 from popmq.proxy.transport.seam import Method, Shape
 
 # RocketMQ answers these that are marked * with UNIMPLEMENTED; a Status says more.
@@ -31,7 +35,6 @@ _NOT_YET = {
     "UpdateOffset": "offsets of pull consumers are not served yet",  # *
     "GetOffset": "offsets of pull consumers are not served yet",  # *
     "QueryOffset": "offsets of pull consumers are not served yet",  # *
-    "EndTransaction": "transactions are not served yet",
     "SyncLiteSubscription": "lite topics are not served yet",  # *
 }
 _PULL_NOT_YET = "pull consumers are not served yet: use a push or simple consumer"
@@ -40,13 +43,22 @@ _PULL_NOT_YET = "pull consumers are not served yet: use a push or simple consume
 class Proxy:
     """Stateless (D6): it may be dropped and made anew at any time."""
 
-    def __init__(self, settings: Settings, brokers: Brokers, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        brokers: Brokers,
+        clock: Clock,
+        controllers: Sequence[Port] = (),
+    ) -> None:
         self.metrics = ProxyMetrics()
         self.clients = Clients(brokers)
         self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
         self.telemetry = Telemetry(self.routes, settings, self.metrics)
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
-        self._send = SendMessage(brokers, self.routes, settings, clock)
+        publishers = self.telemetry.publishers
+        self.checks = OrphanChecks(brokers, publishers, self.metrics)
+        self._end_transaction = EndTransaction(brokers)
+        self._send = SendMessage(brokers, self.routes, settings, clock, publishers)
         self._receive = ReceiveMessage(brokers, settings, clock)
         self._ack = AckMessage(brokers)
         self._recall = RecallMessage(brokers, self.routes)
@@ -54,6 +66,7 @@ class Proxy:
         self._change = ChangeInvisibleDuration(brokers, settings)
         self._query = Query(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
+        self._cluster = ClusterAdmin(controllers, settings.cluster.name, self.metrics)
 
     def listening_on(self, host: str, port: int) -> None:
         """Tell it the address of its transport, for routes when nothing better is known."""
@@ -63,6 +76,7 @@ class Proxy:
         """Let go of what waits: the step before the transport's `stop`."""
         self._receive.drain()
         self.clients.stop()
+        self.checks.stop()
         self.telemetry.drain()
 
     @property
@@ -71,7 +85,7 @@ class Proxy:
 
     def methods(self) -> list[Method]:
         """Both services, for any transport."""
-        return [*self._messaging(), *self._admin.methods()]
+        return [*self._messaging(), *self._admin.methods(), *self._cluster.methods()]
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)
@@ -95,6 +109,7 @@ class Proxy:
             method("AckMessage", self._ack.start, count, refusal=refuse_ack),
             method("ChangeInvisibleDuration", self._change.start, count, refusal=refuse_change),
             method("ForwardMessageToDeadLetterQueue", self._reject.start, count),
+            method("EndTransaction", self._end_transaction.start, count),
             method("RecallMessage", self._recall.start, count),
             method("Heartbeat", heartbeat, count),
             method("NotifyClientTermination", self._terminated, count),

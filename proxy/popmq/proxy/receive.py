@@ -1,7 +1,8 @@
-"""ReceiveMessage: one long poll at one broker, answered as a stream.
+"""ReceiveMessage: a long poll, answered as a stream.
 
 Clients disagree about queues (the Node client asks for queue 0 only, the Python one for any), so
-the queue's number is ignored: a receive serves all queues of the topic at its broker.
+the queue's number is ignored: a receive serves all queues of the topic, at every broker group,
+beginning with the one that is named.
 """
 
 from collections.abc import Sequence
@@ -9,11 +10,11 @@ from functools import partial
 
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
-from popmq.common.errors import Code, PopmqError, Unavailable
+from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.hop import Kind, PopRequest, decode_pop_reply, encode_pop
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers import Brokers
+from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import (
     delivery_time_part,
     duration_ms,
@@ -113,35 +114,89 @@ class ReceiveMessage:
         )
 
     def _choices(self, wanted: str) -> Sequence[str]:
-        """The broker that was named; without one, all, each call starting with the next."""
+        """All brokers, beginning with the one that was named; without one each call begins with
+        the next.  Those without a master come last."""
         names = self._brokers.names()
-        if wanted in names:
-            return (wanted,)
         if not names:
             raise Unavailable("no broker is known yet")
         self._turn += 1
-        first = self._turn % len(names)
-        return (*names[first:], *names[:first])
+        first = names.index(wanted) if wanted in names else self._turn % len(names)
+        return reachable_first(self._brokers, (*names[first:], *names[:first]))
 
     def _ask(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
-        sending = True
+        """Look at one broker after the other, then wait at all of them at once."""
+        if len(names) == 1:
+            self._wait_at(rpc, pop, names)
+        else:
+            self._look_at(rpc, pop, names, [])
+
+    def _look_at(
+        self,
+        rpc: Rpc,
+        pop: PopRequest,
+        names: Sequence[str],
+        answers: Sequence[tuple[str, Answer]],
+    ) -> None:
+        """Take what the next one has, without waiting for anything there."""
+        name = names[len(answers)]
 
         def answered(answer: Answer) -> None:
-            away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
-            if sending and away and len(names) > 1:
-                self._ask(rpc, pop, names[1:])
-                return
-            self._over(rpc)
-            self._deliver(rpc, names[0], answer)
+            seen = [*answers, (name, answer)]
+            if isinstance(answer, bytes) and decode_pop_reply(answer).deliveries:
+                self._end(rpc, [(name, answer)])
+            elif len(seen) < len(names):
+                self._look_at(rpc, pop, names, seen)
+            elif pop.poll_ms:
+                self._wait_at(rpc, pop, names)
+            else:
+                self._end(rpc, seen)
 
-        try:
-            port = self._brokers.port(names[0])
-        except PopmqError as error:
-            answered(error)
+        if not self._brokers.has_master(name):
+            answered(Unavailable(f"broker {name} has no master now"))
             return
-        timeout_ms = pop.poll_ms + BROKER_RESERVE_MS
-        rpc.ask(port, Kind.POP, encode_pop(pop), timeout_ms, answered)
-        sending = False
+        rpc.ask(
+            self._brokers.port(name),
+            Kind.POP,
+            encode_pop(pop._replace(poll_ms=0)),
+            BROKER_RESERVE_MS,
+            answered,
+        )
+
+    def _wait_at(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
+        """The first broker that has something answers; what others popped meanwhile is undone."""
+        reachable = [name for name in names if self._brokers.has_master(name)] or names[:1]
+        waiting = set(reachable)
+        answers: list[tuple[str, Answer]] = []
+        over = False
+
+        def answered(name: str, answer: Answer) -> None:
+            nonlocal over
+            if over:
+                return
+            waiting.discard(name)
+            answers.append((name, answer))
+            found = isinstance(answer, bytes) and decode_pop_reply(answer).deliveries
+            if not found and waiting:
+                return
+            over = True
+            rpc.give_up()
+            self._end(rpc, [(name, answer)] if found else answers)
+
+        body, timeout_ms = encode_pop(pop), pop.poll_ms + BROKER_RESERVE_MS
+        for name in reachable:
+            if over:
+                return
+            try:
+                port = self._brokers.port(name)
+            except PopmqError as error:
+                answered(name, error)
+                continue
+            rpc.ask(port, Kind.POP, body, timeout_ms, partial(answered, name))
+
+    def _end(self, rpc: Rpc, answers: Sequence[tuple[str, Answer]]) -> None:
+        """With the first answer that is no refusal, if there is one."""
+        self._over(rpc)
+        self._deliver(rpc, *min(answers, key=_is_refusal))
 
     def _deliver(self, rpc: Rpc, broker: str, answer: Answer) -> None:
         if isinstance(answer, PopmqError):
@@ -151,3 +206,7 @@ class ReceiveMessage:
         # The broker's time of the pop: the reply left when the check point was durable.
         popped_ms = reply.popped_ms or self._clock.wall_ms()
         rpc.reply(*receive_parts(reply.deliveries, store_host=broker.encode(), now_ms=popped_ms))
+
+
+def _is_refusal(answer: tuple[str, Answer]) -> bool:
+    return isinstance(answer[1], PopmqError)

@@ -1,7 +1,8 @@
 """What brokers say about topics and groups, remembered for a second.
 
-Every broker group holds every topic and group today, so the first that answers is believed.
-Many calls that miss the same name at once make one question.
+The broker group that owns them is asked, or, while it is away, one that has copies.  Dead-letter
+topics are each broker group's own, so that all are asked until one has it.  Many calls that miss
+the same name at once make one question.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +16,15 @@ from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers import Brokers
+from popmq.proxy.brokers import Brokers, owner_first
 from popmq.proxy.convert import group_of, topic_of
 
 TTL_MS = 1_000
 MAX_REMEMBERED = 10_000
 DESCRIBE_TIMEOUT_MS = 2_000
+_AWAY = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
+_NOT_FOUND = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
+PATIENCE_MS = 1_000  # with one broker group, while there is another to ask
 
 T = TypeVar("T")
 OnResult = Callable[[T | PopmqError], None]
@@ -33,8 +37,9 @@ class Routes:
     def __init__(self, brokers: Brokers, clock: Clock, *, auto_create: bool) -> None:
         self._brokers = brokers
         self._auto_create = auto_create
-        self._topics: _Remembered[TopicConfig] = _Remembered(self._ask_topic, clock)
-        self._groups: _Remembered[SubscriptionGroup] = _Remembered(self._ask_group, clock)
+        self._topics: _Remembered[TopicConfig] = _Remembered(self._ask_topic, self._now_ms)
+        self._groups: _Remembered[SubscriptionGroup] = _Remembered(self._ask_group, self._now_ms)
+        self._clock = clock
 
     def topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
         """TOPIC_NOT_FOUND when there is none, and it may not be made on the spot."""
@@ -47,10 +52,18 @@ class Routes:
         """Something contradicts what is remembered: ask again."""
         self._topics.forget(name)
 
+    def _now_ms(self) -> int | None:
+        """None while there is nobody to ask: what is remembered has to do."""
+        names = self._brokers.names()
+        away = bool(names) and not any(map(self._brokers.has_master, names))
+        return None if away else self._clock.boot_ms()
+
     def _ask_topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
         request = admin_pb2.DescribeTopicRequest(name=name, auto_create=self._auto_create)
         body = request.SerializeToString()
-        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, partial(_decoded, topic_of, on_result))
+        then = partial(_decoded, topic_of, on_result)
+        everywhere = name.startswith("%")
+        ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=everywhere)
 
     def _ask_group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
         body = admin_pb2.DescribeGroupRequest(name=name).SerializeToString()
@@ -64,9 +77,25 @@ def ask_any(
     on_answer: OnBytes,
     *,
     timeout_ms: int = DESCRIBE_TIMEOUT_MS,
+    until_found: bool = False,
 ) -> None:
-    """Ask the broker groups in turn until one can be reached; its answer counts, also a refusal."""
-    _ask_next(brokers, tuple(brokers.names()), kind, body, timeout_ms, on_answer)
+    """Ask the broker groups in turn until one can be reached; its answer counts, also a refusal.
+
+    `until_found`: one that does not know the topic is passed over, if another one does.
+    """
+    names = owner_first(brokers)
+    if names and not brokers.has_master(names[0]):
+        timeout_ms //= len(names)
+    owner = brokers.owner()
+    if len(names) > 1 and owner in names and not brokers.has_master(owner):
+        away = Unavailable(f"broker group {owner}, which owns the topics, has no master now")
+        on_answer = partial(_not_for_sure, on_answer, away)
+    codes = (
+        Code.HA_NOT_AVAILABLE,
+        Code.PROXY_TIMEOUT,  # it only looks: another may be asked
+        *((Code.TOPIC_NOT_FOUND,) if until_found else ()),
+    )
+    _ask_next(brokers, names, kind, body, timeout_ms, codes, on_answer)
 
 
 def _ask_next(
@@ -75,6 +104,7 @@ def _ask_next(
     kind: Kind,
     body: bytes,
     timeout_ms: int,
+    passed_over: Sequence[Code],
     on_answer: OnBytes,
 ) -> None:
     if not names:
@@ -82,9 +112,12 @@ def _ask_next(
         return
 
     def one_answered(answer: bytes | PopmqError) -> None:
-        away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
-        if away and len(names) > 1:
-            _ask_next(brokers, names[1:], kind, body, timeout_ms, on_answer)
+        next_one = isinstance(answer, PopmqError) and answer.code in passed_over
+        if next_one and len(names) > 1:
+            then = on_answer
+            if isinstance(answer, PopmqError) and answer.code in _AWAY:
+                then = partial(_not_for_sure, on_answer, answer)
+            _ask_next(brokers, names[1:], kind, body, timeout_ms, passed_over, then)
         else:
             on_answer(answer)
 
@@ -93,7 +126,15 @@ def _ask_next(
     except PopmqError as error:
         one_answered(error)
         return
-    port.request(kind, body, timeout_ms, one_answered)
+    wait_ms = min(timeout_ms, PATIENCE_MS) if len(names) > 1 else timeout_ms
+    port.request(kind, body, wait_ms, one_answered)
+
+
+def _not_for_sure(on_answer: OnBytes, away: PopmqError, answer: bytes | PopmqError) -> None:
+    """What one does not know, another that is away may have: nobody is told that there is none."""
+    if isinstance(answer, PopmqError) and answer.code in _NOT_FOUND:
+        answer = Unavailable(f"{away}; others do not know it: {answer}")
+    on_answer(answer)
 
 
 def _decoded(
@@ -113,17 +154,19 @@ def _decoded(
 
 
 class _Remembered(Generic[T]):
-    """Answers for TTL_MS; refusals are told and not remembered."""
+    """Answers for TTL_MS, longer while `now_ms` is None; refusals are told and not remembered."""
 
-    def __init__(self, ask: Callable[[str, OnResult[T]], None], clock: Clock) -> None:
+    def __init__(
+        self, ask: Callable[[str, OnResult[T]], None], now_ms: Callable[[], int | None]
+    ) -> None:
         self._ask = ask
-        self._clock = clock
+        self._now_ms = now_ms
         self._known: dict[str, tuple[int, T]] = {}
         self._waiting: dict[str, list[OnResult[T]]] = {}
 
     def get(self, name: str, on_result: OnResult[T]) -> None:
-        known = self._known.get(name)
-        if known is not None and self._clock.boot_ms() < known[0]:
+        known, now_ms = self._known.get(name), self._now_ms()
+        if known is not None and (now_ms is None or now_ms < known[0]):
             on_result(known[1])
             return
         if (waiting := self._waiting.get(name)) is not None:
@@ -140,6 +183,6 @@ class _Remembered(Generic[T]):
         if not isinstance(result, PopmqError):
             if len(self._known) >= MAX_REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[name] = (self._clock.boot_ms() + TTL_MS, result)
+            self._known[name] = ((self._now_ms() or 0) + TTL_MS, result)
         for on_result in self._waiting.pop(name):
             on_result(result)

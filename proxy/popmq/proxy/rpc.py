@@ -36,7 +36,7 @@ def refuse_with_status(_request: bytes, error: PopmqError) -> Sequence[bytes]:
 class Rpc:
     """A call in progress, the bytes of its request, and how to refuse it."""
 
-    __slots__ = ("_asked", "_refusal", "_when_gone", "call", "data", "metrics")
+    __slots__ = ("_asked", "_hears_gone", "_refusal", "_when_gone", "call", "data", "metrics")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Rpc:
         self._refusal = refusal
         self._asked: dict[object, tuple[Port, int]] = {}
         self._when_gone: list[Callable[[], None]] = []
+        self._hears_gone = False
 
     @property
     def client_id(self) -> str:
@@ -70,6 +71,8 @@ class Rpc:
         for message in messages:
             self.call.send(message)
         self.call.finish()
+        # They lead back here: the garbage collector would have to find every RPC.
+        self._when_gone.clear()
 
     def refuse(self, error: PopmqError) -> None:
         self.metrics.refuse(error)
@@ -100,16 +103,13 @@ class Rpc:
 
         request_id = port.request(kind, body, timeout_ms, on_reply)
         if not answered:
-            first = not self._asked
             self._asked[token] = (port, request_id)
-            if first:
-                self.on_gone(self.give_up)
+            self._hear_gone()
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """`callback` runs if the client goes away before the reply."""
         self._when_gone.append(callback)
-        if len(self._when_gone) == 1:
-            self.call.on_gone(self._gone)
+        self._hear_gone()
 
     def later(self, then: Callable[[T], None]) -> Callable[[T | PopmqError], None]:
         """A callback that refuses this RPC with a refusal, and else goes on with `then`."""
@@ -121,9 +121,15 @@ class Rpc:
         for port, request_id in asked.values():
             port.cancel(request_id)
 
+    def _hear_gone(self) -> None:
+        if not self._hears_gone:
+            self._hears_gone = True
+            self.call.on_gone(self._gone)
+
     def _gone(self) -> None:
         for callback in self._when_gone:
             callback()
+        self.give_up()
 
 
 def _or_raise(then: Callable[[T], None], answer: T | PopmqError) -> None:

@@ -33,11 +33,16 @@ def certificates_of(settings: ProxySettings, folder: Path | None) -> Certificate
         return None
     if settings.tls_certificate:
         return Certificates.of_files(settings.tls_certificate, settings.tls_key)
-    hosts = _own_names(settings)
-    now = datetime.datetime.now(datetime.UTC)
     if folder is None:
-        return Certificates(partial(load_one_of_the_process, hosts=hosts, now=now))
-    return Certificates.of_files(*kept_in(folder, hosts, now))
+        now = datetime.datetime.now(datetime.UTC)
+        load = partial(load_one_of_the_process, hosts=_own_names(settings), now=now)
+        return Certificates(load)
+    return Certificates.of_files(*own_certificate(settings, folder))
+
+
+def own_certificate(settings: ProxySettings, folder: Path) -> tuple[str, str]:
+    """(certificate, key) of our own making, kept in `folder`, for the names that we know."""
+    return kept_in(folder, _own_names(settings), datetime.datetime.now(datetime.UTC))
 
 
 def kept_in(folder: Path, hosts: Iterable[str], now: datetime.datetime) -> tuple[str, str]:

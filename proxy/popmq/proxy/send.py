@@ -7,8 +7,8 @@ delivery time comes back with a recall handle, unless it is visible at once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
@@ -23,15 +23,17 @@ from popmq.common.hop import (
 )
 from popmq.common.message import tag_hash
 from popmq.common.recall_handle import RecallHandle
-from popmq.common.topics import TopicConfig, check_topic_name
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
-from popmq.proxy.convert import SentMessage, send_entry, sent_messages, status, status_only
+from popmq.proxy.convert import SentMessage, send_entry, sent_messages, sent_ok, status, status_only
 from popmq.proxy.delay import delay_of
 from popmq.proxy.placement import place
+from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import (
+    MessageFacts,
     check_message,
     check_stored_size,
     check_type,
@@ -43,11 +45,10 @@ MAX_PUT_BYTES = 16 << 20
 MAX_PUT_ENTRIES = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A message that passed every check; `index` is its place in the request."""
+class _Placed(NamedTuple):
+    """A message that passed every check; `number` is its place in the request."""
 
-    index: int
+    number: int
     key: str
     entry: PutEntry
     broker: str
@@ -55,8 +56,16 @@ class _Placed:
 
 
 class SendMessage:
-    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        routes: Routes,
+        settings: Settings,
+        clock: Clock,
+        publishers: Publishers,
+    ) -> None:
         self._brokers = brokers
+        self._publishers = publishers
         self._routes = routes
         self._limits = settings.message
         self._timer_limits = settings.timer
@@ -89,6 +98,8 @@ class SendMessage:
         for index, error in refused:
             batch.settle(index, error)
         placed = [one for one in outcomes if isinstance(one, _Placed)]
+        if any(one.entry.type == MessageType.TRANSACTION for one in placed):
+            self._publishers.sent(rpc.client_id, topic.name)
         self._dispatch(batch, placed, brokers)
 
     def _checked(
@@ -122,18 +133,34 @@ class SendMessage:
         if not brokers:
             raise Unavailable("no broker is known yet")
         key = facts.message_group or facts.message_id
-        broker, queue = place(key, brokers, topic.queues)
+        broker, queue = place(key, self._places(topic, facts, brokers), topic.queues)
         entry = PutEntry(
             kind,
             head,
             properties,
             tag_hash=tag_hash(facts.tag),
             queue_id=queue,
-            due_ms=delay.due_ms,
+            due_ms=facts.recovery_ms or 0 if kind is MessageType.TRANSACTION else delay.due_ms,
             message_id=facts.message_id,
             spread_ms=delay.spread_ms,
         )
         return _Placed(index, key, entry, broker, not facts.message_group)
+
+    def _places(
+        self, topic: TopicConfig, facts: MessageFacts, brokers: Sequence[str]
+    ) -> Sequence[str]:
+        """The broker groups that the message may go to.
+
+        Message groups stay with those that the topic was created over; other messages go to any
+        that takes some.
+        """
+        if len(brokers) == 1:
+            return brokers
+        if facts.message_group and topic.brokers:
+            wanted = [name for name in brokers if name in topic.brokers]
+        else:
+            wanted = [name for name in brokers if self._brokers.takes(name)]
+        return wanted or brokers
 
     def _dispatch(self, batch: "_Batch", placed: Sequence[_Placed], brokers: Sequence[str]) -> None:
         by_broker: dict[str, list[_Placed]] = {}
@@ -146,6 +173,11 @@ class SendMessage:
     def _ask(
         self, batch: "_Batch", broker: str, part: Sequence[_Placed], brokers: Sequence[str]
     ) -> None:
+        others = [name for name in brokers if name != broker]
+        if not self._brokers.has_master(broker) and any(map(self._brokers.has_master, others)):
+            part = self._without_movable(batch, broker, part, others)
+            if not part:
+                return
         sending = True
 
         def answered(answer: Answer) -> None:
@@ -153,7 +185,7 @@ class SendMessage:
             # A refusal that comes at once means that nothing was sent.
             if sending and away:
                 assert isinstance(answer, PopmqError)
-                self._elsewhere(batch, answer, part, [name for name in brokers if name != broker])
+                self._elsewhere(batch, answer, part, others)
             else:
                 self._stored(batch, part, answer)
 
@@ -168,13 +200,21 @@ class SendMessage:
         batch.rpc.ask(port, Kind.PUT, body, timeout_ms, answered)
         sending = False
 
+    def _without_movable(
+        self, batch: "_Batch", broker: str, part: Sequence[_Placed], others: Sequence[str]
+    ) -> Sequence[_Placed]:
+        """Send elsewhere what may go there; the rest waits for this broker's next master."""
+        error = Unavailable(f"broker {broker} has no master now")
+        self._elsewhere(batch, error, [one for one in part if one.movable], others)
+        return [one for one in part if not one.movable]
+
     def _elsewhere(
         self, batch: "_Batch", error: PopmqError, part: Sequence[_Placed], brokers: Sequence[str]
     ) -> None:
         moved: list[_Placed] = []
         for one in part:
             if not one.movable or not brokers:
-                batch.settle(one.index, error)
+                batch.settle(one.number, error)
                 continue
             broker, queue = place(one.key, brokers, batch.topic.queues)
             moved.append(_moved(one, broker, queue))
@@ -185,12 +225,12 @@ class SendMessage:
             if answer.code is Code.TOPIC_NOT_FOUND:
                 self._routes.forget_topic(batch.topic.name)
             for one in part:
-                batch.settle(one.index, answer)
+                batch.settle(one.number, answer)
             return
         results = decode_put_reply(answer)
         assert len(results) == len(part), "a broker answered for another number of messages"
         for one, result in zip(part, results, strict=True):
-            batch.settle(one.index, result, one.broker)
+            batch.settle(one.number, result, one.broker)
 
 
 class _Batch:
@@ -228,8 +268,11 @@ class _Batch:
 def send_reply(
     results: Sequence[PutResult], message_ids: Sequence[str], recall_handles: Sequence[str]
 ) -> bytes:
+    if all(one.code == Code.OK for one in results):
+        return sent_ok(results, message_ids, recall_handles)
     code = overall_code([one.code for one in results])
-    text = results[0].message if code == results[0].code else "the messages fared differently"
+    first = results[0]
+    text = first.message if first.code == code else "the messages fared differently"
     reply = service.SendMessageResponse(
         status=status(code, text or "OK"),
         entries=[
@@ -255,6 +298,8 @@ def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
 def _one_topic(sent: Sequence[SentMessage]) -> str:
     if not sent:
         raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    if len(sent) == 1:
+        return sent[0].topic
     topics = sorted({one.topic for one in sent})
     if len(topics) > 1:
         raise Refused(
@@ -267,7 +312,7 @@ def _one_topic(sent: Sequence[SentMessage]) -> str:
 
 def _moved(one: _Placed, broker: str, queue: int) -> _Placed:
     there = one.entry._replace(queue_id=queue)
-    return _Placed(one.index, one.key, there, broker, one.movable)
+    return _Placed(one.number, one.key, there, broker, one.movable)
 
 
 def _parts(group: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:

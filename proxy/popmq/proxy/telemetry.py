@@ -23,6 +23,7 @@ from popmq.proxy.client_settings import (
 )
 from popmq.proxy.convert import OK_ONLY, name_of, ok, parse, status_only
 from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Rpc, check_client
 from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound
@@ -42,6 +43,7 @@ class Telemetry:
         self.settings = settings
         self._metrics = metrics
         self._streams: dict[str, list[_Stream]] = {}
+        self.publishers = Publishers(self.streams_of)
 
     def open(self, call: Call) -> Inbound:
         client_id = call.metadata.get("x-mq-client-id", "").strip()
@@ -56,10 +58,11 @@ class Telemetry:
             return stream
         self._metrics.open_streams += 1
         self._streams.setdefault(client_id, []).append(stream)
+        self.publishers.changed()
         call.on_gone(stream.end)
         return stream
 
-    def streams_of(self, client_id: str) -> Sequence[Inbound]:
+    def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
     def drain(self) -> None:
@@ -73,6 +76,7 @@ class Telemetry:
         streams = self._streams.get(stream.client_id, [])
         if stream in streams:
             streams.remove(stream)
+            self.publishers.changed()
             self._metrics.open_streams -= 1
         if not streams:
             self._streams.pop(stream.client_id, None)
@@ -98,6 +102,11 @@ class _Stream:
         except PopmqError as error:
             self._finish(GrpcStatus.INVALID_ARGUMENT, str(error))
 
+    def send(self, command: bytes) -> None:
+        """A command of the server's own."""
+        if not self._ended:
+            self._call.send(command)
+
     def half_closed(self) -> None:
         # The Node client dies of any other end than OK, and the Java client waits for it.
         self._finish(GrpcStatus.OK)
@@ -116,6 +125,8 @@ class _Stream:
     def _settings(self, asked: pb.Settings) -> None:
         match asked.WhichOneof("pub_sub"):
             case "publishing":
+                topics = [topic.name for topic in asked.publishing.topics]
+                self._owner.publishers.said(self.client_id, topics)
                 self._answer(asked, producer_settings(asked, self._owner.settings))
             case "subscription":
                 self._consumer(asked)

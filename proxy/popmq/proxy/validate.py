@@ -6,7 +6,8 @@ Nothing here knows protobuf or waits.  Limits and their order follow RocketMQ's 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from popmq.common.config import MessageSettings, PopSettings
 from popmq.common.errors import Code, NotYet, PopmqError, Refused
@@ -45,8 +46,7 @@ RESERVED_KEYS = frozenset(_RESERVED.split())
 DELAY_KEYS = {"TIMER_DELAY_MS": 1, "TIMER_DELAY_SEC": 1_000}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageFacts:
+class MessageFacts(NamedTuple):
     """What a client's message says, as far as a check looks at it.
 
     `claimed_type` is the protocol's number.  Empty tag, key and group mean that there is none,
@@ -55,7 +55,7 @@ class MessageFacts:
 
     body_bytes: int = 1
     message_id: str = "id"
-    user_properties: Mapping[str, str] = field(default_factory=dict)
+    user_properties: Mapping[str, str] = MappingProxyType({})
     tag: str = ""
     keys: Sequence[str] = ()
     message_group: str = ""
@@ -70,9 +70,14 @@ def type_of(facts: MessageFacts) -> MessageType:
     """The type that the *properties* make it; what it claims counts for transactions only."""
     if facts.claimed_type == MessageType.TRANSACTION:
         return MessageType.TRANSACTION
-    if facts.deliver_at_ms is not None or any(map(facts.user_properties.__contains__, DELAY_KEYS)):
+    if _is_delayed(facts):
         return MessageType.DELAY
     return MessageType.FIFO if facts.message_group else MessageType.NORMAL
+
+
+def _is_delayed(facts: MessageFacts) -> bool:
+    given = facts.user_properties
+    return facts.deliver_at_ms is not None or any(map(given.__contains__, DELAY_KEYS))
 
 
 def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
@@ -105,8 +110,11 @@ def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"topic {topic.name} takes {topic.type.name} messages and this one is {kind.name}",
         )
-    if kind is MessageType.TRANSACTION:
-        raise NotYet("popmq does not serve TRANSACTION messages yet")
+    if kind is MessageType.TRANSACTION and _is_delayed(facts):
+        raise Refused(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            "a TRANSACTION message is visible when it is committed: it has no delivery time",
+        )
     return kind
 
 
@@ -155,17 +163,19 @@ def poll_ms(asked_ms: int | None, remaining_ms: int | None, longest_ms: int) -> 
 
 
 def filter_of(filter_type: int, expression: str) -> tuple[FilterType, str]:
-    """The filter for the broker. Nothing and `*` pass everything."""
-    if filter_type == SQL:
-        raise NotYet("popmq does not serve SQL filters yet: filter by tag, as in `a || b`")
-    expression = expression.strip()
-    if expression in ("", "*"):
-        return FilterType.NONE, ""
+    """The filter for the broker, which compiles one in SQL. No tags, and `*`, pass everything."""
     if (size := len(expression.encode())) > EXPRESSION_LIMIT:
         raise Refused(
             Code.ILLEGAL_FILTER_EXPRESSION,
             f"filter expression of {size} bytes is over the limit of {EXPRESSION_LIMIT} bytes",
         )
+    if filter_type == SQL:
+        if _is_blank(expression):
+            raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the SQL filter is empty")
+        return FilterType.SQL, expression  # with its blanks: errors name a column
+    expression = expression.strip()
+    if expression in ("", "*"):
+        return FilterType.NONE, ""
     return FilterType.TAG, expression
 
 

@@ -31,7 +31,11 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Fiel
     at = start
     try:
         while at < stop:
-            field = _field(data, at)
+            key, size = data[at], data[at + 1]
+            if key < 0x80 and key & 7 == LEN and size < 0x80:  # nearly every field
+                field = Field(key >> 3, LEN, at, at + 2, at + 2 + size)
+            else:
+                field = _field(data, at)
             if field.end > stop:
                 raise BadWire("a field ends behind its message")
             yield field
@@ -50,16 +54,44 @@ def cut(
     """data[start:end] without its fields `number`, and the contents of those."""
     kept: list[bytes] = []
     taken: list[bytes] = []
-    kept_from = start
     stop = len(data) if end is None else end
-    for field in fields(data, start, stop):
-        if field.number == number:
-            kept.append(data[kept_from : field.start])
-            kept_from = field.end
-            if field.wire_type == LEN:
-                taken.append(data[field.content : field.end])
+    kept_from = at = start
+    try:
+        while at < stop:
+            # Written out: this runs for every field of every message that is sent.
+            key, size = data[at], data[at + 1]
+            if key & 0x87 == LEN and size < 0x80:
+                found, kind, content, after = key >> 3, LEN, at + 2, at + 2 + size
+            else:
+                found, kind, _, content, after = _field(data, at)
+            if after > stop:
+                raise BadWire("a field ends behind its message")
+            if found == number:
+                kept.append(data[kept_from:at])
+                kept_from = after
+                if kind == LEN:
+                    taken.append(data[content:after])
+            at = after
+    except IndexError as error:
+        raise BadWire("the message ends inside a field") from error
+    except BadWire:
+        raise
+    except ValueError as error:
+        raise BadWire(str(error)) from error
     kept.append(data[kept_from:stop])
     return b"".join(kept), taken
+
+
+def only_content(data: bytes, number: int) -> int:
+    """Where the content starts, if `data` is nothing but one text, bytes or message in field
+    `number`; else 0."""
+    if not data or data[0] != number << 3 | LEN:
+        return 0
+    try:
+        size, at = read_varint(data, 1)
+    except (IndexError, ValueError):
+        return 0
+    return at if at + size == len(data) else 0
 
 
 def varint(value: int) -> bytes:

@@ -75,6 +75,24 @@ def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
                 life.again += 1
 
 
+def copied_behind(
+    readers: Sequence[Reader], everybody: Sequence[Reader], messages: Sequence[Sent]
+) -> None:
+    """The letters of a FIFO group (`readers`) go to the end of their queue, and so to everybody:
+    two copies are on their way from now on."""
+    for mine in readers:
+        for sent in messages:
+            if sent.topic is not mine.topic:
+                continue
+            life = mine.lives.get(sent.number)
+            if not _may_have_died(mine, sent) and (life is None or not life.letters):
+                continue
+            sent.copied = True
+            for reader in everybody:
+                if reader.topic is sent.topic and sent.number in reader.lives:
+                    reader.lives[sent.number].loose = True
+
+
 def _may_have_come(reader: Reader, sent: Sent) -> bool:
     return sent.number in reader.lives or reader.unseen(Life()) > 0
 

@@ -16,6 +16,7 @@ from popmq.common.config import MessageSettings, Settings, StoreSettings, TimerS
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Delivery, Kind
+from popmq.common.message import tag_hash
 from popmq.common.steps import Done, Work
 from popmq.common.topics import (
     CheckPoints,
@@ -104,8 +105,12 @@ class CoreBroker:
         )
         self.broker.store.soon = self._soon.append
         self.server = BrokerServer(self.broker)
-        self.broker.start()
+        self.begin(self.broker)
         self.settle()
+
+    def begin(self, broker: Broker) -> None:
+        """How it starts: alone."""
+        broker.start()
 
     def stop(self) -> None:
         self.broker.stop()
@@ -182,7 +187,7 @@ class CoreBroker:
         topic: str,
         body: bytes,
         *,
-        tag_hash: int = 0,
+        tag: str = "",
         queue_id: int = -1,
         message_group: str = "",
     ) -> hop.PutResult:
@@ -190,7 +195,7 @@ class CoreBroker:
         the broker does not look into it."""
         kind = MessageType.FIFO if message_group else MessageType.NORMAL
         properties = _message_group(message_group.encode()) if message_group else b""
-        entry = hop.PutEntry(kind, body, properties, tag_hash, queue_id)
+        entry = hop.PutEntry(kind, body, tagged(tag) + properties, tag_hash(tag), queue_id)
         reply = self.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
         return hop.decode_put_reply(reply)[0]
 
@@ -246,9 +251,11 @@ def pop(
     reply_bytes: int = 8 << 20,
     attempt_id: str = "",
     client_id: str = "a-client",
+    sql: bool = False,
 ) -> bytes:
-    """An encoded POP request."""
+    """An encoded POP request; `expression` is one of tags, or in SQL."""
     filter_type = hop.FilterType.TAG if expression else hop.FilterType.NONE
+    filter_type = hop.FilterType.SQL if expression and sql else filter_type
     return hop.encode_pop(
         hop.PopRequest(
             topic,
@@ -270,6 +277,11 @@ def pop(
 def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
     """What was delivered, sorted: queues are visited in no order that matters."""
     return sorted(one.head for one in deliveries)
+
+
+def tagged(tag: str) -> bytes:
+    """Field 1 of SystemProperties; tags of up to 127 bytes."""
+    return b"\x0a" + bytes((len(tag.encode()),)) + tag.encode() if tag else b""
 
 
 def _message_group(name: bytes) -> bytes:

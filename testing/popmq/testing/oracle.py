@@ -19,6 +19,7 @@ class Oracle(HandleOracle):
         self.order = FifoOrder(self)
         self._numbered: dict[tuple[Place, int, int], Sent] = {}
         self.parks = False  # FIFO groups hold few open messages and park keys
+        self.copying: list[Reader] = []  # of FIFO groups whose letters are being sent back
         self.longest_ms = 0  # that anything is invisible
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.forgotten = 0  # deliveries that came again as the same attempt, as they may
@@ -90,6 +91,8 @@ class Oracle(HandleOracle):
             return None
         sent = self.messages[number]
         life = reader.lives.setdefault(number, Life())
+        chains.copied_behind(self.copying, self.readers, [sent])
+        life.loose |= sent.copied
         life.events.append(f"{self.at} t={self.now_ms} delivered as attempt {attempt}")
         who = f"message {number} of {sent.topic.name} to group {reader.group.name}"
         if sent.properties != properties:

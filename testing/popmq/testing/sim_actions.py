@@ -4,9 +4,10 @@ import random
 
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import Oracle
-from popmq.testing.sim_clients import INVISIBLE_MS, KEYS, MAX_INVISIBLE_MS, QUIET
+from popmq.testing.sim_clients import INVISIBLE_MS, MAX_INVISIBLE_MS
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_operators import PUSH_CLIENTS, Operators
+from popmq.testing.sim_producers import KEYS, QUIET
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
 
@@ -132,8 +133,9 @@ class Actions:
                 self.clients.ack(mine[-3:])
 
     def _redrive(self) -> None:
+        group = self.rng.choice(("g", "f")) if "f" in self.clients.groups else "g"
         for _ in range(self.rng.choice((1, 1, 2))):
-            self.clients.redrive("g")
+            self.clients.redrive(group)
 
     def _stick(self) -> None:
         """Messages of few message groups, one of which is held for long."""

@@ -8,109 +8,23 @@ from collections.abc import Callable
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
-from popmq.common.message import tag_hash
-from popmq.common.topics import MessageType
 from popmq.testing.core import pop as encode_pop
 from popmq.testing.false_empty import popped_empty
-from popmq.testing.history import Held, Place, Pop, Reader, Sent
-from popmq.testing.sim_requests import Requests
+from popmq.testing.history import Held, Pop, Reader
+from popmq.testing.sim_producers import Producers
 from popmq.testing.sometimes import Sometimes
 
-
-def _field(number: int, data: bytes) -> bytes:
-    """A field of the client's SystemProperties, as protobuf has it."""
-    return bytes((number << 3 | 2, len(data))) + data
-
-
-TAGS = ("", "A", "B")
 INVISIBLE_MS = (1, 150, 1_000, 3_000, 8_000)
 MAX_INVISIBLE_MS = max(INVISIBLE_MS)
 BRIEF = "brief"  # a topic with a retention of its own
-KEYS = (b"", b"a", b"a", b"b", b"c", b"d")
-FIFO_QUEUES = 2
-QUIET = "quiet"  # a topic that hardly anything is sent to
 LONG_MS = (5_400_000, 10_800_000)  # longer than messages are kept, where they expire
 
 
-def queue_of(sent: Sent) -> int:
-    """Where a message of its message group belongs."""
-    return (sent.key or b"a")[0] % FIFO_QUEUES
+def _sql(tags: tuple[str, ...]) -> str:
+    return "TAGS IN (" + ", ".join(f"'{tag}'" for tag in tags) + ")"
 
 
-class Clients(Requests):
-    # -- producers
-
-    def send(self, to: Place | None = None) -> None:
-        rng, oracle = self._rng, self._oracle
-        usual = [p for name, p in self.topics.items() if p is not None and name != QUIET]
-        topic = to or rng.choice(usual)
-        batch: list[Sent] = []
-        entries = []
-        for _ in range(rng.choice((1, 1, 1, 2, 5))):
-            sent = self._message(topic)
-            batch.append(sent)
-            queue_id = rng.choice((-1, -1, 0))
-            kind = MessageType.NORMAL
-            if topic.fifo:
-                kind, queue_id = self._in_order(sent)
-            entries.append(
-                hop.PutEntry(kind, sent.head, sent.properties, tag_hash(sent.tag), queue_id)
-            )
-
-        def hear(answer: bytes | PopmqError) -> None:
-            if isinstance(answer, PopmqError):
-                for sent in batch:
-                    sent.refused = True
-                full = answer.code == Code.TOO_MANY_REQUESTS
-                self._tally.hit(Sometimes.SEND_REFUSED, int(full))
-                self._check_known(topic, answer)
-                return
-            for sent, result in zip(batch, hop.decode_put_reply(answer), strict=True):
-                if result.code == Code.OK:
-                    sent.ok_at, sent.ok_ms = oracle.at, oracle.now_ms
-                    sent.queue_id = result.queue_id
-                    oracle.numbered(sent, result.queue_offset)
-                else:
-                    sent.refused = True
-                assert result.code != Code.OK or not topic.fifo or queue_of(sent) == sent.queue_id
-            self._note(f"sent {[sent.number for sent in batch if sent.ok_at]}")
-
-        names = ",".join(f"{sent.number}{sent.tag}" for sent in batch)
-        body = hop.encode_put(hop.PutRequest(topic.name, entries))
-        self._ask(f"put {topic.name} {names}", Kind.PUT, body, hear)
-
-    def _message(self, topic: Place) -> Sent:
-        rng = self._rng
-        number = len(self._oracle.messages)
-        size = self.uniform or rng.choice((20, 60, 100, 300, 1_200, 2_000))
-        front = b"%06d|" % number
-        head = front + rng.randbytes(size - len(front))
-        properties = self._properties(number, ordered=topic.fifo)
-        sent = Sent(number, topic, rng.choice(TAGS), head, properties, self._oracle.at)
-        sent.asked_log_ms = self._machine.log_ms
-        sent.asked_wall_ms = self._machine.clock.wall_ms()
-        self._oracle.messages.append(sent)
-        return sent
-
-    def _in_order(self, sent: Sent) -> tuple[MessageType, int]:
-        """Of one of a few message groups, each in a queue of its own; now and then of none."""
-        sent.key = self._rng.choice(KEYS)
-        if sent.key:
-            sent.properties += b"\x8a\x01" + bytes((len(sent.key),)) + sent.key
-        sent.queue_id = queue_of(sent)
-        self._oracle.order.put(sent)
-        return (MessageType.FIFO if sent.key else MessageType.NORMAL), sent.queue_id
-
-    def _properties(self, number: int, *, ordered: bool) -> bytes:
-        """An id, now and then that of the message before, and a key of several messages; or
-        nothing that can be looked up."""
-        rng = self._rng
-        named = _field(3, b"m%06d" % (number - (rng.random() < 0.1)))
-        named += _field(2, b"k%02d" % (number % 23))
-        # What is no protobuf has no message group.
-        others = (b"",) if ordered else (b"", rng.randbytes(40))
-        return named if self.uniform else rng.choice((named, named, *others))
-
+class Clients(Producers):
     # -- consumers
 
     def receive(
@@ -165,6 +79,7 @@ class Clients(Requests):
             self._tally.hit(Sometimes.GIVEN_AGAIN, len(again))
             then(got)
 
+        sql = bool(reader.tags) and self._number % 2 > 0  # the same filter in other words
         what = f"pop {reader.topic.name} {reader.group.name} {limit} {invisible_ms} {poll_ms}"
         body = encode_pop(
             reader.topic.name,
@@ -172,7 +87,8 @@ class Clients(Requests):
             limit=limit,
             invisible_ms=invisible_ms,
             poll_ms=poll_ms,
-            expression="||".join(reader.tags),
+            expression=_sql(reader.tags) if sql else "||".join(reader.tags),
+            sql=sql,
             queue_id=queue_id,
             auto_renew=bool(client_id),
             client_id=client_id or "a-client",

@@ -70,6 +70,11 @@ class SimDisk:
         """What the platter holds of a file, wherever its name points."""
         return bytes(self._names[path].kept)
 
+    def contents(self, folder: str) -> list[tuple[str, bytearray]]:
+        """Path and content, as programs see it, of every file below a folder."""
+        paths = [path for path in self._names if path.startswith(folder)]
+        return [(path, self._names[path].now) for path in paths]
+
     def copy_of_durable(self) -> "SimDisk":
         """Another disk with what would be there if the power went now and nothing more lasted."""
         made = SimDisk(random.Random(0))

@@ -97,9 +97,20 @@ class Machine:
         store.soon = self._soon.append
         store.on_failure = self._on_failure
         self.server = BrokerServer(self.broker)
+        self.begin()
+        self._begun(seed)
+
+    def begin(self) -> None:
+        """The start of the process itself; the log is then recovered to its end."""
         self.broker.start()
-        self.recovered = store.confirmed
+
+    def lead(self) -> None:
+        """What is left until it serves, where `begin` was not all."""
+
+    def _begun(self, seed: int) -> None:
+        self.recovered = self.broker.store.confirmed
         self.on_recovered(seed)
+        self.lead()
         self.settle()
         if self.failed is not None:
             raise self.failed
@@ -119,6 +130,11 @@ class Machine:
             raise self.failed
         self.broker.close()
         self.ends = Ends(self.broker.store.confirmed, self.broker.store.end)
+
+    def take_disk(self, disk: SimDisk) -> None:
+        """The next process runs on another computer's disk."""
+        self.disk = disk
+        self.flusher, self.housekeeper = self._lane(), self._lane()
 
     def crash(self, loss: Loss) -> None:
         store = self.broker.store

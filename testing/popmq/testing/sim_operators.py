@@ -11,7 +11,7 @@ from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing import chains
-from popmq.testing.history import Held, Life, Reader
+from popmq.testing.history import Held, Life, Place, Reader
 from popmq.testing.sim_clients import INVISIBLE_MS, Clients
 from popmq.testing.sometimes import Sometimes
 
@@ -21,6 +21,8 @@ _REFUSALS = (Code.NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND
 
 
 class Operators(Clients):
+    _redrives = 0  # that were asked for
+
     # -- consumers
 
     def reject(self, held: Held) -> None:
@@ -130,16 +132,19 @@ class Operators(Clients):
         same = [one for one in oracle.readers if one.group is group and one.topic is topic]
         request = pb.ResetOffsetRequest(group=group.name, topic=topic.name)
         skips = rng.random() < 0.5
-        match to or rng.choice(("oldest", "newest", "offset")):
+        match to or rng.choice(("oldest", "newest", "offset", "time")):
             case "oldest":
                 request.oldest = True
             case "newest":
                 request.newest = True
+            case "time":
+                request.stored_ms = self._machine.clock.wall_ms() - rng.choice((0, 1_000, 60_000))
             case _:
                 request.offset, request.queue_id, skips = rng.choice((0, 1, 3)), 0, False
         whole = not request.HasField("queue_id")
         if whole:
             request.skip_retries = skips
+        redrives = self._redrives
 
         def hear(answer: bytes | PopmqError) -> None:
             closed()
@@ -148,8 +153,16 @@ class Operators(Clients):
             done = pb.ResetOffsetReply.FromString(answer).queues
             offsets = {one.queue_id: one.after for one in done if one.topic == topic.name}
             self._note(f"reset {group.name} {topic.name} {offsets}")
+            if request.HasField("stored_ms"):
+                self._tally.hit(Sometimes.RESET_TO_TIME)
+                self._check_time(topic, request.stored_ms, offsets)
             self._tally.hit(Sometimes.FIFO_RESET if group.fifo else Sometimes.RESET)
             self._tally.hit(Sometimes.RESET_IN_FLIGHT, sum(one.in_flight > 0 for one in done))
+            if redrives != self._redrives:
+                # Letters that went back meanwhile stand before or behind it: nobody can tell.
+                for one in same:
+                    chains.reset_lost(one, oracle.messages)
+                return
             for one in same:
                 chains.reset_done(
                     one,
@@ -179,23 +192,45 @@ class Operators(Clients):
         body = request.SerializeToString()
         self._ask(what, Kind.RESET_OFFSET, body, hear, lost=lost)
 
+    def _check_time(self, topic: Place, stored_ms: int, offsets: dict[int, int]) -> None:
+        """What was sent at that time or later is not passed over, if the clock never went back."""
+        if self._machine.clock_went_back:
+            return
+        for sent in self._oracle.messages:
+            passed = 0 <= sent.offset < offsets.get(sent.queue_id, 0)
+            if sent.topic is topic and passed and sent.asked_wall_ms >= stored_ms:
+                what = f"a reset to {stored_ms} passed over message {sent.number}"
+                self._oracle.complain("reset", f"{what}, sent at {sent.asked_wall_ms}")
+
     def redrive(self, group: str, then: Callable[[], None] = lambda: None) -> None:
         """Send its dead letters back."""
         oracle = self._oracle
+        self._redrives += 1
         readers = [reader for reader in oracle.readers if reader.group.name == group]
+        in_order = [reader for reader in readers if reader.group.fifo]
+        oracle.copying += in_order
+        chains.copied_behind(in_order, oracle.readers, oracle.messages)
         chains.redrive_asked(readers, oracle.messages)
 
+        def over() -> None:
+            """Until now more of them may have become letters, and were sent back too."""
+            chains.copied_behind(in_order, oracle.readers, oracle.messages)
+            for reader in in_order:
+                oracle.copying.remove(reader)
+
         def hear(answer: bytes | PopmqError) -> None:
+            over()
             if isinstance(answer, PopmqError):
                 return
             for done in pb.RedriveReply.FromString(answer).progress:
                 self._note(f"redriven {done.redriven} of {group}, {done.already} before")
                 self._tally.hit(Sometimes.REDRIVEN, done.redriven)
+                self._tally.hit(Sometimes.FIFO_REDRIVEN, done.redriven * bool(in_order))
                 self._tally.hit(Sometimes.REDRIVEN_BEFORE, done.already)
             then()
 
         body = pb.RedriveRequest(group=group).SerializeToString()
-        self._ask(f"redrive {group}", Kind.REDRIVE, body, hear)
+        self._ask(f"redrive {group}", Kind.REDRIVE, body, hear, lost=over)
 
     def letters(self, group: str, hear: Callable[[list[pb.DeadLetter]], None]) -> None:
         """What `popmq dlq` shows of the group's dead letters."""

@@ -19,6 +19,7 @@ from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_keys import names_in
 from popmq.broker.store.snapshot import snapshot_names
 from popmq.broker.timer.timer_state import TimerState
+from popmq.broker.transaction.transaction_table import KEEP_ENDED_MS
 from popmq.common import topics
 from popmq.common.config import Settings
 from popmq.common.errors import StoreDamaged
@@ -29,7 +30,7 @@ from popmq.testing.oracle import Oracle
 from popmq.testing.sim_disk import SimDisk
 
 # What the log does not say of a live check point; the root is compared by its key.
-_SOFT = ("root", "due_ms", "snapshot")
+_SOFT = ("root", "due_ms", "snapshot", "undone", "given_again")
 _LIVE_FIELDS = [field.name for field in fields(PopCheckPoint) if field.name not in _SOFT]
 _INDEX_SHARE = 8  # one message of so many is looked for in both key indexes
 
@@ -84,17 +85,24 @@ class ReplayCheck:
         except StoreDamaged as refusal:
             self._complain(f"the start without snapshot {position} is refused: {refusal}")
             return Replay.NOT_POSSIBLE
-        self._compare_entries(dict(self._entries(first)), dict(self._entries(second)))
+        self.compare(first, second)
+        return Replay.LONGER if second.store.snapshots.position else Replay.FULL
+
+    def compare(self, first: Broker, second: Broker) -> None:
+        """Both have applied the same records and nothing else is in their tables."""
+        floor = max(first.store.start, second.store.start)
+        self._compare_entries(dict(self._entries(first, floor)), dict(self._entries(second, floor)))
         self._compare_progress(first, second)
         self._compare_outcomes(first, second)
-        return Replay.LONGER if second.store.snapshots.position else Replay.FULL
+        self._compare_receipts(first, second)
+        self._compare_endings(first, second)
 
     def _complain(self, what: str) -> None:
         self._oracle.complain("I12 function-of-the-log", what)
 
     # -- what has to be the same, entry by entry
 
-    def _entries(self, broker: Broker) -> Iterator[tuple[str, object]]:
+    def _entries(self, broker: Broker, floor: int) -> Iterator[tuple[str, object]]:
         for content, _ in broker.registry.begin_snapshot():
             yield from _meta_records(content)
         for ck in broker.table:
@@ -120,17 +128,23 @@ class ReplayCheck:
             following = broker.store.dispatch.next_offset(topic_id, queue_id)
             yield f"dispatch: next offset of {topic_id}/{queue_id}", following
         yield from _timers(broker)
-        yield from self._found(broker)
+        pending = broker.transactions.table.pending.values()
+        yield (
+            "transactions: pending",
+            sorted((h.offset, h.place, h.unit, h.first_ms, h.due_ms, h.checks) for h in pending),
+        )
+        yield from self._found(broker, floor)
 
-    def _found(self, broker: Broker) -> Iterator[tuple[str, object]]:
-        """Where the key index says some of the messages are."""
+    def _found(self, broker: Broker, floor: int) -> Iterator[tuple[str, object]]:
+        """Where the key index says some of the messages are, from position `floor` on."""
         turn = broker.store.confirmed % _INDEX_SHARE
         for sent in self._oracle.messages[turn::_INDEX_SHARE]:
             topic = broker.registry.find_topic(sent.topic.name)
             if topic is None:
                 continue
             for kind, name in names_in(sent.properties):
-                found = set(broker.store.index.find(topic.id, kind, name))
+                everything = broker.store.index.find(topic.id, kind, name)
+                found = {one for one in everything if one[0] >= floor}
                 yield f"key index: {topic.name} {name!r}", found
 
     def _compare_entries(self, first: dict[str, object], second: dict[str, object]) -> None:
@@ -155,8 +169,8 @@ class ReplayCheck:
             mine, theirs = one.get(place), other.get(place)
             if mine is None or theirs is None:
                 # A first look that found nothing is no record, wherever it began.
-                looked = mine is not None and not any(_hard(mine))
-                if not looked:
+                known = mine or theirs
+                if known is not None and any(_hard(known)):
                     self._complain(f"progress {place}: {_show(mine)} and {_show(theirs)}")
             elif _hard(mine) != _hard(theirs) or (not soft and _read(mine) != _read(theirs)):
                 self._complain(f"progress {place}: {_show(mine)} and {_show(theirs)}")
@@ -169,6 +183,32 @@ class ReplayCheck:
             faded = (mine is None or theirs is None) and log_ms + OUTCOME_MS < now_ms
             if mine != theirs and not faded:
                 self._complain(f"outcome {key}: {mine} and {theirs}")
+
+    def _compare_receipts(self, first: Broker, second: Broker) -> None:
+        one, other = _receipts(first), _receipts(second)
+        old_ms = first.store.log_ms() - first.settings.dedup.window_ms
+        for key in sorted(one.keys() | other.keys()):
+            mine, theirs = one.get(key), other.get(key)
+            faded = (mine or theirs or (0,))[0] <= old_ms
+            same = mine is not None and theirs is not None and mine[1] == theirs[1]
+            if not same and not faded:
+                self._complain(f"first receipt of {key!r}: {mine} and {theirs}")
+
+    def _compare_endings(self, first: Broker, second: Broker) -> None:
+        one, other = (set(broker.transactions.table.endings()) for broker in (first, second))
+        old_ms = first.store.log_ms() - KEEP_ENDED_MS
+        for log_ms, offset, ending in sorted(one ^ other):
+            if log_ms > old_ms:
+                self._complain(f"end of transaction {offset}: {ending.name} at {log_ms} in one")
+
+
+def _receipts(broker: Broker) -> dict[bytes, tuple[int, int]]:
+    """Of ids that one message has; which of several was first, a snapshot may not know."""
+    return {
+        key: (from_ms, receipt)
+        for key, receipt, from_ms in broker.receipts.items()
+        if key[4:5] == b"m"
+    }
 
 
 def _timers(broker: Broker) -> Iterator[tuple[str, object]]:

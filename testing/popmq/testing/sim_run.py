@@ -22,20 +22,21 @@ from popmq.testing.disk import PowerCut
 from popmq.testing.history import Violation
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_actions import Actions
-from popmq.testing.sim_clients import BRIEF, FIFO_QUEUES, INVISIBLE_MS, LONG_MS, QUIET
+from popmq.testing.sim_clients import BRIEF, INVISIBLE_MS, LONG_MS
 from popmq.testing.sim_drain import drain
 from popmq.testing.sim_faults import FailedPages
 from popmq.testing.sim_lookup import LookupChecks
 from popmq.testing.sim_loss import Loss
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_operators import Operators
+from popmq.testing.sim_producers import FIFO_QUEUES, QUIET
 from popmq.testing.sim_replay import Replay, ReplayCheck
 from popmq.testing.sim_retention import RetentionChecks
 from popmq.testing.sim_topic_retention import BRIEF_MS, TopicRetention
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.store_checks import StoreChecks
 
-REPLAY = ".venv/bin/python -m popmq.testing.simulator {world}--seed {seed} --trace"
+REPLAY = ".venv/bin/python -m popmq.testing.{module} {world}--seed {seed} --trace"
 _POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.SCATTERED)
 _RETENTION = ((1, 0), (1000, 20_000), (1, 40_000))  # hours and bytes
 
@@ -49,6 +50,7 @@ class Outcome:
     trace: list[str] = field(repr=False)
     tally: Tally = field(repr=False)
     world: str = ""  # how the command line calls it
+    module: str = "simulator"
 
     @property
     def digest(self) -> str:
@@ -56,7 +58,7 @@ class Outcome:
 
     def story(self, lines: int = 0) -> str:
         """The violations, the command that replays them, and the last `lines` of the trace."""
-        command = REPLAY.format(world=self.world, seed=self.seed)
+        command = REPLAY.format(module=self.module, world=self.world, seed=self.seed)
         kept = self.trace[-lines:] if lines else []
         found = [str(violation) for violation in self.violations]
         verdict = f"seed {self.seed}: {len(found)} violations, trace {self.digest}"
@@ -78,7 +80,7 @@ class Simulator(Actions):
         self.keeps_order = self.rng.random() < 0.5
         self.oracle.parks = self.keeps_order and not self.retains and self.rng.random() < 0.5
         self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
-        self.machine = Machine(self._settings(), self.rng, self.tally)
+        self.machine = self._machine()
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
@@ -108,6 +110,7 @@ class Simulator(Actions):
             (self._step, 8),
             (self._time, 6),
             (self._settle, 6),
+            (self.clients.resend, 3),
         ]
         self._pushes = self.rng.random() < 0.3
         self._actions += [(self._reject, 1), (self.clients.proxy_dies, 1)]
@@ -158,6 +161,9 @@ class Simulator(Actions):
         return Outcome(self.seed, self.oracle.violations, self.trace, self.tally)
 
     # -- a run
+
+    def _machine(self) -> Machine:
+        return Machine(self._settings(), self.rng, self.tally)
 
     def _settings(self) -> Settings:
         rng = self.rng

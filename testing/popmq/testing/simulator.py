@@ -8,11 +8,15 @@ import argparse
 import logging
 import sys
 import time
+from collections.abc import Callable
+from enum import Enum
 
 from popmq.testing.sim_run import Outcome, Simulator
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.timer_run import TimerSimulator
 from popmq.testing.timer_sometimes import TimerSometimes
+from popmq.testing.transaction_run import TransactionSimulator
+from popmq.testing.transaction_sometimes import TransactionSometimes
 
 
 def run_seed(seed: int) -> Outcome:
@@ -23,6 +27,10 @@ def run_timer_seed(seed: int) -> Outcome:
     return TimerSimulator(seed).run()
 
 
+def run_transaction_seed(seed: int) -> Outcome:
+    return TransactionSimulator(seed).run()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m popmq.testing.simulator")
     parser.add_argument("--seed", type=int, help="run this seed only")
@@ -30,25 +38,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--timers", action="store_true", help="the timer's world")
+    parser.add_argument("--transactions", action="store_true", help="that of transactions")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a violation")
     chosen = parser.parse_args(arguments)
     logging.getLogger("popmq").setLevel(logging.CRITICAL)
+    run, states = _world(chosen)
     if chosen.seed is not None:
-        outcome = (run_timer_seed if chosen.timers else run_seed)(chosen.seed)
+        outcome = run(chosen.seed)
         if chosen.trace:
             print("\n".join(outcome.trace))
         print(outcome.story())
         return 1 if outcome.violations else 0
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    return _run_many(seeds, keep_going=chosen.keep_going, timers=chosen.timers)
+    return _run_many(seeds, run, Tally(states), keep_going=chosen.keep_going)
 
 
-def _run_many(seeds: range, *, keep_going: bool, timers: bool) -> int:
-    tally = Tally(TimerSometimes if timers else Sometimes)
-    run, failed, began = 0, 0, time.perf_counter()
+def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[Enum]]:
+    if chosen.timers:
+        return run_timer_seed, TimerSometimes
+    if chosen.transactions:
+        return run_transaction_seed, TransactionSometimes
+    return run_seed, Sometimes
+
+
+def _run_many(
+    seeds: range, run: Callable[[int], Outcome], tally: Tally, *, keep_going: bool
+) -> int:
+    done, failed, began = 0, 0, time.perf_counter()
     for seed in seeds:
-        run += 1
-        outcome = (run_timer_seed if timers else run_seed)(seed)
+        done += 1
+        outcome = run(seed)
         tally.add(outcome.tally)
         if outcome.violations:
             failed += 1
@@ -57,7 +76,7 @@ def _run_many(seeds: range, *, keep_going: bool, timers: bool) -> int:
                 break
     print(tally.table())
     seconds = time.perf_counter() - began
-    print(f"{run} seeds, {run / seconds:.0f} a second, {failed} with violations")
+    print(f"{done} seeds, {done / seconds:.0f} a second, {failed} with violations")
     return 1 if failed else 0
 
 

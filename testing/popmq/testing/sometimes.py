@@ -50,6 +50,8 @@ class Sometimes(Enum):
     STALE = "handle of a revived delivery refused"
     FOREIGN = "foreign handle refused"
     FORGED = "forged handle refused"
+    RESENT_STORED = "resend of a stored message stored nothing"
+    RESENT_LOST = "resend of a message whose reply was lost"
     ACK_LOST = "answer to an ack lost"
     CHANGE_LOST = "answer to a change lost"
     WOKEN = "long poll woken by a message"
@@ -62,6 +64,8 @@ class Sometimes(Enum):
     FIFO_RESET = "offset of a FIFO group reset"
     AFTER_RESET = "handle from before a reset refused"
     REDRIVEN = "dead letter sent back"
+    FIFO_REDRIVEN = "dead letter of a FIFO group sent back"
+    RESET_TO_TIME = "offset reset to a time"
     REDRIVEN_BEFORE = "dead letter passed over, it was sent back before"
     RENEWED = "delivery kept because its client lives"
     SAID_GOOD_BYE = "push consumer said good-bye"
@@ -98,9 +102,9 @@ class Sometimes(Enum):
 class Tally:
     """Counts of states; `wanted` are those that have to be reached."""
 
-    def __init__(self, wanted: type[Enum] = Sometimes) -> None:
+    def __init__(self, *wanted: type[Enum]) -> None:
         self.counts: Counter[Enum] = Counter()
-        self._wanted = wanted
+        self._wanted = [what for kind in wanted or (Sometimes,) for what in kind]
 
     def hit(self, what: Enum, times: int = 1) -> None:
         if times:

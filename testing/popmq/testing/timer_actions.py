@@ -13,6 +13,7 @@ from popmq.testing.timer_oracle import Delayed, TimerOracle
 from popmq.testing.timer_sometimes import TimerSometimes as States
 
 _HOUR_MS = 3_600_000
+_NEAR_MS = 540_000  # the wheel stays; an hour turns it back with the clock
 
 
 class TimerActions:
@@ -31,6 +32,7 @@ class TimerActions:
         moves: list[tuple[Callable[[], None], int]] = [
             (self._send, 14),
             (self._burst, 3),
+            (self._again, 2),
             (self._recall, 7),
             (self._reschedule, 5),
             (self._race, 3),
@@ -43,10 +45,11 @@ class TimerActions:
             (self._time, 12),
             (self._to_the_next, 6),
             (self._clock, 2),
+            (self._wobble, 1),
             (self._sleep, 1),
             (self._settle, 5),
             (self._work, 5),
-            (self._harm_live, 1),
+            (self._harm_live, 2),
             (self._recount, 2),
         ]
         if self.retains:
@@ -84,6 +87,13 @@ class TimerActions:
         for _ in range(self.rng.choice((2, 4))):
             dues = [due_ms + apart * self.rng.randrange(3) for _ in range(self.rng.choice((2, 5)))]
             self.clients.send_delayed(topic, [(one, 0) for one in dues])
+
+    def _again(self) -> None:
+        """A message id twice: a client sends again what it did not hear of."""
+        story, topic = self._some(), self.clients.topics.get("d")
+        if story is not None and topic is not None and topic is story.topic:
+            self.clients.send_delayed(topic, [self._due()], again=story)
+            self.tally.hit(States.SENT_AGAIN)
 
     def _due(self) -> tuple[int, int]:
         """A due time and a spread: near, at the edges of slots and laps, or far."""
@@ -249,16 +259,28 @@ class TimerActions:
     def _clock(self) -> None:
         """Somebody sets the wall clock, or NTP does."""
         small = (-3 * self.slot_ms, -5, 40, 2 * self.slot_ms)
-        step_ms = self.rng.choice((-_HOUR_MS, _HOUR_MS, *small))
+        # With slots of 0.1 s an hour has too many steps.
+        far_ms = _HOUR_MS if self.slot_ms >= 1_000 else _HOUR_MS // 4
+        step_ms = self.rng.choice((-far_ms, far_ms, -_NEAR_MS, _NEAR_MS, *small))
         waits = bool(self.oracle.model.pending)
         self.tally.hit(States.CLOCK_BACK, int(step_ms < 0 and waits))
         self.tally.hit(States.CLOCK_FORWARD, int(step_ms > 0 and waits))
         self.machine.step_wall(step_ms)
         self.note(f"wall clock {step_ms:+}")
 
+    def _wobble(self) -> None:
+        """It is ahead for a moment: slots are over whose time comes again."""
+        step_ms = self.rng.choice((_NEAR_MS, 3 * self.slot_ms, 12 * self.slot_ms))
+        self.machine.step_wall(step_ms)
+        self._work()
+        self.machine.step_wall(-step_ms)
+        self.note(f"wall clock was {step_ms:+}")
+        for _ in range(self.rng.choice((1, 3))):
+            self._send()
+
     def _harm_live(self) -> None:
         """A sector of the timer's files goes bad while the broker runs."""
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.5:
             data = self.machine.settings.broker.data
             name = self.rng.choice(("timerlog", "timerwheel"))
             where = self.machine.disk.flip_bit(f"{data}/{name}")
@@ -305,6 +327,7 @@ class TimerActions:
         self.count_fired()
         self.tally.hit(States.ROLLED, service.enqueue.rolled)
         self.tally.hit(States.REBUILT, service.rebuilds)
+        self.tally.hit(States.TURNED_BACK, service.turned_back)
         self.tally.hit(States.RECOUNTED, self.machine.broker.timers.check.mismatches)
         pending = sum(self.machine.broker.timers.state.pending.values())
         unconfirmed = self.machine.broker.store.confirmed < self.machine.broker.store.end

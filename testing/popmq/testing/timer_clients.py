@@ -7,6 +7,7 @@ from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
 from popmq.common.message import tag_hash
 from popmq.common.topics import MessageType
+from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.history import Place
 from popmq.testing.sim_clients import Clients
 from popmq.testing.timer_oracle import Ask, Delayed, TimerOracle
@@ -18,10 +19,15 @@ _REFUSALS = (Code.TOO_MANY_REQUESTS, Code.ILLEGAL_DELIVERY_TIME)
 class TimerClients(Clients):
     _oracle: TimerOracle
 
-    def send_delayed(self, topic: Place, dues: list[tuple[int, int]]) -> None:
-        """One request; each message with its due time (negative: a delay) and its spread."""
+    def send_delayed(
+        self, topic: Place, dues: list[tuple[int, int]], again: Delayed | None = None
+    ) -> None:
+        """One request; each message with its due time (negative: a delay) and its spread.
+
+        `again`: with the id of that message, as when a client thinks that it was lost.
+        """
         oracle = self._oracle
-        batch = [self._story(topic, due_ms, spread_ms) for due_ms, spread_ms in dues]
+        batch = [self._story(topic, due_ms, spread_ms, again) for due_ms, spread_ms in dues]
         entries = [
             PutEntry(
                 MessageType.DELAY,
@@ -64,19 +70,24 @@ class TimerClients(Clients):
 
     def recall(self, story: Delayed) -> None:
         ask = self._oracle.ask(story)
-        story.recalls += 1
+        story.twins[0].recalls += 1  # of the id
 
-        def hear(outcome: TimerOutcome, due_ms: int) -> None:
+        def hear(outcome: TimerOutcome) -> None:
             late = outcome is TimerOutcome.ALREADY_VISIBLE
             self._tally.hit(States.RECALLED, int(outcome is TimerOutcome.DONE))
             self._tally.hit(States.RECALLED_AGAIN, int(ask.cancelled))
             self._tally.hit(States.RECALLED_LATE, int(late))
             self._tally.hit(States.RECALL_RACED, int(late and not ask.fired))
             self._tally.hit(States.NOT_FOUND, int(outcome is TimerOutcome.NOT_FOUND))
+            self._said(ask, outcome)
             self._oracle.recalled(ask, outcome)
 
-        recall = self._machine.broker.timers.recall
-        self._decide(ask, "recall", lambda topic_id: (recall.recall(topic_id, story.name), 0), hear)
+        request = pb.RecallRequest(topic=story.topic.name, message_id=story.name)
+
+        def heard(reply: bytes) -> None:
+            hear(TimerOutcome(pb.RecallReply.FromString(reply).outcome))
+
+        self._decide(ask, "recall", Kind.RECALL, request.SerializeToString(), heard)
 
     def reschedule(self, story: Delayed, due_ms: int) -> None:
         now_ms = self._machine.clock.wall_ms()
@@ -86,23 +97,29 @@ class TimerClients(Clients):
             late = outcome is TimerOutcome.ALREADY_VISIBLE
             self._tally.hit(States.RESCHEDULED, int(outcome is TimerOutcome.DONE))
             self._tally.hit(States.RESCHEDULED_LATE, int(late))
+            self._said(ask, outcome, new_due_ms)
             self._oracle.rescheduled(ask, outcome, new_due_ms)
 
-        recall = self._machine.broker.timers.recall
-        self._decide(
-            ask,
-            f"reschedule {due_ms}",
-            lambda topic_id: recall.reschedule(topic_id, story.name, due_ms),
-            hear,
+        request = pb.RescheduleRequest(
+            topic=story.topic.name, message_id=story.name, new_due_ms=due_ms
         )
+
+        def heard(reply: bytes) -> None:
+            told = pb.RescheduleReply.FromString(reply)
+            hear(TimerOutcome(told.outcome), told.due_ms)
+
+        what = f"reschedule {due_ms}"
+        self._decide(ask, what, Kind.RESCHEDULE, request.SerializeToString(), heard)
 
     # -- inside
 
-    def _story(self, topic: Place, due_ms: int, spread_ms: int) -> Delayed:
+    def _story(
+        self, topic: Place, due_ms: int, spread_ms: int, again: Delayed | None = None
+    ) -> Delayed:
         number = len(self._oracle.delayed)
         size = self._rng.choice((10, 40, 200, 900))
         head = b"%06d|" % number + self._rng.randbytes(size)
-        name = b"m%06d" % number
+        name = again.name.encode() if again is not None else b"m%06d" % number
         story = Delayed(
             number,
             topic,
@@ -112,9 +129,15 @@ class TimerClients(Clients):
             due_ms,
             spread_ms,
             self._machine.clock.wall_ms(),
+            twins=again.twins if again is not None else [],
         )
+        story.twins.append(story)
         self._oracle.delayed[number] = story
         return story
+
+    def _said(self, ask: Ask, outcome: TimerOutcome, due_ms: int = 0) -> None:
+        self._note(f"message {ask.story.number}: {outcome.name} {due_ms}")
+        ask.story.events.append(f"-> {outcome.name} {due_ms}")
 
     def _check_refusal(self, topic: Place, code: Code) -> None:
         self._tally.hit(States.REFUSED, int(code == Code.TOO_MANY_REQUESTS))
@@ -124,33 +147,16 @@ class TimerClients(Clients):
             self._oracle.complain("I0 answers", f"a send was refused: {code.name}")
 
     def _decide(
-        self,
-        ask: Ask,
-        what: str,
-        decide: Callable[[int], tuple[TimerOutcome, int]],
-        hear: Callable[[TimerOutcome, int], None],
+        self, ask: Ask, what: str, kind: Kind, body: bytes, heard: Callable[[bytes], None]
     ) -> None:
-        """Decided now, told when it is confirmed; a crash in between, and nobody hears of it."""
-        story, oracle, broker = ask.story, self._oracle, self._machine.broker
-        self._number += 1
-        number = self._number
-        self._note(f"{number} {what} {story.number}")
+        """Decided now, since no read of this disk waits; told when it is confirmed."""
+        story, number = ask.story, self._number + 1
         story.events.append(f"{number} {what}")
-        oracle.at += 1
 
-        def told() -> None:
-            if self._machine.broker is broker:
-                oracle.at += 1
-                oracle.now_ms = self._machine.clock.boot_ms()
-                self._note(f"{number} -> {outcome.name} {due_ms}")
-                story.events.append(f"{number} -> {outcome.name} {due_ms}")
-                hear(outcome, due_ms)
+        def hear(answer: bytes | PopmqError) -> None:
+            if isinstance(answer, PopmqError):
+                self._check_refusal(story.topic, answer.code)
+                return
+            heard(answer)
 
-        try:
-            outcome, due_ms = decide(broker.registry.topic(story.topic.name).id)
-            broker.when_confirmed(told)
-        except PopmqError as error:
-            self._note(f"{number} -> {error.code.name}")
-            self._check_refusal(story.topic, error.code)
-        except OSError as error:
-            self._machine.failed = self._machine.failed or error
+        self._ask(f"{what} {story.number}", kind, body, hear)

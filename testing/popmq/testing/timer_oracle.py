@@ -31,12 +31,14 @@ class Delayed:
     ok_at: int = 0  # event number of the OK; 0: not told
     told_due_ms: int = 0
     refused: bool = False
-    recalls: int = 0  # asked
+    recalls: int = 0  # asked, of all that were sent with its id: counted at the first one
     events: deque[str] = field(default_factory=lambda: deque(maxlen=10))
+    twins: "list[Delayed]" = field(default_factory=list)  # all that were sent with its id
 
     @property
     def name(self) -> str:
-        return f"m{self.number:06}"
+        """Its message id."""
+        return f"m{(self.twins or [self])[0].number:06}"
 
     @property
     def first_due_ms(self) -> int:
@@ -50,8 +52,10 @@ class Ask:
     story: Delayed
     known: bool  # it was stored, and is neither over for long nor of a topic that went
     fired: bool  # a copy was confirmed
-    cancelled: bool  # its last timer was recalled, and that has to be remembered
+    cancelled: bool  # its last timer was recalled
+    last_due_ms: int  # of that timer
     recalled: bool  # or perhaps
+    asked: frozenset[int] = frozenset()  # numbers that were stored by then, of its id
     new_due_ms: int = 0  # of a reschedule
 
 
@@ -77,6 +81,10 @@ class TimerOracle(Oracle):
     def sent(self, story: Delayed, due_ms: int) -> None:
         """A send was OK."""
         self.model.read_on()
+        if self._is_resend(story, due_ms):
+            story.twins.remove(story)
+            story.refused = True  # nothing was stored
+            return
         story.ok_at, story.told_due_ms = self.at, due_ms
         number, first_ms = story.number, story.first_due_ms
         timers = self.model.of(number)
@@ -87,6 +95,15 @@ class TimerOracle(Oracle):
         if due_ms and not first_ms <= due_ms <= first_ms + story.spread_ms:
             self.complain_of("due", f"asked for {first_ms} + {story.spread_ms}: {due_ms}", number)
 
+    def _is_resend(self, story: Delayed, due_ms: int) -> bool:
+        """Whether it got the receipt of an earlier message with its id, and is not stored."""
+        model, number = self.model, story.number
+        if model.of(number) or number in model.at_once:
+            return False
+        earlier = [one.number for one in story.twins if one is not story]
+        dues = {model.of(one)[0].due_ms for one in earlier if model.of(one)}
+        return due_ms in dues or (not due_ms and any(one in model.at_once for one in earlier))
+
     def ask(self, story: Delayed, new_due_ms: int = 0) -> Ask:
         model = self.model
         model.read_on()
@@ -95,47 +112,57 @@ class TimerOracle(Oracle):
         start = self._machine.broker.store.index.start  # a cut comes before the delete
         gone = last is None or last.position < start or story.topic.gone
         ends = last.ends[-1:] if last else []
-        kept = last is not None and last.due_ms >= model.cursor[0] - KEEP_CANCELLED_MS
         return Ask(
             story,
-            known=story.ok_at > 0 and not gone,
+            known=story.ok_at > 0 and not gone and len(story.twins) == 1,
             fired=ends == ["fired"] or ends == ["dead"],
-            cancelled=ends == ["cancelled"] and kept,
-            recalled=story.recalls > 0,
+            cancelled=ends == ["cancelled"],
+            last_due_ms=last.due_ms if last is not None else 0,
+            recalled=story.twins[0].recalls > 0,
+            asked=frozenset(one.number for one in story.twins if one.ok_at),
             new_due_ms=new_due_ms,
         )
 
     def recalled(self, ask: Ask, outcome: TimerOutcome) -> None:
-        model, number = self.model, ask.story.number
+        model, story = self.model, ask.story
         model.read_on()
-        open_ones = [one for one in model.of(number) if not one.ends]
-        if outcome is TimerOutcome.DONE and (open_ones or model.copies[number]):
-            self.complain_of("I11 recall", "DONE, and it is pending or visible", number)
+        open_ones = [one for one in self._timers(story) if not one.ends]
+        alone = len(story.twins) == 1  # else one may have fired, and the others are recalled
+        visible = alone and model.copies[story.number]
+        # What was sent with its id behind the recall waits: its record stands behind.
+        before = [one for one in open_ones if alone or one.number in ask.asked]
+        if outcome is TimerOutcome.DONE and (before or visible):
+            self.complain_of("I11 recall", "DONE, and it is pending or visible", story.number)
         self._answered(ask, outcome, again=TimerOutcome.DONE)
 
     def rescheduled(self, ask: Ask, outcome: TimerOutcome, due_ms: int) -> None:
         model, number = self.model, ask.story.number
         model.read_on()
         if outcome is TimerOutcome.DONE:
-            found = [one for one in model.of(number) if one.due_ms == due_ms]
+            found = [one for one in self._timers(ask.story) if one.due_ms == due_ms]
             earlier = [one for one in model.of(number)[:-1] if one.ends != ["replaced"]]
             if due_ms != ask.new_due_ms or not found or earlier:
                 what = f"DONE for {due_ms}, asked for {ask.new_due_ms}: {model.of(number)}"
                 self.complain_of("I11 reschedule", what, number)
         self._answered(ask, outcome, again=TimerOutcome.NOT_FOUND)
 
+    def _timers(self, story: Delayed) -> list[LogTimer]:
+        """Of all messages with its id."""
+        return [timer for one in story.twins for timer in self.model.of(one.number)]
+
     def _answered(self, ask: Ask, outcome: TimerOutcome, *, again: TimerOutcome) -> None:
         """`again` is the answer for what was recalled before."""
         model, number = self.model, ask.story.number
-        if outcome is TimerOutcome.ALREADY_VISIBLE and not model.copies[number]:
+        copies = sum(model.copies[one.number] for one in ask.story.twins)
+        if outcome is TimerOutcome.ALREADY_VISIBLE and not copies:
             self.complain_of("I11 recall", "ALREADY_VISIBLE, and is not", number)
         if not ask.known:
             return
         allowed = set(TimerOutcome)
         if ask.fired:
             allowed = {TimerOutcome.ALREADY_VISIBLE}
-        elif ask.cancelled:
-            allowed = {again}
+        elif ask.cancelled and ask.last_due_ms >= model.cursor[0] - KEEP_CANCELLED_MS:
+            allowed = {again}  # else a firing that was not confirmed yet made the broker forget it
         elif not ask.recalled:
             allowed -= {TimerOutcome.NOT_FOUND}
         if outcome not in allowed:
@@ -201,7 +228,7 @@ class TimerOracle(Oracle):
             if any(not one.ends for one in timers):
                 self.complain_of("I1 no-loss", f"still pending: {timers}", number)
             lost = story.ok_at and not copies and last != ["cancelled"]
-            if lost or (last == ["cancelled"] and not story.recalls):
+            if lost or (last == ["cancelled"] and not story.twins[0].recalls):
                 self.complain_of("I1 no-loss", f"acknowledged, and then {last}", number)
             if story.refused and (timers or copies):
                 self.complain_of("I4 exactly-once", "was refused, and is stored", number)

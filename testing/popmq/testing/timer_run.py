@@ -16,6 +16,7 @@ from popmq.common.config import (
     StoreSettings,
     TimerSettings,
 )
+from popmq.common.send_settings import DedupSettings
 from popmq.testing.disk import PowerCut
 from popmq.testing.history import Reader, Violation
 from popmq.testing.sim_faults import FailedPages
@@ -45,12 +46,13 @@ class TimerSimulator(TimerActions):
         self.tally = Tally(States)
         self.retains = seed % 3 == 0
         self.oracle = TimerOracle()
-        self.machine = Machine(self._settings(), self.rng, self.tally)
+        self.machine = self._machine()
         self.oracle.watch(self.machine)
         self.clients = TimerClients(self.machine, self.oracle, self.rng, self.tally, self.note)
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
         self.machine.on_recovered = self._recovered
+        self.machine.on_step = self.oracle.model.read_on  # before retention deletes it
         self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         # With slots of 0.1 s there are too many steps in a day.
         small = self.slot_ms >= 1_000
@@ -80,6 +82,9 @@ class TimerSimulator(TimerActions):
 
     # -- a run
 
+    def _machine(self) -> Machine:
+        return Machine(self._settings(), self.rng, self.tally)
+
     def _settings(self) -> Settings:
         rng = self.rng
         hours, size = rng.choice(((1, 0), (1000, 20_000), (1, 40_000))) if self.retains else (72, 0)
@@ -94,6 +99,7 @@ class TimerSimulator(TimerActions):
             ),
             message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
             group=GroupSettings(auto_create=False),
+            dedup=DedupSettings(window_ms=rng.choice((0, 0, 60_000, 3_600_000))),
             timer=TimerSettings(
                 max_delay_ms=8 * _HOUR_MS,
                 wheel_slots=rng.choice((60, 61, 100)),

@@ -8,6 +8,7 @@ class TimerSometimes(Enum):
 
     STORED = "timer stored"
     AT_ONCE = "message due when it came"
+    SENT_AGAIN = "message id sent again"
     SPREAD = "timer spread"
     TOO_FAR = "delay beyond the longest refused"
     REFUSED = "timer refused at a bound, or by a full disk"
@@ -37,6 +38,7 @@ class TimerSometimes(Enum):
     FILES_DAMAGED = "start after a bit of the timer's files flipped"
     BEGUN_ANEW = "timer's files begun anew at a start"
     REBUILT = "wheel built anew beside the traffic"
+    TURNED_BACK = "wheel turned back to the clock"
     BLOCKED = "timer's files waited for a full disk"
     RECOUNTED = "wrong count of pending timers mended"
     LOG_CUT = "old segment of the TimerLog deleted"

@@ -4,6 +4,7 @@ import datetime
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,12 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path:
         ({"tls_key": "k.pem"}, "proxy.tls_certificate = : needed, as proxy.tls_key is set"),
         ({"tls_certificate": "c.pem"}, "proxy.tls_key = : needed, as proxy.tls_certificate"),
         ({"transport": "grpcio", "tls": "only"}, "proxy.transport = grpcio: serves plain text"),
+        ({"transport": "grpcio", "workers": 2}, "proxy.workers = 2: more than one needs"),
         ({"tls": "maybe"}, "proxy.tls = maybe: one of auto, off, only"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
-    given: dict[str, str], complaint: str
+    given: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         ProxySettings(**{"transport": "lean", **given})
@@ -110,3 +112,20 @@ def test_without_files_a_certificate_is_made_when_the_first_client_asks(tmp_path
     assert not session.established
     assert self_signed.certificates_of(ProxySettings(tls="off"), tmp_path) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_change_of_the_files_is_looked_at_once(tmp_path: Path) -> None:
+    certificate, key = pair(tmp_path / "live")
+    good = Path(key).read_bytes()
+    certificates = Certificates.of_files(certificate, key)
+    before = certificates.context()
+    counts = []
+    for content in (None, b"broken", good):
+        if content is not None:
+            Path(key).write_bytes(content)
+            os.utime(key, ns=(len(content), len(content)))  # a clock may be coarse
+        for _ in range(3):
+            certificates.refresh()
+            counts.append((certificates.refused, certificates.reloaded))
+        assert (certificates.context() is before) == (content is not good)
+    assert counts == [(0, 0)] * 3 + [(1, 0)] * 3 + [(1, 1)] * 3

@@ -2,25 +2,15 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from proxy.lean.conversation import LIMITS, check_bounds, written
 from proxy.lean.peer import END, WHOLE, Peer, prefixed, zipped
 
 from popmq.proxy.transport.lean import frames
 
 CONVERSATIONS = 60
 STEPS = 40
-LIMITS: dict[str, Any] = {
-    "max_streams": 8,
-    "max_header_bytes": 4_096,
-    "max_message_bytes": 1 << 16,
-    "max_inflated_bytes": 1 << 16,
-    "max_incoming_bytes": 1 << 17,
-    "max_unsent_bytes": 1 << 16,
-    "max_control_per_s": 200,
-    "max_resets_per_s": 50,
-}
 
 
 def request(chance: random.Random, peer: Peer) -> bytes:
@@ -114,16 +104,6 @@ def answer_some(chance: random.Random, peer: Peer) -> None:
     del peer.held.calls[:-20]
 
 
-def check_bounds(peer: Peer) -> None:
-    core, limits = peer.core, peer.limits
-    assert len(core.streams) <= limits.max_streams
-    assert core._reader.held_bytes <= 9 + limits.max_frame_bytes
-    assert 0 <= peer.counters.incoming_bytes <= limits.max_incoming_bytes
-    assert peer.counters.streams == len(core.streams)
-    assert 0 <= core.outbox.unsent_bytes <= limits.max_unsent_bytes + 40_000
-    assert len(core._decoder._heads) <= 64
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_no_mutated_frame_gets_an_exception_out_or_anything_beyond_its_bound(seed: int) -> None:
     print(f"seed {seed}")
@@ -152,14 +132,6 @@ def test_no_mutated_frame_gets_an_exception_out_or_anything_beyond_its_bound(see
         assert peer.core.streams == {}
         assert peer.counters.incoming_bytes == peer.core.outbox.unsent_bytes == 0
     assert steps > CONVERSATIONS * STEPS // 5, "the conversations end too early to tell much"
-
-
-def written(peer: Peer) -> None:
-    """What was sent is frames, none longer than the client takes."""
-    while peer.core.outbox.has_output:
-        data = peer.core.outbox.take()
-        got = list(frames.FrameReader(frames.LARGEST_FRAME_BYTES).feed(data))
-        assert sum(9 + len(payload) for _, _, _, payload in got) == len(data)
 
 
 @pytest.mark.parametrize("seed", range(5))

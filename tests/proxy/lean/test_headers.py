@@ -13,10 +13,10 @@ from popmq.proxy.transport.lean.headers import (
     KEPT_HEADS,
     HeaderBlock,
     HeaderDecoder,
-    HuffmanCoded,
     Malformed,
     RequestHead,
 )
+from popmq.proxy.transport.lean.metadata import HuffmanCoded
 from popmq.proxy.transport.seam import GrpcStatus
 
 MAX = 32 << 10

@@ -236,16 +236,18 @@ def test_a_port_with_tls_only_says_so_to_plain_text(tmp_path: Path) -> None:
     async def test() -> None:
         files = pair(tmp_path)
         async with listening(Certificates.of_files(*files), tls_only=True) as (transport, port):
-            for words, start in (
-                (frames.PREFACE + frames.settings({}), b"\0\0"),
-                (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 505"),
-            ):
-                reader, writer = await asyncio.open_connection(LOCAL, port)
-                writer.write(words)
-                said = await reader.read()
-                assert said.startswith(start)
-                assert b"this port takes TLS only (proxy.tls)" in said
-                writer.close()
+            reader, writer = await asyncio.open_connection(LOCAL, port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            said = await reader.read()
+            assert said.startswith(b"HTTP/1.1 505")
+            assert b"this port takes TLS only (proxy.tls)" in said
+            writer.close()
+            async with plain(port) as client:
+                for path in ("/s/echo", "/s/absent"):
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await client.unary_unary(path)(b"x")
+                    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                    assert caught.value.details() == "this port takes TLS only (proxy.tls)"
             async with secure(port, files[0]) as client:
                 assert await client.unary_unary("/s/echo")(b"x") == b"x"
             assert dict(transport.counters.tls_refused) == {"plain": 2}

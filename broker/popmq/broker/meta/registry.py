@@ -7,28 +7,19 @@ that was deleted and made again is another topic and old records never reach it.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.snapshot import entry_hash
 from popmq.common import topics
-from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind
 from popmq.common.topics import (
-    CheckPoints,
     GroupType,
     MessageType,
-    Permission,
-    StartAt,
     SubscriptionGroup,
     TopicConfig,
 )
-from popmq.common.wire.meta_pb2 import (
-    ExponentialRecord,
-    GroupRecord,
-    LastIds,
-    MetaRecord,
-    TopicRecord,
-)
+from popmq.common.wire.meta_pb2 import Followed, LastIds, MetaRecord
 
 META_VERSION = 1
 QUEUE_LIMIT = 1024
@@ -37,6 +28,7 @@ BACK_OFF_STEPS_LIMIT = 64
 BACK_OFF_LIMIT_MS = 12 * 3_600_000
 TOPIC_LIMIT = 50_000
 GROUP_LIMIT = 50_000
+WANTED_LIMIT = 64  # names that are asked of the owner at once
 _PER_PIECE = 128
 
 
@@ -50,9 +42,17 @@ class Registry:
         self._groups: dict[str, SubscriptionGroup] = {}
         self._groups_by_id: dict[int, SubscriptionGroup] = {}
         self._last_topic_id = topics.FIRST_USER_TOPIC_ID - 1
+        self._last_local_id = topics.FIRST_LOCAL_TOPIC_ID - 1
         self._last_group_id = 0
+        self.changes = 0  # of topics and groups, ever
+        self.owner = ""  # the broker group whose topics and groups these are; empty: this one
+        self.owner_version = 0  # its `changes` when they were copied last
+        self.wanted_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
+        self.wanted_groups: set[str] = set()
+        self.draining = False  # no new messages
+        self._restored_changes = 0
         self.receipt_key = b""
-        self.store_id = ""
+        self.log_id = ""
         # Told after a topic or a group is gone, so that those above drop what they hold of it.
         self.on_topic_gone: Callable[[TopicConfig], None] = lambda topic: None
         self.on_group_gone: Callable[[SubscriptionGroup], None] = lambda group: None
@@ -103,6 +103,7 @@ class Registry:
         `internal` allows the names of retry and dead-letter topics.
         """
         if not internal:
+            self._check_owned()
             topics.check_topic_name(wanted.name)
         if wanted.name in self._topics:
             raise Refused(Code.BAD_REQUEST, f"topic {wanted.name} exists already")
@@ -111,9 +112,10 @@ class Registry:
                 Code.TOO_MANY_REQUESTS,
                 f"there are {TOPIC_LIMIT} topics, which is the limit; delete some",
             )
-        made = replace(wanted, id=self._last_topic_id + 1)
+        last_id = self._last_local_id if self.owner else self._last_topic_id
+        made = replace(wanted, id=last_id + 1)
         self._check_topic(made)
-        self._write(MetaRecord(version=META_VERSION, topic=_topic_record(made)))
+        self._write(MetaRecord(version=META_VERSION, topic=topic_record(made)))
         return made
 
     def internal_topic(self, name: str) -> TopicConfig:
@@ -126,6 +128,7 @@ class Registry:
 
     def alter_topic(self, wanted: TopicConfig) -> TopicConfig:
         """Change queues or permission. The type and a smaller number of queues are refused."""
+        self._check_owned()
         old = self.topic(wanted.name)
         new = replace(wanted, id=old.id)
         self._check_topic(new)
@@ -140,19 +143,27 @@ class Registry:
                 f"topic {old.name} has {old.queues} queues: a number cannot shrink, and that of "
                 "a FIFO topic is fixed at creation",
             )
-        self._write(MetaRecord(version=META_VERSION, topic=_topic_record(new)))
+        self._write(MetaRecord(version=META_VERSION, topic=topic_record(new)))
         return new
 
     def delete_topic(self, name: str) -> TopicConfig:
         """Delete the topic with its messages, and what groups have of it in topics of their own."""
         topics.check_readable_topic_name(name)
+        if name[0] != "%":  # dead letters are this group's own
+            self._check_owned()
         gone = self.topic(name)
+        self.remove_topic(gone)
+        return gone
+
+    def remove_topic(self, gone: TopicConfig) -> None:
+        """As `delete_topic`, wherever it is owned."""
+        name = gone.name
         copies = [t for t in self._topics.values() if t.name.endswith(f"+{name}")]
         for topic in (gone, *(t for t in copies if topics.is_group_owned(t.name))):
             self._write(MetaRecord(version=META_VERSION, topic_deleted=topic.id))
-        return gone
 
     def create_group(self, wanted: SubscriptionGroup) -> SubscriptionGroup:
+        self._check_owned()
         topics.check_group_name(wanted.name)
         if wanted.name in self._groups:
             raise Refused(Code.BAD_REQUEST, f"consumer group {wanted.name} exists already")
@@ -163,10 +174,11 @@ class Registry:
             )
         made = replace(wanted, id=self._last_group_id + 1)
         _check_group(made)
-        self._write(MetaRecord(version=META_VERSION, group=_group_record(made)))
+        self._write(MetaRecord(version=META_VERSION, group=group_record(made)))
         return made
 
     def alter_group(self, wanted: SubscriptionGroup) -> SubscriptionGroup:
+        self._check_owned()
         old = self.group(wanted.name)
         new = replace(wanted, id=old.id)
         _check_group(new)
@@ -175,23 +187,65 @@ class Registry:
                 Code.BAD_REQUEST,
                 f"the type of consumer group {old.name} is {old.type.name} and cannot change",
             )
-        self._write(MetaRecord(version=META_VERSION, group=_group_record(new)))
+        self._write(MetaRecord(version=META_VERSION, group=group_record(new)))
         return new
 
     def delete_group(self, name: str) -> SubscriptionGroup:
         """Delete the group, its progress, and its topics. Its dead letters stay."""
+        self._check_owned()
         gone = self.group(name)
+        self.remove_group(gone)
+        return gone
+
+    def remove_group(self, gone: SubscriptionGroup) -> None:
+        """As `delete_group`, wherever it is owned."""
+        name = gone.name
         own = (topics.retry_topic(name, ""), topics.parked_topic(name, ""))
         for topic in [t for t in self._topics.values() if t.name.startswith(own)]:
             self._write(MetaRecord(version=META_VERSION, topic_deleted=topic.id))
         self._write(MetaRecord(version=META_VERSION, group_deleted=gone.id))
-        return gone
+
+    # -- copies of another broker group's (meta/copied_meta.py)
+
+    def owned_records(self) -> list[MetaRecord]:
+        """What other broker groups copy: all topics that users made, and all groups."""
+        own = [one for one in self.topics() if one.name[0] != "%"]
+        return [
+            *(MetaRecord(version=META_VERSION, topic=topic_record(one)) for one in own),
+            *(MetaRecord(version=META_VERSION, group=group_record(one)) for one in self.groups()),
+        ]
+
+    def write_copy(self, record: MetaRecord) -> None:
+        """A topic or a group as its owner has it, with the owner's id."""
+        self._write(record)
+
+    def set_followed(self, owner: str, version: int) -> None:
+        followed = Followed(owner=owner, version=version)
+        self._write(MetaRecord(version=META_VERSION, followed=followed))
+
+    def set_draining(self, draining: bool) -> None:
+        self._write(MetaRecord(version=META_VERSION, draining=draining))
+
+    def want_topic(self, name: str) -> None:
+        if len(self.wanted_topics) < WANTED_LIMIT:
+            self.wanted_topics.add(name)
+
+    def want_group(self, name: str) -> None:
+        if len(self.wanted_groups) < WANTED_LIMIT:
+            self.wanted_groups.add(name)
+
+    def _check_owned(self) -> None:
+        if self.owner:
+            raise Refused(
+                Code.PRECONDITION_FAILED,
+                f"topics and consumer groups are owned by broker group {self.owner}: ask that one",
+            )
 
     def set_receipt_key(self, key: bytes) -> None:
         self._write(MetaRecord(version=META_VERSION, receipt_key=key))
 
-    def set_store_id(self, store_id: str) -> None:
-        self._write(MetaRecord(version=META_VERSION, store_id=store_id))
+    def set_log_id(self, log_id: str) -> None:
+        self._write(MetaRecord(version=META_VERSION, store_id=log_id))
 
     def _check_topic(self, topic: TopicConfig) -> None:
         if not 1 <= topic.queues <= QUEUE_LIMIT:
@@ -219,14 +273,18 @@ class Registry:
             )
         match record.WhichOneof("change"):
             case "topic":
-                self._put_topic(_topic(record.topic))
+                self.changes += 1
+                self._put_topic(topic_of(record.topic))
             case "topic_deleted":
+                self.changes += 1
                 self._drop_topic(record.topic_deleted)
             case "group":
-                group = _group(record.group)
+                self.changes += 1
+                group = group_of(record.group)
                 self._groups[group.name] = self._groups_by_id[group.id] = group
                 self._last_group_id = max(self._last_group_id, group.id)
             case "group_deleted":
+                self.changes += 1
                 gone = self._groups_by_id.pop(record.group_deleted, None)
                 if gone is not None:
                     del self._groups[gone.name]
@@ -234,20 +292,35 @@ class Registry:
             case "receipt_key":
                 self.receipt_key = record.receipt_key
             case "store_id":
-                self.store_id = record.store_id
+                self.log_id = record.store_id
             case "last_ids":
                 self._last_topic_id = max(self._last_topic_id, record.last_ids.topic)
                 self._last_group_id = max(self._last_group_id, record.last_ids.group)
+                self._last_local_id = max(self._last_local_id, record.last_ids.local_topic)
+                self._restored_changes = record.last_ids.changes
+            case "followed":
+                self.owner = record.followed.owner
+                self.owner_version = record.followed.version
+            case "draining":
+                self.draining = record.draining
 
     # -- snapshots (store/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         version = META_VERSION
-        last_ids = LastIds(topic=self._last_topic_id, group=self._last_group_id)
+        last_ids = LastIds(
+            topic=self._last_topic_id,
+            group=self._last_group_id,
+            local_topic=self._last_local_id,
+            changes=self.changes,
+        )
+        followed = Followed(owner=self.owner, version=self.owner_version)
         records = [
             MetaRecord(version=version, last_ids=last_ids),
             MetaRecord(version=version, receipt_key=self.receipt_key),
-            MetaRecord(version=version, store_id=self.store_id),
+            MetaRecord(version=version, store_id=self.log_id),
+            MetaRecord(version=version, followed=followed),
+            MetaRecord(version=version, draining=self.draining),
         ]
         topics_now, groups_now = list(self.topics()), list(self.groups())
         return self._pieces(records, topics_now, groups_now)
@@ -260,7 +333,7 @@ class Registry:
             at += 4 + size
 
     def restored(self) -> None:
-        return
+        self.changes = self._restored_changes
 
     def _pieces(
         self,
@@ -271,10 +344,10 @@ class Registry:
         yield _piece(records)
         for at in range(0, len(topics_now), _PER_PIECE):
             part = topics_now[at : at + _PER_PIECE]
-            yield _piece([MetaRecord(version=META_VERSION, topic=_topic_record(t)) for t in part])
+            yield _piece([MetaRecord(version=META_VERSION, topic=topic_record(t)) for t in part])
         for at in range(0, len(groups_now), _PER_PIECE):
             some = groups_now[at : at + _PER_PIECE]
-            yield _piece([MetaRecord(version=META_VERSION, group=_group_record(g)) for g in some])
+            yield _piece([MetaRecord(version=META_VERSION, group=group_record(g)) for g in some])
 
     def _write(self, record: MetaRecord) -> None:
         body = record.SerializeToString()
@@ -286,7 +359,10 @@ class Registry:
     def _put_topic(self, topic: TopicConfig) -> None:
         known = topic.id in self._topics_by_id
         self._topics[topic.name] = self._topics_by_id[topic.id] = topic
-        self._last_topic_id = max(self._last_topic_id, topic.id)
+        if topic.id >= topics.FIRST_LOCAL_TOPIC_ID:
+            self._last_local_id = max(self._last_local_id, topic.id)
+        else:
+            self._last_topic_id = max(self._last_topic_id, topic.id)
         if not known:
             self._store.add_topic(topic.id, topic.name)
 
@@ -330,66 +406,3 @@ def _check_group(group: SubscriptionGroup) -> None:
             )
     if group.exponential is not None:
         group.exponential.check()
-
-
-def _topic_record(topic: TopicConfig) -> TopicRecord:
-    return TopicRecord(
-        id=topic.id,
-        name=topic.name,
-        queues=topic.queues,
-        type=topic.type,
-        permission=topic.permission,
-        retention_ms=topic.retention_ms,
-    )
-
-
-def _topic(record: TopicRecord) -> TopicConfig:
-    return TopicConfig(
-        record.id,
-        record.name,
-        record.queues,
-        MessageType(record.type),
-        Permission(record.permission),
-        record.retention_ms,
-    )
-
-
-def _group_record(group: SubscriptionGroup) -> GroupRecord:
-    told = group.exponential
-    exponential = None
-    if told is not None:
-        exponential = ExponentialRecord(
-            initial_ms=told.initial_ms,
-            max_ms=told.max_ms,
-            multiplier_milli=told.multiplier_milli,
-            jitter_percent=told.jitter_percent,
-        )
-    return GroupRecord(
-        id=group.id,
-        name=group.name,
-        type=group.type,
-        max_attempts=group.max_attempts,
-        back_off_ms=group.back_off_ms,
-        start_at=group.start_at,
-        exponential=exponential,
-        check_points=group.check_points,
-    )
-
-
-def _group(record: GroupRecord) -> SubscriptionGroup:
-    return SubscriptionGroup(
-        record.id,
-        record.name,
-        GroupType(record.type),
-        record.max_attempts,
-        tuple(record.back_off_ms),
-        StartAt(record.start_at),
-        CheckPoints(record.check_points or CheckPoints.DURABLE),
-        _exponential(record.exponential) if record.HasField("exponential") else None,
-    )
-
-
-def _exponential(record: ExponentialRecord) -> ExponentialBackOff:
-    return ExponentialBackOff(
-        record.initial_ms, record.max_ms, record.multiplier_milli, record.jitter_percent
-    )

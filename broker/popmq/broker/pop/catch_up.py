@@ -84,6 +84,11 @@ class CatchUp:
             served += 1
         return served
 
+    @property
+    def holding(self) -> bool:
+        """Whether receives wait for their share."""
+        return bool(self._held)
+
     def let_all_in(self) -> None:
         """The broker stops: nobody is left without an answer."""
         while self._held:

@@ -57,5 +57,9 @@ class DueTimes:
                 return waiting.pop(ck.key)
         return None
 
+    def next_ms(self, now_ms: int, at_most_ms: int) -> int:
+        """How long until a check point may be due; at most `at_most_ms`."""
+        return min(at_most_ms, self._order[0] - now_ms) if self._order else at_most_ms
+
     def _bucket_of(self, ck: PopCheckPoint) -> int:
         return -(-ck.due_ms // self._step_ms) * self._step_ms

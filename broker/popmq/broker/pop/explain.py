@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from popmq.broker.filter.last_filters import LastFilters
 from popmq.broker.meta.offsets import Reason
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
@@ -37,6 +38,7 @@ class Explainer:
         self._table = table
         self._lookup = lookup
         self.holds: list[HoldOf] = []
+        self.filters = LastFilters()
 
     def readers(self, topic: TopicConfig) -> list[SubscriptionGroup]:
         """Every group that ever read the topic, by name."""
@@ -263,8 +265,16 @@ class Explainer:
         ):
             text = "it went by retention before the group read it"
             return over(group, State.EXPIRED, passed_ms, attempt, text, [])
-        text = "the filter of the receives that came by did not accept it"
+        text = "the filter of the receives that came by did not accept it" + self._filter(
+            copy, group
+        )
         return over(group, State.FILTERED, passed_ms, attempt, text, [])
+
+    def _filter(self, copy: Copy, group: SubscriptionGroup) -> str:
+        name = copy.topic.name
+        topic = topics.of_group_and_topic(name)[1] if topics.is_group_owned(name) else name
+        text = self.filters.text((group.name, topic))
+        return f"; the last receive's was: {text}" if text else ""
 
     def _buffered(self, copy: Copy, group: SubscriptionGroup, ck: PopCheckPoint) -> Explained:
         """Its check point is in memory only: there is no record of it, and perhaps never will."""

@@ -5,8 +5,9 @@ their offsets; a key that is busy holds up nobody else.  What comes back waits i
 there is no retry topic (docs/concepts/pop.md, FIFO groups).
 """
 
-from popmq.broker.filter.tag import EVERYTHING
+from popmq.broker.filter.message_filter import EVERYTHING
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.batch import Batch
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.fifo_visit import FifoVisit
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
@@ -24,7 +25,7 @@ from popmq.broker.pop.pop_check_point import (
     Unpark,
     member_bits,
 )
-from popmq.broker.pop.pop_service import Batch, PopService, Want, put_revive
+from popmq.broker.pop.pop_service import PopService, Want, put_revive
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
@@ -57,8 +58,7 @@ class FifoService:
 
     def pop(self, want: Want) -> tuple[list[Delivery], int]:
         """Like `PopService.pop`, in order; the same attempt id gets the same again."""
-        self._store.guard.check_write()
-        self._pops.metrics.pops += 1
+        self._pops.begin_pop(want)
         batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         for ck in self._received(want):
             self._give_again(ck, batch)
@@ -112,7 +112,7 @@ class FifoService:
             topic.id,
             queue_id,
             progress,
-            tags=want.tags,
+            wanted=want.filter,
             open_limit=self._settings.fifo_open_offsets,
         )
 
@@ -181,7 +181,7 @@ class FifoService:
             parking.id,
             0,
             progress,
-            tags=EVERYTHING,
+            wanted=EVERYTHING,
             open_limit=1 << 60,
             look_on=False,
         )

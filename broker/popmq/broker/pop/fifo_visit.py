@@ -4,10 +4,13 @@ Reads on in the queue as far as it must, remembers in OrderInfo whose message gr
 and passes over what no one is to get.  Nothing is delivered here.
 """
 
-from popmq.broker.filter.tag import TagFilter
+from typing import TypeGuard
+
+from popmq.broker.filter.message_filter import MessageFilter
+from popmq.broker.pop.batch import LOOK_UNITS, Batch
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.message_group import message_group
-from popmq.broker.pop.pop_service import Batch, PopMetrics
+from popmq.broker.pop.pop_service import PopMetrics
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
@@ -30,7 +33,7 @@ class FifoVisit:
         queue_id: int,
         progress: FifoProgress,
         *,
-        tags: TagFilter,
+        wanted: MessageFilter,
         open_limit: int,
         look_on: bool = True,
     ) -> None:
@@ -39,9 +42,9 @@ class FifoVisit:
         self._metrics = metrics
         self._place = (topic_id, queue_id)
         self.queue = store.queue(topic_id, queue_id)
-        self._tags = tags
+        self._wanted = wanted
         self._open_limit = open_limit
-        self._left = _LOOK_UNITS if look_on else 0
+        self._left = _units_to_look_at(wanted) if look_on else 0
         self._read: dict[int, StoredMessage] = {}  # by this visit
         self.progress = progress
         self.queue_id = queue_id
@@ -79,7 +82,8 @@ class FifoVisit:
                     raise
                 continue
             offset, unit = found
-            if not self._tags.accepts(unit.tag_hash):
+            if not self._wanted.may_accept(unit.tag_hash):
+                self._metrics.filtered += 1
                 self._pass_over(offset)
                 continue
             first = not batch.deliveries and not taken
@@ -100,10 +104,10 @@ class FifoVisit:
                 self.order.give_back(offset)
             raise
         for (offset, _), message in zip(missing, messages, strict=True):
-            if isinstance(message, DamagedMessage):
-                self._pass_over(offset)
-            else:
+            if self._is_wanted(message):
                 self._read[offset] = message
+            else:
+                self._pass_over(offset)
         return [(offset, self._read[offset]) for offset, _ in taken if offset in self._read]
 
     def expire(self) -> None:
@@ -151,7 +155,7 @@ class FifoVisit:
         passed: list[int] = []
         end, size = offset, 0
         for unit in self.queue.units(offset, limit, wait=False):
-            if end not in progress.held and not self._tags.accepts(unit.tag_hash):
+            if end not in progress.held and not self._wanted.may_accept(unit.tag_hash):
                 passed.append(end)
             elif wanted and size + unit.size > _READ_BYTES:
                 break
@@ -162,6 +166,7 @@ class FifoVisit:
         self._enter(wanted)
         for one in passed:
             progress.pass_over(one, one + 1)
+        self._metrics.filtered += len(passed)
         self._left -= end - offset
         order.scanned = end
         progress.cursor = max(progress.cursor, end)
@@ -170,13 +175,22 @@ class FifoVisit:
     def _enter(self, units: list[tuple[int, Unit]]) -> None:
         """Read these messages and remember their keys; ColdRead with nothing changed."""
         for (offset, unit), message in zip(units, self._messages(units), strict=True):
-            held = offset in self.progress.held
-            if not isinstance(message, DamagedMessage):
-                self.order.look(offset, message_group(message.properties), unit, held=held)
-                if not held:
-                    self._read[offset] = message
-            elif not held:  # what is in flight is given up when its time is over
+            if offset in self.progress.held:
+                # What is damaged and in flight is given up when its time is over.
+                if not isinstance(message, DamagedMessage):
+                    self.order.look(offset, message_group(message.properties), unit, held=True)
+            elif self._is_wanted(message):
+                self.order.look(offset, message_group(message.properties), unit, held=False)
+                self._read[offset] = message
+            else:
                 self.progress.pass_over(offset, offset + 1)
+
+    def _is_wanted(self, message: StoredMessage | DamagedMessage) -> TypeGuard[StoredMessage]:
+        if isinstance(message, DamagedMessage):
+            return False
+        accepted = self._wanted.accepts(message)
+        self._metrics.filtered += not accepted
+        return accepted
 
     def _messages(self, units: list[tuple[int, Unit]]) -> list[StoredMessage | DamagedMessage]:
         where = [self._bodies.moved_to((*self._place, offset)) or unit for offset, unit in units]
@@ -185,3 +199,9 @@ class FifoVisit:
     def _pass_over(self, offset: int) -> None:
         self.order.pass_over(offset)
         self.progress.pass_over(offset, offset + 1)
+
+
+def _units_to_look_at(wanted: MessageFilter) -> int:
+    """In one visit; less where each message has to be looked into."""
+    reads_all = not (wanted.everything or wanted.by_hash)
+    return max(1, (LOOK_UNITS if reads_all else _LOOK_UNITS) // wanted.work)

@@ -87,6 +87,17 @@ class LongPolling:
             waiter.give_up()
         return ended
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the next step has receives to go on with."""
+        return bool(self._unfinished)
+
+    def next_ms(self, now_ms: int, at_most_ms: int) -> int:
+        """How long until the first waiter's time is over; at most `at_most_ms`."""
+        if not self._deadlines:
+            return at_most_ms
+        return min(at_most_ms, self._deadlines[0][0] - now_ms)
+
     def dismiss(self, *, topic_id: int | None = None, group_id: int | None = None) -> None:
         """Everybody (of that topic, of that group) gets an empty reply now."""
         for key in list(self._waiters):

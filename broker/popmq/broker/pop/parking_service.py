@@ -75,6 +75,11 @@ class ParkingService:
 
     # -- steps
 
+    @property
+    def moving(self) -> bool:
+        """Whether a step has something to move."""
+        return bool(self._moving) or bool(self._table.parked.dead_lettering())
+
     def step(self, limit: int = 256) -> int:
         """Move at most `limit` messages; returns how many."""
         moved = 0

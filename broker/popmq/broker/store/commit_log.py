@@ -1,14 +1,17 @@
 """The CommitLog: the one sequence of bytes that everything else is a function of (D1).
 
 Records are appended in memory on the event loop and handed to the flusher as one batch.
-Nothing is read before it was written, so there is no cache to keep true.  A record never
+No file is read before it was written, so there is no cache to keep true.  A record never
 crosses a segment's end: a PADDING record, or fewer than 56 zero bytes, fills what is left.
+`end` is where the next record would begin, so logs of the same records end at the same position.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from popmq.broker.store.log_block import LogBlock
+from popmq.broker.store.log_tail import LogTail
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, Refused
@@ -25,7 +28,7 @@ from popmq.common.message import (
 )
 
 _SCAN_BYTES = 4 << 20
-_RECORD_START = re.compile(rb"\x01[\x01-\x07]", re.DOTALL)  # version and kind, at byte 8
+_RECORD_START = re.compile(rb"\x01[\x01-\x0c]", re.DOTALL)  # version and kind, at byte 8
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class CommitLog:
         self._run_end = -1
         self._buffer = b""
         self._buffer_at = -1
+        self.tail: LogTail | None = None  # of the newest bytes, where replicas ask for them
         self.pending_bytes = 0
         self.end = 0
         self.last_position = 0  # of the newest record
@@ -97,7 +101,19 @@ class CommitLog:
         """Take a record that was encoded for the position that `place` gave."""
         self._append(record)
         self.last_position = self.end
-        self.end += len(record)
+        self.end = self.behind(self.end + len(record))
+
+    def append_block(self, block: LogBlock) -> None:
+        """Take whole records that another log has at this one's end."""
+        assert block.position == self.end, f"a block of {block.position} at {self.end}"
+        self._append(block.data)
+        self.last_position = block.last_position
+        self.end = self.behind(block.end)
+
+    def behind(self, position: int) -> int:
+        """Where a record goes that follows one which ends at `position`."""
+        left = self._segment_bytes - position % self._segment_bytes
+        return position + left if left < HEADER_SIZE else position
 
     def take_batch(self) -> Batch | None:
         """Everything appended since the last call; hand it to the flusher whole (D2)."""
@@ -122,6 +138,15 @@ class CommitLog:
     def segment_end(self, position: int) -> int:
         return position + self._segment_bytes - position % self._segment_bytes
 
+    def segment_start(self, position: int) -> int:
+        return position - position % self._segment_bytes
+
+    def restart_at(self, start: int) -> None:
+        """The first segment of an empty log begins at `start`. On the flusher, after `ends_at`."""
+        for file in reversed(self._files.take_all()):
+            file.delete()
+        self._files.at_or_new(start)
+
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the segments behind that of `position`; runs on the flusher."""
         self._files.reserve(position, segments)
@@ -129,8 +154,8 @@ class CommitLog:
     @property
     def room(self) -> int:
         """Bytes that can be appended without a new segment."""
-        left = self._segment_bytes - self.end % self._segment_bytes
-        return left + self.reserved * self._segment_bytes
+        last = self._files.last
+        return max(0, last.end - self.end) if last else 0
 
     @property
     def reserved(self) -> int:
@@ -154,13 +179,14 @@ class CommitLog:
         except BadRecord:
             return None
 
-    def durable_beyond(self, position: int) -> int | None:
+    def durable_beyond(self, position: int, *, from_epoch: int = 0) -> int | None:
         """A record behind `position` that was written when `position` was confirmed already.
 
-        It proves that the bytes at `position` were durable once: damage, not a torn tail.
+        It proves that the bytes at `position` were durable once: damage, not a torn tail.  Only
+        records from `from_epoch` on were written here and can prove that.
         """
         seam = b""
-        for start, piece in self._behind(position):
+        for start, piece in self._filled_from(position):
             data, first = seam + piece, start - len(seam)
             seam = data[-HEADER_SIZE:]
             for found in _RECORD_START.finditer(data):
@@ -169,7 +195,9 @@ class CommitLog:
                 if at <= position or int.from_bytes(named, "big") != at:
                     continue
                 header = self.record_at(at)
-                if header is not None and self._confirmed_at(header) > position:
+                if header is None or header.epoch < from_epoch:
+                    continue
+                if self._confirmed_at(header) > position:
                     return at
         return None
 
@@ -199,6 +227,7 @@ class CommitLog:
                     yield record
             if file.end - self.end >= HEADER_SIZE:
                 return
+            self.end = file.end
 
     def cut_tail(self) -> int:
         """Remove whatever stands behind `end`; returns how many non-zero bytes that were.
@@ -209,12 +238,30 @@ class CommitLog:
         last = self._files.last
         if last is None:
             return 0
-        torn = sum(len(data) - data.count(0) for _, data in self._behind(self.end))
+        torn = sum(len(data) - data.count(0) for _, data in self._filled_from(self.end))
         if torn or last.bytes_present() < last.size:
             self._files.cut(self.end)
         return torn
 
-    def _behind(self, position: int) -> Iterator[tuple[int, bytes]]:
+    def cut(self, position: int, known: int) -> None:
+        """Remove the bytes from `position` on, durably. Runs on the flusher; `ends_at` follows.
+
+        A record begins, or the log ends, at both; `known` lies at or below.
+        """
+        at = known
+        while at < position:
+            header = self.record_at(at)
+            assert header is not None, f"a cut at {position}, but no record is at {at}"
+            at = self.behind(header.end)
+        assert at == position, f"a cut at {position}, inside the record before {at}"
+        self._files.cut(position)
+
+    def ends_at(self, position: int) -> None:
+        """On the loop, after a cut; whoever appends next says where the newest record is."""
+        self.end = position
+        self._run_end = self._buffer_at = -1
+
+    def _filled_from(self, position: int) -> Iterator[tuple[int, bytes]]:
         """Position and bytes of the pieces from `position` that may be more than zeros."""
         for file in self._files:
             at: int | None = max(position, file.start)
@@ -257,6 +304,8 @@ class CommitLog:
         self._runs[-1][1].append(record)
         self._run_end = self.end + len(record)
         self.pending_bytes += len(record)
+        if self.tail is not None:
+            self.tail.add(self.end, record)
 
     def _scan_one(self, segment_start: int, segment_end: int) -> ScannedRecord | None:
         if segment_end - self.end < HEADER_SIZE:

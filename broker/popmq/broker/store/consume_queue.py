@@ -20,6 +20,7 @@ from popmq.broker.store.unit_check import (
     FindUnit,
     Unit,
     intact_unit,
+    intact_units,
     queue_seed,
     with_check,
 )
@@ -142,13 +143,8 @@ class ConsumeQueue:
 
         With `wait` off ColdRead is raised instead of waiting for the disk.
         """
-        data = self.raw(offset, limit, wait=wait)
-        found = []
-        for at in range(0, len(data), UNIT_SIZE):
-            unit = intact_unit(data, at, self._seed, offset)
-            found.append(unit or self._mend(offset, wait=wait))
-            offset += 1
-        return found
+        found = intact_units(self.raw(offset, limit, wait=wait), self._seed, offset)
+        return [unit or self._mend(number, wait=wait) for number, unit in enumerate(found, offset)]
 
     def plain_unit(self, offset: int) -> bytes:
         """The unit as it was handed over; mended if it has to be."""

@@ -88,6 +88,16 @@ class DiskGuard:
             "(store.reserved_segments): free some space and try again"
         )
 
+    def check_block(self, size: int) -> None:
+        """Raise TooManyRequests when a block fits into no segment, and none can be made."""
+        if not self._cannot_reserve or self._log.room >= size:
+            return
+        self.writes_refused += 1
+        raise TooManyRequests(
+            f"the disk of {self._folder} is full: {size} bytes of the master's log do not fit into "
+            f"the {self._log.room} that are left of this one's segments; free some space"
+        )
+
     def step(self, now_ms: int) -> int:
         """Look at the disk and allocate ahead. Returns 1 when a segment is being allocated."""
         if self._reserving:

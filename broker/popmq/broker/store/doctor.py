@@ -7,6 +7,7 @@ what the findings propose, and saves every byte before it cuts one.  docs/concep
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from popmq.broker.store.abort_file import own_from_epoch
 from popmq.broker.store.doctor_disk import RehearsalDisk
 from popmq.broker.store.doctor_files import (
     OrderCheck,
@@ -34,6 +35,7 @@ from popmq.broker.store.doctor_texts import (
     padding_finding,
     refusal_finding,
     short_finding,
+    slave_tail_finding,
     snapshot_ahead_finding,
     stranger_finding,
 )
@@ -169,6 +171,13 @@ class _Examination:
         for hole in walk.holes:
             if cut is None or hole.position < cut:
                 self._findings.append(hole_finding(walk.file_of(hole.position), hole))
+        torn = next((one for one in walk.holes if one.position == cut), None)
+        if torn is not None and not start.refusal and own_from_epoch(self._disk, self._data):
+            # A master may have confirmed what this disk did not have yet.
+            behind = sum((walk.counted - torn.counted).values())
+            path = walk.file_of(torn.position)
+            self._findings.append(slave_tail_finding(path, torn.position, torn.reason, behind))
+            return after
         if cut is not None:
             self._findings.append(self._loss_finding(cut, refused=bool(start.refusal)))
             return self._rehearse(self._planned())

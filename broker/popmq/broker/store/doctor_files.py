@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from popmq.broker.store.abort_file import owner
 from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint
 from popmq.broker.store.doctor_finding import Finding, MoveFiles, Need
 from popmq.broker.store.doctor_log import Record
@@ -86,15 +87,12 @@ def small_file_findings(
     if disk.exists(f"{data}/checkpoint.new"):
         findings.append(_leftover("checkpoint.new"))
     if disk.exists(f"{data}/abort"):
-        file = disk.open(f"{data}/abort")
-        owner = file.read(32, 0).decode(errors="replace")
-        file.close()
         findings.append(
             Finding(
                 "not stopped cleanly",
                 "abort",
                 0,
-                f"process {owner or 'unknown'} was killed, or lost its power",
+                f"process {owner(disk, data) or 'unknown'} was killed, or lost its power",
                 "the next start reads what the checkpoint does not vouch for",
                 "nothing to do",
                 Need.NOTHING,

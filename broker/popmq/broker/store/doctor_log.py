@@ -25,9 +25,21 @@ _KIND_NAMES = {
     RecordKind.META: "topics and groups",
     RecordKind.OFFSET: "offsets",
     RecordKind.EPOCH_START: "epoch starts",
+    RecordKind.TRANSACTION: "ends and checks of transactions",
+    RecordKind.MOVED: "moved messages",
+    RecordKind.TIMER: "ends of timers",
+    RecordKind.SNAPSHOT_MARK: "marks of snapshots",
+    RecordKind.STATE_HASH: "state hashes",
+    RecordKind.LOG_START: "starts of the log",
 }
 # A copy that retention makes of a body keeps its old identity and gets no unit.
-_WITH_UNIT = (RecordKind.MESSAGE, RecordKind.META, RecordKind.REVIVE, RecordKind.OFFSET)
+_WITH_UNIT = (
+    RecordKind.MESSAGE,
+    RecordKind.META,
+    RecordKind.REVIVE,
+    RecordKind.OFFSET,
+    RecordKind.TRANSACTION,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,18 @@ def lost_tail_finding(path: str, position: int, kept_end: int, reason: str) -> F
     )
 
 
+def slave_tail_finding(path: str, position: int, reason: str, records: int) -> Finding:
+    return Finding(
+        "torn tail of a slave",
+        path,
+        position,
+        f"{reason}; {records} intact records behind it were written before it was on the disk",
+        "a start cuts them, and copies them again from here on: its master has them",
+        "nothing to do",
+        Need.NOTHING,
+    )
+
+
 def padding_finding(padding: Padding) -> Finding:
     return Finding(
         "damaged padding",

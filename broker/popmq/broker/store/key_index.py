@@ -170,6 +170,11 @@ class KeyIndex:
             self._tail = IndexTail(self._disk, self._folder, self.covered)
         self._merge_due = True
 
+    def restart_at(self, log_start: int) -> None:
+        """Of an empty index, whose log begins elsewhere now."""
+        self.close()
+        self.load(log_start)
+
     def truncate(self, log_end: int) -> bool:
         """Forget what lies behind the log's end; the flusher is idle. True if there was any.
 

@@ -48,6 +48,13 @@ class Lookup:
         """
         return self._by_name(topic_id, ID, message_id, limit, 0, NO_MS, wait=wait)
 
+    def all_by_id(self, topic_id: int, message_id: str) -> Findings:
+        """All messages of that id, newest first, without their bodies and properties.
+
+        `incomplete` says when they are more than one request reads.  Raises ColdRead.
+        """
+        return self._by_name(topic_id, ID, message_id, None, 0, NO_MS, wait=False)
+
     def by_key(
         self,
         topic_id: int,
@@ -117,12 +124,13 @@ class Lookup:
         topic_id: int,
         kind: int,
         name: str,
-        limit: int,
+        limit: int | None,
         begin_ms: int,
         end_ms: int,
         *,
         wait: bool = True,
     ) -> Findings:
+        """With no limit on messages they come without what takes room."""
         wanted = (kind, name.encode())
         candidates = self._index.find(topic_id, *wanted, begin_ms=begin_ms, end_ms=end_ms)
         findings = Findings()
@@ -137,6 +145,9 @@ class Lookup:
             if place in seen or wanted not in names_in(message.properties):
                 continue
             seen.add(place)
+            if limit is None:
+                findings.messages.append(message._replace(head=b"", properties=b""))
+                continue
             size += header.size
             if len(findings.messages) >= min(limit, MESSAGES_LIMIT):
                 findings.incomplete = f"these are the newest {len(findings.messages)}"

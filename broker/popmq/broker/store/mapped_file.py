@@ -152,6 +152,8 @@ class MappedFileQueue:
 
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the `segments` segments behind the one of `position`; ENOSPC when full."""
+        if not self._files:
+            self.at_or_new(0)  # what will be written first may lie before `position`
         self.at_or_new(position + segments * self._segment_bytes)
 
     def reserved_behind(self, position: int) -> int:

@@ -3,22 +3,26 @@
 The invariant: nobody outside hears of a record (reply, queue unit) before it is confirmed (D2).
 """
 
-import errno
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
+from popmq.broker.store.abort_file import ABORT, FOLLOWS, leads, mark_running
+from popmq.broker.store.admission import Admission
 from popmq.broker.store.checkpoint import Checkpoint
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper, SyncedFile
+from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.disk_guard import DiskGuard
 from popmq.broker.store.dispatch import Dispatch, Queued
 from popmq.broker.store.group_commit import GroupCommit
+from popmq.broker.store.index_keeper import IndexKeeper
 from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.message_reader import DamagedMessage, MessageReader
-from popmq.broker.store.recovery import Apply, Recovery
+from popmq.broker.store.recovery import Apply, Recovery, Replayed
+from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.retention import Body, Retention
+from popmq.broker.store.slave_apply import SlaveApply
+from popmq.broker.store.slave_store import SlaveStore
 from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
 from popmq.broker.store.store_metrics import StoreMetrics
@@ -26,10 +30,8 @@ from popmq.broker.store.unit_check import UNIT_SIZE, Unit, find_unit, index_unit
 from popmq.common.clock import Clock, LogClock
 from popmq.common.config import StoreSettings
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.message import (
     HEADER_SIZE,
-    LARGEST_TOKEN,
     RecordKind,
     Stamp,
     encode_message,
@@ -58,7 +60,6 @@ class MessageStore:
         self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.reader = MessageReader(self._log, folder)
-        self._abort_path = f"{folder}/abort"
         self.metrics = StoreMetrics()
         self._commit = GroupCommit(
             self._log,
@@ -67,19 +68,20 @@ class MessageStore:
             self.metrics,
             soon=lambda work: self.soon(work),
             before_batch=lambda: self.before_batch(),
+            on_durable=self._on_disk,
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),
         )
+        self.replicas = ReplicaLog(self._log, self._commit)
+        self.slave: SlaveStore | None = None
         self._log_clock: LogClock | None = None
         self._checkpoint = Checkpoint()
         self.snapshots = SnapshotKeeper(
-            disk,
-            folder,
-            self._housekeeper,
-            every_bytes=settings.snapshot_bytes,
+            disk, folder, self._housekeeper, every_bytes=settings.snapshot_bytes
         )
         self.checkpoints = CheckpointKeeper(disk, folder, self._housekeeper, self._commit.fail)
         self.guard = DiskGuard(disk, folder, self._log, settings, flusher, self._commit.fail)
+        self.admission = Admission(self._log, self.guard, settings)
         self.index = KeyIndex(disk, f"{folder}/index")
         self.dispatch: Dispatch
         self.retention: Retention
@@ -92,6 +94,10 @@ class MessageStore:
         self.before_batch: Callable[[], None] = lambda: None
         self.on_moved: Callable[[Body], None] = lambda body: None
         self.on_failure: Callable[[BaseException], None] = _raise
+        # Hears of each batch on this disk; a broker alone confirms it at once.
+        self.on_durable: Callable[[int], None] = self.confirm
+        # Given the next epoch and its start: says which one it is, durable before its records.
+        self.begin_epoch: Callable[[int, int], int] = lambda epoch, position: epoch
 
     # -- start and stop
 
@@ -110,6 +116,9 @@ class MessageStore:
         )
         self.retention = Retention(self._log, self.dispatch, self._settings, self._housekeeper)
         self.retention.on_cut = self.index.drop_below
+        self._index_keeper = IndexKeeper(
+            self.dispatch, lambda: self.index, self.checkpoints, self._clock, lambda: self.epoch
+        )
 
     def recover(self, apply: Apply) -> None:
         """Bring the tables to the log's end: from a snapshot, then `apply` for each record.
@@ -118,34 +127,54 @@ class MessageStore:
         confirmed position is the log's end.  Raises StoreDamaged when durable records are
         missing; the log is then unchanged.
         """
-        self.stopped_cleanly = not self._disk.exists(self._abort_path)
-        recovery = Recovery(
-            self._disk,
-            self._folder,
-            self._log,
-            self.dispatch,
-            self.index,
-            self.snapshots.tables,
-            self.checkpoints.lower,
-        )
-        replayed = recovery.replay(apply, self._checkpoint)
-        self.metrics.recovered_records = replayed.records
-        self.metrics.torn_bytes = self._log.cut_tail()
-        if not self.stopped_cleanly:
-            self._log.write_again(self._checkpoint.vouched)
-        self._log.sync()  # what only the page cache kept does not count yet
-        self.epoch = max(replayed.epoch, self._checkpoint.epoch)
-        self.snapshots.load()
-        self.snapshots.position = replayed.snapshot_position
-        self._log_clock = LogClock(
-            self._clock, last_log_ms=replayed.log_ms, last_wall_ms=replayed.wall_ms
-        )
+        replayed = self._recovery().replay(apply, self._checkpoint)
+        self._recovered(replayed)
+        self._log_clock = replayed.clock(self._clock)
         self._commit.confirmed = self.dispatch.position = self._log.end
-        self._mark_running()
+        mark_running(self._disk, self._folder)
+
+    def follow(self, apply: Apply, *, known: int = -1) -> SlaveStore:
+        """In place of `recover`, which leaves the log the same, but nothing is applied yet.
+
+        Snapshot, checkpoint and key index, and the record at `known`, prove what is confirmed.
+        """
+        followed = self._recovery().follow(self._checkpoint, known)
+        self._recovered(followed.passed)
+        self._commit.confirmed = followed.confirmed
+        self.dispatch.position = followed.begin
+        mark_running(self._disk, self._folder, FOLLOWS)
+        if self.on_durable == self.confirm:
+            self.on_durable = lambda position: None  # only its master knows what is confirmed
+        lower, log, commit = self.checkpoints.lower, self._log, self._commit
+        applies = SlaveApply(log, commit, self.dispatch, self.index, apply, followed, lower)
+        house = (self.snapshots, self.retention, self.guard)
+        self.slave = SlaveStore(applies, self.replicas, *house)
+        return self.slave
+
+    def lead(self, epoch: int) -> None:
+        """Begin an epoch at the log's end, all of which is durable (R11, R12).
+
+        Nothing else may be appended before `opened`.
+        """
+        assert self.slave is not None, "leads already"
+        newest = self.slave.apply.newest(self._log.end)
+        assert epoch > newest.epoch, f"epoch {epoch} behind epoch {newest.epoch}"
+        self.epoch = epoch - 1
+        self._log_clock = newest.clock(self._clock)
+        self.start_epoch()
+
+    def opened(self) -> None:
+        """Everything is applied, and confirmed: whatever a master does may begin (R14)."""
+        assert self.slave is not None
+        assert self.slave.applied == self._log.end == self.confirmed, "opened too early"
+        self.slave = None
+        mark = partial(mark_running, self._disk, self._folder, leads(self.epoch))
+        # Should it fail, the next start trusts fewer records, and that is all.
+        self._housekeeper.submit(mark, lambda error: None)
 
     def start_epoch(self) -> None:
         """Write the first record of this start as master; later records carry its epoch."""
-        self.epoch += 1
+        self.epoch = self.begin_epoch(self.epoch + 1, self.end)
         self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=b"")
 
     def close(self) -> None:
@@ -153,11 +182,13 @@ class MessageStore:
 
         The flusher must be idle (the caller waited for `confirmed == end`).
         """
-        assert self.confirmed == self._log.end, "closed with unconfirmed records"
-        self.checkpoints.write_now(self._flush_index, self._checkpoint_now())
-        if self.snapshots.position < self._log.end:
-            self.snapshots.make_now(self._snapshot_head())
-        self._disk.remove(self._abort_path)
+        slave = self.slave
+        assert slave or self.confirmed == self._log.end, "closed with unconfirmed records"
+        self._index_keeper.write_now()
+        head = self._snapshot_head()
+        if self.snapshots.position < head.position and not (slave and slave.apply.rebuilding):
+            self.snapshots.make_now(head)
+        self._disk.remove(f"{self._folder}/{ABORT}")
         self._disk.sync_folder(self._folder)
         self.release_files()
 
@@ -185,10 +216,22 @@ class MessageStore:
 
     @property
     def confirmed(self) -> int:
-        """Everything below this position is durable, and in the queues."""
+        """Everything below this position is durable where it has to be, and in the queues."""
         return self._commit.confirmed
 
+    @property
+    def durable(self) -> int:
+        """Everything below this position is on this disk."""
+        return self._commit.durable
+
+    def confirm(self, position: int) -> None:
+        """Everything below `position`, at most `end`, is confirmed: tell who waited for it."""
+        self._commit.confirm(position)
+
     def log_ms(self) -> int:
+        """Now; on a slave, of the newest record that was applied."""
+        if self._log_clock is None and self.slave is not None:
+            return self.slave.apply.passed.log_ms
         assert self._log_clock is not None, "the store is not recovered yet"
         return self._log_clock.now_ms()
 
@@ -202,29 +245,13 @@ class MessageStore:
         return self._log.pending_bytes
 
     def stamp(self) -> Stamp:
-        """Of records that are appended now."""
-        assert self._log_clock is not None, "the store is not recovered yet"
+        """Of records that are appended now; a slave appends none."""
+        assert self._log_clock is not None, "no master, or not recovered yet"
         return Stamp(self.epoch, self._log_clock.now_ms(), self._clock.wall_ms())
 
     def check_admission(self) -> None:
         """Raise TooManyRequests while the disk is full, or too much waits for it."""
-        self.guard.check_send()
-        pending = self._log.pending_bytes
-        if pending > self._settings.max_pending_bytes:
-            raise TooManyRequests(
-                f"{pending} bytes wait for the disk, the limit is "
-                f"{self._settings.max_pending_bytes} (store.max_pending_bytes); try again"
-            )
-
-    def check_size(self, head: bytes, properties: bytes) -> None:
-        """Raise PAYLOAD_TOO_LARGE unless the message, and each later copy of it, can be stored."""
-        size = message_size(head, properties)
-        if size + LARGEST_TOKEN > self._settings.segment_bytes:
-            raise Refused(
-                Code.PAYLOAD_TOO_LARGE,
-                f"a message of {size} bytes and its retries do not fit a segment of "
-                f"{self._settings.segment_bytes} bytes (store.segment_bytes)",
-            )
+        self.admission.check()
 
     def put_message(
         self,
@@ -349,55 +376,67 @@ class MessageStore:
         """A checkpoint when one is due, a piece of a snapshot. Returns how much was done."""
         if self._commit.failed:
             return 0
-        done = self.guard.step(self._clock.boot_ms())
-        try:
-            self.dispatch.spill()
-            done += self.index.step()
-            done += self.checkpoints.step(
-                self._flush_index,
-                self._checkpoint_now,
-                now_ms=self._clock.boot_ms(),
-                wanted=self.checkpoints.position
-                < self.snapshots.wanted_checkpoint
-                <= self.confirmed,
-            )
-            self.guard.index_blocked = False
-        except OSError as error:
-            # Index files are rebuilt from the log, so their trouble stops sends and no more.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            self.guard.index_blocked = True
+        now_ms = self._clock.boot_ms()
+        done = self.guard.step(now_ms)
+        done += self._index_keeper.step(wanted=self.snapshots.wanted_checkpoint)
+        self.guard.index_blocked = self._index_keeper.blocked
         safe = min(self.confirmed, self.checkpoints.position)
+        if self.slave is not None:
+            if not self._index_keeper.blocked:
+                done += self.slave.step(self.readers)
+            return done + self.slave.keep_house(now_ms=now_ms, safe=safe)
         done += self.snapshots.step(self._snapshot_head, safe_position=safe)
         return done + self.retention.step(
-            now_ms=self._clock.boot_ms(),
+            now_ms=now_ms,
             log_ms=self.log_ms(),
             confirmed=self.confirmed,
-            keep_from=min(safe, self.snapshots.older_position),
+            # With the record that ends at the older snapshot: it says whose snapshot it is.
+            keep_from=min(safe, self.snapshots.older_position - 1),
         )
 
     # -- inside
+
+    def _recovery(self) -> Recovery:
+        self.stopped_cleanly = not self._disk.exists(f"{self._folder}/{ABORT}")
+        tables, lower = self.snapshots.tables, self.checkpoints.lower
+        return Recovery(
+            self._disk, self._folder, self._log, self.dispatch, self.index, tables, lower
+        )
+
+    def _recovered(self, replayed: Replayed) -> None:
+        """The log's end is found: nothing stands behind it, and what stands before is synced."""
+        self.metrics.recovered_records = replayed.records
+        self.metrics.torn_bytes = self._log.cut_tail()
+        if not self.stopped_cleanly:
+            self._log.write_again(self._checkpoint.vouched)
+        self._log.sync()  # what only the page cache kept does not count yet
+        self.epoch = max(replayed.epoch, self._checkpoint.epoch)
+        self.snapshots.load()
+        self.snapshots.position = replayed.snapshot_position
+        self._commit.durable = self._log.end
 
     def _appended(self, size: int) -> None:
         self.metrics.records += 1
         self.metrics.bytes += size
         self._commit.want()
 
+    def _on_disk(self, durable: int) -> None:
+        self.replicas.trim_tail()
+        self.on_durable(durable)
+
     def _advance(self, confirmed: int) -> None:
+        if self.slave is not None:
+            self._commit.release()
+            return
         grown = self.dispatch.advance(confirmed)
         self.index.advance(confirmed)
         self._commit.release()
         if grown:
             self.on_grown(grown)
 
-    def _flush_index(self) -> Sequence[SyncedFile]:
-        """Write all index files; returns those that have to be synced. OSError when full."""
-        return [*self.index.flush(self.dispatch.position), *self.dispatch.flush()]
-
-    def _checkpoint_now(self) -> Checkpoint:
-        return Checkpoint(self.dispatch.position, self.epoch, self._clock.wall_ms())
-
     def _snapshot_head(self) -> SnapshotHead:
+        if self.slave is not None:
+            return self.slave.head()
         return SnapshotHead(
             self._log.end,
             self.epoch,
@@ -405,16 +444,6 @@ class MessageStore:
             self._clock.wall_ms(),
             self._log.last_position,
         )
-
-    def _mark_running(self) -> None:
-        file = self._disk.open(self._abort_path, create=True)
-        try:
-            file.truncate(0)
-            file.write(str(os.getpid()).encode(), 0)
-            file.sync()
-        finally:
-            file.close()
-        self._disk.sync_folder(self._folder)
 
 
 def _raise(error: BaseException) -> None:

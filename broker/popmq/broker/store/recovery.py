@@ -8,12 +8,20 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from popmq.broker.store.abort_file import own_from_epoch
 from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.commit_log import CommitLog, ScannedRecord
 from popmq.broker.store.dispatch import Dispatch, Queued
 from popmq.broker.store.key_index import KeyIndex
-from popmq.broker.store.snapshot import Snapshot, SnapshotTable, read_snapshot, snapshot_names
+from popmq.broker.store.snapshot import (
+    Snapshot,
+    SnapshotHead,
+    SnapshotTable,
+    read_snapshot,
+    snapshot_names,
+)
 from popmq.broker.store.unit_check import index_unit
+from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 from popmq.common.message import Header, RecordKind, peek_message
@@ -34,6 +42,14 @@ class Replayed:
     snapshot_position: int = 0
     rebuilt_index: bool = False
 
+    def begin(self, head: SnapshotHead) -> None:
+        self.epoch, self.log_ms, self.wall_ms = head.epoch, head.log_ms, head.wall_ms
+        self.snapshot_position = head.position
+
+    def clock(self, clock: Clock) -> LogClock:
+        """Log time from here on (RULES 16)."""
+        return LogClock(clock, last_log_ms=self.log_ms, last_wall_ms=self.wall_ms)
+
     def passed(self, header: Header) -> None:
         """A moved body keeps the wall time at which it was stored first; here it counts as
         written when log time says so."""
@@ -42,6 +58,16 @@ class Replayed:
         else:
             self.wall_ms = header.wall_ms
         self.epoch, self.log_ms = header.epoch, header.log_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Where a slave's tables begin to follow its log."""
+
+    begin: int  # first record that has to be entered into queues or key index
+    apply_from: int  # and into the tables
+    confirmed: int  # all below is known to be confirmed
+    passed: Replayed
 
 
 class Recovery:
@@ -72,21 +98,17 @@ class Recovery:
         done = Replayed()
         snapshot = self._load_snapshot()
         if snapshot is not None:
-            head = snapshot.head
-            done.epoch, done.log_ms, done.wall_ms = head.epoch, head.log_ms, head.wall_ms
-            done.snapshot_position = head.position
+            done.begin(snapshot.head)
         lowered = False
-        start = done.snapshot_position
-        if start and not self._dispatch.holds_what_was_restored():
-            done.rebuilt_index = self._dispatch.rebuilding = True
-            start = self._log.start
-        start = min(start, self._index.covered)
+        start = min(self._first_to_enter(done), self._index.covered)
         for record in self._log.scan(max(start, self._log.start)):
             header = record.header
             if header.position >= done.snapshot_position:
                 apply(record)
                 done.passed(header)
-            self._enter(record)
+            unit = queued(record, self._dispatch)
+            if unit is not None:
+                self._dispatch.enter(unit)
             if self._dispatch.rewrites_vouched and not lowered:
                 # Units that the checkpoint vouches for are written anew: until they are synced
                 # it must not, or holes of a crash in between would pass for units.
@@ -98,23 +120,54 @@ class Recovery:
             done.records += 1
         if done.rebuilt_index:
             self._dispatch.rebuilt()
-        vouched = max(trusted.vouched, done.snapshot_position)
-        if self._log.end < vouched:
-            raise StoreDamaged(
-                f"{self._folder}/commitlog: no intact record at position {self._log.end}, but "
-                f"everything below {vouched} was durable: the file was damaged. Look with "
-                f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
-            )
-        self._refuse_damage()
+        self._check_end(max(trusted.vouched, done.snapshot_position))
         if self._index.truncate(self._log.end):
             for record in self._log.scan(self._index.covered):
                 self._index.enter(record)
                 self._index.spill()
         return done
 
-    def _refuse_damage(self) -> None:
+    def follow(self, trusted: Checkpoint, known: int) -> Followed:
+        """Restore the tables and find the log's end; what is between is for SlaveApply.
+
+        The record at `known` was confirmed once, says an index.  Raises StoreDamaged like
+        `replay`.
+        """
+        done = Replayed()
+        snapshot = self._load_snapshot()
+        if snapshot is not None:
+            done.begin(snapshot.head)
+        begin = self._first_to_enter(done)
+        for _ in self._log.scan(max(done.snapshot_position, self._log.start)):
+            done.records += 1
+        vouched = max(trusted.vouched, done.snapshot_position)
+        self._check_end(vouched)
+        self._index.truncate(self._log.end)
+        confirmed = max(vouched, self._log.behind(self._index.covered))
+        last = self._log.record_at(known) if known < self._log.end else None
+        if last is not None:
+            confirmed = max(confirmed, self._log.behind(last.end))
+        begin = max(min(begin, self._index.covered), self._log.start)
+        return Followed(begin, done.snapshot_position, confirmed, done)
+
+    def _first_to_enter(self, done: Replayed) -> int:
+        """Behind the snapshot; or the log's start, when the queues have less than it knows of."""
+        start = done.snapshot_position
+        if start and not self._dispatch.holds_what_was_restored():
+            done.rebuilt_index = self._dispatch.rebuilding = True
+            start = self._log.start
+        return start
+
+    def _check_end(self, vouched: int) -> None:
         """What stands behind a torn tail was never confirmed; behind damage it may have been."""
-        proof = self._log.durable_beyond(self._log.end)
+        if self._log.end < vouched:
+            raise StoreDamaged(
+                f"{self._folder}/commitlog: no intact record at position {self._log.end}, but "
+                f"everything below {vouched} was durable: the file was damaged. Look with "
+                f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
+            )
+        own = own_from_epoch(self._disk, self._folder)
+        proof = self._log.durable_beyond(self._log.end, from_epoch=own)
         if proof is not None:
             raise StoreDamaged(
                 f"{self._folder}/commitlog: the record at position {self._log.end} is damaged, "
@@ -148,25 +201,27 @@ class Recovery:
         if head.position == 0:
             return True
         last = self._log.record_at(head.last_position)
-        return last is not None and last.end == head.position and last.epoch == head.epoch
+        if last is None or last.epoch != head.epoch:
+            return False
+        return head.position in (last.end, self._log.behind(last.end))
 
-    def _enter(self, record: ScannedRecord) -> None:
-        header = record.header
-        if header.kind == RecordKind.MOVED or not self._dispatch.has_topic(header.topic_id):
-            return
-        if header.kind == RecordKind.REVIVE:
-            unit = record.data
-        else:
-            is_message = header.kind == RecordKind.MESSAGE
-            tag_hash = peek_message(record.data)[0] if is_message else 0
-            unit = index_unit(header.position, header.size, tag_hash)
-        self._dispatch.enter(
-            Queued(
-                header.end,
-                header.position,
-                header.topic_id,
-                header.queue_id,
-                header.queue_offset,
-                unit,
-            )
-        )
+
+def queued(record: ScannedRecord, dispatch: Dispatch) -> Queued | None:
+    """The record's place in its queue, and its unit; None when it belongs into none."""
+    header = record.header
+    if header.kind == RecordKind.MOVED or not dispatch.has_topic(header.topic_id):
+        return None
+    if header.kind == RecordKind.REVIVE:
+        unit = record.data
+    else:
+        is_message = header.kind == RecordKind.MESSAGE
+        tag_hash = peek_message(record.data)[0] if is_message else 0
+        unit = index_unit(header.position, header.size, tag_hash)
+    return Queued(
+        header.end,
+        header.position,
+        header.topic_id,
+        header.queue_id,
+        header.queue_offset,
+        unit,
+    )

@@ -70,6 +70,9 @@ class Retention:
         self._wait_until = 0
         self._deleting = self._warming = False
         self.live: Sequence[LiveBodies] = ()
+        self.exact: Sequence[LiveBodies] = ()  # of those, the ones that say what lives and no more
+        # Told where the log begins from now on, in the step in which it does.
+        self.on_start: Callable[[int], None] = lambda position: None
         self.on_cut: Callable[[int], object] = lambda position: None
         self.moved = 0
         self.deleted_segments = 0
@@ -99,7 +102,44 @@ class Retention:
         # No pop reads below the cut from now on, so nothing there comes to life again.
         self._dispatch.log_starts_at(cut)
         self.on_cut(cut)
-        self._pieces = self._all_pieces(cut)
+        self._pieces = self._all_pieces(cut, self.live)
+        return 1
+
+    def follow(self, *, now_ms: int, starts_at: int, keep_from: int) -> int:
+        """On a slave: delete what the master deleted, `starts_at` is where its log begins.
+
+        The master had moved all that lived there before it said so, and those records were
+        applied before.  Should a table still know of a body there, the segment stays.
+        """
+        if self._deleting:
+            return 0
+        if self._pieces is not None:
+            return self._look_for_life(self._pieces)
+        if now_ms < self._look_due_ms:
+            return 0
+        self._look_due_ms = now_ms + LOOK_MS
+        bound = min(starts_at, keep_from)
+        ends = [end for _, end in self._log.closed_segments() if end <= bound]
+        if not ends:
+            return 0
+        self._cut = ends[-1]
+        self._pieces = self._all_pieces(self._cut, self.exact)
+        return 1
+
+    def _look_for_life(self, pieces: Iterator[tuple[LiveBodies, Sequence[Body]]]) -> int:
+        live, bodies = next(pieces, (None, ()))
+        if live is not None and not bodies:
+            return 1
+        self._pieces = None
+        if bodies:
+            logger.error(
+                "a segment that the master deleted is needed here",
+                extra={"position": bodies[0].unit.position, "log_starts_at": self._cut},
+            )
+            return 0
+        self._dispatch.log_starts_at(self._cut)
+        self.on_cut(self._cut)
+        self._delete()
         return 1
 
     @property
@@ -107,8 +147,10 @@ class Retention:
         """Whether live bodies below the cut wait to be appended again."""
         return self._pieces is not None
 
-    def _all_pieces(self, cut: int) -> Iterator[tuple[LiveBodies, Sequence[Body]]]:
-        for live in self.live:
+    def _all_pieces(
+        self, cut: int, among: Sequence[LiveBodies]
+    ) -> Iterator[tuple[LiveBodies, Sequence[Body]]]:
+        for live in among:
             for bodies in live.bodies_below(cut):
                 yield live, bodies
 
@@ -169,6 +211,7 @@ class Retention:
         cut, self._wait_until = self._cut, 0
         self._deleting = True
         gone = self._log.drop_before(cut)
+        self.on_start(cut)
         queues = self._dispatch.queue_files_below_minimum()
 
         def work() -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.snapshot import (
     KEPT,
     SnapshotHead,
@@ -10,6 +11,7 @@ from popmq.broker.store.snapshot import (
     SnapshotWriter,
     snapshot_names,
 )
+from popmq.broker.store.snapshot_install import SnapshotInstall
 from popmq.common.disk import Disk
 from popmq.common.steps import Flusher
 
@@ -32,6 +34,8 @@ class SnapshotKeeper:
         self._writer: SnapshotWriter | None = None
         self.tables: Sequence[SnapshotTable] = ()
         self.before: Callable[[], None] = lambda: None  # makes records of what is none yet
+        # Told position and state hash of each that was made while the broker runs.
+        self.on_finished: Callable[[int, int], None] = lambda position, state_hash: None
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
         self._kept: list[int] = []
@@ -53,12 +57,46 @@ class SnapshotKeeper:
             self.before()
             self._writer = self._begin(head())
             return 1
+        return self.work(safe_position=safe_position)
+
+    def begin_at(self, head: SnapshotHead) -> None:
+        """Begin one now, where another broker began its own; not while one is being written."""
+        if self._writer is None and head.position > self.position:
+            self._writer = self._begin(head)
+
+    def work(self, *, safe_position: int) -> int:
+        """A piece of the snapshot that was begun, if there is one."""
+        if self._writer is None:
+            return 0
         done = self._writer.step(safe_position >= self._writer.head.position)
         if self._writer.error is not None:
             self._abandon(self._writer)
         elif self._writer.finished:
-            self._finished(self._writer)
+            self._note(self._writer)
+            self.on_finished(self.position, self.state_hash)
         return done
+
+    def install(
+        self,
+        log: CommitLog,
+        *,
+        start: int,
+        flusher: Flusher,
+        restored: Callable[[SnapshotHead], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> SnapshotInstall:
+        """Begin with another broker's snapshot; `flusher` is the log's."""
+        return SnapshotInstall(
+            self._disk,
+            self._folder,
+            log,
+            self.tables,
+            start=start,
+            housekeeper=self._flusher,
+            flusher=flusher,
+            restored=restored,
+            on_failure=on_failure,
+        )
 
     def load(self) -> None:
         """Note which snapshots are there."""
@@ -73,7 +111,7 @@ class SnapshotKeeper:
         """A whole snapshot on this thread, at a clean stop."""
         writer = self._begin(head)
         writer.run_to_end()
-        self._finished(writer)
+        self._note(writer)
 
     def _begin(self, head: SnapshotHead) -> SnapshotWriter:
         return SnapshotWriter(self._disk, self._folder, head, self.tables, self._flusher)
@@ -87,7 +125,7 @@ class SnapshotKeeper:
         self._skipped_to = writer.head.position
         self._writer = None
 
-    def _finished(self, writer: SnapshotWriter) -> None:
+    def _note(self, writer: SnapshotWriter) -> None:
         self._writer = None
         self.position = writer.head.position
         self._kept = [*self._kept[1 - KEPT :], self.position]

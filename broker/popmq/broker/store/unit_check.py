@@ -17,6 +17,7 @@ from popmq.common.message import HEADER_SIZE, RecordKind, peek_message
 UNIT = struct.Struct(">QIQ")
 UNIT_SIZE = UNIT.size
 POSITION_LIMIT = 1 << 48
+_POSITION_MASK = POSITION_LIMIT - 1
 _BLANK = UNIT.pack(0, 1, 0)
 
 
@@ -51,8 +52,26 @@ def intact_unit(data: bytes, at: int, seed: int, offset: int) -> Unit | None:
     """The unit that stands in `data` at byte `at`; None when it is not what was written."""
     marked, size, tag_hash = UNIT.unpack_from(data, at)
     if size and marked >> 48 == crc_hqx(data[at + 2 : at + UNIT_SIZE], seed ^ (offset & 0xFFFF)):
-        return Unit(marked & (POSITION_LIMIT - 1), size, tag_hash)
+        return Unit(marked & _POSITION_MASK, size, tag_hash)
     return Unit(0, 1, 0) if data[at : at + UNIT_SIZE] == _BLANK else None
+
+
+def intact_units(data: bytes, seed: int, offset: int) -> list[Unit | None]:
+    """`intact_unit` of all that stand in `data`, the first of which is number `offset`.
+
+    In one go, because this runs for all that is delivered.
+    """
+    found: list[Unit | None] = []
+    make, at = tuple.__new__, 0
+    for marked, size, tag_hash in UNIT.iter_unpack(data):
+        check = crc_hqx(data[at + 2 : at + UNIT_SIZE], seed ^ (offset & 0xFFFF))
+        if size and marked >> 48 == check:
+            found.append(make(Unit, (marked & _POSITION_MASK, size, tag_hash)))
+        else:
+            found.append(intact_unit(data, at, seed, offset))
+        at += UNIT_SIZE
+        offset += 1
+    return found
 
 
 def find_unit(

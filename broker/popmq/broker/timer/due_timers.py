@@ -145,6 +145,10 @@ class DueTimers:
     def ended(self, due: Due) -> None:
         self._moved.pop(due.identity, None)
 
+    def forget_over(self) -> None:
+        """Drop the first ones as far as the log says that they are over."""
+        self._first_due(0)
+
     @property
     def next_due_ms(self) -> int | None:
         """Of the timers that are here."""

@@ -8,6 +8,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue
 from popmq.broker.timer.timer_state import Timer, TimerState
+from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused, TooManyRequests
@@ -25,9 +26,13 @@ class TimerAdmission:
         state: TimerState,
         files: TimerFiles,
         settings: TimerSettings,
+        *,
         wall_ms: Callable[[], int],
+        on_damage: Callable[[TimerDamaged], None],
     ) -> None:
+        """`on_damage` hears of a wheel that has to be made anew."""
         self._store = store
+        self._on_damage = on_damage
         self._queue = queue
         self._state = state
         self._files = files
@@ -118,6 +123,11 @@ class TimerAdmission:
                 self._store.readers.submit(lambda: _do(warm), lambda error: None)
                 raise TooManyRequests(
                     "the timers of that slot are read from the disk: try again"
+                ) from None
+            except TimerDamaged as damage:
+                self._on_damage(damage)
+                raise TooManyRequests(
+                    "the timer wheel is damaged, and is made anew: try again"
                 ) from None
             for timer in self._queue.not_enqueued():
                 if timer.due_ms - timer.due_ms % self._settings.slot_ms == slot_ms:

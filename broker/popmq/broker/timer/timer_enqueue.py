@@ -34,6 +34,7 @@ class TimerEnqueue:
         self._slot_ms = settings.slot_ms
         self._window = window(settings.wheel_slots)
         self._wall_ms = wall_ms
+        self.judging = True  # off on a slave: records say what the master judged, and when
         self.curr_queue_offset = 0
         self.commit_queue_offset = 0  # records below it are in the files
         self.base_ms = 0
@@ -110,12 +111,13 @@ class TimerEnqueue:
         if timer is None:
             self.lost += 1
             self._fire_from = self._queue.count
-            state.skip(entry.offset + 1)
+            if self.judging:
+                state.skip(entry.offset + 1)
             return
         if entry.offset >= self.commit_queue_offset:
             # Over or not: what ended it may not be confirmed, and a crash may take that back.
             self._place(timer)
-        if entry.offset >= state.judged:
+        if self.judging and entry.offset >= state.judged:
             known = timer.identity in state.late
             self._judge(entry)
             if not known and timer.identity in state.late:

@@ -74,6 +74,7 @@ class TimerFiles:
         self._failed: BaseException | None = None
         self._replaced: list[MappedFile] | None = None  # a reset that the disk has yet to see
         self._replacing: list[MappedFile] | None = None  # the same, handed to the flusher
+        self._turned_ms: int | None = None  # slots before it are over since then
         self._flush_due_ms = self._clean_due_ms = self._idle_due_ms = 0
         self.checkpoint = TimerCheckPoint()  # the newest durable one
         self.last_unit: TimerUnit | None = None  # that `open` found
@@ -112,11 +113,15 @@ class TimerFiles:
         self._write(files, taken, self._next(made))
         self._flushed()
 
-    def reset(self) -> None:
+    def reset(self, *, turned_ms: int | None = None) -> None:
         """Begin both files anew, at once; on the disk with the next flush.
 
-        A crash before that finds the former ones, or a gap that makes it begin anew.
+        A crash before that finds the former ones, or a gap that makes it begin anew.  The wheel
+        may be `turned_ms` back: slots from there on count as not over, whatever the checkpoint
+        said.
         """
+        if turned_ms is not None:
+            self._turned_ms = turned_ms
         self._replaced = (self._replaced or []) + self._log.reset()
         self._wheel.reset()
         self._flush_due_ms = 0
@@ -187,7 +192,7 @@ class TimerFiles:
     @property
     def first_in_use_ms(self) -> int:
         """No slot before this time is in use; the first that is may be later."""
-        return self._wheel.first_in_use(self.checkpoint.last_read_ms)
+        return self._wheel.first_in_use(self._over_ms)
 
     def read_slot(self, time_ms: int, *, wait: bool = True) -> Chain:
         """Bounded lists of a slot's units, newest first; of those that it has now.
@@ -257,6 +262,10 @@ class TimerFiles:
 
     # -- inside
 
+    @property
+    def _over_ms(self) -> int:
+        return self.checkpoint.last_read_ms if self._turned_ms is None else self._turned_ms
+
     def _spill(self) -> None:
         try:
             self._log.flush()
@@ -309,8 +318,8 @@ class TimerFiles:
             while replaced:
                 replaced[0].delete()
                 del replaced[0]
-            known = self.checkpoint
-            made = self._next(TimerCheckPoint(last_read_ms=known.last_read_ms, epoch=known.epoch))
+            known, over_ms = self.checkpoint, self._over_ms
+            made = self._next(TimerCheckPoint(last_read_ms=over_ms, epoch=known.epoch))
             write_checkpoint(self._disk, self._path, made)
             self.checkpoint = made
             self._wheel.begin_file()
@@ -331,6 +340,8 @@ class TimerFiles:
         self._flushed()
 
     def _flushed(self) -> None:
+        if self._replaced is None:
+            self._turned_ms = None  # the checkpoint says so now
         self._log.synced = self.checkpoint.log_position
         self._wheel.flushed()
         self.blocked = False
@@ -344,6 +355,8 @@ class TimerFiles:
 
     def _delete_old(self) -> bool:
         """Segments whose slots a durable checkpoint says are over."""
+        if self._turned_ms is not None:
+            return False  # the checkpoint is of another wheel
         gone = self._log.take_over(self.checkpoint.last_read_ms)
         if not gone:
             return False

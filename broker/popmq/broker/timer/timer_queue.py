@@ -14,7 +14,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_state import Timer
 from popmq.common import topics
-from popmq.common.message import StoredMessage
+from popmq.common.message import StoredMessage, message_size
 from popmq.common.timer_token import MOVED_BIT, TimerToken
 
 _REMEMBERED = 100_000
@@ -50,17 +50,18 @@ class TimerQueue:
     def append(self, head: bytes, properties: bytes, due_ms: int, token: TimerToken) -> Timer:
         """Store a timer's record; wait for the store's end before you tell anyone."""
         moved = token.moved_from is not None
+        encoded = token.encode()
         offset = self._store.put_message(
             topic_id=topics.TIMER_TOPIC_ID,
             queue_id=0,
             head=head,
             properties=properties,
             tag_hash=due_ms | (MOVED_BIT if moved else 0),
-            token=token.encode(),
+            token=encoded,
         )
         position = self._store.last_position
         identity = position if token.moved_from is None else token.moved_from
-        size = self._store.end - position
+        size = message_size(head, properties, encoded)
         timer = Timer(due_ms, identity, position, size, token.topic_id, offset)
         recent = self._recent
         if not recent or (recent[-1].offset == offset - 1 and len(recent) < _REMEMBERED):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from popmq.broker.store.lookup import Lookup
+from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_admission import TimerAdmission
@@ -15,18 +16,28 @@ from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS, Timer, TimerState
 from popmq.common import topics
 from popmq.common.config import TimerSettings
-from popmq.common.errors import TooManyRequests
+from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.hop import TimerOutcome
 from popmq.common.message import RecordKind, StoredMessage
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 
 
 class Stored(NamedTuple):
-    """A timer's newest record, pending or not."""
+    """A timer's newest record, pending or not.
+
+    The message is without body and properties, unless it is not confirmed yet.
+    """
 
     timer: Timer
     message: StoredMessage
     moved: bool
+
+
+class Found(NamedTuple):
+    """The timers of a message id, newest record first, and why there may be more."""
+
+    stored: list[Stored]
+    incomplete: str
 
 
 class TimerRecall:
@@ -54,9 +65,8 @@ class TimerRecall:
         self.recalled = 0
         self.rescheduled = 0
 
-    def find(self, topic_id: int | None, message_id: str) -> list[Stored]:
-        """The topic's timers (None: every topic's) of that message id, newest record first, each
-        identity once.
+    def find(self, topic_id: int | None, message_id: str) -> Found:
+        """The topic's timers (None: every topic's) of that message id, each identity once.
 
         ColdRead instead of a wait for the disk.
         """
@@ -65,14 +75,29 @@ class TimerRecall:
             old for old, new in self._replaced.items() if new.timer.position < confirmed
         ]:
             del self._replaced[identity]
-        found = self._lookup.by_id(topics.TIMER_TOPIC_ID, message_id, wait=False)
+        found = self._lookup.all_by_id(topics.TIMER_TOPIC_ID, message_id)
         seen: set[int] = set()
-        stored = []
+        stored: list[Stored] = []
         for one in self._stored(found.messages):
             if topic_id in (None, one.timer.topic_id) and one.timer.identity not in seen:
                 seen.add(one.timer.identity)
                 stored += [*self._replacing(one), one]
-        return stored
+        return Found(stored, found.incomplete)
+
+    def _known(self, topic_id: int, message_id: str) -> tuple[list[Stored], list[Stored]]:
+        """Its timers that no rescheduling gave another time, and those of them that wait.
+
+        Refuses where one may wait that was not found: an answer speaks for all.
+        """
+        stored, incomplete = self.find(topic_id, message_id)
+        if incomplete:
+            raise Refused(
+                Code.INTERNAL_ERROR,
+                f"not all timers of message {message_id!r} were found, so none was changed: "
+                f"{incomplete}",
+            )
+        found = _not_replaced(stored)
+        return found, [one for one in found if self.is_pending(one)]
 
     def _replacing(self, stored: Stored) -> list[Stored]:
         """What took its place one after the other, newest first."""
@@ -83,9 +108,8 @@ class TimerRecall:
         return newer
 
     def recall(self, topic_id: int, message_id: str) -> TimerOutcome:
-        """Cancel every pending timer of that message id. ColdRead: nothing was changed."""
-        found = _not_replaced(self.find(topic_id, message_id))
-        pending = [one for one in found if self.is_pending(one)]
+        """Cancel every pending timer of that message id. ColdRead, Refused: nothing was changed."""
+        found, pending = self._known(topic_id, message_id)
         self._check_room(len(pending))
         for timer, _, _ in pending:
             ending = FiringToken(
@@ -108,10 +132,9 @@ class TimerRecall:
     ) -> tuple[TimerOutcome, int]:
         """Give the pending timer of that id another due time (negative: a delay from now).
 
-        Returns the outcome and the new due time.  ColdRead: nothing was changed.
+        Returns the outcome and the new due time.  ColdRead, Refused: nothing was changed.
         """
-        found = _not_replaced(self.find(topic_id, message_id))
-        pending = [one for one in found if self.is_pending(one)]
+        found, pending = self._known(topic_id, message_id)
         if not pending:
             over = self._over(topic_id, message_id, found)
             return (TimerOutcome.NOT_FOUND if self._recalled(found) else over), 0
@@ -120,7 +143,7 @@ class TimerRecall:
         self._admission.check_horizon(due_ms, now_ms)
         due_ms = max(due_ms, now_ms)
         self._check_room(len(pending))
-        for timer, message, _ in pending:
+        for timer, message in self._with_bodies(pending):
             old = message.any_token
             assert isinstance(old, TimerToken), "a record of the timer queue without its token"
             token = TimerToken(
@@ -137,6 +160,25 @@ class TimerRecall:
             self._state.stored(topic_id)
             self.rescheduled += 1
         return TimerOutcome.DONE, due_ms
+
+    def _with_bodies(self, pending: list[Stored]) -> list[tuple[Timer, StoredMessage]]:
+        """What is not confirmed has its body with it, and nothing else can read that."""
+        units = [
+            Unit(timer.position, timer.size, 0)
+            for timer, _, _ in pending
+            if timer.position < self._store.confirmed
+        ]
+        read = iter(self._store.reader.read(units, wait=False))
+        whole = []
+        for timer, message, _ in pending:
+            found = next(read) if timer.position < self._store.confirmed else message
+            if isinstance(found, DamagedMessage):
+                raise Refused(
+                    Code.INTERNAL_ERROR,
+                    f"the message at position {timer.position} cannot be read: it is damaged",
+                )
+            whole.append((timer, found))
+        return whole
 
     def is_pending(self, stored: Stored) -> bool:
         timer = stored.timer
@@ -155,7 +197,8 @@ class TimerRecall:
         """
         remembered_ms = self._state.cursor[0] - KEEP_CANCELLED_MS
         if any(
-            one.timer.due_ms >= remembered_ms or self._is_firing(one.timer.identity)
+            (one.timer.due_ms >= remembered_ms and not self._state.is_cancelled(one.timer.identity))
+            or self._is_firing(one.timer.identity)
             for one in found
         ):
             return TimerOutcome.ALREADY_VISIBLE

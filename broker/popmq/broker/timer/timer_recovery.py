@@ -70,4 +70,5 @@ def _mend_slots(wheel: TimerWheel, log: TimerLog) -> bool:
     for position, unit in log.scan(lowest):
         if unit.slot_time_ms in behind:
             wheel.revise(unit.slot_time_ms, position, starts=unit.prev < 0)
+    wheel.find_newest()
     return log.scanned == end

@@ -4,6 +4,7 @@ For people who ask what waits.  Nothing here waits or changes anything; a timer 
 meanwhile may come twice, since it only moves to later slots.
 """
 
+from collections.abc import Callable
 from itertools import islice
 
 from popmq.broker.timer.timer_files import TimerFiles
@@ -20,8 +21,18 @@ _UNITS_A_PIECE = 1_024
 class TimerScan:
     """Slots of [from_ms, to_ms), by time; use either `slots` or `units`."""
 
-    def __init__(self, files: TimerFiles, from_ms: int, to_ms: int, *, slot_ms: int) -> None:
+    def __init__(
+        self,
+        files: TimerFiles,
+        from_ms: int,
+        to_ms: int,
+        *,
+        slot_ms: int,
+        on_damage: Callable[[TimerDamaged], None],
+    ) -> None:
+        """`on_damage` hears of a wheel that has to be made anew."""
         self._files = files
+        self._on_damage = on_damage
         self._slot_ms = slot_ms
         self._to_ms = to_ms
         self._chain: Chain | None = None
@@ -30,7 +41,7 @@ class TimerScan:
     def slots(self) -> list[Slot]:
         """The next slots that hold something; none at the end.
 
-        Raises ColdRead: call again.  Refused where the wheel is damaged: it is made anew soon.
+        Raises ColdRead: call again.  Refused where the wheel is damaged: it is made anew then.
         """
         found: list[Slot] = []
         try:
@@ -42,7 +53,7 @@ class TimerScan:
             if not found:
                 raise
         except TimerDamaged as damage:
-            raise _damaged(damage) from damage
+            raise self._refusal(damage) from damage
         return found
 
     def units(self) -> list[TimerUnit]:
@@ -62,7 +73,7 @@ class TimerScan:
             if not found:
                 raise
         except TimerDamaged as damage:
-            raise _damaged(damage) from damage
+            raise self._refusal(damage) from damage
         return found
 
     def _open_next(self) -> bool:
@@ -73,9 +84,10 @@ class TimerScan:
         self.at_ms = slot_ms + self._slot_ms
         return True
 
-
-def _damaged(damage: TimerDamaged) -> Refused:
-    return Refused(
-        Code.INTERNAL_ERROR,
-        f"the timer wheel is damaged, and is made anew from the timer queue: ask again ({damage})",
-    )
+    def _refusal(self, damage: TimerDamaged) -> Refused:
+        self._on_damage(damage)
+        return Refused(
+            Code.INTERNAL_ERROR,
+            "the timer wheel is damaged, and is made anew from the timer queue: ask again "
+            f"({damage})",
+        )

@@ -8,6 +8,7 @@ delivery and moves the cursor, so a timer fires once whatever crashes.
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_reader import DamagedMessage
@@ -23,12 +24,15 @@ from popmq.common import topics
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.message import Header, RecordKind, Stamp, StoredMessage
+from popmq.common.observe import Histogram
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 
 logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
 _BATCH = 64
+LATENESS_MS = (5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
+_TURN_BACK_MS = 600_000  # ahead of the clock by more, the wheel is made anew where the clock is
 
 
 class TimerService:
@@ -49,7 +53,7 @@ class TimerService:
         self._slot_ms = settings.slot_ms
         self._wall_ms = wall_ms
         self._boot_ms = boot_ms
-        self._warming = False
+        self._begun = self._warming = False
         self._over = (0, 0)  # slots before this time are over, once the log is confirmed to there
         self._last_read_ms = 0
         self._look_until = 0  # offset in the queue
@@ -58,22 +62,29 @@ class TimerService:
         self.queue = TimerQueue(store)
         self.due = DueTimers(state, files, settings)
         self.enqueue = TimerEnqueue(self.queue, state, files, self.due, settings, wall_ms)
-        self.firing = True  # off on a replica: it enqueues and fires nothing
+        self.firing = True  # off on a slave: it enqueues, and learns from the log what fired
+        # Up to where the master read the wheel and the timer queue, as far as a slave was told.
+        self.masters_read_ms = self.masters_offset = 0
         # Of one step: records, units, firings.
         self.enqueue_limit, self.load_limit, self.fire_limit = 512, 1_024, 256
         self.fired = 0
         self.dead_lettered = 0
         self.lost = 0
         self.rebuilds = 0
-        self.late_ms = 0  # of the newest firing
-        self.late_total_ms = 0
+        self.turned_back = 0
+        self.lateness = Histogram(LATENESS_MS)
 
     # -- start and stop
 
+    def open_files(self) -> int:
+        """Open the timer's files; the newest record that has a unit in them, or -1."""
+        self._files.open()
+        newest = self._files.newest_position
+        return -1 if newest is None else newest
+
     def recover(self) -> None:
-        """After the log was replayed: open the files, and go on where they and the log say."""
+        """After the log was replayed: go on where the files, which are open, and the log say."""
         files = self._files
-        files.open()
         queue, count = self.queue.queue, self.queue.count
         in_files = files.checkpoint.queue_offset
         if files.newest_position is not None:
@@ -81,7 +92,21 @@ class TimerService:
         if files.rebuilt:
             in_files = 0
         in_files = min(max(in_files, queue.min_offset), count)
-        self._begin(min(in_files, max(self.state.judged, queue.min_offset)), in_files)
+        if self.firing:
+            self._begin(min(in_files, max(self.state.judged, queue.min_offset)), in_files)
+        else:
+            self._begin(in_files, in_files)
+
+    def promote(self) -> None:
+        """From now on this broker judges and fires, as after a start."""
+        self.firing = self.enqueue.judging = True
+        in_files = self.enqueue.commit_queue_offset
+        judged = max(self.state.judged, self.queue.queue.min_offset)
+        self._begin(min(in_files, judged), in_files)
+
+    def follow(self) -> None:
+        """Before `recover`: on a slave."""
+        self.firing = self.enqueue.judging = False
 
     def _begin(self, offset: int, in_files: int) -> None:
         """The wheel goes on at its oldest slot; a clock that went back does not turn it back.
@@ -97,11 +122,19 @@ class TimerService:
         self.enqueue.begin(offset, in_files, base_ms)
         self._last_read_ms = base_ms
         self._over = (base_ms, 0)
+        self._begun = True
 
     def close(self) -> None:
-        """At a clean stop, with everything confirmed and an idle flusher."""
-        self._mark_over()
-        self._mark_over()
+        """At a clean stop, with an idle flusher; of a master, with everything confirmed."""
+        if not self._begun:
+            self._files.close()
+            return
+        # What is not cleared for damage, or because it has to come from the disk, is left to the
+        # next start.
+        with suppress(TimerDamaged, ColdRead):
+            if self.firing:
+                self._mark_over(self._wall_ms())
+                self._mark_over(self._wall_ms())
         self._files.flush_now(self.cursors())
         self._files.close()
 
@@ -111,7 +144,13 @@ class TimerService:
     def cursors(self) -> Cursors:
         """What a checkpoint of this moment may say."""
         enqueued = self.enqueue.commit_queue_offset
-        return Cursors(self._last_read_ms, enqueued, enqueued, self._store.epoch, self._wall_ms())
+        masters = enqueued if self.firing else self.masters_offset
+        return Cursors(self._last_read_ms, enqueued, masters, self._store.epoch, self._wall_ms())
+
+    def hear_master(self, last_read_ms: int, queue_offset: int) -> None:
+        """On a slave: the master's TimerCheckPoint; an older one says nothing."""
+        self.masters_read_ms = max(self.masters_read_ms, last_read_ms)
+        self.masters_offset = max(self.masters_offset, queue_offset)
 
     # -- steps
 
@@ -120,6 +159,8 @@ class TimerService:
         done = self._files.step(self._boot_ms(), self.cursors)
         if self._warming:
             return done
+        if self.firing and self.enqueue.base_ms - self._wall_ms() > _TURN_BACK_MS:
+            self._turn_back()
         try:
             done += self.enqueue.step(self.enqueue_limit)
             if self.firing and self.enqueue.caught_up and not self.due.rolled:
@@ -128,12 +169,15 @@ class TimerService:
             if self.firing and self.enqueue.caught_up and self.due.begun and not self.due.rolled:
                 done += self._fire(self.fire_limit)
             if self.firing and self.enqueue.caught_up:
-                done += self._mark_over()
-            self._touch()
+                done += self._mark_over(self._wall_ms())
+            if self.firing:
+                self._touch()
+            else:
+                done += self._turn()
         except ColdRead as cold:
             self._warm(cold)
         except TimerDamaged as damage:
-            self._rebuild(damage)
+            self.rebuild(damage)
             done += 1
         return done
 
@@ -146,6 +190,10 @@ class TimerService:
         elif token.late:
             unit = Unit(header.position, header.size, tag_hash)
             self.state.waits_late(timer_of(token, unit, header.queue_offset))
+
+    def apply_judged(self, offset: int) -> None:
+        """A record says that the master judged the timer queue up to `offset`."""
+        self.enqueue.judge_until(offset)
 
     def apply_ended(self, token: FiringToken) -> None:
         """The end of a timer, at recovery."""
@@ -168,6 +216,13 @@ class TimerService:
     def is_firing(self, identity: int) -> bool:
         """Whether its firing waits to be confirmed: no lookup finds the message yet."""
         return any(one == identity for _, one in self._firing)
+
+    def rebuild(self, damage: TimerDamaged) -> None:
+        """The wheel is an index: it is made again from the timer queue, beside the traffic."""
+        logger.error("timer wheel is built anew", extra={"reason": str(damage)})
+        self.rebuilds += 1
+        self._files.reset()
+        self._begin_anew()
 
     # -- inside
 
@@ -240,8 +295,7 @@ class TimerService:
         self.state.ended(ending)
         self.due.ended(due)
         self.fired += 1
-        self.late_ms = stamp.wall_ms - due.due_ms
-        self.late_total_ms += self.late_ms
+        self.lateness.observe(stamp.wall_ms - due.due_ms)
         return outcome is Outcome.FIRED
 
     def _give_up(self, due: Due) -> None:
@@ -253,7 +307,17 @@ class TimerService:
         self.state.ended(ending)
         self.due.ended(due)
 
-    def _mark_over(self) -> int:
+    def _turn(self) -> int:
+        """On a slave the wheel turns as far as the master's did: slots of which all fired go, and
+        what rolls goes on."""
+        until_ms = max(self.masters_read_ms, self.state.cursor[0])
+        done = 0
+        if not self.due.rolled:
+            done += self.due.load(until_ms, self.load_limit, self.enqueue.window_end_ms)
+        self.due.forget_over()
+        return done + self._mark_over(until_ms)
+
+    def _mark_over(self, now_ms: int) -> int:
         """Slots are over for good when the firings of their timers are confirmed.
 
         Returns 1 when that lets the wheel turn on by more than a slot.
@@ -264,7 +328,7 @@ class TimerService:
             return 0
         self._clear(over_ms)
         self._last_read_ms = max(self._last_read_ms, over_ms)
-        until_ms = self.due.over_until(self._wall_ms())
+        until_ms = self.due.over_until(now_ms)
         self._over = (max(over_ms, until_ms), self._store.end)
         self.enqueue.over(self._last_read_ms, closing_ms=self._over[0])
         turned_ms = max(until_ms - over_ms, self._last_read_ms - before_ms)
@@ -294,11 +358,17 @@ class TimerService:
 
         self._store.readers.submit(lambda: _read(cold), done)
 
-    def _rebuild(self, damage: TimerDamaged) -> None:
-        """The wheel is an index: it is made again from the timer queue, beside the traffic."""
-        logger.error("timer wheel is built anew", extra={"reason": str(damage)})
-        self.rebuilds += 1
-        self._files.reset()
+    def _turn_back(self) -> None:
+        """The clock was far ahead once: what comes now would all wait in memory, and in one slot
+        that is over at that time.  What waits stands in the timer queue."""
+        ahead_ms = self.enqueue.base_ms - self._wall_ms()
+        logger.warning("timer wheel is turned back", extra={"ahead_ms": ahead_ms})
+        self.turned_back += 1
+        now_ms = self._wall_ms()
+        self._files.reset(turned_ms=now_ms - now_ms % self._slot_ms)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         start = self.queue.queue.min_offset
         self._begin(start, start)
 

@@ -193,6 +193,10 @@ class TimerWheel:
         """
         return max(from_ms // self._slot_ms, self._newest - window(self._slots)) * self._slot_ms
 
+    def find_newest(self) -> None:
+        """Slots were emptied that no unit is in any more: the latest may have been one of them."""
+        self._newest = max((one.time_ms // self._slot_ms for one in self.every()), default=0)
+
     def every(self) -> Iterator[Slot]:
         """All slots that are not empty, of whatever lap; the caller may change the one it has."""
         for index in self._indexes(0, self._slots):

@@ -3,13 +3,16 @@
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.retention import EVERYTHING
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_bodies import TimerBodies
 from popmq.broker.timer.timer_check import TimerCheck
 from popmq.broker.timer.timer_files import TimerFiles
+from popmq.broker.timer.timer_forecast import TimerForecast
 from popmq.broker.timer.timer_recall import TimerRecall
+from popmq.broker.timer.timer_scan import TimerScan
 from popmq.broker.timer.timer_service import TimerService
-from popmq.broker.timer.timer_state import TimerState
+from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import TimerSettings
@@ -46,7 +49,13 @@ class Timers:
         )
         queue = self.service.queue
         self.admission = TimerAdmission(
-            store, queue, self.state, self.files, settings, clock.wall_ms
+            store,
+            queue,
+            self.state,
+            self.files,
+            settings,
+            wall_ms=clock.wall_ms,
+            on_damage=self.service.rebuild,
         )
         self.recall = TimerRecall(
             store,
@@ -59,6 +68,16 @@ class Timers:
             self.service.is_firing,
         )
         self.bodies = TimerBodies(store, queue, self.state)
+        self._settings = settings
+        self._wall_ms = clock.wall_ms
+        self.forecast = TimerForecast(
+            store,
+            self.scan,
+            queue.not_enqueued,
+            slot_ms=settings.slot_ms,
+            wall_ms=clock.wall_ms,
+            boot_ms=clock.boot_ms,
+        )
         self.check = TimerCheck(
             store, queue, self.state, settings, wall_ms=clock.wall_ms, boot_ms=clock.boot_ms
         )
@@ -69,13 +88,62 @@ class Timers:
 
     def recover(self) -> None:
         """After it was."""
+        self.service.open_files()
         self.service.recover()
         self.bodies.begin()
+
+    def scan(self, end_ms: int = 1 << 62) -> TimerScan:
+        """Everything that may hold a timer due before `end_ms`, in its slot or on its way there.
+
+        One that was enqueued after its slot was over stands in the oldest slot.
+        """
+        settings, begin_ms = self._settings, self.service.enqueue.base_ms
+        lap_ms = settings.wheel_slots * settings.slot_ms
+        end_ms = max(end_ms, self._wall_ms() + settings.slot_ms)
+        to_ms = min(begin_ms + lap_ms, end_ms)
+        return TimerScan(
+            self.files,
+            begin_ms,
+            to_ms,
+            slot_ms=settings.slot_ms,
+            on_damage=self.service.rebuild,
+        )
+
+    def beside(self) -> list[Timer]:
+        """Those that are late, and what was stored just now."""
+        return [*self.state.late.values(), *self.service.queue.not_enqueued()]
 
     def step(self) -> int:
         """One round of the background work; returns how much was done.
 
         A replica counts nothing: the master's record says what was found.
         """
-        done = self.service.step()
+        done = self.service.step() + self.forecast.step()
         return done + self.check.step() if self.service.firing else done
+
+    # -- on a slave
+
+    def open_files(self) -> int:
+        """Before the log is followed; the newest record that has a unit in them, or -1."""
+        self.service.follow()
+        return self.service.open_files()
+
+    def follow(self) -> None:
+        """When the tables know of all that the files do."""
+        self.service.recover()
+
+    def step_slave(self) -> int:
+        """Enqueue what is confirmed; nothing fires."""
+        return self.service.step() + self.forecast.step()
+
+    def promote(self) -> None:
+        """Everything is applied and confirmed: fire from now on."""
+        self.service.promote()
+        self.bodies.begin()
+
+    def slave_keeps_from(self) -> int:
+        """Records of the timer queue from this position on are not enqueued, or not judged, yet."""
+        queue, enqueue = self.service.queue.queue, self.service.enqueue
+        offset = max(min(enqueue.curr_queue_offset, self.state.judged), queue.min_offset)
+        unread = queue.units(offset, 1)
+        return unread[0].position if unread else EVERYTHING

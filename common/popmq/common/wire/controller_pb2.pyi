@@ -347,6 +347,7 @@ class RegisterReply(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     heartbeat_ms: _builtins.int
     owner: _builtins.str
     """the broker group that owns topics, groups and users"""
@@ -356,6 +357,10 @@ class RegisterReply(_message.Message):
     def state(self) -> Global___GroupState:
         """of a group with more than one replica"""
 
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """broker groups that take messages now"""
+
     def __init__(
         self,
         *,
@@ -363,10 +368,11 @@ class RegisterReply(_message.Message):
         state: Global___GroupState | None = ...,
         owner: _builtins.str = ...,
         owner_address: _builtins.str = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -522,10 +528,13 @@ class WatchGroupRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     KNOWN_VIEW_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     group: _builtins.str
     known_view: _builtins.int
     wait_ms: _builtins.int
+    store_id: _builtins.str
+    """who asks: a watch that is cut off is a hint that its broker is gone"""
     def __init__(
         self,
         *,
@@ -533,10 +542,11 @@ class WatchGroupRequest(_message.Message):
         group: _builtins.str = ...,
         known_view: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
+        store_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "known_view", b"known_view", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "known_view", b"known_view", "store_id", b"store_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

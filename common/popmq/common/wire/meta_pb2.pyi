@@ -28,12 +28,17 @@ class TopicRecord(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
     RETENTION_MS_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     queues: _builtins.int
     type: _builtins.int
     permission: _builtins.int
     retention_ms: _builtins.int
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of FIFO messages; none: all"""
+
     def __init__(
         self,
         *,
@@ -43,10 +48,11 @@ class TopicRecord(_message.Message):
         type: _builtins.int = ...,
         permission: _builtins.int = ...,
         retention_ms: _builtins.int = ...,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -131,21 +137,52 @@ class LastIds(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    LOCAL_TOPIC_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     topic: _builtins.int
     group: _builtins.int
+    local_topic: _builtins.int
+    changes: _builtins.int
+    """of topics and groups, ever"""
     def __init__(
         self,
         *,
         topic: _builtins.int = ...,
         group: _builtins.int = ...,
+        local_topic: _builtins.int = ...,
+        changes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "group", b"group", "local_topic", b"local_topic", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LastIds: _TypeAlias = LastIds  # noqa: Y015
+
+@_typing.final
+class Followed(_message.Message):
+    """Topics and groups are copies of those that this broker group owns, as of that version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Followed: _TypeAlias = Followed  # noqa: Y015
 
 @_typing.final
 class MetaRecord(_message.Message):
@@ -159,17 +196,22 @@ class MetaRecord(_message.Message):
     RECEIPT_KEY_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     LAST_IDS_FIELD_NUMBER: _builtins.int
+    FOLLOWED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     topic_deleted: _builtins.int
     group_deleted: _builtins.int
     receipt_key: _builtins.bytes
     store_id: _builtins.str
+    draining: _builtins.bool
     @_builtins.property
     def topic(self) -> Global___TopicRecord: ...
     @_builtins.property
     def group(self) -> Global___GroupRecord: ...
     @_builtins.property
     def last_ids(self) -> Global___LastIds: ...
+    @_builtins.property
+    def followed(self) -> Global___Followed: ...
     def __init__(
         self,
         *,
@@ -181,12 +223,14 @@ class MetaRecord(_message.Message):
         receipt_key: _builtins.bytes = ...,
         store_id: _builtins.str = ...,
         last_ids: Global___LastIds | None = ...,
+        followed: Global___Followed | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "draining", b"draining", "followed", b"followed", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "draining", b"draining", "followed", b"followed", "group", b"group", "group_deleted", b"group_deleted", "last_ids", b"last_ids", "receipt_key", b"receipt_key", "store_id", b"store_id", "topic", b"topic", "topic_deleted", b"topic_deleted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["topic", "topic_deleted", "group", "group_deleted", "receipt_key", "store_id", "last_ids"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["topic", "topic_deleted", "group", "group_deleted", "receipt_key", "store_id", "last_ids", "followed", "draining"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 

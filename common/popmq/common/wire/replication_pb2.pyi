@@ -146,28 +146,33 @@ Global___DescribeRoleReply: _TypeAlias = DescribeRoleReply  # noqa: Y015
 
 @_typing.final
 class CopyMetaRequest(_message.Message):
-    """The owner's topics, groups and users, as bodies of META records, if its version is not the
-    known one; else after `wait_ms`.
+    """The owner's topics and groups, as bodies of META records, if its version is not the known one.
+    `topics` and `groups` are names that somebody asked for and that the owner may make on the spot.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_FIELD_NUMBER: _builtins.int
     KNOWN_VERSION_FIELD_NUMBER: _builtins.int
-    WAIT_MS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     known_version: _builtins.int
-    wait_ms: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         cluster: _builtins.str = ...,
         known_version: _builtins.int = ...,
-        wait_ms: _builtins.int = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "known_version", b"known_version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "groups", b"groups", "known_version", b"known_version", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -181,7 +186,9 @@ class CopyMetaReply(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     @_builtins.property
-    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """all of them; none with the known version"""
+
     def __init__(
         self,
         *,

@@ -109,7 +109,11 @@ class ClientSocket(asyncio.Protocol):
             return
         if self.core.outbox.has_output:
             data = self.core.outbox.take()
-            self._write(transport, data if self._tls is None else self._tls.seal(data))
+            try:
+                self._write(transport, data if self._tls is None else self._tls.seal(data))
+            except TlsFault as fault:
+                logger.debug("TLS failed", extra={"peer": self.core.peer, "why": str(fault)})
+                self.cut()
             if self._closed:
                 return
         if self.core.done and not self.core.outbox.has_output:
@@ -188,7 +192,7 @@ class ClientSocket(asyncio.Protocol):
             return b""
         if not began and session.established and session.protocol != tls.ALPN:
             self._server.counters.tls_refused["alpn"] += 1
-            self.core.refused = _NO_ALPN
+            self.core.refused, self.core.inadequate = _NO_ALPN, True
         if answer := session.take():
             self._write(self._transport, answer)
         return data

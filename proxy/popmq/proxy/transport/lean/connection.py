@@ -57,6 +57,7 @@ class LeanConnection:
         self.closing = False  # a GOAWAY says why; nothing is read any more
         self.draining = False
         self.refused = ""  # why this client gets nothing but this sentence
+        self.inadequate = False  # and gets it before it asks for anything
         self.outbox = Outbox(
             limits.max_unsent_bytes, counters, wake, self._closed, limits.compress_bytes
         )
@@ -90,8 +91,8 @@ class LeanConnection:
                     return
                 try:
                     self._frame(kind, flags, stream_id, payload)
-                except StreamFault as fault:
-                    self._reset(fault)
+                except StreamFault as broken:
+                    self._reset(broken)
             self.inbox.widen()
         except ConnectionFault as fault:
             self.fail(fault)
@@ -103,7 +104,7 @@ class LeanConnection:
         data = self._preface.feed(data)
         if self._preface.complete:
             self.outbox.control(greeting(self.limits))
-            if self.refused:
+            if self.inadequate:
                 raise ConnectionFault(ErrorCode.INADEQUATE_SECURITY, self.refused)
         return data
 
@@ -252,6 +253,10 @@ class LeanConnection:
 
     def _open_call(self, stream: Stream, head: RequestHead) -> None:
         self.counters.calls += 1
+        if self.refused:
+            # Not a GOAWAY: a client would open connections until its deadline, and learn nothing.
+            stream.finish(GrpcStatus.UNAVAILABLE, self.refused)
+            return
         if stream.method is _UNKNOWN:
             stream.finish(GrpcStatus.UNIMPLEMENTED, f"there is no method {head.path}")
             return

@@ -7,23 +7,24 @@ call and that hardly anybody reads stay Huffman-coded until they are asked for.
 """
 
 import re
-from base64 import b64decode
-from binascii import Error as Base64Error
-from collections.abc import Iterator, Mapping
-from typing import TypeVar
 
 from hpack.exceptions import HPACKError
-from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode
+from popmq.proxy.transport.lean.metadata import (
+    MAX_KEPT_TEXT,
+    PSEUDO,
+    HuffmanCoded,
+    Metadata,
+    kept_in,
+    plain_text,
+)
 
 STATIC_ENTRIES = 61
 ENTRY_OVERHEAD = 32  # what RFC 7541 adds to the size of each field
 KEPT_HEADS = 64
 MAX_KEPT_BLOCK = 1_024
-KEPT_TEXTS = 4_096
-MAX_KEPT_TEXT = 256
 MAX_HEADER_FRAMES = 32  # HEADERS and its CONTINUATIONs
 MAX_SIZE_UPDATES = 2  # RFC 7541, section 4.2
 _LONGEST_INTEGER = 5  # bytes behind the prefix: 35 bits
@@ -31,15 +32,6 @@ _LONGEST_INTEGER = 5  # bytes behind the prefix: 35 bits
 # Nobody decides on these; the Huffman code of a field costs more than the rest of its call.
 LAZY_NAMES = frozenset({"x-mq-request-id", "x-mq-date-time", "traceparent", "tracestate"})
 _GRPC_KINDS = (b"application/grpc+", b"application/grpc;")  # not grpc-web
-_PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
-_OF_THE_TRANSPORT = _PSEUDO | {
-    "te",
-    "content-type",
-    "content-length",
-    "grpc-timeout",
-    "grpc-encoding",
-    "grpc-accept-encoding",
-}
 _OF_HTTP_1 = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
@@ -49,45 +41,12 @@ _GOOD_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BLANKS = b" \t"  # neither first nor last in a value
 _BREAKS = b"\0\r\n"  # nowhere in a value
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 class Malformed(Exception):
     """The fields were decoded, and are no request; the fault of one stream."""
 
 
-class HuffmanCoded(bytes):
-    """A value as it came; `bytes` that are themselves are plain."""
-
-    __slots__ = ()
-
-
 Field = tuple[str, bytes]  # a malformed name is ""
-
-
-class Metadata(Mapping[str, str]):
-    """Fields of a request by name; a value is decoded when it is asked for."""
-
-    __slots__ = ("_fields",)
-
-    def __init__(self, fields: dict[str, bytes]) -> None:
-        self._fields = fields
-
-    def __getitem__(self, name: str) -> str:
-        if name in _OF_THE_TRANSPORT:
-            raise KeyError(name)
-        return _text(name, self._fields[name])
-
-    def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
-        value = self._fields.get(name)
-        return default if value is None or name in _OF_THE_TRANSPORT else _text(name, value)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._fields if name not in _OF_THE_TRANSPORT)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 class Gathered:
@@ -105,7 +64,7 @@ class Gathered:
         found = self.found
         for name, value in fields:
             if name[:1] == ":":
-                if self.plain or name in found or name not in _PSEUDO:
+                if self.plain or name in found or name not in PSEUDO:
                     raise Malformed(f"{name} is unknown, comes twice, or behind other fields")
             elif name:
                 self.plain = True
@@ -226,7 +185,7 @@ class HeaderDecoder:
             gathered.add(fields)
             head = RequestHead(gathered.found)
             if not changed and len(block) <= MAX_KEPT_BLOCK:
-                _keep(self._heads, block, head, KEPT_HEADS)
+                kept_in(self._heads, block, head, KEPT_HEADS)
         return head
 
     def trailers(self, block: bytes) -> None:
@@ -257,7 +216,7 @@ class HeaderDecoder:
             except Malformed:
                 return None, 0, 0  # the whole block will say so, once the table has all of it
             size = sum(len(name) + len(value) + ENTRY_OVERHEAD for name, value in fields)
-            kept = _keep(self._runs, run, (gathered, size), KEPT_HEADS)
+            kept = kept_in(self._runs, run, (gathered, size), KEPT_HEADS)
         return *kept, end
 
     def fields(self, block: bytes, start: int = 0, size: int = 0) -> tuple[list[Field], bool]:
@@ -303,7 +262,7 @@ class HeaderDecoder:
                         position += 1 + length
                     else:
                         text, position = _string(block, position)
-                        raw_name = _plain(text)
+                        raw_name = plain_text(text)
                     name = names[raw_name] if raw_name in names else _name(raw_name)
                 elif index <= STATIC_ENTRIES:
                     name = _STATIC[index][0]
@@ -320,7 +279,7 @@ class HeaderDecoder:
                 else:
                     value, position = _string(block, position)
                     if type(value) is HuffmanCoded and (first >= 0x40 or name not in LAZY_NAMES):
-                        value = _plain(value)
+                        value = plain_text(value)
                 if type(value) is bytes and (
                     value.strip(_BLANKS) != value or value.translate(None, _BREAKS) != value
                 ):
@@ -384,16 +343,7 @@ def _string(block: bytes, position: int) -> tuple[bytes, int]:
     return (HuffmanCoded(text) if first >= 0x80 else text), stop
 
 
-def _keep(kept: dict[K, V], key: K, value: V, limit: int = KEPT_TEXTS) -> V:
-    if len(kept) >= limit:
-        kept.clear()
-    kept[key] = value
-    return value
-
-
-# What was decoded once, for all connections: bounded in number, and each short.
-_NAMES: dict[bytes, str] = {}
-_DECODED: dict[bytes, bytes] = {}
+_NAMES: dict[bytes, str] = {}  # for all connections
 
 
 def _name(raw: bytes) -> str:
@@ -403,31 +353,8 @@ def _name(raw: bytes) -> str:
         good = raw not in _OF_HTTP_1 and _GOOD_NAME.fullmatch(raw)
         name = raw.decode("ascii") if good else ""
         if len(raw) <= MAX_KEPT_TEXT:
-            _keep(_NAMES, raw, name)
+            kept_in(_NAMES, raw, name)
     return name
-
-
-def _plain(value: bytes) -> bytes:
-    """Raises HPACKError for what is no Huffman code."""
-    if type(value) is not HuffmanCoded:
-        return value
-    plain = _DECODED.get(value)
-    if plain is None:
-        plain = bytes(decode_huffman(value))
-        if len(value) <= MAX_KEPT_TEXT:
-            _keep(_DECODED, bytes(value), plain)
-    return plain
-
-
-def _text(name: str, value: bytes) -> str:
-    """As grpcio gives it: binary values come in base64. "" for what cannot be decoded."""
-    try:
-        plain = _plain(value)
-        if name.endswith("-bin"):
-            plain = b64decode(plain + b"=" * (-len(plain) % 4))
-    except (HPACKError, Base64Error):
-        return ""
-    return plain.decode("latin-1")
 
 
 def _length(text: bytes) -> int:

@@ -52,12 +52,15 @@ class TlsSession:
         return self._outgoing.read()
 
     def seal(self, data: bytes) -> bytes:
-        """`data` as TLS records; nothing before the handshake is over."""
+        """`data` as TLS records; nothing before the handshake is over. Raises TlsFault."""
         if not self.established:
             return b""
         view = memoryview(data)
-        while view:
-            view = view[self._session.write(view) :]
+        try:
+            while view:
+                view = view[self._session.write(view) :]
+        except ssl.SSLError as error:
+            raise TlsFault(error.reason or str(error)) from error
         return self.take()
 
     def close(self) -> bytes:

@@ -1,0 +1,32 @@
+"""LastFilters: with which filter a group last asked for a topic; to explain what it passed over.
+
+Soft: a start forgets it, and the groups that asked longest ago leave at the bound.
+"""
+
+from collections import OrderedDict
+
+from popmq.broker.filter.message_filter import MessageFilter
+
+Place = tuple[str, str]  # group, topic
+
+
+class LastFilters:
+    def __init__(self, limit: int = 1_000) -> None:
+        self._limit = limit
+        self._filters: OrderedDict[Place, MessageFilter] = OrderedDict()
+
+    def used(self, place: Place, used: MessageFilter) -> None:
+        if self._filters.get(place) is used:
+            return
+        if used.everything:
+            self._filters.pop(place, None)
+            return
+        self._filters[place] = used
+        self._filters.move_to_end(place)
+        if len(self._filters) > self._limit:
+            self._filters.popitem(last=False)
+
+    def text(self, place: Place) -> str:
+        """As its client wrote it; empty when it is not known, or wants everything."""
+        known = self._filters.get(place)
+        return known.text if known is not None else ""

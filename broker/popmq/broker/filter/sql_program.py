@@ -1,0 +1,232 @@
+"""Compiles an SQL-92 filter's tree into closures over a message's properties.
+
+A closure says True, False, or None for unknown (the standard's three-valued logic).  A property's
+value is a text: compared with a number it is read as one, with TRUE or FALSE as one of these, and
+what cannot be read so makes the comparison unknown, as a missing property does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar, assert_never
+
+from popmq.broker.filter.lexer import number
+from popmq.broker.filter.like import like
+from popmq.broker.filter.sql_tree import (
+    Among,
+    Compare,
+    Comparison,
+    Constant,
+    Every,
+    Has,
+    IsNull,
+    Like,
+    Node,
+    Not,
+    Number,
+    Operand,
+    Property,
+    Search,
+    Some,
+    Truth,
+)
+
+Properties = Mapping[str, str]
+Test = Callable[[Properties], bool | None]
+_V = TypeVar("_V", str, Number, bool)
+_Read = Callable[[Properties], _V | None]
+
+_ORDERS: dict[Compare, Callable[[Number, Number], bool]] = {
+    Compare.EQUAL: lambda one, other: one == other,
+    Compare.NOT_EQUAL: lambda one, other: one != other,
+    Compare.LESS: lambda one, other: one < other,
+    Compare.LESS_EQUAL: lambda one, other: one <= other,
+    Compare.GREATER: lambda one, other: one > other,
+    Compare.GREATER_EQUAL: lambda one, other: one >= other,
+}
+_BOOLEANS = {"true": True, "false": False}
+
+
+def compiled(node: Node) -> Test:
+    match node:
+        case Comparison():
+            return _comparison(node)
+        case IsNull(operand):
+            return _is_null(operand)
+        case Among():
+            return _among(node)
+        case Like(name, pattern, escape):
+            return _of_text(name, like(pattern, escape))
+        case Has():
+            return _has(node)
+        case Truth(operand):
+            return _boolean_of(operand)
+        case Not(inner):
+            return _negated(compiled(inner))
+        case Every(nodes):
+            return _every([compiled(one) for one in nodes])
+        case Some(nodes):
+            return _some([compiled(one) for one in nodes])
+        case _:
+            assert_never(node)
+
+
+def names_in(node: Node) -> Iterator[str]:
+    """Every property that the tree looks at, some more than once."""
+    match node:
+        case Comparison(_, left, right):
+            yield from (one.name for one in (left, right) if isinstance(one, Property))
+        case IsNull(Property(name)) | Truth(Property(name)):
+            yield name
+        case Among(name) | Like(name) | Has(_, name):
+            yield name
+        case Not(inner):
+            yield from names_in(inner)
+        case Every(nodes) | Some(nodes):
+            for one in nodes:
+                yield from names_in(one)
+
+
+# -- predicates
+
+
+def _is_null(operand: Operand) -> Test:
+    if isinstance(operand, Constant):
+        null = operand.value is None
+        return lambda found: null
+    name = operand.name
+    return lambda found: name not in found
+
+
+def _comparison(node: Comparison) -> Test:
+    """Compared as what the constant is; two properties as texts, or as numbers for their order."""
+    compare, operands = node.compare, (node.left, node.right)
+    kinds = {type(one.value) for one in operands if isinstance(one, Constant)}
+    if bool in kinds:
+        return _equality(compare, _boolean_of(node.left), _boolean_of(node.right))
+    if str in kinds or not (kinds or compare.of_order):
+        return _equality(compare, _text_of(node.left), _text_of(node.right))
+    left, right, order = _number_of(node.left), _number_of(node.right), _ORDERS[compare]
+
+    def test(found: Properties) -> bool | None:
+        one, other = left(found), right(found)
+        return None if one is None or other is None else order(one, other)
+
+    return test
+
+
+def _equality(compare: Compare, left: _Read[_V], right: _Read[_V]) -> Test:
+    wanted = compare is Compare.EQUAL
+
+    def test(found: Properties) -> bool | None:
+        one, other = left(found), right(found)
+        return None if one is None or other is None else (one == other) is wanted
+
+    return test
+
+
+def _text_of(operand: Operand) -> _Read[str]:
+    if isinstance(operand, Constant):
+        value = operand.value if isinstance(operand.value, str) else None
+        return lambda found: value
+    name = operand.name
+    return lambda found: found.get(name)
+
+
+def _number_of(operand: Operand) -> _Read[Number]:
+    if isinstance(operand, Constant):
+        value = operand.value if isinstance(operand.value, Number) else None
+        return lambda found: value
+    return _converted(operand.name, number)
+
+
+def _boolean_of(operand: Operand) -> _Read[bool]:
+    if isinstance(operand, Constant):
+        value = operand.value if isinstance(operand.value, bool) else None
+        return lambda found: value
+    return _converted(operand.name, _boolean)
+
+
+def _converted(name: str, convert: Callable[[str], _V | None]) -> _Read[_V]:
+    def read(found: Properties) -> _V | None:
+        text = found.get(name)
+        return None if text is None else convert(text)
+
+    return read
+
+
+def _boolean(text: str) -> bool | None:
+    return _BOOLEANS.get(text.lower()) if len(text) <= 5 else None
+
+
+def _among(node: Among) -> Test:
+    """As if the values were compared one after the other, joined by OR."""
+    name = node.name
+    texts = frozenset(one for one in node.values if isinstance(one, str))
+    numbers = frozenset(one for one in node.values if not isinstance(one, str))
+
+    def test(text: str) -> bool | None:
+        if text in texts:
+            return True
+        if not numbers:
+            return False
+        value = number(text)
+        return None if value is None else value in numbers
+
+    return _of_text(name, test)
+
+
+def _has(node: Has) -> Test:
+    wanted = node.text
+    match node.search:
+        case Search.CONTAINS:
+            return _of_text(node.name, lambda text: wanted in text)
+        case Search.STARTSWITH:
+            return _of_text(node.name, lambda text: text.startswith(wanted))
+        case Search.ENDSWITH:
+            return _of_text(node.name, lambda text: text.endswith(wanted))
+        case _:
+            assert_never(node.search)
+
+
+def _of_text(name: str, test: Callable[[str], bool | None]) -> Test:
+    def run(found: Properties) -> bool | None:
+        text = found.get(name)
+        return None if text is None else test(text)
+
+    return run
+
+
+# -- joints
+
+
+def _negated(inner: Test) -> Test:
+    def test(found: Properties) -> bool | None:
+        value = inner(found)
+        return None if value is None else not value
+
+    return test
+
+
+def _every(tests: list[Test]) -> Test:
+    def test(found: Properties) -> bool | None:
+        known = True
+        for one in tests:
+            value = one(found)
+            if value is False:
+                return False
+            known = known and value is True
+        return True if known else None
+
+    return test
+
+
+def _some(tests: list[Test]) -> Test:
+    def test(found: Properties) -> bool | None:
+        known = True
+        for one in tests:
+            value = one(found)
+            if value is True:
+                return True
+            known = known and value is False
+        return False if known else None
+
+    return test

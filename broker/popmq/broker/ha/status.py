@@ -1,0 +1,114 @@
+"""Status: what one broker of a group says of itself, to controllers, operators and metrics."""
+
+from dataclasses import dataclass
+
+from popmq.broker.ha.controller_wire import timers_to_wire
+from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
+from popmq.common.config import Settings
+from popmq.common.wire import controller_pb2 as controller
+from popmq.common.wire import replication_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveStatus:
+    """One slave, as its master knows it."""
+
+    store_id: str
+    node: str
+    acked: int
+    in_sync: bool
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    settings: Settings
+    address: str
+    store_id: str
+    log_id: str
+    role: Role
+    epoch: int  # accepted
+    record: GroupRecord | None
+    start: int
+    end: int
+    durable: int
+    confirmed: int
+    slaves: tuple[SlaveStatus, ...]
+    lag_bytes: int  # of a slave behind its master; of a master: of the slave furthest behind
+    copying_from: int  # 0 and 0 when nothing is copied
+    copying_to: int
+    timers: TimersHeard | None  # newest TimerCheckPoint of a master, this one included
+    now_ms: int
+    trouble: str
+    state_hash: tuple[int, int]  # of the newest snapshot: position and hash of its tables
+    owner: str = ""  # the broker group that this log's topics are copied from
+    meta_version: int = 0
+    draining: bool = False
+
+    @property
+    def members(self) -> frozenset[str]:
+        return self.record.members if self.record else frozenset()
+
+
+def registration(status: Status) -> bytes:
+    """A heartbeat."""
+    settings = status.settings
+    made = controller.RegisterRequest(
+        cluster=settings.cluster.name,
+        broker=controller.BrokerAddress(
+            broker=settings.broker.name,
+            address=status.address,
+            epoch=status.epoch,
+            store_id=status.store_id,
+            node=settings.node,
+            draining=status.draining,
+        ),
+        replicas=settings.replication.replicas,
+        min_in_sync=settings.replication.least_in_sync,
+        role=controller.BrokerRole.ValueType(int(status.role)),
+        end=status.durable,
+        confirmed=status.confirmed,
+        priority=settings.replication.priority,
+        catch_up_from=status.copying_from,
+        catch_up_to=status.copying_to,
+        log_id=status.log_id,
+        owner=status.owner,
+        meta_version=status.meta_version,
+    )
+    if status.timers is not None:
+        made.timer_check_point.CopyFrom(timers_to_wire(status.timers, status.now_ms))
+    return made.SerializeToString()
+
+
+def described(status: Status) -> bytes:
+    """The answer to DESCRIBE_ROLE."""
+    record = status.record
+    return pb.DescribeRoleReply(
+        group=status.settings.broker.name,
+        node=status.settings.node,
+        store_id=status.store_id,
+        role=status.role.name,
+        epoch=status.epoch,
+        version=record.version if record else 0,
+        leader=record.leader if record else "",
+        sync_state_set=sorted(status.members),
+        min_in_sync=status.settings.replication.least_in_sync,
+        start=status.start,
+        end=status.end,
+        durable=status.durable,
+        confirmed=status.confirmed,
+        slaves=[
+            pb.DescribeRoleReply.Slave(
+                store_id=one.store_id,
+                node=one.node,
+                acked=one.acked,
+                lag_bytes=max(0, status.end - one.acked),
+                in_sync=one.in_sync,
+                silent_ms=one.silent_ms,
+            )
+            for one in status.slaves
+        ],
+        trouble=status.trouble,
+        state_hash_position=status.state_hash[0],
+        state_hash=f"{status.state_hash[1]:032x}",
+    ).SerializeToString()

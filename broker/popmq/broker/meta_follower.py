@@ -1,0 +1,201 @@
+"""MetaFollower: a broker group that owns no topics copies those of the one that does (D7).
+
+It asks the owner's master once a second, and at once when somebody names a topic or a group that
+is not here.  What differs is appended to this group's own log, with the owner's ids, a piece a
+step; the last record says up to where.  While the owner is away, what was copied serves on.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from google.protobuf.message import DecodeError
+
+from popmq.broker.broker import Broker
+from popmq.broker.meta.meta_records import group_of, topic_of
+from popmq.broker.meta.registry import Registry
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Kind, Port
+from popmq.common.topics import SubscriptionGroup, TopicConfig
+from popmq.common.wire.meta_pb2 import MetaRecord
+from popmq.common.wire.replication_pb2 import CopyMetaReply, CopyMetaRequest
+
+logger = logging.getLogger(__name__)
+
+ASK_MS = 1_000
+AGAIN_MS = 100
+ANSWER_MS = 5_000
+CHANGES_A_STEP = 128
+
+Change = Callable[[], None]
+
+
+class MetaFollower:
+    """`hear` what the controllers say, and `step` while this broker is its group's master."""
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        group: str,
+        open_port: Callable[[str], Port],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._open_port = open_port
+        self._now_ms = now_ms
+        self._owner = ""
+        self._address = ""
+        self._broker: Broker | None = None  # the one that the changes are for
+        self._changes: deque[Change] = deque()
+        self._asking = False
+        self._due_ms = 0
+        self._complained = ""
+        self.copies = 0
+
+    def hear(self, owner: str, address: str) -> None:
+        """Who owns topics and groups, and where its master is; an empty address is not known."""
+        self._owner = owner
+        if address:
+            self._address = address
+
+    def step(self, broker: Broker) -> int:
+        """Ask, or append some of what is missing; returns how much was done."""
+        if not self._owner or self._owner == self._group:
+            return 0
+        if broker is not self._broker:  # another life: what was planned is over
+            self._broker = broker
+            self._changes.clear()
+            self._due_ms = 0
+        if self._changes:
+            return self._append()
+        registry, now_ms = broker.registry, self._now_ms()
+        wanted = bool(registry.wanted_topics or registry.wanted_groups)
+        if not self._asking and self._address and (wanted or now_ms >= self._due_ms):
+            self._ask(broker)
+        return 0
+
+    def _append(self) -> int:
+        done = 0
+        while self._changes and done < CHANGES_A_STEP:
+            self._changes.popleft()()
+            done += 1
+        return done
+
+    def _ask(self, broker: Broker) -> None:
+        registry = broker.registry
+        if self._must_not_follow(registry):
+            return
+        request = CopyMetaRequest(
+            cluster=self._cluster,
+            known_version=registry.owner_version if registry.owner == self._owner else 0,
+            topics=sorted(registry.wanted_topics),
+            groups=sorted(registry.wanted_groups),
+        )
+        registry.wanted_topics.clear()
+        registry.wanted_groups.clear()
+        self._asking = True
+        self._due_ms = self._now_ms() + ASK_MS
+
+        def answered(answer: bytes | PopmqError) -> None:
+            self._asking = False
+            if broker is not self._broker:
+                return
+            if isinstance(answer, PopmqError):
+                self._failed(answer)
+                return
+            try:
+                reply = CopyMetaReply.FromString(answer)
+                records = [MetaRecord.FromString(one) for one in reply.records]
+            except DecodeError as error:
+                logger.error("the owner's topics cannot be read", extra={"reason": str(error)})
+                return
+            self._complained = ""
+            if reply.version != registry.owner_version or registry.owner != self._owner:
+                self.copies += 1
+                self._plan(registry, records, reply.version)
+
+        body, port = request.SerializeToString(), self._open_port(self._address)
+        port.request(Kind.COPY_META, body, ANSWER_MS, answered)
+
+    def _plan(self, registry: Registry, records: Sequence[MetaRecord], version: int) -> None:
+        """The owner comes first: half a copy must not look like topics of this group's own."""
+        owner = self._owner
+        if registry.owner != owner:
+            self._changes.append(lambda: registry.set_followed(owner, 0))
+        self._changes.extend(differences(registry, records))
+        self._changes.append(lambda: registry.set_followed(owner, version))
+
+    def _failed(self, error: PopmqError) -> None:
+        away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT, Code.NOT_MASTER)
+        if away:
+            self._due_ms = self._now_ms() + AGAIN_MS
+        else:
+            self._complain(f"{self._owner} refuses to tell its topics: {error}")
+
+    def _must_not_follow(self, registry: Registry) -> bool:
+        """A group with topics of its own: their ids would meet the owner's."""
+        if registry.owner and registry.owner != self._owner:
+            self._complain(
+                f"this log has the topics of {registry.owner}, the controller names "
+                f"{self._owner} as their owner"
+            )
+            return True
+        if registry.owner or not registry.owned_records():
+            return False
+        self._complain(
+            f"this broker group has topics or consumer groups of its own, {self._owner} owns those "
+            "of the cluster: they are not followed; begin with an empty data directory"
+        )
+        return True
+
+    def _complain(self, reason: str) -> None:
+        """Once for each reason."""
+        self._due_ms = self._now_ms() + ASK_MS
+        if reason != self._complained:
+            self._complained = reason
+            logger.error("topics are not followed", extra={"reason": reason})
+
+
+def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[Change]:
+    """What makes the registry like the owner's, in order; each may be done or not (a crash)."""
+    topics = [topic_of(one.topic) for one in records if one.HasField("topic")]
+    groups = [group_of(one.group) for one in records if one.HasField("group")]
+    yield from _gone_topics(registry, {one.id for one in topics})
+    yield from _gone_groups(registry, {one.id for one in groups})
+    for record in records:
+        known: TopicConfig | SubscriptionGroup | None
+        told: TopicConfig | SubscriptionGroup
+        if record.HasField("topic"):
+            told = topic_of(record.topic)
+            known = registry.topic_by_id(told.id)
+        else:
+            told = group_of(record.group)
+            known = registry.group_by_id(told.id)
+        if known != told:
+            yield _writing(registry, record)
+
+
+def _writing(registry: Registry, record: MetaRecord) -> Change:
+    return lambda: registry.write_copy(record)
+
+
+def _gone_topics(registry: Registry, ids: set[int]) -> Iterator[Change]:
+    for topic in [one for one in registry.topics() if one.name[0] != "%" and one.id not in ids]:
+
+        def remove(gone: TopicConfig = topic) -> None:
+            if registry.topic_by_id(gone.id) is not None:
+                registry.remove_topic(gone)
+
+        yield remove
+
+
+def _gone_groups(registry: Registry, ids: set[int]) -> Iterator[Change]:
+    for group in [one for one in registry.groups() if one.id not in ids]:
+
+        def remove(gone: SubscriptionGroup = group) -> None:
+            if registry.group_by_id(gone.id) is not None:
+                registry.remove_group(gone)
+
+        yield remove

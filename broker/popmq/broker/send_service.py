@@ -1,0 +1,99 @@
+"""SendService: messages of producers into the log, each to where its type belongs."""
+
+from collections.abc import Sequence
+
+from popmq.broker.meta.first_receipts import FirstReceipts
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.timer.timer_admission import TimerAdmission
+from popmq.broker.transaction.half_service import HalfService
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.hop import PutEntry, PutResult
+from popmq.common.message import Stamp
+from popmq.common.topics import MessageType, TopicConfig
+
+
+class SendService:
+    def __init__(
+        self,
+        store: MessageStore,
+        receipts: FirstReceipts,
+        timers: TimerAdmission,
+        halves: HalfService,
+    ) -> None:
+        self._store = store
+        self._receipts = receipts
+        self._timers = timers
+        self._halves = halves
+        self._next_queue = 0
+        self.stored_by_topic: dict[str, int] = {}
+
+    def put(self, topic: TopicConfig, entries: Sequence[PutEntry]) -> list[PutResult]:
+        """Append the messages; one result per entry, in order. One refusal spoils no other."""
+        results = []
+        for entry in entries:
+            try:
+                results.append(self._put_one(topic, entry))
+            except PopmqError as error:
+                results.append(PutResult(error.code, str(error)))
+        return results
+
+    def topic_gone(self, name: str) -> None:
+        self.stored_by_topic.pop(name, None)
+
+    def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
+        if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
+            _check_type(topic, entry)
+        if not entry.message_id:
+            return self._append(topic, entry, None)
+        known = self._receipts.find(topic.id, entry.message_id)
+        if known is not None:
+            return self._halves.told_again(topic.id, entry.message_id, known)
+        stamp = self._store.stamp()
+        result = self._append(topic, entry, stamp)
+        half = entry.type == MessageType.TRANSACTION
+        self._receipts.stored(topic.id, entry.message_id, result, stamp.log_ms, half=half)
+        return result
+
+    def _append(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp | None) -> PutResult:
+        queue_id = entry.queue_id
+        if queue_id < 0:
+            self._next_queue += 1
+            queue_id = self._next_queue % topic.queues
+        elif queue_id >= topic.queues:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
+            )
+        self._store.admission.check_size(entry.head, entry.properties)
+        self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
+        if entry.type == MessageType.TRANSACTION:
+            return self._halves.put(topic, queue_id, entry)
+        due_ms = 0
+        if entry.type == MessageType.DELAY and entry.due_ms:
+            due_ms = self._timers.due_ms(entry)
+        if due_ms:
+            timer = self._timers.put(topic.id, queue_id, entry, due_ms)
+            return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
+        offset = self._store.put_message(
+            topic_id=topic.id,
+            queue_id=queue_id,
+            head=entry.head,
+            properties=entry.properties,
+            tag_hash=entry.tag_hash,
+            stamp=stamp,
+        )
+        return PutResult(queue_id=queue_id, queue_offset=offset)
+
+
+def _check_type(topic: TopicConfig, entry: PutEntry) -> None:
+    try:
+        kind = MessageType(entry.type)
+    except ValueError:
+        kind = MessageType.MIXED
+    if kind is MessageType.MIXED:
+        raise Refused(Code.BAD_REQUEST, f"message type {entry.type} is not known")
+    if not topic.type.accepts(kind):
+        raise Refused(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"topic {topic.name} takes {topic.type.name} messages, this one is {kind.name}",
+        )

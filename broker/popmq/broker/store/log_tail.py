@@ -1,0 +1,53 @@
+"""LogTail: the log's newest bytes in memory, for the slaves that follow close behind.
+
+A record is here from the moment it is appended, so that a slave's disk and this one's sync it
+side by side.
+"""
+
+from bisect import bisect_right
+
+
+class LogTail:
+    """Pieces of whole records, adjacent but for what lies dead at a segment's end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._positions: list[int] = []
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, position: int, piece: bytes) -> None:
+        self._positions.append(position)
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+
+    def trim(self, durable: int) -> None:
+        """Forget the oldest beyond the limit; what is not durable can be read nowhere else."""
+        if self._bytes <= self._limit:
+            return
+        count, kept = 0, self._bytes
+        last = bisect_right(self._positions, durable) - 1  # the piece before it may reach behind
+        while count < last and kept > self._limit - self._limit // 4:
+            kept -= len(self._pieces[count])
+            count += 1
+        del self._positions[:count], self._pieces[:count]
+        self._bytes = kept
+
+    def read(self, position: int, limit: int, until: int) -> bytes | None:
+        """Adjacent records from `position`: at least one, and no more than `limit` bytes of them.
+
+        Only what begins below `until`.  None when `position` is not here.
+        """
+        at = bisect_right(self._positions, position) - 1
+        if at < 0 or self._positions[at] != position:
+            return None
+        found, size, end = [], 0, position
+        while at < len(self._pieces) and self._positions[at] == end < until:
+            piece = self._pieces[at]
+            if size and size + len(piece) > limit:
+                break
+            found.append(piece)
+            size += len(piece)
+            end += len(piece)
+            at += 1
+        return b"".join(found)

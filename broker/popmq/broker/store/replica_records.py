@@ -1,0 +1,55 @@
+"""Records by which replicas stay equal: none of them belongs to a queue (big-endian).
+
+    SNAPSHOT_MARK  0 judged u64     the master begins a snapshot behind this record
+    STATE_HASH     0 position u64 | 8 hash 16 bytes     of the master's snapshot of that position
+    LOG_START      0 position u64 | 8 judged u64        the master deletes what lies below
+
+`judged` is how many records of the timer queue its timers have taken: the one thing in the tables
+that is no function of the records before (common/timer_token.py says the same with each firing).
+"""
+
+import struct
+from dataclasses import dataclass
+
+_MARK = struct.Struct(">Q")
+_HASH = struct.Struct(">Q16s")
+_START = struct.Struct(">QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMark:
+    judged: int
+
+    def encode(self) -> bytes:
+        return _MARK.pack(self.judged)
+
+    @classmethod
+    def decode(cls, body: bytes) -> "SnapshotMark":
+        return cls(*_MARK.unpack(body))
+
+
+@dataclass(frozen=True, slots=True)
+class StateHash:
+    position: int
+    hash: int
+
+    def encode(self) -> bytes:
+        return _HASH.pack(self.position, self.hash.to_bytes(16, "big"))
+
+    @classmethod
+    def decode(cls, body: bytes) -> "StateHash":
+        position, state_hash = _HASH.unpack(body)
+        return cls(position, int.from_bytes(state_hash, "big"))
+
+
+@dataclass(frozen=True, slots=True)
+class LogStart:
+    position: int
+    judged: int
+
+    def encode(self) -> bytes:
+        return _START.pack(self.position, self.judged)
+
+    @classmethod
+    def decode(cls, body: bytes) -> "LogStart":
+        return cls(*_START.unpack(body))

@@ -1,0 +1,152 @@
+"""SlaveStore: what a store does while its log follows another one's (docs/concepts/store.md).
+
+Blocks in, records applied, snapshots where the master makes its own, segments deleted when the
+master says so.  Nothing here appends a record.
+"""
+
+from collections.abc import Callable
+
+from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.disk_guard import DiskGuard
+from popmq.broker.store.log_block import LogBlock
+from popmq.broker.store.replica_log import ReplicaLog
+from popmq.broker.store.replica_records import LogStart, StateHash
+from popmq.broker.store.retention import EVERYTHING, Retention
+from popmq.broker.store.slave_apply import SlaveApply
+from popmq.broker.store.snapshot import SnapshotHead
+from popmq.broker.store.snapshot_install import SnapshotInstall
+from popmq.broker.store.snapshot_keeper import SnapshotKeeper
+from popmq.broker.store.state_hashes import StateHashes
+from popmq.common.disk import ColdRead
+from popmq.common.message import HEADER_SIZE, RecordKind
+from popmq.common.steps import Flusher
+
+APPLY_LIMIT = 512  # records of one step
+
+
+class SlaveStore:
+    def __init__(
+        self,
+        apply: SlaveApply,
+        log: ReplicaLog,
+        snapshots: SnapshotKeeper,
+        retention: Retention,
+        guard: DiskGuard,
+    ) -> None:
+        self.apply = apply
+        self.hashes = StateHashes()
+        self._snapshots = snapshots
+        self._retention = retention
+        self._guard = guard
+        self._log = log
+        self._warming = self._publishing = False
+        self.install: SnapshotInstall | None = None
+        self._starts_at = 0  # where the master's log begins, as far as records say
+        # Nothing from this position on may be deleted yet, says who reads beside the tables.
+        self.keep_from: Callable[[], int] = lambda: EVERYTHING
+        apply.on_mark = self._marked
+        log.on_block, log.before_cut = apply.arrived, apply.cut
+        snapshots.on_finished = self.hashes.own
+
+    @property
+    def applied(self) -> int:
+        """Everything below this position is in the tables."""
+        return self.apply.applied
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the tables are where they may be."""
+        return self.applied >= self.apply.bound
+
+    def append_block(self, position: int, data: bytes) -> LogBlock:
+        """Take a master's records at this log's end (`ReplicaLog.append_block`).
+
+        TooManyRequests, with nothing changed, while the disk is full.
+        """
+        self._guard.check_block(len(data))
+        return self._log.append_block(position, data)
+
+    def cut(self, position: int, done: Callable[[], None]) -> None:
+        """Remove what the master does not have, from `position` on; `done` when that is durable.
+
+        A position below `applied` breaks a rule (R22).
+        """
+        self._log.cut(position, known=self.applied, done=done)
+
+    def begin_install(self, start: int) -> SnapshotInstall:
+        """Into an empty store: give it the file of a master's snapshot, then `finish`.
+
+        `start` is where the master's log begins; from there blocks come when that is done.
+        """
+        self.install = self.apply.install(self._snapshots, start)
+        return self.install
+
+    def step(self, readers: Flusher, limit: int = APPLY_LIMIT) -> int:
+        """Apply some of what is confirmed; returns how many records.
+
+        What is not in memory is read by `readers`, which may wait.
+        """
+        if self._warming:
+            return 0
+        if self.install is not None and (done := self._install_some(self.install)):
+            return done
+        try:
+            return self.apply.step(limit)
+        except ColdRead as cold:
+            self._warm(cold, readers)
+            return 1
+
+    def keep_house(self, *, now_ms: int, safe: int) -> int:
+        """A piece of a snapshot, or of what retention has to do. `safe` is checkpointed."""
+        done = self._snapshots.work(safe_position=safe)
+        keep_from = min(safe, self._snapshots.older_position - 1, self.keep_from())
+        return done + self._retention.follow(
+            now_ms=now_ms, starts_at=self._starts_at, keep_from=keep_from
+        )
+
+    def head(self) -> SnapshotHead:
+        """Of a snapshot of the tables as they are."""
+        passed = self.apply.passed
+        return SnapshotHead(
+            self.applied, passed.epoch, passed.log_ms, passed.wall_ms, self.apply.last_position
+        )
+
+    # -- inside
+
+    def _install_some(self, install: SnapshotInstall) -> int:
+        """Tables first; then, once the log has come up to them, the snapshot's name."""
+        apply = self.apply
+        if not apply.unpublished or apply.applied < apply.apply_from or self._publishing:
+            return install.step()
+        self._publishing = True
+        position = apply.apply_from
+
+        def published() -> None:
+            self._publishing, self.install, apply.unpublished = False, None, False
+            self._snapshots.load()
+            self._snapshots.position = position
+
+        install.publish(position, published)
+        return 1
+
+    def _marked(self, record: ScannedRecord) -> None:
+        body = record.data[HEADER_SIZE:]
+        match record.header.kind:
+            case RecordKind.SNAPSHOT_MARK:
+                self._snapshots.begin_at(self.head())
+            case RecordKind.STATE_HASH:
+                said = StateHash.decode(body)
+                self.hashes.masters(said.position, said.hash)
+            case RecordKind.LOG_START:
+                self._starts_at = max(self._starts_at, LogStart.decode(body).position)
+
+    def _warm(self, cold: ColdRead, readers: Flusher) -> None:
+        self._warming = True
+
+        def read() -> None:
+            cold.warm()
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False  # an error shows again, at the read that waits
+
+        readers.submit(read, done)

@@ -1,0 +1,108 @@
+"""TimerForecast: how many pending timers are due within how long, from the slots' counts.
+
+A wheel may have 604,800 slots in use, so the metrics' page never counts them itself: a count in
+bounded steps, at most once a minute and only when somebody asked for it, is what it shows.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.timer.timer_scan import TimerScan
+from popmq.broker.timer.timer_state import Timer
+from popmq.common.disk import ColdRead
+from popmq.common.errors import Refused
+
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+BUCKETS_MS = (
+    *(5 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE),
+    *(HOUR, 4 * HOUR, 8 * HOUR, 24 * HOUR),
+)
+_APART_MS = MINUTE
+
+
+class DueCounts:
+    """Timers by how far ahead they are due; the last bucket has no end."""
+
+    def __init__(self, now_ms: int, slot_ms: int) -> None:
+        self._now_ms = now_ms
+        self._slot_ms = slot_ms
+        self.counts = [0] * (len(BUCKETS_MS) + 1)
+
+    def add_slots(self, scan: TimerScan) -> bool:
+        """The next slots of the wheel; False at the end. Raises as `TimerScan.slots`."""
+        slots = scan.slots()
+        for slot in slots:
+            self._add(slot.time_ms + self._slot_ms - 1, slot.num)
+        return bool(slots)
+
+    def add_timers(self, timers: Sequence[Timer]) -> None:
+        for timer in timers:
+            self._add(timer.due_ms, 1)
+
+    def _add(self, due_ms: int, count: int) -> None:
+        self.counts[bisect_left(BUCKETS_MS, due_ms - self._now_ms)] += count
+
+
+class TimerForecast:
+    def __init__(
+        self,
+        store: MessageStore,
+        scan: Callable[[], TimerScan],
+        beside: Callable[[], list[Timer]],
+        *,
+        slot_ms: int,
+        wall_ms: Callable[[], int],
+        boot_ms: Callable[[], int],
+    ) -> None:
+        """`scan` begins a look at the whole wheel; `beside` are timers not in it yet."""
+        self._store = store
+        self._scan = scan
+        self._beside = beside
+        self._slot_ms = slot_ms
+        self._wall_ms = wall_ms
+        self._boot_ms = boot_ms
+        self._next_ms = 0  # since boot
+        self._wanted = False
+        self._running: tuple[DueCounts, TimerScan] | None = None
+        self._warming = False
+        self._known: Sequence[int] | None = None
+
+    def counts(self) -> Sequence[int] | None:
+        """As counted last, None before that; asking for it makes the next count begin."""
+        self._wanted = True
+        return self._known
+
+    def step(self) -> int:
+        """A bounded piece of a count. Returns 1 for work done."""
+        if self._warming or (self._running is None and not self._is_due()):
+            return 0
+        if self._running is None:
+            self._running = DueCounts(self._wall_ms(), self._slot_ms), self._scan()
+        found, scan = self._running
+        try:
+            if not found.add_slots(scan):
+                found.add_timers(self._beside())
+                self._known, self._running = found.counts, None
+        except ColdRead as cold:
+            self._warming = True
+            self._store.readers.submit(partial(_warm, cold), self._warmed)
+            return 0
+        except Refused:  # the wheel is being made anew
+            self._running = None
+        return 1
+
+    def _is_due(self) -> bool:
+        if not self._wanted or self._boot_ms() < self._next_ms:
+            return False
+        self._wanted = False
+        self._next_ms = self._boot_ms() + _APART_MS
+        return True
+
+    def _warmed(self, error: BaseException | None) -> None:
+        self._warming = False  # an error shows again, at the next read
+
+
+def _warm(cold: ColdRead) -> None:
+    cold.warm()

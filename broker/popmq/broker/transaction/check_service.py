@@ -1,0 +1,201 @@
+"""CheckService: asks producers about half messages that nobody ended.
+
+Proxies that have producers wait here, as consumers wait for messages; an answer names the halves
+to ask about, of topics that the proxy's producers publish to.  So a check counts only when
+somebody can be asked, and a half waits for its producers as long as there are none.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from popmq.broker.meta.registry import Registry
+from popmq.broker.store.message_keys import ID, names_in
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.transaction.half_service import HalfService
+from popmq.broker.transaction.transaction_table import Half, TransactionTable
+from popmq.common.disk import ColdRead
+from popmq.common.errors import TooManyRequests
+from popmq.common.message import StoredMessage
+from popmq.common.send_settings import TransactionSettings
+from popmq.common.transaction_token import Ending
+
+WAITING_LIMIT = 1_024
+_BATCH = 32
+_BATCH_BYTES = 1 << 20  # beyond the first message
+_PER_STEP = 256
+
+
+class Check(NamedTuple):
+    """One half message to ask about."""
+
+    topic: str
+    transaction_id: str
+    queue_id: int
+    half_offset: int
+    message: StoredMessage
+
+
+Answer = Callable[[Sequence[Check]], None]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    number: int
+    topics: frozenset[str]
+    deadline_ms: int
+    answer: Answer
+
+
+class CheckService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: TransactionTable,
+        halves: HalfService,
+        settings: TransactionSettings,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._halves = halves
+        self._settings = settings
+        self._waiting: deque[_Waiting] = deque()
+        self._ready: dict[int, deque[int]] = {}  # by topic, offsets whose time has come
+        self._warming = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def wait(self, number: int, topics: Sequence[str], deadline_ms: int, answer: Answer) -> None:
+        """A proxy asks for checks of those topics; `answer` comes by then, perhaps with none."""
+        if len(self._waiting) >= WAITING_LIMIT:
+            raise TooManyRequests(f"{WAITING_LIMIT} proxies wait for transaction checks already")
+        self._waiting.append(_Waiting(number, frozenset(topics), deadline_ms, answer))
+
+    def cancel(self, number: int) -> bool:
+        """That proxy is gone; whether it waited."""
+        left = [one for one in self._waiting if one.number != number]
+        found = len(left) < len(self._waiting)
+        self._waiting = deque(left)
+        return found
+
+    def dismiss(self) -> None:
+        """The broker stops: everybody is answered with nothing."""
+        while self._waiting:
+            self._waiting.popleft().answer(())
+
+    def step(self, *, now_ms: int, log_ms: int) -> int:
+        """Hand out what is due; returns how much was done. `now_ms` is what waits count in."""
+        self._table.forget(log_ms)
+        try:
+            done = self._collect(log_ms) + self._serve()
+        except ColdRead as cold:
+            self._warm(cold)
+            done = 1
+        while self._waiting and any(one.deadline_ms <= now_ms for one in self._waiting):
+            due = next(one for one in self._waiting if one.deadline_ms <= now_ms)
+            self._waiting.remove(due)
+            due.answer(())
+            done += 1
+        return done
+
+    def _collect(self, log_ms: int) -> int:
+        """Halves whose time has come; those that were asked about too often are given up."""
+        if self._warming:
+            return 0
+        self._give_up_old(log_ms - self._settings.keep_ms)
+        due = self._table.take_due(log_ms, _PER_STEP)
+        for at, half in enumerate(due):
+            try:
+                if half.checks < self._settings.max_checks:
+                    self._ready.setdefault(half.topic_id, deque()).append(half.offset)
+                elif self._may_give_up(half):
+                    self._halves.give_up(half)
+                else:
+                    self._table.due_again(half)
+            except ColdRead:
+                for left in due[at:]:
+                    self._table.due_again(left)
+                raise
+        return len(due)
+
+    def _give_up_old(self, before_ms: int) -> None:
+        """For days there was no producer to ask."""
+        while (half := self._table.older_than(before_ms)) and self._may_give_up(half):
+            self._halves.give_up(half)
+
+    def _may_give_up(self, half: Half) -> bool:
+        return half.unit.position < self._store.confirmed and self._store.guard.copies_allowed
+
+    def _serve(self) -> int:
+        """Who waited longest is answered first, and waits again behind the others."""
+        if self._warming or not self._ready:
+            return 0
+        served = 0
+        for waiting in list(self._waiting):
+            checks = self._checks_for(waiting)
+            if checks:
+                self._waiting.remove(waiting)
+                self._answer(waiting, checks)
+                served += 1
+        return served
+
+    def _answer(self, waiting: _Waiting, checks: Sequence[Check]) -> None:
+        self._store.when_confirmed(lambda: waiting.answer(checks))
+
+    def _checks_for(self, waiting: _Waiting) -> list[Check]:
+        """What the proxy is to ask; each was written as a check."""
+        found: list[Check] = []
+        size = 0
+        for topic_id in list(self._ready):
+            topic = self._registry.topic_by_id(topic_id)
+            if topic is None:
+                del self._ready[topic_id]  # and its halves with it
+            elif topic.name in waiting.topics:
+                offsets = self._ready[topic_id]
+                while offsets and len(found) < _BATCH and size < _BATCH_BYTES:
+                    try:
+                        check = self._checked(topic.name, offsets[0])
+                    except ColdRead:
+                        if found:  # these are counted: they must leave
+                            return found
+                        raise
+                    offsets.popleft()
+                    if check is not None:
+                        found.append(check)
+                        size += check.message.header.size
+                if not offsets:
+                    del self._ready[topic_id]
+        return found
+
+    def _checked(self, topic: str, offset: int) -> Check | None:
+        """Read it and count the check; None when it ended meanwhile."""
+        half = self._table.pending.get(offset)
+        if half is None:
+            return None
+        if half.unit.position >= self._store.confirmed:
+            self._table.due_again(half)  # retention has just moved it
+            return None
+        message = self._halves.read(half)
+        if message is None:
+            self._halves.write_op(half, Ending.LOST)
+            return None
+        self._halves.write_op(half, Ending.CHECKED, half.checks + 1)
+        name = next((name for kind, name in names_in(message.properties) if kind == ID), b"")
+        transaction_id = self._halves.id_of(half.topic_id, offset, name.decode(errors="replace"))
+        return Check(topic, transaction_id, half.queue_id, offset, message)
+
+    def _warm(self, cold: ColdRead) -> None:
+        self._warming = True
+
+        def read() -> None:
+            cold.warm()
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False  # an error shows again, at the read that waits
+
+        self._store.readers.submit(read, done)

@@ -1,0 +1,177 @@
+"""HalfService: stores half messages, and commits, rolls back or gives up each of them once.
+
+Nobody reads the half queue but this; what is committed is a message of its topic by one record,
+which is also the end of the transaction, so that it happens once whatever crashes.
+"""
+
+from popmq.broker.meta.first_receipts import FirstReceipt
+from popmq.broker.meta.registry import Registry
+from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.transaction.transaction_table import Half, TransactionTable
+from popmq.common import topics
+from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
+from popmq.common.hop import PutEntry, PutResult
+from popmq.common.message import RecordKind, StoredMessage
+from popmq.common.send_settings import TransactionSettings
+from popmq.common.topics import TopicConfig
+from popmq.common.transaction_id import TransactionId
+from popmq.common.transaction_token import Ending, EndToken, HalfToken
+
+_TEXTS = {
+    Ending.COMMITTED: "was committed",
+    Ending.ROLLED_BACK: "was rolled back",
+    Ending.GIVEN_UP: "was given up because no producer knew about it",
+    Ending.LOST: "was lost: its message could not be read",
+}
+
+
+class HalfService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: TransactionTable,
+        settings: TransactionSettings,
+        broker: str,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._settings = settings
+        self._broker = broker
+        self.refused = 0
+
+    def put(self, topic: TopicConfig, queue_id: int, entry: PutEntry) -> PutResult:
+        """Store a half message; the result's `message` is its transaction id.
+
+        Raises TooManyRequests at the bound.
+        """
+        limit = self._settings.max_pending
+        if len(self._table.pending) >= limit:
+            self.refused += 1
+            raise TooManyRequests(
+                f"{limit} transactions are neither committed nor rolled back, and no more are "
+                "taken (transaction.max_pending)"
+            )
+        stamp = self._store.stamp()
+        token = HalfToken(topic.id, queue_id, entry.due_ms or self._settings.first_check_ms)
+        offset = self._store.put_message(
+            topic_id=topics.HALF_TOPIC_ID,
+            queue_id=0,
+            head=entry.head,
+            properties=entry.properties,
+            tag_hash=entry.tag_hash,
+            token=token.encode(),
+            stamp=stamp,
+        )
+        position = self._store.last_position
+        unit = Unit(position, self._store.end - position, entry.tag_hash)
+        self._table.stored(token, offset, unit, stamp.log_ms)
+        transaction = self.id_of(topic.id, offset, entry.message_id)
+        return PutResult(message=transaction, queue_id=queue_id, queue_offset=offset)
+
+    def told_again(self, topic_id: int, message_id: str, known: FirstReceipt) -> PutResult:
+        """The first receipt for a resend, with its transaction id if it was a half message."""
+        if not known.half:
+            return known.result
+        transaction = self.id_of(topic_id, known.result.queue_offset, message_id)
+        return known.result._replace(message=transaction)
+
+    def id_of(self, topic_id: int, half_offset: int, message_id: str) -> str:
+        made = TransactionId(self._broker, topic_id, half_offset)
+        return made.encode(self._registry.receipt_key, message_id)
+
+    def find(self, topic_name: str, message_id: str, transaction_id: str) -> TransactionId:
+        """The transaction that the id names. Raises INVALID_TRANSACTION_ID."""
+        key = self._registry.receipt_key
+        found = TransactionId.decode(transaction_id, key, message_id)
+        topic = self._registry.topic(topic_name)
+        if found.topic_id != topic.id or found.broker != self._broker:
+            raise Refused(
+                Code.INVALID_TRANSACTION_ID,
+                f"the transaction id is not one of topic {topic.name} at broker {self._broker}",
+            )
+        return found
+
+    def end(self, transaction: TransactionId, ending: Ending) -> None:
+        """Commit or roll back; again is OK. ColdRead: nothing was changed.
+
+        Raises INVALID_TRANSACTION_ID when it came to another end, or nobody knows any more.
+        """
+        half = self._table.pending.get(transaction.half_offset)
+        if half is None:
+            self._check_ended(transaction, ending)
+        elif ending is Ending.COMMITTED:
+            self._store.check_admission()
+            self._commit(half)
+        else:
+            self._store.guard.check_write()
+            self.write_op(half, Ending.ROLLED_BACK)
+
+    def is_readable(self, transaction: TransactionId) -> bool:
+        """False while retention's copy of its body is not confirmed yet."""
+        half = self._table.pending.get(transaction.half_offset)
+        return half is None or half.unit.position < self._store.confirmed
+
+    def read(self, half: Half) -> StoredMessage | None:
+        """Its message; None when it cannot be read any more. ColdRead instead of waiting."""
+        (message,) = self._store.reader.read([half.unit], wait=False)
+        return None if isinstance(message, DamagedMessage) else message
+
+    def give_up(self, half: Half) -> None:
+        """Nobody knew what became of it: a dead letter. ColdRead: nothing was changed."""
+        message = self.read(half)
+        if message is None:
+            self.write_op(half, Ending.LOST)
+            return
+        topic = self._registry.internal_topic(topics.TRANSACTION_DLQ_TOPIC)
+        self._put(half, topic, 0, message, Ending.GIVEN_UP)
+
+    def write_op(self, half: Half, ending: Ending, checks: int = 0) -> None:
+        """A record that is no message: the end, or a check."""
+        token = EndToken(ending, half.topic_id, half.offset, checks)
+        log_ms = self._store.put_record(
+            RecordKind.TRANSACTION, topic_id=topics.OP_TOPIC_ID, queue_id=0, body=token.encode()
+        )
+        self._table.apply(token, log_ms)
+
+    def _commit(self, half: Half) -> None:
+        topic = self._registry.topic_by_id(half.topic_id)
+        if topic is None:
+            raise TopicNotFound("the topic of the transaction was deleted")
+        message = self.read(half)
+        if message is None:
+            self.write_op(half, Ending.LOST)
+            raise Refused(
+                Code.INTERNAL_ERROR, "the transaction's message is damaged on the broker's disk"
+            )
+        self._put(half, topic, half.queue_id, message, Ending.COMMITTED)
+
+    def _put(
+        self, half: Half, topic: TopicConfig, queue_id: int, message: StoredMessage, ending: Ending
+    ) -> None:
+        stamp = self._store.stamp()
+        token = EndToken(ending, half.topic_id, half.offset)
+        self._store.put_message(
+            topic_id=topic.id,
+            queue_id=queue_id,
+            head=message.head,
+            properties=message.properties,
+            tag_hash=message.tag_hash,
+            token=token.encode(),
+            stamp=stamp,
+        )
+        self._table.apply(token, stamp.log_ms)
+
+    def _check_ended(self, transaction: TransactionId, wanted: Ending) -> None:
+        ended = self._table.ending(transaction.half_offset)
+        if ended is wanted:
+            return
+        if ended is None:
+            raise Refused(
+                Code.INVALID_TRANSACTION_ID,
+                "the transaction is not pending: it ended more than 10 minutes ago",
+            )
+        raise Refused(Code.INVALID_TRANSACTION_ID, f"the transaction {_TEXTS[ended]}")

@@ -1,0 +1,216 @@
+"""`popmq bench`: what a cluster does, measured from here with a topic of its own.
+
+Three parts share the time: as many sends as the connections allow, receives with an ack for each
+message, and both at once at a fixed rate for the time from send to delivery.  What was answered OK
+must be stored, and what was acked must be gone, or the command fails.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from popmq.cli.load.consuming import Consumed, Consumer, Session
+from popmq.cli.load.end_to_end import EndToEnd, send_and_receive
+from popmq.cli.load.figures import Spread, Tally
+from popmq.cli.load.http2 import MAX_BODY_BYTES
+from popmq.cli.load.reactor import LoadError, Reactor
+from popmq.cli.load.requests import MIN_BODY_BYTES, AckTemplate, SendTemplate
+from popmq.cli.load.sending import ClosedLoad, RocketLane
+from popmq.cli.load.target import PopmqTopic, Target, check_stored, names
+from popmq.cli.messages import Subparsers, duration_argument
+from popmq.cli.metadata import columns
+
+SEND_SHARE, RECEIVE_SHARE = 0.4, 0.3
+BAR, BAR_EVERY_S = 30, 0.2
+MIN_FOR_MS = 1_000
+INVISIBLE_MS = 300_000
+COLUMNS = ("", "MESSAGES", "PER SECOND", "P50 MS", "P99 MS", "P99.9 MS", "MAX MS", "REFUSED")
+
+
+def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
+    bench = subparsers.add_parser(
+        "bench", parents=[common], help="measure sends, receives and latency of a cluster"
+    )
+    bench.set_defaults(run=run_bench)
+    bench.add_argument("--for", dest="for_ms", type=duration_argument, default=30_000, metavar="T")
+    bench.add_argument("--connections", type=_number(1, 1_000), default=16, metavar="N")
+    bench.add_argument("--in-flight", type=_number(1, 1_000), default=16, metavar="N")
+    bench.add_argument(
+        "--body", type=_number(MIN_BODY_BYTES, MAX_BODY_BYTES), default=1024, metavar="BYTES"
+    )
+    bench.add_argument(
+        "--rate", type=_number(1, 1_000_000), default=500, metavar="N", help="of the third part"
+    )
+    bench.add_argument("--keep", action="store_true", help="leave the topic and the group")
+
+
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {low} to {high}")
+        return int(text)
+
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    sends: Tally
+    consumed: Consumed
+    both: EndToEnd
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    if args.for_ms < MIN_FOR_MS:
+        raise LoadError(f"--for {args.for_ms} ms is too short, at least {MIN_FOR_MS} ms")
+    name, group = names()
+    topic = PopmqTopic(args.endpoint, name, group)
+    try:
+        figures = measure(args, topic, Progress(args.for_ms / 1000, sys.stderr.isatty()))
+    finally:
+        if not args.keep:
+            topic.delete()
+    if args.json:
+        print(json.dumps(as_json(figures)))
+    else:
+        print(table(figures))
+        stored = figures.sends.done + figures.both.sends.done
+        print(f"stored {stored}, as answered; acked {figures.consumed.acks.done}, as counted")
+    tallies = (figures.sends, figures.consumed.receives, figures.consumed.acks, figures.both.sends)
+    return 1 if any(tally.refusals for tally in tallies) else 0
+
+
+def measure(args: argparse.Namespace, topic: PopmqTopic, progress: "Progress") -> Figures:
+    target = topic.target()
+    total_s = args.for_ms / 1000
+    send_s, receive_s = total_s * SEND_SHARE, total_s * RECEIVE_SHARE
+    sends = _sends(args, topic, target, send_s, progress)
+    consumed = _receives(args, topic, target, receive_s, progress)
+    # What is left would stand before what the third part sends.
+    rest = PopmqTopic(args.endpoint, f"{topic.topic}-2", f"{topic.group}-2")
+    try:
+        both = _both(args, rest, total_s - send_s - receive_s, progress)
+    finally:
+        if not args.keep:
+            rest.delete()
+    progress.end()
+    return Figures(sends, consumed, both)
+
+
+def _sends(
+    args: argparse.Namespace,
+    topic: PopmqTopic,
+    target: Target,
+    seconds: float,
+    progress: "Progress",
+) -> Tally:
+    reactor = Reactor()
+    try:
+        template = SendTemplate(target.topic, args.body)
+        lanes = [RocketLane(one, template) for one in target.connect(reactor, args.connections)]
+        load = ClosedLoad(reactor, lanes, args.in_flight)
+        progress.watch(reactor, "send", load.tally)
+        tally = load.run(seconds)
+    finally:
+        reactor.close()
+    check_stored("sends", tally.done, 0, topic.stored())
+    return tally
+
+
+def _receives(
+    args: argparse.Namespace,
+    topic: PopmqTopic,
+    target: Target,
+    seconds: float,
+    progress: "Progress",
+) -> Consumed:
+    before = topic.left()
+    reactor = Reactor()
+    try:
+        channels = target.connect(reactor, args.connections)
+        session = Session(reactor, channels[0], target.group, [target.topic])
+        receives = target.receives(wait_ms=100, invisible_ms=INVISIBLE_MS)
+        consumer = Consumer(reactor, channels, receives, AckTemplate(target.topic, target.group))
+        progress.watch(reactor, "receive and ack", consumer.result.acks)
+        consumed = consumer.run(seconds)
+        session.close()
+    finally:
+        reactor.close()
+    check_stored("acks", consumed.acks.done, topic.left(), before)
+    return consumed
+
+
+def _both(
+    args: argparse.Namespace, topic: PopmqTopic, seconds: float, progress: "Progress"
+) -> EndToEnd:
+    reactor = Reactor()
+    try:
+        progress.watch(reactor, f"{args.rate} a second, end to end", None)
+        both = send_and_receive(
+            reactor, topic.target(), rate=args.rate, seconds=seconds, body=args.body
+        )
+    finally:
+        reactor.close()
+    check_stored("sends at a rate", both.sends.done, 0, topic.stored())
+    return both
+
+
+class Progress:
+    """A line on standard error that is written over; nothing when that is no terminal."""
+
+    def __init__(self, total_s: float, shown: bool) -> None:
+        self._total_s = total_s
+        self._shown = shown
+        self._began = time.perf_counter()
+
+    def watch(self, reactor: Reactor, what: str, tally: Tally | None) -> None:
+        def show() -> None:
+            rate = f"{tally.per_second:,.0f}/s" if tally is not None and tally.done else ""
+            self._draw(f"{what} {rate}")
+            reactor.at(time.perf_counter() + BAR_EVERY_S, show)
+
+        if self._shown:
+            show()
+
+    def end(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _draw(self, text: str) -> None:
+        passed = min(time.perf_counter() - self._began, self._total_s)
+        full = int(BAR * passed / self._total_s)
+        bar = "#" * full + "." * (BAR - full)
+        line = f"[{bar}] {passed:.0f} of {self._total_s:.0f} s  {text}"
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def table(figures: Figures) -> str:
+    consumed, both = figures.consumed, figures.both
+    rows = [
+        _row("send", figures.sends, figures.sends.spread()),
+        _row("receive up to 32", consumed.receives, consumed.receives.spread()),
+        _row("ack", consumed.acks, consumed.acks.spread()),
+        _row("send at a rate", both.sends, both.sends.spread()),
+        _row("send to delivery", both.consumed.arrivals, both.consumed.arrivals.spread()),
+    ]
+    return columns(COLUMNS, rows)
+
+
+def _row(name: str, tally: Tally, spread: Spread) -> tuple[object, ...]:
+    times = (f"{one:.2f}" for one in (spread.p50, spread.p99, spread.p999, spread.max))
+    refused = ", ".join(f"{count} {why}" for why, count in tally.refusals.items()) or "0"
+    return (name, tally.done, f"{tally.per_second:.0f}", *times, refused)
+
+
+def as_json(figures: Figures) -> dict[str, object]:
+    return {
+        "send": figures.sends.as_json(),
+        "receive": figures.consumed.receives.as_json(),
+        "ack": figures.consumed.acks.as_json(),
+        "twice": figures.consumed.twice + figures.both.consumed.twice,
+        "send_at_rate": figures.both.sends.as_json(),
+        "send_to_delivery": figures.both.consumed.arrivals.as_json(),
+    }

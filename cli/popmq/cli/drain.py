@@ -1,0 +1,124 @@
+"""`popmq drain GROUP`: a broker group takes no new messages, is consumed to its end, and can go.
+
+Message groups of FIFO topics stay where they are until nothing of their topic is left there: only
+then are they given to the other broker groups, so that their order holds.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from popmq.cli.client import Client
+from popmq.cli.messages import Subparsers, duration_argument
+from popmq.common.wire import admin_pb2 as admin
+
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a broker group that is drained still has; `homed` are FIFO topics that place there."""
+
+    messages: int
+    timers: int
+    homed: tuple[str, ...]
+    dead_letters: int
+
+    @property
+    def is_drained(self) -> bool:
+        return not (self.messages or self.timers or self.homed)
+
+
+def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
+    drain = subparsers.add_parser(
+        "drain", parents=[common], help="empty a broker group, so that it can be removed"
+    )
+    drain.add_argument("group", metavar="GROUP")
+    drain.add_argument("--undo", action="store_true", help="let it take messages again")
+    drain.add_argument(
+        "--wait",
+        type=duration_argument,
+        default=0,
+        metavar="TIME",
+        help="look until it is empty, at most for so long (default: one look)",
+    )
+    drain.set_defaults(run=run_drain)
+
+
+def run_drain(args: argparse.Namespace) -> int:
+    """0 when it is empty or was told to go on, 1 when something is left."""
+    with Client(args.endpoint) as client:
+        client.drain(admin.DrainRequest(group=args.group, undo=args.undo))
+        if args.undo:
+            print(f"{args.group} takes messages again")
+            return 0
+        until_s = time.monotonic() + args.wait / 1000
+        while True:
+            rest = look(client, args.group)
+            print(rest_json(args.group, rest) if args.json else rest_line(args.group, rest))
+            if rest.is_drained or time.monotonic() >= until_s:
+                return 0 if rest.is_drained else 1
+            time.sleep(LOOK_S)
+
+
+def look(client: Client, group: str) -> Rest:
+    """What is left; FIFO topics of which nothing is left are given to the others on the way."""
+    reply = client.lag(admin.LagRequest())
+    left: dict[str, int] = {}
+    for lag in reply.lags:
+        if lag.broker == group:
+            total = lag.ready + lag.in_flight + lag.delayed + lag.blocked
+            left[lag.topic] = left.get(lag.topic, 0) + total
+    homed = []
+    for topic in client.topics(system=False):
+        if group not in topic.brokers:
+            continue
+        if left.get(topic.name):
+            homed.append(topic.name)
+        else:
+            _give_away(client, topic, group)
+    timers = client.list_timers(admin.ListTimersRequest(limit=1000)).timers
+    dead = sum(one.stored - one.redriven for one in reply.dead_letters if one.broker == group)
+    return Rest(
+        messages=sum(left.values()),
+        timers=sum(1 for one in timers if one.broker == group),
+        homed=tuple(homed),
+        dead_letters=dead,
+    )
+
+
+def _give_away(client: Client, topic: admin.Topic, group: str) -> None:
+    others = [one for one in topic.brokers if one != group] or _all_but(client, group)
+    altered = admin.Topic(name=topic.name, brokers=others)
+    client.topic("AlterTopic", admin.AlterTopicRequest(topic=altered))
+
+
+def _all_but(client: Client, group: str) -> Sequence[str]:
+    return [state.group for state in client.brokers("").groups if state.group != group]
+
+
+def rest_line(group: str, rest: Rest) -> str:
+    if rest.is_drained:
+        dead = f"; it has {rest.dead_letters} dead letters" if rest.dead_letters else ""
+        return f"{group} is drained: its brokers can be stopped and removed{dead}"
+    parts = [
+        f"{rest.messages} messages",
+        f"{'1000 or more' if rest.timers >= 1000 else rest.timers} timers",
+    ]
+    homed = f"; FIFO topics that wait for it: {', '.join(rest.homed)}" if rest.homed else ""
+    return f"{group} still has {' and '.join(parts)}{homed}"
+
+
+def rest_json(group: str, rest: Rest) -> str:
+    return json.dumps(
+        {
+            "group": group,
+            "drained": rest.is_drained,
+            "messages": rest.messages,
+            "timers": rest.timers,
+            "homed": list(rest.homed),
+            "dead_letters": rest.dead_letters,
+        }
+    )

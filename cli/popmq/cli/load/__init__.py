@@ -1,0 +1,1 @@
+"""A load generator that costs little beside what it measures (docs/benchmarks.md)."""

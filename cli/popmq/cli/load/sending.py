@@ -1,0 +1,152 @@
+"""Loads that send: closed (a fixed number in flight) and open (a fixed rate).
+
+A lane is one connection that can have messages stored, whatever it speaks; the same loads drive
+popmq, RocketMQ and the brokers of bench/peers.  In an open load the clock of a message starts when
+it was due, so a server that stalls is seen in every message that had to wait.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from popmq.cli.load.figures import Tally
+from popmq.cli.load.http2 import Http2Channel
+from popmq.cli.load.reactor import LoadError, Reactor
+from popmq.cli.load.requests import SEND, SendTemplate, send_refusal
+
+# (lane, when it was asked, why not or an empty text)
+OnSent = Callable[["Lane", float, str], None]
+
+DRAIN_S = 60.0
+_TICK_S = 0.001
+
+
+class Lane(Protocol):
+    on_sent: OnSent
+
+    @abstractmethod
+    def put(self, asked_s: float) -> None:
+        """Ask for one message to be stored; it goes out with the next `flush`."""
+
+    @abstractmethod
+    def flush(self) -> None: ...
+
+
+class RocketLane:
+    """Sends one message a call, as the official clients do."""
+
+    def __init__(self, channel: Http2Channel, template: SendTemplate) -> None:
+        self.on_sent: OnSent = unexpected
+        self._channel = channel
+        self._template = template
+        self.flush = channel.flush
+
+    def put(self, asked_s: float) -> None:
+        request = self._template.request(int(asked_s * 1e9))
+        self._channel.call(SEND, request, self._answered, asked_s)
+
+    def put_delayed(self, asked_s: float, due_s: float, deliver_at_ms: int) -> None:
+        """The stamp in the body is `due_s`, so whoever receives it knows how late it is."""
+        request = self._template.delayed(int(due_s * 1e9), deliver_at_ms)
+        self._channel.call(SEND, request, self._answered, asked_s)
+
+    def _answered(self, asked_s: float, status: str, data: bytes) -> None:
+        self.on_sent(self, asked_s, send_refusal(status, data))
+
+
+def unexpected(lane: Lane, asked_s: float, why: str) -> None:
+    raise LoadError("an answer came while no load was running")
+
+
+class ClosedLoad:
+    """Keeps `in_flight` messages going on each lane until the time or the count is over."""
+
+    def __init__(self, reactor: Reactor, lanes: Sequence[Lane], in_flight: int) -> None:
+        self._reactor = reactor
+        self._lanes = lanes
+        self._in_flight = in_flight
+        self._stop_at = 0.0
+        self._limit = 0
+        self.tally = Tally()
+
+    def run(self, seconds: float, *, limit: int = 1 << 62) -> Tally:
+        """At most `limit` messages are asked for; then whatever is in flight is waited for."""
+        self._limit = limit
+        self.begin(seconds)
+        self._reactor.run(self.over, limit_s=seconds + DRAIN_S, what="sends")
+        return self.tally
+
+    def begin(self, seconds: float) -> None:
+        self.tally.begin()
+        self._stop_at = self.tally.began + seconds
+        for lane in self._lanes:
+            lane.on_sent = self._sent
+            for _ in range(min(self._in_flight, self._limit - self.tally.asked)):
+                self.tally.asked += 1
+                lane.put(time.perf_counter())
+            lane.flush()
+
+    def over(self) -> bool:
+        return self.tally.answered == self.tally.asked
+
+    def _sent(self, lane: Lane, asked_s: float, why: str) -> None:
+        tally = self.tally
+        if why:
+            tally.refused(why)
+        else:
+            tally.ok(asked_s)
+        if tally.ended < self._stop_at and tally.asked < self._limit:
+            tally.asked += 1
+            lane.put(tally.ended)
+
+
+class OpenLoad:
+    """Sends `rate` messages a second, however fast the answers come, spread over the lanes."""
+
+    def __init__(
+        self, reactor: Reactor, lanes: Sequence[Lane], rate: float, *, max_open: int = 20_000
+    ) -> None:
+        self._reactor = reactor
+        self._lanes = lanes
+        self._rate = rate
+        self._max_open = max_open
+        self._stop_at = 0.0
+        self.tally = Tally()
+
+    def run(self, seconds: float) -> Tally:
+        self.begin(seconds)
+        self._reactor.run(self.over, limit_s=seconds + DRAIN_S, what="sends")
+        return self.tally
+
+    def begin(self, seconds: float) -> None:
+        for lane in self._lanes:
+            lane.on_sent = self._sent
+        self.tally.begin()
+        self._stop_at = self.tally.began + seconds
+        self._tick()
+
+    def over(self) -> bool:
+        return time.perf_counter() >= self._stop_at and self.tally.answered == self.tally.asked
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        tally = self.tally
+        until = min(now, self._stop_at)
+        while (due := tally.began + tally.asked / self._rate) < until:
+            if tally.asked - tally.answered >= self._max_open:
+                raise LoadError(
+                    f"{self._max_open} sends are unanswered: {self._rate:g} a second is too much"
+                )
+            self._lanes[tally.asked % len(self._lanes)].put(due)
+            tally.asked += 1
+        for lane in self._lanes:
+            lane.flush()
+        if now < self._stop_at:
+            self._reactor.at(now + _TICK_S, self._tick)
+
+    def _sent(self, lane: Lane, asked_s: float, why: str) -> None:
+        if why:
+            self.tally.refused(why)
+        else:
+            self.tally.ok(asked_s)

@@ -1,0 +1,105 @@
+"""Where a load goes: connections to one proxy, and the names of what it uses there."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from popmq.cli.client import CallRefused, Client
+from popmq.cli.load.http2 import Headers, Http2Channel
+from popmq.cli.load.reactor import LoadError, Reactor
+from popmq.cli.load.requests import ReceiveTemplate
+from popmq.common.config import parse_address
+from popmq.common.errors import Code
+from popmq.common.wire import admin_pb2 as admin
+
+READY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    endpoint: str
+    topic: str
+    group: str
+    brokers: tuple[str, ...]
+    variant: str = "indexed"
+
+    def connect(self, reactor: Reactor, connections: int) -> list[Http2Channel]:
+        """That many connections, ready to be asked. LoadError if one is not ready in 10 s."""
+        address = parse_address(self.endpoint)
+        headers = Headers(self.endpoint, f"bench@1@{secrets.token_hex(4)}", self.variant)
+        channels = [Http2Channel(reactor, address, headers) for _ in range(connections)]
+        reactor.run(
+            lambda: all(channel.ready for channel in channels),
+            limit_s=READY_S,
+            what=f"HTTP/2 settings of {self.endpoint}",
+        )
+        return channels
+
+    def receives(self, *, wait_ms: int, invisible_ms: int = 60_000) -> list[ReceiveTemplate]:
+        """One for each broker."""
+        return [
+            ReceiveTemplate(
+                self.topic, self.group, broker, wait_ms=wait_ms, invisible_ms=invisible_ms
+            )
+            for broker in self.brokers
+        ]
+
+
+def route(endpoint: str, topic: str) -> tuple[str, ...]:
+    """The names of the brokers that have the topic."""
+    with Client(endpoint) as client:
+        return tuple(sorted({queue.broker.name for queue in client.query_route(topic)}))
+
+
+class PopmqTopic:
+    """A topic and a group of popmq, made for a load and deleted after it."""
+
+    def __init__(self, endpoint: str, topic: str, group: str, *, queues: int = 8) -> None:
+        self.endpoint, self.topic, self.group = endpoint, topic, group
+        with Client(endpoint) as client:
+            wanted = admin.Topic(name=topic, queues=queues, type="mixed")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=wanted))
+            made = admin.Group(name=group, type="normal", start_at="oldest")
+            client.group("CreateGroup", admin.CreateGroupRequest(group=made))
+
+    def target(self, *, variant: str = "indexed") -> Target:
+        brokers = route(self.endpoint, self.topic)
+        return Target(self.endpoint, self.topic, self.group, brokers, variant)
+
+    def stored(self) -> int:
+        """Messages that the topic's queues ever got: the sum of their next offsets."""
+        request = admin.ResetOffsetRequest(
+            group=self.group, topic=self.topic, newest=True, dry_run=True
+        )
+        with Client(self.endpoint) as client:
+            reply = client.reset_offset(request)
+        if reply.incomplete:
+            raise LoadError(f"cannot count what is stored: {reply.incomplete}")
+        return sum(queue.after for queue in reply.queues if queue.topic == self.topic)
+
+    def left(self) -> int:
+        """What the group has still to do, in flight and delayed included."""
+        with Client(self.endpoint) as client:
+            reply = client.lag(admin.LagRequest(group=self.group, topic=self.topic))
+        return sum(lag.ready + lag.in_flight + lag.delayed + lag.blocked for lag in reply.lags)
+
+    def delete(self) -> None:
+        with Client(self.endpoint) as client:
+            try:
+                client.topic("DeleteTopic", admin.DeleteTopicRequest(name=self.topic))
+                client.group("DeleteGroup", admin.DeleteGroupRequest(name=self.group))
+            except CallRefused as refused:
+                if refused.number not in (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND):
+                    raise
+
+
+def check_stored(what: str, answered_ok: int, before: int, after: int) -> None:
+    """LoadError unless the server has what it answered OK; more is fine for what was refused."""
+    if after - before != answered_ok:
+        raise LoadError(f"{what}: {answered_ok} answered OK, {after - before} stored")
+
+
+def names() -> Sequence[str]:
+    """A topic and a group that nobody else has."""
+    mark = secrets.token_hex(4)
+    return f"popmq-bench-{mark}", f"popmq-bench-{mark}"

@@ -1,0 +1,30 @@
+"""Addresses of servers as people write them: `host:port`."""
+
+import re
+
+from popmq.common.errors import ConfigError
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port`, an IPv6 host in brackets: `[::1]:8081`. ConfigError for anything else."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{text!r}: put an IPv6 host in brackets, as in [::1]:8081")
+    if not colon or not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address: write HOST:PORT, as in 127.0.0.1:8081")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bad_address(value: str) -> str:
+    """What is wrong with it, or ""."""
+    try:
+        parse_address(value)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,397 @@
+"""The controller: who is there, who leads, where masters are (implements `hop.Port`).
+
+It keeps nothing but hearsay; what counts is in the metadata store, and brokers obey epochs
+(docs/concepts/controller.md).  It never waits: answers come from `request`, from the store's
+callbacks, and from `step`.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from popmq.common.clock import Clock
+from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
+from popmq.common.hop import Kind, OnReply
+from popmq.common.observe import Metric
+from popmq.common.wire import controller_pb2 as pb
+from popmq.controller.failover import Failover, OpenPeer, plan
+from popmq.controller.heartbeats import (
+    replica_from_wire,
+    route_from_wire,
+    route_of,
+    route_to_wire,
+    single_state,
+    timers_from_wire,
+)
+from popmq.controller.long_polls import LongPolls
+from popmq.controller.metadata_store import MetadataStore
+from popmq.controller.metrics import controller_metrics
+from popmq.controller.ownership import Claim, Ownership
+from popmq.controller.replica_group import ReplicaGroup
+from popmq.controller.replicas import Replica
+from popmq.controller.routes import BROKER_LIMIT, IN_PROCESS, Route, Routes, check_broker_name
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_MS = 60_000
+PROBE_MS = 500
+FAILOVER_LIMIT = 16  # at once
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerTimes:
+    heartbeat_ms: int = 500
+    dead_after_ms: int = 2_000
+
+
+class Controller:
+    """`first_version` differs from one run to the next, so that whoever followed the last one
+    notices.  `open_peer(address)` opens a way to a broker, which is closed after one question."""
+
+    def __init__(
+        self,
+        cluster: str,
+        store: MetadataStore,
+        clock: Clock,
+        open_peer: OpenPeer,
+        *,
+        times: ControllerTimes,
+        first_version: int = 1,
+    ) -> None:
+        self.routes = Routes(
+            cluster, dead_after_ms=times.dead_after_ms, first_version=first_version
+        )
+        self.groups: dict[str, ReplicaGroup] = {}
+        self.polls = LongPolls()
+        self.times = times
+        self.clock = clock
+        self._cluster = cluster
+        self._store = store
+        self._open_peer = open_peer
+        self._number = 0
+        self._stepped_ms = clock.boot_ms()
+        self._singles: dict[str, Replica] = {}  # brokers without replicas
+        self._refused: dict[str, int] = {}  # by broker name, what was refused last
+        self._watchers: dict[int, tuple[str, str]] = {}  # request -> group and store id
+        self._probing: set[str] = set()
+        self._failovers = 0
+        self.ownership = Ownership(
+            store,
+            patience_ms=times.dead_after_ms,
+            on_owner=self._owner_known,
+        )
+
+    # -- hop.Port
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        self._number += 1
+        try:
+            self._serve(kind, body, self._number, on_reply)
+        except PopmqError as error:
+            on_reply(error)
+        except DecodeError:
+            on_reply(Refused(Code.BAD_REQUEST, f"the request is no {kind.name}"))
+        return self._number
+
+    def cancel(self, request_id: int) -> None:
+        """The asker is gone.  Of a broker that watched its group it is a hint: look at once."""
+        self.polls.cancel(request_id)
+        watcher = self._watchers.pop(request_id, None)
+        if watcher is not None:
+            self._probe(*watcher)
+
+    def _serve(self, kind: Kind, body: bytes, number: int, on_reply: OnReply) -> None:
+        match kind:
+            case Kind.REGISTER:
+                on_reply(self._register(pb.RegisterRequest.FromString(body)))
+            case Kind.ROUTES:
+                self._tell_routes(pb.RoutesRequest.FromString(body), number, on_reply)
+            case Kind.ALTER_SYNC_STATE_SET:
+                self._alter(pb.AlterSyncStateSetRequest.FromString(body), on_reply)
+            case Kind.WATCH_GROUP:
+                self._watch(pb.WatchGroupRequest.FromString(body), number, on_reply)
+            case Kind.LIST_REPLICAS:
+                on_reply(self._list(pb.ListReplicasRequest.FromString(body)))
+            case Kind.FAILOVER:
+                self._failover(pb.FailoverRequest.FromString(body), on_reply)
+            case _:
+                raise Refused(
+                    Code.UNSUPPORTED, f"a controller does not serve requests of kind {kind}"
+                )
+
+    # -- time
+
+    def step(self, now_ms: int) -> int:
+        """Do what is due; returns how much that was."""
+        stood_ms = now_ms - self._stepped_ms
+        self._stepped_ms = now_ms
+        if stood_ms > self.times.dead_after_ms // 2:
+            logger.warning("this controller stood still", extra={"ms": stood_ms})
+            for group in self.groups.values():
+                group.excuse(stood_ms)
+        done = self.polls.due(now_ms)
+        for group in self.groups.values():
+            done += group.step(now_ms)
+        if self.routes.drained:
+            self._hide_strangers()
+        return done + self._step_ownership(now_ms)
+
+    def _step_ownership(self, now_ms: int) -> int:
+        names = self.routes.names
+        only = self.routes.get(names[0]) if len(names) == 1 else None
+        at_once = only is not None and only.address == IN_PROCESS
+        return self.ownership.step(now_ms, at_once=at_once)
+
+    def stop(self) -> None:
+        """Answer everybody who waits for a change."""
+        self._watchers.clear()
+        self.polls.wake_all()
+
+    # -- brokers
+
+    def _register(self, request: pb.RegisterRequest) -> bytes:
+        now_ms = self.clock.boot_ms()
+        route = route_from_wire(request.broker)
+        reply = pb.RegisterReply(heartbeat_ms=self.times.heartbeat_ms)
+        try:
+            if request.replicas > 1:
+                group = self._register_replica(request, route, now_ms)
+                reply.state.CopyFrom(group.state())
+            else:
+                self._register_single(request, route, now_ms)
+        except PopmqError as error:
+            self._log_refused(route, error)
+            raise
+        self._hear_claim(request)
+        self._tell_cluster(reply)
+        return reply.SerializeToString()
+
+    def _hear_claim(self, request: pb.RegisterRequest) -> None:
+        """Of masters alone: a slave may be behind."""
+        if request.replicas > 1 and request.role != pb.MASTER:
+            return
+        self.ownership.hear(request.broker.broker, Claim(request.owner, request.meta_version))
+        self._step_ownership(self.clock.boot_ms())
+        self._hide_strangers()
+
+    def _owner_known(self) -> None:
+        self.routes.version += 1
+        self._hide_strangers()
+        self.polls.wake("")
+
+    def _hide_strangers(self) -> None:
+        """From proxies: groups that do not have the cluster's topics yet, and drained ones that
+        were taken away."""
+        hidden = {one for one in self.routes.names if not self.ownership.has_joined(one)}
+        hidden |= {one for one in self.routes.drained if not self._is_heard(one)}
+        if self.routes.hide(frozenset(hidden)):
+            self.polls.wake("")
+
+    def _is_heard(self, name: str) -> bool:
+        group = self.groups.get(name)
+        living = group is not None and bool(group.living)
+        return living or self.routes.is_heard(name, now_ms=self.clock.boot_ms())
+
+    def _tell_cluster(self, reply: pb.RegisterReply) -> None:
+        reply.owner = self.ownership.owner
+        owner = self.routes.get(self.ownership.owner)
+        if owner is not None:
+            reply.owner_address = owner.address
+        reply.groups.extend(one.broker for one in self.routes.all() if not one.draining)
+
+    def _register_single(self, request: pb.RegisterRequest, route: Route, now_ms: int) -> None:
+        group = self.groups.get(route.broker)
+        if group is not None and group.living:
+            raise Refused(
+                Code.PRECONDITION_FAILED,
+                f"broker group {route.broker} has replicas, of which {group.living[0].node} is "
+                f"heard: {route.address} registers without any (replication.replicas)",
+            )
+        if self.routes.register(request.cluster, route, now_ms=now_ms):
+            self._routes_changed(route)
+        self._singles[route.broker] = replica_from_wire(request)
+
+    def _register_replica(
+        self, request: pb.RegisterRequest, route: Route, now_ms: int
+    ) -> ReplicaGroup:
+        self.routes.check(request.cluster, route)
+        if self.routes.is_heard(route.broker, now_ms=now_ms):
+            known = self.routes.get(route.broker)
+            if known is not None and known.address != route.address:
+                raise Refused(
+                    Code.PRECONDITION_FAILED,
+                    f"broker {route.broker} at {known.address} registers without replicas, and "
+                    f"{route.address} with {request.replicas} (replication.replicas)",
+                )
+        if not route.store_id:
+            raise Refused(Code.BAD_REQUEST, f"broker {route.broker} registers without a store id")
+        group = self._group(route.broker)
+        timers = timers_from_wire(request, now_ms=now_ms)
+        group.register(replica_from_wire(request), timers, now_ms=now_ms)
+        self._singles.pop(route.broker, None)
+        return group
+
+    def _group(self, name: str) -> ReplicaGroup:
+        found = self.groups.get(name)
+        if found is not None:
+            return found
+        if len(self.groups) >= BROKER_LIMIT:
+            raise TooManyRequests(f"{BROKER_LIMIT} broker groups are known, which is the limit")
+        made = self.groups[name] = ReplicaGroup(
+            name,
+            self._store,
+            dead_after_ms=self.times.dead_after_ms,
+            first_view=self.routes.version,
+            now_ms=self.clock.boot_ms(),
+            on_change=self._group_changed,
+        )
+        return made
+
+    def _group_changed(self, group: ReplicaGroup) -> None:
+        route = route_of(group)
+        if route is not None and self.routes.follow(route):
+            self._routes_changed(route)
+        self.polls.wake(group.name)
+
+    def _routes_changed(self, route: Route) -> None:
+        self._refused.pop(route.broker, None)
+        logger.info(
+            "route changed",
+            extra={"broker": route.broker, "address": route.address, "epoch": route.epoch},
+        )
+        self.polls.wake("")
+
+    def _log_refused(self, route: Route, error: PopmqError) -> None:
+        """Once for each route: a broker that is refused tries again with every heartbeat."""
+        name, seen = route.broker[:100], hash(route)
+        if self._refused.get(name) == seen:
+            return
+        if len(self._refused) >= BROKER_LIMIT:
+            self._refused.clear()
+        self._refused[name] = seen
+        logger.warning("registration refused", extra={"broker": name, "reason": str(error)})
+
+    def _alter(self, request: pb.AlterSyncStateSetRequest, on_reply: OnReply) -> None:
+        self._check_cluster(request.cluster, request.group)
+        check_broker_name(request.group)
+        group = self._group(request.group)
+        group.alter(request, lambda reply: on_reply(reply.SerializeToString()))
+
+    # -- long polls
+
+    def _tell_routes(self, request: pb.RoutesRequest, number: int, on_reply: OnReply) -> None:
+        def answer() -> None:
+            on_reply(self._routes_reply())
+
+        known = request.known_version == self.routes.version
+        if not (known and self._park(number, "", answer, request.wait_ms)):
+            answer()
+
+    def _watch(self, request: pb.WatchGroupRequest, number: int, on_reply: OnReply) -> None:
+        self._check_cluster(request.cluster, request.group)
+        check_broker_name(request.group)
+        group = self._group(request.group)
+
+        def answer() -> None:
+            self._watchers.pop(number, None)
+            on_reply(pb.WatchGroupReply(state=group.state()).SerializeToString())
+
+        known = request.known_view == group.view
+        if not (known and self._park(number, group.name, answer, request.wait_ms)):
+            answer()
+        elif request.store_id:
+            self._watchers[number] = (group.name, request.store_id)
+
+    def _park(self, number: int, key: str, answer: Callable[[], None], wait_ms: int) -> bool:
+        wait_ms = min(wait_ms, MAX_WAIT_MS)
+        if wait_ms <= 0 or self.polls.full:
+            return False
+        self.polls.park(number, key, answer, due_ms=self.clock.boot_ms() + wait_ms)
+        return True
+
+    def _routes_reply(self) -> bytes:
+        brokers = map(route_to_wire, self.routes.all())
+        return pb.RoutesReply(
+            version=self.routes.version, brokers=brokers, owner=self.ownership.owner
+        ).SerializeToString()
+
+    # -- a closed connection is a hint
+
+    def _probe(self, group_name: str, store_id: str) -> None:
+        """Knock at the broker's address: a closed door means that its process is gone."""
+        group = self.groups.get(group_name)
+        replica = group.replicas.get(store_id) if group else None
+        if group is None or replica is None or store_id in self._probing:
+            return
+        self._probing.add(store_id)
+        peer = self._open_peer(replica.address)
+
+        def answered(answer: bytes | PopmqError) -> None:
+            peer.close()
+            self._probing.discard(store_id)
+            closed = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
+            if closed and group.replicas.get(store_id) == replica:
+                logger.info("nobody listens there", extra={"broker": group_name, "at": store_id})
+                group.doubt(store_id)
+
+        peer.request(Kind.DESCRIBE_ROLE, b"", PROBE_MS, answered)
+
+    # -- operators
+
+    def _list(self, request: pb.ListReplicasRequest) -> bytes:
+        if request.cluster:
+            self._check_cluster(request.cluster, request.group)
+        now_ms = self.clock.boot_ms()
+        states = [group.state() for group in self.groups.values() if len(group.replicas)]
+        for name, single in self._singles.items():
+            silent_ms = self.routes.silent_ms(name, now_ms=now_ms)
+            alive = silent_ms <= self.times.dead_after_ms
+            states.append(single_state(name, single, silent_ms=silent_ms, alive=alive))
+        found = [one for one in states if request.group in ("", one.group)]
+        if request.group and not found:
+            raise Refused(Code.NOT_FOUND, f"broker group {request.group} is unknown here")
+        found.sort(key=lambda one: one.group)
+        return pb.ListReplicasReply(groups=found, owner=self.ownership.owner).SerializeToString()
+
+    def _failover(self, request: pb.FailoverRequest, on_reply: OnReply) -> None:
+        if request.cluster:
+            self._check_cluster(request.cluster, request.group)
+        group = self.groups.get(request.group)
+        if group is None or not len(group.replicas):
+            raise Refused(
+                Code.NOT_FOUND, f"broker group {request.group} has no replicas, or is unknown here"
+            )
+        if self._failovers >= FAILOVER_LIMIT:
+            raise TooManyRequests(f"{FAILOVER_LIMIT} failovers are on their way")
+        planned = plan(group, request.node, unclean=request.unclean)
+
+        def done(answer: pb.FailoverReply | PopmqError) -> None:
+            self._failovers -= 1
+            if isinstance(answer, PopmqError):
+                logger.warning("failover", extra={"broker": group.name, "failed": str(answer)})
+                on_reply(answer)
+                return
+            extra = {"broker": group.name, "to": answer.to_node, "unclean": planned.unclean}
+            logger.warning("failover", extra=extra)
+            on_reply(answer.SerializeToString())
+
+        failover = Failover(group, planned, self._open_peer, done)
+        if request.dry_run:
+            on_reply(failover.preview().SerializeToString())
+            return
+        self._failovers += 1
+        failover.start()
+
+    def _check_cluster(self, cluster: str, group: str) -> None:
+        if cluster != self._cluster:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"broker group {group[:100]} is of cluster {cluster[:100]}, this controller of "
+                f"{self._cluster} (cluster.name)",
+            )
+
+    def metrics(self) -> list[Metric]:
+        now_ms = self.clock.boot_ms()
+        return controller_metrics(self.routes, self.groups.values(), now_ms=now_ms)

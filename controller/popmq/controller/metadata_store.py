@@ -1,0 +1,95 @@
+"""Where the records of the broker groups are kept, and the one way to write them (R1).
+
+Every write is a compare-and-set on the record's version.  A store may answer late or not at all:
+then nobody knows whether it was written, and `Outcome.UNKNOWN` says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from popmq.common.errors import Code, PopmqError
+from popmq.controller.group_record import GroupRecord
+
+
+class Outcome(Enum):
+    UNKNOWN = "unknown"  # it may be written later still
+    WRITTEN = "written"
+    CONFLICT = "conflict"  # not written, and never will be: the version has moved on
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """`record` is the newest that was read after the attempt; None with CONFLICT: there is none."""
+
+    outcome: Outcome
+    record: GroupRecord | None = None
+    reason: str = ""  # of UNKNOWN
+
+
+class StoreAway(PopmqError):
+    """The metadata store did not answer, or not what it should; trying again is right."""
+
+    code = Code.HA_NOT_AVAILABLE
+
+
+OnRead = Callable[[GroupRecord | StoreAway | None], None]
+OnSwapped = Callable[[Swapped], None]
+
+
+class MetadataStore(Protocol):
+    """Answers come on the loop, possibly before the call returns."""
+
+    def read(self, key: str, then: OnRead) -> None:
+        """The record of that key, None when there is none. It may be an old one."""
+        ...
+
+    def swap(self, key: str, expected_version: int, record: GroupRecord, then: OnSwapped) -> None:
+        """Write `record` if the version in the store is the expected one (0: there is none)."""
+        ...
+
+
+class BlockingStore(Protocol):
+    """A store that makes its caller wait; `ThreadedStore` in process.py makes one of the others."""
+
+    def read(self, key: str) -> GroupRecord | None:
+        """Raises StoreAway."""
+        ...
+
+    def swap(self, key: str, expected_version: int, record: GroupRecord) -> Swapped: ...
+
+
+class MemoryStore:
+    """Forgets all when its process ends.  One controller's own, or shared by those of a test."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, GroupRecord] = {}
+
+    def read(self, key: str, then: OnRead) -> None:
+        then(self._records.get(key))
+
+    def swap(self, key: str, expected_version: int, record: GroupRecord, then: OnSwapped) -> None:
+        assert record.version == expected_version + 1, "each write moves the version by one"
+        found = self._records.get(key)
+        if (found.version if found else 0) != expected_version:
+            then(Swapped(Outcome.CONFLICT, found))
+            return
+        self._records[key] = record
+        then(Swapped(Outcome.WRITTEN, record))
+
+
+def judge(
+    wanted: GroupRecord, expected_version: int, found: GroupRecord | None, reason: str
+) -> Swapped:
+    """What became of a write whose answer is lost, by what was read afterwards.
+
+    Equal content means that it, or one just like it, was written.  A version that has moved on
+    otherwise means that it never can be.  The expected version says nothing: the write may be on
+    its way, and the read may be old.
+    """
+    if found == wanted:
+        return Swapped(Outcome.WRITTEN, found)
+    if found is not None and found.version > expected_version:
+        return Swapped(Outcome.CONFLICT, found)
+    return Swapped(Outcome.UNKNOWN, found, reason)

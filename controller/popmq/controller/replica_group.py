@@ -1,0 +1,348 @@
+"""One broker group under this controller: heartbeats in, records out, step by step.
+
+It elects when the leader is dead or has lost its role, and never because of anything else.  Every
+decision is one compare-and-set; whatever the store answers, the newest record that was read
+counts (docs/concepts/controller.md).
+"""
+
+import logging
+from collections.abc import Callable
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.wire import controller_pb2 as pb
+from popmq.controller.election import best, candidates, elected, first_record
+from popmq.controller.group_record import GroupRecord, record_to_wire
+from popmq.controller.metadata_store import MetadataStore, Outcome, StoreAway, Swapped
+from popmq.controller.replicas import SERVING, Replica, Replicas, TimerCheckPoint
+
+logger = logging.getLogger(__name__)
+
+READ_MS = 1_000  # other controllers write too
+SOON_MS = 100  # something contradicts what was read last
+
+OnAlter = Callable[[pb.AlterSyncStateSetReply], None]
+
+
+class ReplicaGroup:
+    """`on_change` hears each time `view` moved: a record, an address, a role, a life."""
+
+    def __init__(
+        self,
+        name: str,
+        store: MetadataStore,
+        *,
+        dead_after_ms: int,
+        first_view: int,
+        now_ms: int,
+        on_change: Callable[["ReplicaGroup"], None] = lambda group: None,
+    ) -> None:
+        self.name = name
+        self.replicas = Replicas(name, dead_after_ms=dead_after_ms)
+        self.record: GroupRecord | None = None
+        self.view = first_view
+        self.trouble = ""
+        self.elections = 0
+        self.lost_writes = 0
+        self._store = store
+        self._dead_after_ms = dead_after_ms
+        self._on_change = on_change
+        self._now_ms = now_ms
+        self._patient_until_ms = now_ms + dead_after_ms
+        self._is_read = False  # the store has answered
+        self._store_trouble = ""
+        self._reading = False
+        self._read_ms = now_ms - READ_MS
+        self._seen_ms = now_ms  # when this record was first read
+        self._writing = False
+        self._shown: object = None
+
+    # -- what brokers say
+
+    def register(self, replica: Replica, timers: TimerCheckPoint | None, *, now_ms: int) -> None:
+        """Raises PRECONDITION_FAILED for a second broker under a name that is taken."""
+        self._now_ms = max(self._now_ms, now_ms)
+        self.replicas.register(replica, now_ms=now_ms)
+        if timers is not None:
+            self.replicas.take_timers(timers)
+        if replica.epoch > self._epoch:
+            self._read_soon()
+        self._look()
+
+    def alter(self, request: pb.AlterSyncStateSetRequest, then: OnAlter) -> None:
+        """The master's request, with its expected version, as it is (R4)."""
+        try:
+            wanted = _wanted(request)
+        except PopmqError:
+            self._read_soon()
+            raise
+        known = self.record
+        if known is not None and known.version == request.expected_version:
+            same_master = (known.leader, known.epoch) == (wanted.leader, wanted.epoch)
+            if not same_master:
+                raise Refused(
+                    Code.PRECONDITION_FAILED,
+                    f"broker group {self.name}: {self.replicas.name(wanted.leader)} is not the "
+                    f"master of epoch {wanted.epoch}",
+                )
+
+        def swapped(result: Swapped) -> None:
+            then(_alter_reply(result, request.expected_version))
+            self._take_result(result)
+
+        self._store.swap(self.name, request.expected_version, wanted, swapped)
+
+    # -- what time does
+
+    def step(self, now_ms: int) -> int:
+        """Read, and elect where that is due; returns how many elections began."""
+        self._now_ms = max(self._now_ms, now_ms)
+        self._look()
+        if not self._reading and now_ms - self._read_ms >= READ_MS:
+            self._read()
+        if not self._is_read or self._writing:
+            return 0
+        wanted = self._wanted_record()
+        if wanted is None:
+            return 0
+        self._elect(wanted)
+        return 1
+
+    def excuse(self, ms: int) -> None:
+        """This controller stood still for so long; see Replicas.excuse."""
+        self.replicas.excuse(ms)
+        self._seen_ms += ms
+        self._patient_until_ms = self._now_ms + ms + self._dead_after_ms
+
+    def doubt(self, store_id: str) -> None:
+        self.replicas.doubt(store_id)
+        self._look()
+
+    def write(
+        self, expected_version: int, record: GroupRecord, then: Callable[[Swapped], None]
+    ) -> None:
+        """One compare-and-set; what came of it is taken in before `then` is called."""
+
+        def swapped(result: Swapped) -> None:
+            self._take_result(result)
+            then(result)
+
+        self._store.swap(self.name, expected_version, record, swapped)
+
+    @property
+    def leader(self) -> Replica | None:
+        return self.replicas.get(self.record.leader) if self.record else None
+
+    @property
+    def living(self) -> list[Replica]:
+        return self.replicas.living(now_ms=self._now_ms)
+
+    def alive(self, store_id: str) -> bool:
+        return self.replicas.alive(store_id, now_ms=self._now_ms)
+
+    @property
+    def is_read(self) -> bool:
+        """The metadata store has answered since this controller started."""
+        return self._is_read
+
+    # -- elections
+
+    def _wanted_record(self) -> GroupRecord | None:
+        """The record that should be written now; also says what is in the way (`trouble`)."""
+        if self.record is None:
+            found = first_record(self.living)
+            if isinstance(found, GroupRecord):
+                self._say("")
+                return found
+            if self._now_ms >= self._patient_until_ms:
+                self._say(found)
+            return None
+        ahead = [one for one in self.replicas if one.epoch > self._epoch]
+        if ahead:
+            self._say(
+                f"{ahead[0].node} has accepted epoch {ahead[0].epoch}, the metadata store knows "
+                f"{self._epoch}: it was set back, or answers with old records"
+            )
+            self._read_soon()
+            return None
+        if not self._leader_is_lost():
+            self._say("")
+            return None
+        return self._successor(self.record)
+
+    def _successor(self, record: GroupRecord) -> GroupRecord | None:
+        # One that was named and did not take its order is behind in epochs: another comes first.
+        leader = best(candidates(record, self.living))
+        if leader is None:
+            names = ", ".join(map(self.replicas.name, record.sync_state_set))
+            self._say(
+                f"no member of the SyncStateSet ({names}) is heard: any one that comes back with "
+                "its data can lead"
+            )
+            return None
+        self._say("")
+        if self._now_ms < self._patient_until_ms:
+            return None
+        return elected(record, leader, self.living, min_in_sync=self.replicas.min_in_sync)
+
+    def _leader_is_lost(self) -> bool:
+        leader = self.leader
+        assert self.record is not None, "asked only of a group with a record"
+        if leader is None or not self.alive(leader.store_id):
+            return True
+        if leader.epoch < self._epoch:  # it has not taken its order
+            return self._now_ms - self._seen_ms > 2 * self._dead_after_ms
+        # A master that restarted is nobody until a new epoch names it (R8).
+        idle_ms = self.replicas.idle_ms(leader.store_id, now_ms=self._now_ms)
+        return leader.role not in SERVING and idle_ms >= self._dead_after_ms // 4
+
+    def _elect(self, wanted: GroupRecord) -> None:
+        expected = wanted.version - 1
+        self._writing = True
+
+        def written(result: Swapped) -> None:
+            self._writing = False
+            if result.outcome is Outcome.WRITTEN:
+                self.elections += 1
+                logger.warning(
+                    "elected a master",
+                    extra={
+                        "broker": self.name,
+                        "node": self.replicas.name(wanted.leader),
+                        "epoch": wanted.epoch,
+                        "sync_state_set": [self.replicas.name(i) for i in wanted.sync_state_set],
+                    },
+                )
+            else:
+                self.lost_writes += 1
+
+        self.write(expected, wanted, written)
+
+    # -- the store's answers
+
+    def _read(self) -> None:
+        self._reading = True
+        self._read_ms = self._now_ms
+
+        def read(found: GroupRecord | StoreAway | None) -> None:
+            self._reading = False
+            if isinstance(found, StoreAway):
+                self._store_is_away(str(found))
+                return
+            self._is_read = True
+            self._store_trouble = ""
+            self._take(found)
+
+        self._store.read(self.name, read)
+
+    def _read_soon(self) -> None:
+        self._read_ms = min(self._read_ms, self._now_ms - READ_MS + SOON_MS)
+
+    def _take_result(self, result: Swapped) -> None:
+        """Whatever it says, a record that came with it is true; the rest is read again (R1)."""
+        if result.outcome is Outcome.UNKNOWN:
+            self._store_is_away(result.reason)
+        self._take(result.record)
+        if result.outcome is not Outcome.WRITTEN:
+            self._read_ms = self._now_ms - READ_MS
+
+    def _take(self, found: GroupRecord | None) -> None:
+        """Versions only move forward; what is older is a stale read."""
+        if found is None or (self.record is not None and found.version <= self.record.version):
+            self._look()
+            return
+        if found.epoch != self._epoch:
+            self._seen_ms = self._now_ms
+        self.record = found
+        self._look()
+
+    def _store_is_away(self, reason: str) -> None:
+        if reason != self._store_trouble:
+            logger.warning("metadata store", extra={"broker": self.name, "reason": reason})
+        self._store_trouble = reason
+
+    # -- what is shown
+
+    @property
+    def _epoch(self) -> int:
+        return self.record.epoch if self.record else 0
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            logger.error("nobody leads", extra={"broker": self.name, "reason": trouble})
+        self.trouble = trouble
+
+    def _look(self) -> None:
+        """Move the view if anything did that somebody may wait for."""
+        now = [
+            (one.store_id, one.node, one.address, one.role, self.alive(one.store_id))
+            for one in self.replicas
+        ]
+        shown = (self.record, self.trouble, now)
+        if shown != self._shown:
+            self._shown = shown
+            self.view += 1
+            self._on_change(self)
+
+    def state(self) -> pb.GroupState:
+        found = pb.GroupState(group=self.name, view=self.view)
+        found.trouble = "; ".join(filter(None, (self.trouble, self._store_trouble)))
+        if self.record is not None:
+            found.record.CopyFrom(record_to_wire(self.record))
+        timers = self.replicas.timer_check_point
+        if timers is not None:
+            found.timer_check_point.CopyFrom(self._timers_to_wire(timers))
+        found.members.extend(self._member(one) for one in self.replicas)
+        return found
+
+    def _timers_to_wire(self, timers: TimerCheckPoint) -> pb.TimerCheckPoint:
+        return pb.TimerCheckPoint(
+            epoch=timers.epoch,
+            last_read_ms=timers.last_read_ms,
+            master_timer_queue_offset=timers.master_timer_queue_offset,
+            age_ms=max(0, self._now_ms - timers.taken_ms),
+        )
+
+    def _member(self, one: Replica) -> pb.Member:
+        return pb.Member(
+            broker=pb.BrokerAddress(
+                broker=self.name,
+                address=one.address,
+                epoch=one.epoch,
+                store_id=one.store_id,
+                node=one.node,
+                draining=one.draining,
+            ),
+            role=pb.BrokerRole.ValueType(one.role),
+            end=one.end,
+            confirmed=one.confirmed,
+            priority=one.priority,
+            alive=self.alive(one.store_id),
+            silent_ms=self.replicas.silent_ms(one.store_id, now_ms=self._now_ms),
+            catch_up_from=one.catch_up_from,
+            catch_up_to=one.catch_up_to,
+            replicas=one.replicas,
+            min_in_sync=one.min_in_sync,
+            meta_version=one.meta_version,
+        )
+
+
+def _wanted(request: pb.AlterSyncStateSetRequest) -> GroupRecord:
+    wanted = tuple(sorted(set(request.sync_state_set)))
+    if request.leader not in wanted or not request.epoch or not request.expected_version:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"broker group {request.group}: a SyncStateSet needs its leader, an epoch and the "
+            "version that it replaces",
+        )
+    return GroupRecord(request.leader, request.epoch, wanted, request.expected_version + 1)
+
+
+def _alter_reply(result: Swapped, expected_version: int) -> pb.AlterSyncStateSetReply:
+    outcomes = pb.AlterSyncStateSetReply
+    found = result.record
+    if result.outcome is Outcome.WRITTEN and found is not None:
+        return pb.AlterSyncStateSetReply(outcome=outcomes.WRITTEN, record=record_to_wire(found))
+    # A record that is older than what the master read says nothing about its request.
+    if found is None or found.version <= expected_version:
+        return pb.AlterSyncStateSetReply(outcome=outcomes.UNKNOWN)
+    return pb.AlterSyncStateSetReply(outcome=outcomes.REFUSED, record=record_to_wire(found))

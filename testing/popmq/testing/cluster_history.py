@@ -1,0 +1,99 @@
+"""What clients of a simulated cluster asked and heard, as its oracle sees it.
+
+Times are true milliseconds of the run; `at` is the number of an event, so that "before" means
+something within one of them.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One message that a client asked to store; tried again or not, it is stored once."""
+
+    number: int
+    topic: str
+    head: bytes
+    properties: bytes
+    asked_ms: int
+    key: bytes = b""  # message group
+    delay_ms: int = 0  # asked for, as a duration
+    due_ms: int = 0  # as the broker said, on its wall
+    ok_at: int = 0
+    ok_ms: int = 0
+    refused: bool = False
+    epoch: int = 0  # of the newest master when the send was OK
+    recall_asked: bool = False
+    cancelled: bool = False  # a recall was DONE
+
+
+@dataclass(slots=True, eq=False)
+class ClusterReader:
+    """One group reading one topic."""
+
+    group: str
+    topic: str
+    max_attempts: int
+    fifo: bool = False
+    open_pops: int = 0
+    lost_pops: int = 0  # asked for, and nobody knows what they were given
+    haunted_ms: int = -1  # until then one of those may arrive
+    stories: dict[int, "Story"] = field(default_factory=dict)
+
+    def story(self, number: int) -> "Story":
+        return self.stories.setdefault(number, Story())
+
+
+@dataclass(slots=True, eq=False)
+class Story:
+    """What one group did with one message."""
+
+    given: dict[int, "Delivered"] = field(default_factory=dict)  # by attempt
+    acked: int = 0  # 1 perhaps, 2 for sure
+    ending: int = 0  # acks that are not answered
+    acked_attempt: int = 0
+    acked_at: int = 0
+    dead: int = 0
+    overtaken_at: int = 0  # event at which a later one of its key came, as it may be over
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=12))
+
+    @property
+    def attempt(self) -> int:
+        return max(self.given, default=0)
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A receive."""
+
+    reader: ClusterReader
+    invisible_ms: int
+    poll_ms: int
+    asked_at: int
+    asked_ms: int
+    log_ms: int  # the oracle's log time when it was asked for
+    lost_before: int
+    alone: bool  # no other of its reader was open
+    number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Delivered:
+    """A delivery, or what a change made of it."""
+
+    reader: ClusterReader
+    message: Message
+    attempt: int
+    handle: bytes
+    log_ms: int  # at the latest when its invisible time began to count
+    invisible_ms: int
+    heard_at: int
+    superseded: int = 0  # 1 perhaps, 2 for sure
+    acked: int = 0  # likewise
+    asking: int = 0  # acks and changes that are not answered
+    epoch: int = 0  # of the newest master when it was heard
+
+    @property
+    def story(self) -> Story:
+        return self.reader.story(self.message.number)

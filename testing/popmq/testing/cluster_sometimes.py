@@ -1,0 +1,78 @@
+"""Rare states that the seeds of a cluster have to reach."""
+
+from enum import Enum
+
+
+class NetSometimes(Enum):
+    """Of the network and the metadata store."""
+
+    STALLED = "frame waited for a cut link"
+    FRAME_LOST = "frame lost"
+    TWICE = "request arrived twice"
+    RESET = "connection broken"
+    HALF_OPEN = "machine off without a word"
+    PATIENCE = "connection given up after silence"
+    STALE_READ = "old record read"
+    SILENT_WRITE = "nobody heard what came of a write to the metadata store"
+    CONFLICT = "write lost against another one"
+    LATE_WRITE = "such a write was made seconds later"
+
+
+class ModelSometimes(Enum):
+    """Of the light replicas."""
+
+    ELECTION = "master elected"
+    SAME_AGAIN = "the same broker elected again"
+    TRUNCATION = "unconfirmed records cut"
+    STALE_MASTER = "two masters at once"
+    SHRINK = "set shrunk"
+    EXPAND = "set grown"
+    CANCELLED = "expansion given up"
+    PENDING = "confirmed with somebody being added"
+    OLD_ORDER = "order of an old epoch refused"
+    OLD_FRAME = "frame of an old epoch refused"
+    SPLIT = "two records written within a second"
+    WIPED = "disk wiped"
+    CRASH = "process killed"
+    POWER = "machine lost power with un-synced records"
+    PAUSE = "process stopped for seconds"
+    ALL_DOWN = "all brokers down at once"
+    PUT_REFUSED = "put refused by who does not lead"
+    AWAY = "metadata store away"
+    CONTROLLERS_AWAY = "no controller up"
+
+
+class ClusterSometimes(Enum):
+    """Of whole brokers with clients."""
+
+    ELECTION = "master elected"
+    SAME_AGAIN = "the same broker elected again"
+    TRUNCATION = "unconfirmed records cut"
+    STALE_MASTER = "two brokers let clients in"
+    HANDED_OVER = "planned hand-over"
+    HAND_OVER_FAILED = "hand-over came to nothing"
+    SHRINK = "set shrunk"
+    EXPAND = "set grown"
+    CANCELLED = "expansion given up"
+    CATCH_UP = "empty or rebuilt store caught up"
+    STATE_COMPARED = "tables of master and slave compared at rest"
+    HASH_COMPARED = "state hash of a slave compared with its master's"
+    WIPED = "disk wiped"
+    CRASH = "process killed"
+    POWER = "machine lost power with un-synced bytes"
+    POWER_IN_WORK = "power lost within an operation of the disk"
+    PAUSE = "process stopped for seconds"
+    ALL_DOWN = "all brokers down at once"
+    CONTROLLERS_AWAY = "no controller up"
+    STORE_AWAY = "metadata store away"
+    SPLIT_CONTROLLERS = "controllers cut off from each other's brokers"
+    ISOLATED_MASTER = "master cut off"
+    CLOCK_STEP = "wall clock stepped"
+    PROXY_DIED = "proxy died with open requests"
+    RETRIED = "request tried again, first end unknown"
+    REDELIVERED = "message came back"
+    ACK_UNKNOWN = "end of an ack unknown"
+    HANDLE_FROM_BEFORE = "handle from before a switch was good"
+    RECALLED = "timer recalled"
+    TIMER_OVER_SWITCH = "timer fired under another master than it was sent to"
+    SLOW_DISK = "slow fsync"

@@ -1,0 +1,203 @@
+"""The seam between a store and replication: what is durable and what is confirmed are two things,
+and a log is copied record by record into one that is equal byte by byte."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import hop
+from popmq.common.config import StoreSettings
+from popmq.common.disk import RealDisk
+from popmq.common.hop import Kind
+from popmq.common.message import BadRecord
+from popmq.common.topics import MessageType
+from popmq.testing.clock import ManualClock
+from popmq.testing.core import SMALL, CoreBroker, QueuedFlusher
+
+SEGMENT = 16 << 10
+
+
+class Copy:
+    """A store that only takes blocks."""
+
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self.confirmed_of: list[int] = []
+        self.store = MessageStore(
+            RealDisk(), str(folder), settings, ManualClock(), QueuedFlusher(self._calls)
+        )
+        self.store.soon = self._calls.append
+        self.store.on_durable = self.confirmed_of.append
+        self.store.open()
+        self.store.recover(lambda record: None)
+
+    def settle(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
+
+    def take(self, data: bytes) -> None:
+        self.store.replicas.append_block(self.store.end, data)
+
+
+def master(folder: Path, *, segment_bytes: int = SEGMENT, tail: int = 1 << 20) -> CoreBroker:
+    settings = replace(
+        SMALL,
+        store=StoreSettings(segment_bytes=segment_bytes, snapshot_bytes=1 << 30),
+        message=replace(SMALL.message, max_body_bytes=4096, max_properties_bytes=64),
+        broker=replace(SMALL.broker, data=str(folder)),
+    )
+    made = CoreBroker(disk=RealDisk(), settings=settings)
+    made.broker.store.replicas.keep_tail(tail)
+    made.topic("orders", queues=2)
+    return made
+
+
+def copy_all(source: MessageStore, target: Copy, rng: random.Random) -> None:
+    while target.store.end < source.end:
+        found = source.replicas.recent(target.store.end, rng.choice((1, 60, 500, 5000, 1 << 20)))
+        if not found:
+            assert found is not None
+            break
+        target.take(found)
+        if rng.random() < 0.5:
+            target.settle()
+    target.settle()
+
+
+def log_bytes(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted((folder / "commitlog").iterdir())}
+
+
+@pytest.mark.parametrize("tail", [0, 3000, 1 << 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_copied_in_blocks_is_equal_byte_by_byte(tmp_path: Path, seed: int, tail: int) -> None:
+    print("seed", seed)
+    rng = random.Random(seed)
+    made = master(tmp_path / "a", tail=tail)
+    copy = Copy(tmp_path / "b", made.settings.store)
+    for _ in range(120):
+        left = SEGMENT - made.broker.store.end % SEGMENT - 80
+        size = left - rng.choice((0, 1, 55, 56, 57)) if 60 < left < 3000 else rng.randrange(3000)
+        made.send("orders", rng.randbytes(size))
+        if rng.random() < 0.2:
+            copy_all(made.broker.store, copy, rng)
+    copy_all(made.broker.store, copy, rng)
+    assert copy.store.end == copy.store.durable == made.broker.store.end
+    ours, theirs = log_bytes(tmp_path / "a"), log_bytes(tmp_path / "b")
+    assert len(theirs) > 5
+    assert all(ours[name] == content for name, content in theirs.items())
+    copy.store.release_files()
+    again = Copy(tmp_path / "b", made.settings.store)
+    assert again.store.end == made.broker.store.end
+    assert again.store.metrics.torn_bytes == 0
+
+
+def test_what_waits_for_the_disk_is_there_for_replicas_already(tmp_path: Path) -> None:
+    made = master(tmp_path / "a")
+    before = made.broker.store.end
+    body = hop.encode_put(
+        hop.PutRequest("orders", [hop.PutEntry(MessageType.NORMAL, b"early", b"")])
+    )
+    made.ask(Kind.PUT, body, settle=False)
+    assert made.broker.store.durable == before < made.broker.store.end
+    found = made.broker.store.replicas.recent(before, 1 << 20)
+    assert found is not None
+    assert b"early" in found
+    made.settle()
+    assert made.broker.store.replicas.recent(before, 1 << 20) == found
+
+
+def test_a_position_that_is_not_in_the_log_is_told_from_one_with_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    store = master(tmp_path / "a").broker.store
+    assert store.replicas.recent(store.end, 100) == b""
+    assert store.replicas.recent(store.end + 1, 100) is None
+
+
+def test_a_block_that_is_damaged_or_of_another_position_changes_nothing(tmp_path: Path) -> None:
+    made = master(tmp_path / "a")
+    made.send("orders", b"one")
+    found = made.broker.store.replicas.recent(0, 1 << 20)
+    assert found
+    copy = Copy(tmp_path / "b", made.settings.store)
+    broken = bytearray(found)
+    broken[len(found) // 2] ^= 1
+    for data in (bytes(broken), found[:-1], found[:10], b"", found + b"\0" * 60):
+        with pytest.raises(BadRecord):
+            copy.take(data)
+    copy.take(found)
+    with pytest.raises(BadRecord):
+        copy.take(found)  # it says position 0
+    copy.settle()
+    assert copy.store.durable == copy.store.end == made.broker.store.end
+
+
+def test_replies_wait_for_the_confirmation_not_for_this_disk(tmp_path: Path) -> None:
+    made = master(tmp_path / "a")
+    store = made.broker.store
+    heard: list[int] = []
+    store.on_durable = heard.append
+    body = hop.encode_put(hop.PutRequest("orders", [hop.PutEntry(MessageType.NORMAL, b"x", b"")]))
+    before = store.confirmed
+    answer = made.ask(Kind.PUT, body)
+    assert heard == [store.end] == [store.durable]
+    assert store.confirmed == before
+    assert not answer.heard
+    assert made.broker.store.queue(made.broker.registry.topic("orders").id, 1).count == 0
+    store.confirm(store.durable)
+    assert answer.body is not None
+    store.confirm(before)  # an older one changes nothing
+    assert store.confirmed == store.end
+
+
+def test_what_was_cut_is_gone_from_the_disk_and_others_follow(tmp_path: Path) -> None:
+    made = master(tmp_path / "a")
+    for number in range(40):
+        made.send("orders", b"%d" % number * 300)
+    store = made.broker.store
+    copy = Copy(tmp_path / "b", made.settings.store)
+    ends = [0]
+    while copy.store.end < store.end:
+        found = store.replicas.recent(copy.store.end, 1)
+        assert found
+        copy.take(found)
+        ends.append(copy.store.end)
+    done = []
+    cut_at = ends[7]
+    copy.store.confirm(ends[3])
+    copy.store.replicas.cut(cut_at, known=ends[3], done=lambda: done.append(copy.store.end))
+    assert not done  # off the loop, behind what was on its way
+    copy.settle()
+    assert done == [cut_at]
+    assert copy.store.durable == cut_at
+    files = log_bytes(tmp_path / "b")
+    whole = log_bytes(tmp_path / "a")
+    assert list(files) == ["00000000000000000000"]
+    first = files["00000000000000000000"]
+    assert first[:cut_at] == whole["00000000000000000000"][:cut_at]
+    assert not first[cut_at:].strip(b"\0")
+    copy_all(store, copy, random.Random(1))
+    assert log_bytes(tmp_path / "b").items() <= whole.items()
+
+
+def test_a_cut_below_the_confirmed_position_or_inside_a_record_breaks_a_rule(
+    tmp_path: Path,
+) -> None:
+    made = master(tmp_path / "a")
+    made.send("orders", b"x" * 100)
+    copy = Copy(tmp_path / "b", made.settings.store)
+    copy_all(made.broker.store, copy, random.Random(1))
+    copy.store.replicas.cut(copy.store.end - 3, known=0, done=lambda: None)
+    with pytest.raises(AssertionError, match="inside the record"):
+        copy.settle()
+    copy = Copy(tmp_path / "c", made.settings.store)
+    copy_all(made.broker.store, copy, random.Random(1))
+    copy.store.confirm(copy.store.end)
+    with pytest.raises(AssertionError, match="confirmed"):
+        copy.store.replicas.cut(0, known=0, done=lambda: None)

@@ -1,0 +1,122 @@
+"""A broker that has nothing to do steps rarely, and is never late because of it."""
+
+import asyncio
+from dataclasses import replace
+
+from popmq.broker.rest import BUSY_MS, QUIET_MS, REST_MS, Rest
+from popmq.common.config import TimerSettings
+from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest, encode_pop, encode_put
+from popmq.common.steps import StepLoop
+from popmq.common.topics import MessageType
+from popmq.testing.core import SMALL, CoreBroker
+
+
+def quiet(core: CoreBroker) -> Rest:
+    """Its log has not grown for long enough."""
+    rest = Rest(core.broker, core.clock)
+    core.run_steps()
+    rest.wait_ms()
+    core.advance(QUIET_MS)
+    return rest
+
+
+def poll(core: CoreBroker, poll_ms: int, invisible_ms: int = 10_000) -> None:
+    request = PopRequest("orders", "g", "c", 32, invisible_ms, poll_ms)
+    core.ask(Kind.POP, encode_pop(request))
+
+
+def test_a_broker_whose_log_does_not_grow_rests(core: CoreBroker) -> None:
+    rest = Rest(core.broker, core.clock)
+    core.run_steps()
+    assert rest.wait_ms() == BUSY_MS
+    core.advance(QUIET_MS - 1)
+    assert rest.wait_ms() == BUSY_MS
+    core.advance(1)
+    assert rest.wait_ms() == REST_MS
+
+
+def test_a_record_ends_the_rest(core: CoreBroker) -> None:
+    rest = quiet(core)
+    core.send("orders", b"one")
+    assert rest.wait_ms() == BUSY_MS
+
+
+def test_a_receive_that_waits_is_answered_in_time(core: CoreBroker) -> None:
+    rest = quiet(core)
+    poll(core, 30)
+    assert rest.wait_ms() == 30
+    core.advance(28)
+    assert rest.wait_ms() == BUSY_MS
+
+
+def test_a_delivery_comes_back_in_time(core: CoreBroker) -> None:
+    core.send("orders", b"one")
+    rest = quiet(core)
+    poll(core, 0, invisible_ms=QUIET_MS + 20 * REST_MS)
+    rest.wait_ms()
+    core.advance(QUIET_MS)
+    assert rest.wait_ms() == REST_MS
+    left_ms = core.broker.table.due_times.next_ms(core.broker.store.log_ms(), 1 << 40)
+    core.advance(left_ms - 20)
+    assert rest.wait_ms() == 20
+
+
+def test_a_timer_that_waits_keeps_the_broker_awake() -> None:
+    core = CoreBroker(settings=replace(SMALL, timer=TimerSettings(wheel_slots=3_600)))
+    core.topic("later", type=MessageType.DELAY)
+    entry = PutEntry(MessageType.DELAY, b"one", b"", due_ms=core.clock.wall_ms() + 600_000)
+    core.ask(Kind.PUT, encode_put(PutRequest("later", [entry])))
+    assert quiet(core).wait_ms() == BUSY_MS
+
+
+def test_a_loop_that_rests_is_woken_and_one_that_only_idles_is_not() -> None:
+    waits = [3_600_000, 1, 3_600_000]
+    steps: list[int] = []
+
+    async def scenario() -> None:
+        stepped = asyncio.Event()
+
+        def step() -> int:
+            steps.append(len(steps))
+            stepped.set()
+            return 0
+
+        async def next_step() -> None:
+            stepped.clear()
+            await stepped.wait()
+
+        loop = StepLoop(step, lambda: waits[len(steps) - 1], idle_ms=1)
+        loop.wake()  # before it runs: nothing to wake
+        task = asyncio.create_task(loop.run())
+        await next_step()
+        await asyncio.sleep(0)
+        loop.wake()
+        loop.wake()  # twice is once
+        await next_step()
+        await next_step()  # the idle wait ended by itself
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert steps == [0, 1, 2]
+
+
+def test_a_loop_goes_on_at_once_while_there_is_work() -> None:
+    left = [1, 1, 1, 0]
+
+    async def scenario() -> None:
+        done = asyncio.Event()
+
+        def step() -> int:
+            if len(left) == 1:
+                done.set()
+            return left.pop(0)
+
+        loop = StepLoop(step, lambda: 3_600_000, idle_ms=1)
+        task = asyncio.create_task(loop.run())
+        await done.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert left == []

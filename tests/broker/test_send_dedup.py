@@ -1,0 +1,258 @@
+"""A message id that is sent again stores nothing new, whatever happened to the first reply."""
+
+from typing import cast
+
+import pytest
+
+from popmq.broker.meta.first_receipts import FirstReceipts
+from popmq.common import hop
+from popmq.common.config import Settings
+from popmq.common.hop import Kind, PutResult
+from popmq.common.send_settings import DedupSettings
+from popmq.common.topics import MessageType
+from popmq.common.wire import admin_pb2
+from popmq.proxy.api import definition_pb2 as api
+from popmq.testing.core import SMALL, Answer, CoreBroker
+from popmq.testing.disk import LyingDisk
+
+
+def settings(**dedup: int) -> Settings:
+    return Settings(
+        store=SMALL.store,
+        message=SMALL.message,
+        timer=SMALL.timer,
+        dedup=DedupSettings(**dedup),
+    )
+
+
+def broker(**dedup: int) -> CoreBroker:
+    made = CoreBroker(settings=settings(**dedup))
+    made.topic("orders", queues=4, type=MessageType.MIXED)
+    made.topic("others", queues=1)
+    made.group("g")
+    return made
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    return broker()
+
+
+def entry(message_id: str, *, due_ms: int = 0, group: str = "") -> hop.PutEntry:
+    kind = MessageType.DELAY if due_ms else MessageType.NORMAL
+    kind = MessageType.FIFO if group else kind
+    properties = api.SystemProperties(message_id=message_id, message_group=group)
+    return hop.PutEntry(
+        kind,
+        message_id.encode(),
+        properties.SerializeToString(),
+        due_ms=due_ms,
+        message_id=message_id,
+    )
+
+
+def ask(core: CoreBroker, *entries: hop.PutEntry, topic: str = "orders") -> Answer:
+    return core.ask(Kind.PUT, hop.encode_put(hop.PutRequest(topic, entries)), settle=False)
+
+
+def results(core: CoreBroker, *entries: hop.PutEntry, topic: str = "orders") -> list[PutResult]:
+    answer = ask(core, *entries, topic=topic)
+    core.settle()
+    assert answer.body is not None, answer.error
+    return hop.decode_put_reply(answer.body)
+
+
+def stored(core: CoreBroker, topic: str = "orders") -> int:
+    config = core.broker.registry.topic(topic)
+    return sum(core.broker.store.queue(config.id, q).count for q in range(config.queues))
+
+
+def crash(core: CoreBroker) -> None:
+    cast(LyingDisk, core.disk).restore_power()
+    core.start()
+
+
+def test_a_resend_stores_nothing_and_gets_the_first_receipt(core: CoreBroker) -> None:
+    (first,) = results(core, entry("a"))
+    results(core, entry("b"))
+    assert results(core, entry("a")) == [first]
+    assert stored(core) == 2
+    assert core.broker.receipts.duplicates == 1
+
+
+def test_within_one_request_too(core: CoreBroker) -> None:
+    first, second, other = results(core, entry("a"), entry("a"), entry("b"))
+    assert first == second != other
+    assert stored(core) == 2
+
+
+def test_the_same_id_in_another_topic_is_another_message(core: CoreBroker) -> None:
+    results(core, entry("a"))
+    results(core, entry("a"), topic="others")
+    assert (stored(core), stored(core, "others")) == (1, 1)
+
+
+def test_a_message_without_an_id_is_always_another(core: CoreBroker) -> None:
+    results(core, entry(""), entry(""))
+    assert stored(core) == 2
+
+
+def test_a_resend_is_answered_when_its_first_attempt_is_durable(core: CoreBroker) -> None:
+    first, again = ask(core, entry("a")), ask(core, entry("a"))
+    assert not first.heard
+    assert not again.heard
+    core.settle()
+    assert first.body == again.body is not None
+
+
+def test_a_delayed_message_too_and_its_due_time_is_the_first_ones(core: CoreBroker) -> None:
+    due_ms = core.clock.wall_ms() + 60_000
+    (first,) = results(core, entry("a", due_ms=due_ms))
+    assert results(core, entry("a", due_ms=due_ms + 5_000)) == [first]
+    assert first.due_ms == due_ms
+    core.advance(70_000)
+    assert results(core, entry("a", due_ms=due_ms)) == [first]  # it was delivered by now
+    assert stored(core) == 1
+
+
+def test_a_message_in_order_too(core: CoreBroker) -> None:
+    (first,) = results(core, entry("a", group="key"))
+    assert results(core, entry("a", group="key")) == [first]
+    assert stored(core) == 1
+
+
+def test_a_delivery_or_a_retry_of_the_message_changes_nothing(core: CoreBroker) -> None:
+    (first,) = results(core, entry("a"))
+    core.receive("orders", "g", invisible_ms=1_000)
+    core.advance(2_000)
+    (again,) = core.receive("orders", "g")
+    core.ack("orders", "g", again.handle)
+    assert results(core, entry("a")) == [first]
+    crash(core)
+    assert results(core, entry("a")) == [first]
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean stop", "crash"])
+def test_a_resend_after_a_start_is_recognised(core: CoreBroker, clean: bool) -> None:
+    kept = results(core, *(entry(f"m-{number}") for number in range(600)))
+    delayed = results(core, entry("late", due_ms=core.clock.wall_ms() + 60_000))
+    if clean:
+        core.stop()  # leaves a snapshot of all of it
+        core.start()
+    else:
+        crash(core)
+    assert results(core, *(entry(f"m-{number}") for number in range(600))) == kept
+    assert results(core, entry("late", due_ms=core.clock.wall_ms() + 60_000)) == delayed
+    assert stored(core) == 600
+
+
+def test_a_first_attempt_that_was_lost_with_its_broker_is_stored_by_the_resend(
+    core: CoreBroker,
+) -> None:
+    assert not ask(core, entry("a")).heard
+    crash(core)
+    results(core, entry("a"))
+    assert stored(core) == 1
+
+
+def test_what_was_refused_is_not_remembered(core: CoreBroker) -> None:
+    (refused,) = results(core, entry("a")._replace(queue_id=99))
+    (taken,) = results(core, entry("a"))
+    assert (refused.code, taken.code) == (40000, 20000)
+    assert stored(core) == 1
+
+
+def test_an_id_is_forgotten_after_the_window_and_not_before() -> None:
+    core = broker(window_ms=160_000)
+    results(core, entry("a"))
+    core.advance(159_000)
+    results(core, entry("a"))
+    assert stored(core) == 1
+    core.advance(12_000)  # a sixteenth of the window later at most
+    assert len(core.broker.receipts) == 0
+    results(core, entry("a"))
+    assert stored(core) == 2
+
+
+def test_a_start_has_the_newest_receipt_of_an_id_that_was_forgotten_in_between() -> None:
+    """A replay forgets nothing on its way: it kept the first one."""
+    core = broker(window_ms=160_000)
+    results(core, entry("a"))
+    core.advance(172_000)
+    (second,) = results(core, entry("a"))
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    assert results(core, entry("a")) == [second]
+    core.advance(159_000)
+    assert results(core, entry("a")) == [second]
+    assert stored(core) == 2
+
+
+def test_a_rescheduled_message_keeps_the_receipt_of_its_send_over_a_start() -> None:
+    core = broker(window_ms=160_000)
+    due_ms = core.clock.wall_ms() + 60_000
+    first = results(core, entry("a", due_ms=due_ms))
+    core.run_steps()
+    request = admin_pb2.RescheduleRequest(topic="orders", message_id="a", new_due_ms=-90_000)
+    core.reply(Kind.RESCHEDULE, request.SerializeToString())
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    assert results(core, entry("a", due_ms=due_ms)) == first
+
+
+def test_a_window_of_0_switches_it_off() -> None:
+    core = broker(window_ms=0)
+    results(core, entry("a"), entry("a"))
+    assert stored(core) == 2
+
+
+def test_at_the_bound_the_oldest_ids_leave_and_are_counted() -> None:
+    core = broker(max_ids=3)
+    for name in "abcde":
+        results(core, entry(name))
+    receipts = core.broker.receipts
+    assert (len(receipts), receipts.pushed_out) == (3, 2)
+    results(core, entry("c"), entry("d"), entry("e"))
+    assert stored(core) == 5
+    results(core, entry("a"))
+    assert stored(core) == 6
+
+
+# -- the table by itself
+
+
+def filled(receipts: FirstReceipts, first: int, end: int, log_ms: int) -> None:
+    for number in range(first, end):
+        receipts.enter(7, b"m-%d" % number, number % 8, number, 0, log_ms + number)
+
+
+def test_a_snapshot_has_what_was_there_when_it_began() -> None:
+    table = FirstReceipts(DedupSettings(window_ms=16_000, max_ids=5_000))
+    filled(table, 0, 3_000, 0)
+    before = sorted(table.items())
+    pieces = table.begin_snapshot()
+    first, _ = next(pieces)
+    filled(table, 3_000, 6_000, 0)  # pushes a thousand out
+    table.step(20_000)
+    other = FirstReceipts(DedupSettings(window_ms=16_000, max_ids=5_000))
+    for content in (first, *(piece for piece, _ in pieces)):
+        other.restore(content)
+    assert sorted(other.items()) == before
+
+
+def test_forgetting_is_bounded_in_one_step() -> None:
+    table = FirstReceipts(DedupSettings(window_ms=1_600, max_ids=10_000))
+    for number in range(5_000):
+        table.enter(7, b"%d" % number, 0, number, 0, 0)
+    assert [table.step(10_000) for _ in range(4)] == [2_048, 2_048, 904, 0]
+
+
+def test_a_receipt_comes_back_whole_whatever_its_numbers() -> None:
+    table = FirstReceipts(DedupSettings())
+    result = PutResult(queue_id=1_023, queue_offset=(1 << 63) + 5, due_ms=1_800_000_000_000)
+    table.stored((1 << 32) - 1, "é" * 127, result, 1)
+    other = FirstReceipts(DedupSettings())
+    for content, _ in table.begin_snapshot():
+        other.restore(content)
+    assert other.find((1 << 32) - 1, "é" * 127) == (result, False)
+    assert other.find(7, "é" * 127) is None

@@ -1,0 +1,404 @@
+"""Mistakes planted into the product's replication, for whole brokers with clients to suffer from.
+
+The first ones are rows of the table of unsafe variants (`planted_model.py` has all of them, for
+the light replicas); the others break what stands on replication: replies, roles, timers, tables.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from cluster import planted_model as rules
+
+from popmq.broker import following, leadership
+from popmq.broker.broker_node import BrokerNode
+from popmq.broker.ha import role
+from popmq.broker.ha.epoch_file import EpochFile
+from popmq.broker.ha.hand_over import HandOver
+from popmq.broker.ha.identity import Identity
+from popmq.broker.ha.master_side import MasterSide
+from popmq.broker.ha.role import GroupRecord, Order, Role
+from popmq.broker.ha.set_keeper import SetKeeper
+from popmq.broker.ha.slave_side import SlaveSide
+from popmq.broker.ha.sync_state import SyncState
+from popmq.broker.leadership import Leadership
+from popmq.broker.store.commit_log import CommitLog
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.timer.timer_state import TimerState
+from popmq.common import replication
+from popmq.common.errors import PopmqError
+from popmq.common.hop import Kind, OnReply
+from popmq.common.replication import HandshakeReply
+from popmq.common.wire.controller_pb2 import HandOverReply
+from popmq.testing.cluster_broker import DATA, ClusterBroker
+from popmq.testing.cluster_port import SimPort
+
+Patch = pytest.MonkeyPatch
+
+
+RARE = 200  # seeds; the light replicas find most of these in a few
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedCluster:
+    """Found in at most so many seeds, from `first` on."""
+
+    name: str
+    plant: Callable[[Patch], None]
+    seeds: int = 12
+    first: int = 1
+
+
+# -- rules of replication
+
+
+def timeout_taken_for_failure(patch: Patch) -> None:
+    """A candidate that was asked for without an answer is not waited for any more."""
+    step = SetKeeper.step
+
+    def wrong(self: SetKeeper, *, end: int, now_ms: int) -> int:
+        sync = self._sync
+        if sync.pending and now_ms - self._asked_ms >= 200:
+            sync.pending, sync.proposal = frozenset(), None
+        return step(self, end=end, now_ms=now_ms)
+
+    patch.setattr(SetKeeper, "step", wrong)
+
+
+def no_cancel_of_an_expansion(patch: Patch) -> None:
+    patch.setattr(SetKeeper, "_is_gone", lambda self, store_id, now_ms: False)
+
+
+def no_refusal_of_old_epochs(patch: Patch) -> None:
+    def accept(self: Identity, epoch: int) -> None:
+        self._write(self.store_id, epoch, self.copying)
+
+    def wrong(record: GroupRecord, *, own_id: str, accepted: int, role: Role) -> Order:
+        if record.leader != own_id:
+            return Order.FOLLOW
+        return Order.LEAD if record.epoch > accepted else Order.LEARN
+
+    patch.setattr("popmq.broker.broker_node.order", wrong)
+    patch.setattr(Identity, "accept", accept)
+
+
+def goes_on_in_its_epoch_after_a_restart(patch: Patch) -> None:
+    order = role.order
+
+    def wrong(record: GroupRecord, *, own_id: str, accepted: int, role: Role) -> Order:
+        found = order(record, own_id=own_id, accepted=accepted, role=role)
+        return Order.LEAD if found is Order.WAIT else found
+
+    append = EpochFile.append
+
+    def again(self: Any, epoch: int, start: int) -> None:
+        if self.last_epoch < epoch:
+            append(self, epoch, start)
+
+    patch.setattr("popmq.broker.broker_node.order", wrong)
+    patch.setattr(EpochFile, "append", again)
+
+
+def new_disk_with_the_old_identity(patch: Patch) -> None:
+    wipe = ClusterBroker.wipe
+
+    def wrong(self: ClusterBroker) -> None:
+        path = f"{DATA}/identity"
+        identity = self.disk.durable(path) if self.disk.exists(path) else b""
+        wipe(self)
+        if identity:
+            file = self.disk.open(path, create=True)
+            file.write(identity, 0)
+            file.sync()
+            self.disk.sync_folder(DATA)
+
+    patch.setattr(ClusterBroker, "wipe", wrong)
+
+
+def new_master_cuts_to_known_confirmed(patch: Patch) -> None:
+    begin = BrokerNode._begin_to_lead
+
+    def wrong(self: BrokerNode, record: GroupRecord) -> None:
+        store = self.broker.store
+        if store.slave is None or store.confirmed == store.end or not store.confirmed:
+            begin(self, record)
+            return
+        epochs, position = self.epochs, store.confirmed
+        self._named_by = None
+
+        def cut() -> None:
+            epochs.cut_suffix(position)
+            begin(self, record)
+
+        store.slave.cut(position, cut)
+
+    patch.setattr(BrokerNode, "_begin_to_lead", wrong)
+
+
+def slave_cuts_to_known_confirmed(patch: Patch) -> None:
+    def wrong(self: SlaveSide, reply: HandshakeReply) -> int:
+        return min(max(self._store.confirmed, self._store.start), reply.end)
+
+    patch.setattr(SlaveSide, "_point", wrong)
+
+
+def slave_does_not_truncate(patch: Patch) -> None:
+    """It goes on from its own end, or from the master's where that comes first."""
+    point = SlaveSide._point
+
+    def wrong(self: SlaveSide, reply: HandshakeReply) -> int:
+        point(self, reply)
+        return min(self._store.end, reply.end)
+
+    patch.setattr(SlaveSide, "_point", wrong)
+
+
+def ack_before_fsync(patch: Patch) -> None:
+    take = SlaveSide._take_block
+
+    def wrong(self: SlaveSide, block: Any) -> None:
+        take(self, block)
+        acked = replication.Acked(
+            self._epoch, self._identity.store_id, self._session, self._store.end
+        )
+        body = replication.encode_acked(acked)
+        self._link.ask(Kind.ACKED, body, 2_000, lambda answer: None)
+
+    patch.setattr(SlaveSide, "_take_block", wrong)
+
+
+def master_counts_what_is_not_synced(patch: Patch) -> None:
+    grown = MasterSide.grown
+
+    def wrong(self: MasterSide) -> None:
+        grown(self)
+        self.durable(self._store.end)
+
+    patch.setattr(MasterSide, "grown", wrong)
+
+
+def survived_bytes_not_synced(patch: Patch) -> None:
+    patch.setattr(CommitLog, "sync", lambda self: None)
+
+
+def confirmed_used_before_truncation(patch: Patch) -> None:
+    shaken = SlaveSide._shaken
+
+    def wrong(self: SlaveSide, body: bytes) -> None:
+        reply = replication.decode_handshake_reply(body)
+        self._store.confirm(min(reply.confirmed, self._store.end))
+        shaken(self, body)
+
+    patch.setattr(SlaveSide, "_shaken", wrong)
+
+
+def set_read_from_an_old_record(patch: Patch) -> None:
+    """A stale read takes the master's set back to what it was."""
+
+    def wrong(self: Any, *, epoch: int, version: int, members: frozenset[str]) -> bool:
+        if epoch != self.epoch:
+            return False
+        self.version, self.members = version, frozenset(members)
+        self.pending, self.proposal = frozenset(), None
+        return bool(self._confirm())
+
+    patch.setattr(SyncState, "learn", wrong)
+
+
+# -- what stands on replication
+
+
+def reply_before_it_is_confirmed(patch: Patch) -> None:
+    patch.setattr(MessageStore, "when_confirmed", lambda self, callback: callback())
+
+
+def replied_when_durable_here(patch: Patch) -> None:
+    """A master calls its own disk enough, as one without replicas does."""
+    confirmed = MasterSide.durable
+
+    def wrong(self: MasterSide, position: int) -> None:
+        confirmed(self, position)
+        self._store.confirm(position)
+
+    patch.setattr(MasterSide, "durable", wrong)
+
+
+def slave_applies_what_is_not_confirmed(patch: Patch) -> None:
+    def wrong(self: SlaveSide, confirmed: int) -> None:
+        self._store.confirm(self._store.end)
+
+    patch.setattr(SlaveSide, "_take_confirmed", wrong)
+
+
+def clients_let_in_before_the_epoch_start_is_confirmed(patch: Patch) -> None:
+    begin = Leadership.begin
+
+    def wrong(self: Leadership) -> None:
+        begin(self)
+        self._gate.clients.opens(self.server)
+
+    patch.setattr(leadership.Leadership, "begin", wrong)
+
+
+def slaves_serve_clients(patch: Patch) -> None:
+    """What arrives at a slave that led before is served by what it was."""
+    end = Leadership.end
+
+    def wrong(self: Leadership, why: str) -> None:
+        server = self.server
+        end(self, why)
+        self._gate.clients.opens(server)
+
+    patch.setattr(Leadership, "end", wrong)
+
+
+def hand_over_waits_for_nobody(patch: Patch) -> None:
+    """The one that takes over is said to have everything; it need not be in the set for that."""
+
+    def wrong(self: HandOver, now_ms: int) -> bool:
+        if self._on_reply is not None:
+            self._answer(HandOverReply(end=self._store.end).SerializeToString())
+        return now_ms >= self._until_ms
+
+    patch.setattr(HandOver, "step", wrong)
+    patch.setattr("popmq.controller.failover.candidates", lambda record, living: list(living))
+    rules.elected_outside_the_set(patch)
+
+
+def master_never_gives_way(patch: Patch) -> None:
+    """A master that is deposed goes on as what it was."""
+    on_record = BrokerNode.on_record
+
+    def wrong(self: BrokerNode, record: GroupRecord) -> None:
+        if self.leadership is None or record.leader == self.identity.store_id:
+            on_record(self, record)
+
+    patch.setattr(BrokerNode, "on_record", wrong)
+
+
+def fired_timers_fire_again_after_a_switch(patch: Patch) -> None:
+    """A promoted slave forgets which timers fired since its snapshot."""
+    lead = following.Following.promote
+
+    def wrong(self: following.Following, epoch: int) -> None:
+        lead(self, epoch)
+        state: TimerState = self._timers.state
+        state.cursor = (0, 0)
+
+    patch.setattr(following.Following, "promote", wrong)
+
+
+def timers_begin_anew_at_each_master(patch: Patch) -> None:
+    """What was enqueued before the switch is never fired."""
+
+    def wrong(self: following.Following, epoch: int) -> None:
+        promote(self, epoch)
+        self._timers.state.pending.clear()
+
+    promote = following.Following.promote
+    patch.setattr(following.Following, "promote", wrong)
+
+
+def sends_stored_by_each_try(patch: Patch) -> None:
+    """A proxy that tries again makes up another message id."""
+    request = SimPort.request
+    numbers = iter(range(1, 1 << 30))
+
+    def wrong(self: SimPort, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        if kind is Kind.PUT:
+            at = body.rfind(b"m", 0, body.find(b"|"))
+            name = b"n%06d" % (next(numbers) % 1_000_000)
+            body = body[:at] + name + body[at + 7 :] if at > 0 else body
+        return request(self, kind, body, timeout_ms, on_reply)
+
+    patch.setattr(SimPort, "request", wrong)
+
+
+def promoted_without_its_last_records(patch: Patch) -> None:
+    """A promoted slave serves before it applied its tail."""
+
+    def wrong(self: following.Following) -> int:
+        if self.promoted and self._store.slave is not None:
+            self._store.opened()
+            self._lead()
+            self.on_serving()
+            return 1
+        return int(step(self))
+
+    step = following.Following.step
+    patch.setattr(following.Following, "step", wrong)
+
+
+def rebuilt_store_keeps_its_identity(patch: Patch) -> None:
+    def wrong(self: Identity, *, copying: bool) -> None:
+        if self.store_id:
+            self._write(self.store_id, self.epoch, copying)
+        else:
+            renew(self, copying=copying)
+
+    renew = Identity.renew
+    patch.setattr(Identity, "renew", wrong)
+
+
+def sends_admitted_without_enough_replicas(patch: Patch) -> None:
+    """Anybody confirms alone: min_in_sync is never looked at."""
+    patch.setattr(SyncState, "has_quorum", property(lambda self: True))
+    patch.setattr(SyncState, "can_shrink", lambda self: len(self.members) > 1)
+    patch.setattr(Leadership, "_shortage", lambda self: "")
+
+
+def old_sessions_are_answered(patch: Patch) -> None:
+    """Neither epoch nor session of what a slave says is looked at."""
+
+    def wrong(self: MasterSide, epoch: int, store_id: str, session: int) -> Any:
+        follower = self.followers.get(store_id)
+        if follower is None:
+            raise PopmqError("shake hands")
+        return follower
+
+    patch.setattr(MasterSide, "_follower", wrong)
+    patch.setattr(MasterSide, "_check_epoch", lambda self, epoch: None)
+
+
+PLANTED = [
+    PlantedCluster("smaller set before it is known", rules.smaller_set_before_it_is_known),
+    PlantedCluster("expand waits only when known", rules.expand_waits_only_when_known),
+    PlantedCluster("expand from any position", rules.expand_from_any_position),
+    PlantedCluster("timeout taken for failure", timeout_taken_for_failure, seeds=RARE),
+    PlantedCluster("majority confirms", rules.majority_confirms),
+    PlantedCluster("set read from an old record", set_read_from_an_old_record),
+    PlantedCluster("no cancel of an expansion", no_cancel_of_an_expansion, seeds=RARE),
+    PlantedCluster("elected outside the set", rules.elected_outside_the_set),
+    PlantedCluster("election adds living brokers", rules.election_adds_living_brokers),
+    PlantedCluster("leader left alone", rules.election_leaves_the_leader_alone, seeds=RARE),
+    PlantedCluster("no compare-and-set", rules.controllers_without_compare_and_set),
+    PlantedCluster("no refusal of old epochs", no_refusal_of_old_epochs),
+    PlantedCluster("accepted epoch not kept", rules.accepted_epoch_not_kept, seeds=RARE),
+    PlantedCluster("goes on in its epoch", goes_on_in_its_epoch_after_a_restart),
+    PlantedCluster("new disk with the old identity", new_disk_with_the_old_identity, seeds=RARE),
+    PlantedCluster("entry less durable", rules.entry_less_durable_than_its_records),
+    PlantedCluster("new master cuts", new_master_cuts_to_known_confirmed),
+    PlantedCluster("slave cuts to known confirmed", slave_cuts_to_known_confirmed),
+    PlantedCluster("slave does not truncate", slave_does_not_truncate),
+    PlantedCluster("ack before fsync", ack_before_fsync),
+    PlantedCluster("master counts what is not synced", master_counts_what_is_not_synced),
+    PlantedCluster(
+        "confirmed used before truncation", confirmed_used_before_truncation, seeds=RARE
+    ),
+    PlantedCluster("reply before it is confirmed", reply_before_it_is_confirmed),
+    PlantedCluster("replied when durable here", replied_when_durable_here),
+    PlantedCluster("slave applies what is not confirmed", slave_applies_what_is_not_confirmed),
+    PlantedCluster("clients let in early", clients_let_in_before_the_epoch_start_is_confirmed),
+    PlantedCluster("slaves serve clients", slaves_serve_clients),
+    PlantedCluster("hand-over waits for nobody", hand_over_waits_for_nobody),
+    PlantedCluster("master never gives way", master_never_gives_way),
+    PlantedCluster("fired timers fire again", fired_timers_fire_again_after_a_switch),
+    PlantedCluster("timers begin anew", timers_begin_anew_at_each_master),
+    PlantedCluster("sends stored by each try", sends_stored_by_each_try),
+    PlantedCluster("promoted without its last records", promoted_without_its_last_records),
+    PlantedCluster(
+        "rebuilt store keeps its identity", rebuilt_store_keeps_its_identity, seeds=RARE
+    ),
+    PlantedCluster("min_in_sync not looked at", sends_admitted_without_enough_replicas, seeds=RARE),
+]

@@ -1,0 +1,95 @@
+"""Seeds of the simulated cluster: every promise holds in each, and the rare states are reached.
+
+POPMQ_CLUSTER_SEEDS is how many seeds the everyday test runs (6).
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from cluster.planted_cluster import PLANTED, RARE, PlantedCluster
+
+from popmq.testing.cluster_run import run_cluster_seed
+from popmq.testing.cluster_sometimes import ClusterSometimes, NetSometimes
+from popmq.testing.sometimes import Tally
+
+
+def run(first: int, seeds: int) -> Tally:
+    tally = Tally(ClusterSometimes, NetSometimes)
+    for seed in range(first, first + seeds):
+        outcome = run_cluster_seed(seed)
+        assert not outcome.violations, outcome.story(60)
+        tally.add(outcome.tally)
+    print(f"{seeds} seeds\n{tally.table()}")
+    return tally
+
+
+def test_every_promise_holds() -> None:
+    run(1, int(os.environ.get("POPMQ_CLUSTER_SEEDS", "6")))
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1_800)
+def test_every_promise_holds_in_a_hundred_seeds_and_every_rare_state_is_reached() -> None:
+    assert not run(1_000, 120).never
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7_200)
+def test_every_promise_holds_in_five_hundred_seeds() -> None:
+    assert not run(20_000, 500).never
+
+
+def found_at(planted: PlantedCluster) -> int:
+    """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
+    for seed in range(planted.first, planted.first + planted.seeds):
+        with pytest.MonkeyPatch.context() as patch:
+            planted.plant(patch)
+            broken = bool(run_cluster_seed(seed).violations)
+        if broken and not run_cluster_seed(seed).violations:
+            return seed
+    return 0
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(
+            one, id=one.name, marks=pytest.mark.heavy if one.seeds < RARE else pytest.mark.long
+        )
+        for one in PLANTED
+    ],
+)
+def test_a_planted_mistake_is_found(planted: PlantedCluster) -> None:
+    assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
+
+
+def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
+    code = (
+        "import logging; logging.disable()\n"
+        "from popmq.testing.cluster_run import run_cluster_seed\n"
+        "print(*(run_cluster_seed(seed).digest for seed in (1, 2)))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "77")
+    }
+    assert len(digests) == 1
+
+
+def test_a_failed_seed_names_the_command_that_replays_it() -> None:
+    command = run_cluster_seed(3).story().rpartition("replay: ")[2].split()
+    assert command[0] == ".venv/bin/python"
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert "leads epoch 1" in done.stdout
+    assert "seed 3: " in done.stdout

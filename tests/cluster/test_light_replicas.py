@@ -1,0 +1,101 @@
+"""The light replicas' world: no rule of replication breaks, and each broken rule is seen.
+
+POPMQ_LIGHT_SEEDS is how many seeds the everyday test runs (60).
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from cluster.planted_model import PLANTED, PlantedModel
+
+from popmq.testing.cluster_sometimes import ModelSometimes, NetSometimes
+from popmq.testing.model_run import run_model_seed
+from popmq.testing.sometimes import Tally
+
+FEWEST = 60
+
+
+def run(first: int, seeds: int) -> Tally:
+    tally = Tally(ModelSometimes, NetSometimes)
+    for seed in range(first, first + seeds):
+        outcome = run_model_seed(seed)
+        assert not outcome.violations, outcome.story(40)
+        tally.add(outcome.tally)
+    print(f"{seeds} seeds\n{tally.table()}")
+    return tally
+
+
+def test_nothing_that_was_confirmed_is_lost_or_replaced() -> None:
+    run(1, int(os.environ.get("POPMQ_LIGHT_SEEDS", str(FEWEST))))
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_in_five_hundred_seeds_and_every_rare_state_is_reached() -> None:
+    assert not run(10_000, 500).never
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+def test_nothing_is_lost_in_five_thousand_seeds() -> None:
+    run(100_000, 5_000)
+
+
+def found_at(planted: PlantedModel) -> int:
+    """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
+    for seed in range(1, planted.seeds + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            planted.plant(patch)
+            broken = bool(run_model_seed(seed).violations)
+        if broken and not run_model_seed(seed).violations:
+            return seed
+    return 0
+
+
+QUICK, HEAVY = 8, 200  # seeds
+
+
+def marks(planted: PlantedModel) -> list[pytest.MarkDecorator]:
+    """Rare ones are looked for by hand."""
+    if planted.seeds <= QUICK:
+        return []
+    return [pytest.mark.heavy if planted.seeds <= HEAVY else pytest.mark.long]
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize(
+    "planted", [pytest.param(one, id=one.name, marks=marks(one)) for one in PLANTED]
+)
+def test_an_unsafe_variant_is_found(planted: PlantedModel) -> None:
+    assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
+
+
+def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
+    code = (
+        "import logging; logging.disable()\n"
+        "from popmq.testing.model_run import run_model_seed\n"
+        "print(*(run_model_seed(seed).digest for seed in range(1, 7)))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "77")
+    }
+    assert len(digests) == 1
+
+
+def test_a_failed_seed_names_the_command_that_replays_it() -> None:
+    command = run_model_seed(3).story().rpartition("replay: ")[2].split()
+    assert command[0] == ".venv/bin/python"
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert "master of epoch 1" in done.stdout
+    assert "seed 3: " in done.stdout

@@ -1,0 +1,45 @@
+"""`popmq up` with several broker groups or replicas: the supervisor and its children."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from e2e.processes import Role, run_command
+
+
+class Many(Role):
+    """The supervisor, and what its state file says."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.data = folder / "data"
+        super().__init__(
+            "up",
+            ["up", "--data", str(self.data), "--port", "0", "--http-port", "0", *arguments],
+            folder=folder,
+            settings={},
+        )
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.data / "cluster.json").read_text())
+        return found
+
+    def process(self, name: str) -> dict[str, Any]:
+        (found,) = [one for one in self.state["processes"] if one["name"] == name]
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [self.ready.endpoint]
+
+    def popmq(self, *arguments: str) -> str:
+        return run_command(self.ready.endpoint, self.folder, *arguments)
+
+    def create(self, *, topic: str, groups: list[str]) -> None:
+        self.popmq("topic", "create", topic)
+        for group in groups:
+            self.popmq("group", "create", group)
+
+    def pids(self) -> list[int]:
+        return [one["pid"] for one in self.state["processes"]]

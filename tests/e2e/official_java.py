@@ -1,0 +1,64 @@
+"""Builds and starts the official Java client (java/Client.java), which speaks TLS by default."""
+
+import hashlib
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from e2e.official import Launch, RoleName
+
+JAVA = Path(__file__).parent / "java"
+BUILD = Path(__file__).resolve().parents[2] / "build"
+SETUP_S = 500
+# Four of them share two cores with the brokers: quick to start counts, not the highest speed.
+_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx384m", "-Dfile.encoding=UTF-8")
+
+
+def launch_java(speaks: Literal["tls", "plain"]) -> Launch:
+    """Roles of the client, built once for what the sources and pom.xml say."""
+    folder = _built()
+    classpath = f"{folder / 'classes'}:{folder / 'lib'}/*"
+    return partial(_command, classpath, speaks)
+
+
+def _command(classpath: str, speaks: str, role: RoleName) -> list[str]:
+    return [_find_tool("java"), *_JVM, "-cp", classpath, "Client", role, speaks]
+
+
+def _built() -> Path:
+    sources = sorted(JAVA.glob("*.java"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (JAVA / "pom.xml", *sources)))
+    folder = BUILD / f"official-java-{digest.hexdigest()[:12]}"
+    if (folder / "done").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    maven = ("mvn", "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={folder}/lib")
+    _run(maven, "maven")
+    options = ("-encoding", "UTF-8", "-d", f"{folder}/classes", "-cp", f"{folder}/lib/*")
+    _run(("javac", *options, *map(str, sources)), "default-jdk-headless")
+    (folder / "done").touch()
+    return folder
+
+
+def _run(command: tuple[str, ...], package: str) -> None:
+    tool = _find_tool(command[0], package)
+    done = subprocess.run(
+        [tool, *command[1:]],
+        cwd=JAVA,
+        capture_output=True,
+        text=True,
+        timeout=SETUP_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.fail(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
+
+
+def _find_tool(name: str, package: str = "default-jdk-headless") -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on PATH; Debian, Ubuntu: sudo apt-get install {package}")
+    return found

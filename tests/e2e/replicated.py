@@ -1,0 +1,182 @@
+"""A broker group of several processes with a controller, and a client of its frames.
+
+No proxy in between: what a test sees is what the brokers said.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from e2e.processes import LOCAL, Role, free_port
+
+from popmq.common import hop
+from popmq.common.errors import Code, DeadlineExceeded, PopmqError
+from popmq.common.frame_port import FramePort, call
+from popmq.common.frames import Hello
+from popmq.common.frames import Role as HelloRole
+from popmq.common.hop import Kind
+from popmq.common.topics import MessageType
+from popmq.common.wire import controller_pb2 as pb
+from popmq.common.wire.replication_pb2 import DescribeRoleReply
+
+GROUP = "group-a"
+TIME_S = 30.0
+
+
+class ReplicatedGroup:
+    """A controller and `replicas` brokers, each a process; entered, all of them run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replicas: int = 3,
+        settings: Mapping[str, str] | None = None,
+        own_segments: bool = True,
+    ) -> None:
+        common = {"POPMQ_HTTP_LISTEN": f"{LOCAL}:0", **(settings or {})}
+        self.address = f"{LOCAL}:{free_port()}"
+        self.folder = folder
+        self.controller = Role(
+            "controller",
+            ["controller"],
+            folder=folder,
+            settings={**common, "POPMQ_CONTROLLER_LISTEN": self.address},
+        )
+        self.brokers = [
+            Role(
+                f"node-{number}",
+                ["broker"],
+                folder=folder,
+                settings={
+                    **common,
+                    "POPMQ_CONTROLLER_ADDRESSES": self.address,
+                    "POPMQ_BROKER_NAME": GROUP,
+                    "POPMQ_BROKER_NODE": f"node-{number}",
+                    "POPMQ_BROKER_DATA": str(folder / f"data-{number}"),
+                    "POPMQ_BROKER_LISTEN": f"{LOCAL}:{free_port()}",
+                    "POPMQ_REPLICATION_REPLICAS": str(replicas),
+                    **({"POPMQ_STORE_SEGMENT_BYTES": "64MiB"} if own_segments else {}),
+                    "POPMQ_TOPIC_AUTO_CREATE": "true",
+                },
+            )
+            for number in range(1, replicas + 1)
+        ]
+        self._stack = ExitStack()
+
+    def data(self, broker: Role) -> Path:
+        return self.folder / f"data-{broker.name[-1]}"
+
+    def of_node(self, node: str) -> Role:
+        return next(broker for broker in self.brokers if broker.name == node)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for role in (self.controller, *self.brokers):
+                stack.enter_context(role)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+
+class GroupClient:
+    """Asks the group's master, whoever that is; a refusal of one that is not is no answer."""
+
+    def __init__(self, controller: str) -> None:
+        self._hello = Hello(role=HelloRole.PROXY, name="a-test", cluster="popmq")
+        self._controller = self._port(controller)
+        self._ports: dict[str, FramePort] = {}
+        self._master = ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._controller.close()
+        for port in self._ports.values():
+            await port.close()
+
+    async def ask(self, kind: Kind, body: bytes, *, timeout_s: float = TIME_S) -> bytes:
+        """The master's answer. A request whose outcome is not known is made again: DeadlineExceeded
+        says that none was ever known."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            try:
+                return await call(await self.master(), kind, body, 2_000)
+            except PopmqError as error:
+                if error.code not in (
+                    Code.NOT_MASTER,
+                    Code.HA_NOT_AVAILABLE,
+                    Code.PROXY_TIMEOUT,
+                ):
+                    raise
+                self._master = ""
+                await asyncio.sleep(0.02)
+        raise DeadlineExceeded(f"no answer to {kind.name} within {timeout_s} s")
+
+    async def once(self, kind: Kind, body: bytes) -> bytes:
+        """One try; PopmqError when nobody knows what became of it."""
+        try:
+            return await call(await self.master(), kind, body, 5_000)
+        except PopmqError:
+            self._master = ""
+            raise
+
+    async def master(self) -> FramePort:
+        if not self._master:
+            request = pb.RoutesRequest(known_version=0, wait_ms=0).SerializeToString()
+            reply = await call(self._controller, Kind.ROUTES, request, 2_000)
+            routes = pb.RoutesReply.FromString(reply).brokers
+            self._master = next((one.address for one in routes if one.broker == GROUP), "")
+        if not self._master:
+            raise PopmqError("there is no route yet")
+        return self.port(self._master)
+
+    def port(self, address: str) -> FramePort:
+        if address not in self._ports:
+            self._ports[address] = self._port(address)
+        return self._ports[address]
+
+    async def state(self) -> pb.GroupState:
+        request = pb.ListReplicasRequest(group=GROUP).SerializeToString()
+        reply = await call(self._controller, Kind.LIST_REPLICAS, request, 2_000)
+        groups = pb.ListReplicasReply.FromString(reply).groups
+        return groups[0] if groups else pb.GroupState()
+
+    async def role_of(self, address: str) -> DescribeRoleReply:
+        reply = await call(self.port(address), Kind.DESCRIBE_ROLE, b"", 2_000)
+        return DescribeRoleReply.FromString(reply)
+
+    async def in_sync(self, count: int) -> pb.GroupState:
+        """Wait until a master serves and so many are in the SyncStateSet."""
+        async with asyncio.timeout(TIME_S):
+            while True:
+                with contextlib.suppress(PopmqError):
+                    state = await self.state()
+                    alive = {one.broker.store_id for one in state.members if one.alive}
+                    if len(alive & set(state.record.sync_state_set)) >= count:
+                        await self.master()
+                        return state
+                await asyncio.sleep(0.05)
+
+    def _port(self, address: str) -> FramePort:
+        port = FramePort(address, self._hello, peer_name=address)
+        port.start()
+        return port
+
+
+def put(topic: str, body: bytes) -> bytes:
+    entry = hop.PutEntry(MessageType.NORMAL, body, b"")
+    return hop.encode_put(hop.PutRequest(topic, [entry], auto_create=True))

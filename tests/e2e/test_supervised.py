@@ -1,0 +1,159 @@
+"""`popmq up --groups N`: a cluster of real processes, supervised; whoever is killed."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from e2e.many import Many
+from e2e.processes import RoleFailed, tail
+
+from popmq.cli.client import Client
+from popmq.common.errors import PopmqError
+from popmq.common.wire import admin_pb2 as admin
+from popmq.proxy.api import definition_pb2 as api
+
+WAIT_S = 30.0
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie, which somebody else has to wait for, is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def until(what: str, look: Callable[[], object], many: Many) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not look():
+        assert time.monotonic() < deadline_s, f"not {what}:\n{tail(many.log)}"
+        time.sleep(0.05)
+
+
+def message(number: int) -> api.Message:
+    properties = api.SystemProperties(message_id=f"m-{number}", body_encoding=api.IDENTITY)
+    return api.Message(
+        topic=api.Resource(name="orders"),
+        body=str(number).encode(),
+        system_properties=properties,
+    )
+
+
+def received(client: Client, count: int) -> list[str]:
+    """Bodies of so many messages, acked."""
+    bodies: list[str] = []
+    deadline_s = time.monotonic() + WAIT_S
+    while len(bodies) < count and time.monotonic() < deadline_s:
+        got = client.receive(
+            "g",
+            api.MessageQueue(topic=api.Resource(name="orders")),
+            limit=32,
+            wait_ms=500,
+            invisible_ms=20_000,
+        )
+        bodies += [one.body.decode() for one in got]
+        if got:
+            client.ack("g", "orders", got)
+    return bodies
+
+
+def groups_known(client: Client) -> int:
+    """To the controller; 0 while the proxy cannot ask it."""
+    try:
+        return len(client.brokers("").groups)
+    except PopmqError:
+        return 0
+
+
+def test_two_groups_run_as_processes_and_a_killed_broker_comes_back(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
+        client.topic(
+            "CreateTopic", admin.CreateTopicRequest(topic=admin.Topic(name="orders", queues=4))
+        )
+        assert sorted(one["name"] for one in many.state["processes"]) == [
+            "broker-a-0",
+            "broker-b-0",
+            "controller",
+            "proxy",
+        ]
+        for number in range(40):
+            client.send(message(number))
+        before = many.process("broker-a-0")
+        os.kill(before["pid"], signal.SIGKILL)
+        until("started again", lambda: many.process("broker-a-0")["starts"] == 2, many)
+        for number in range(40, 80):
+            client.send(message(number))
+        after = many.process("broker-a-0")
+        assert after["listens"] == before["listens"]
+        assert sorted(map(int, received(client, 80))) == list(range(80))
+        assert "a process ended and is started again" in many.log.read_text()
+        pids = many.pids()
+    assert [pid for pid in pids if is_alive(pid)] == []
+    for name in ("broker-a-0", "broker-b-0", "controller", "proxy"):
+        # The log of each ends with a clean stop.
+        last = (many.data / "logs" / f"{name}.log").read_text().splitlines()[-1]
+        assert json.loads(last)["event"] == "stopped"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["controller", "proxy"])
+def test_a_killed_controller_or_proxy_comes_back_at_its_address(tmp_path: Path, name: str) -> None:
+    with Many(tmp_path, "--groups", "2") as many:
+        before = many.process(name)
+        os.kill(before["pid"], signal.SIGKILL)
+        until("started again", lambda: many.process(name)["starts"] == 2, many)
+        log = Path(before["log"])
+        until("serving", lambda: log.read_text().count('"event": "serving"') == 2, many)
+        with Client(many.ready.endpoint) as client:
+            until("known", lambda: groups_known(client) == 2, many)
+        assert many.process(name)["listens"] == before["listens"]
+
+
+def test_a_supervisor_that_is_killed_leaves_no_orphans(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many:
+        pids = many.pids()
+        assert all(map(is_alive, pids))
+        many.kill9()
+        until("gone", lambda: not any(map(is_alive, pids)), many)
+        many.start()  # the data folder is free again
+        assert len(many.pids()) == 4
+
+
+@pytest.mark.heavy
+def test_a_stopped_child_is_gone_with_its_supervisor_too(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many:
+        pids = many.pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        many.kill9()
+        until("gone", lambda: not any(map(is_alive, pids)), many)
+
+
+def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    many = Many(tmp_path, "--groups", "2")
+    blocked = many.data / "broker-b-0"
+    many.data.mkdir()
+    blocked.write_text("a file where the data should be")
+    with pytest.raises(RoleFailed, match="broker-b-0"):
+        many.start()
+    blocked.unlink()
+    with many:
+        assert len(many.pids()) == 4
+
+
+def test_a_folder_of_another_shape_is_refused(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many:
+        assert len(many.pids()) == 4
+    for arguments, why in (
+        ((), r"holds 2 broker groups of 1: start it with --groups 2 --replicas 1"),
+        (("--groups", "27"), r"--groups 27: 1 to 26"),
+        (("--replicas", "2"), r"would leave some of them out"),
+    ):
+        other = Many(tmp_path, *arguments)
+        with pytest.raises(RoleFailed, match=why):
+            other.start()

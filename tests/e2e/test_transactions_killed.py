@@ -1,0 +1,201 @@
+"""Transactions of the official Python client while broker, proxies and producers die by kill -9.
+
+Each half message is committed or rolled back once, as its producer's database says, whoever is
+asked; none is seen before, and none is left.  E2E_SEED repeats the order of the kills.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from e2e.processes import LOCAL, Cluster, OwnProcess, RoleFailed, free_port, role_environment
+from e2e.transaction_client import ENDED, FAILED, SENT, TRIED, is_committed
+
+from popmq.common.errors import PopmqError
+from popmq.testing.broker_calls import BrokerCalls
+
+SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
+TOPIC, AUDITOR = "trans", "auditor"
+SETTLED_S = 60
+SETTINGS = {
+    "POPMQ_TRANSACTION_FIRST_CHECK_MS": "500",
+    "POPMQ_TRANSACTION_CHECK_INTERVAL_MS": "1000",
+    "POPMQ_TRANSACTION_MAX_CHECKS": "1000",
+}
+
+
+class Producer(OwnProcess):
+    """An official client in a process of its own; begun again behind its last number."""
+
+    def __init__(self, name: str, folder: Path, endpoint: str, numbers: range) -> None:
+        self.journal = folder / f"{name}.journal"
+        self._home = folder / name
+        self._home.mkdir()
+        self._endpoint = endpoint
+        self._numbers = numbers
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        tried = [number for what, number in self.said() if what == TRIED]
+        first = max(tried, default=self._numbers.start - 1) + 1
+        arguments = [self._endpoint, TOPIC, str(self.journal), str(first), str(self._numbers.stop)]
+        environment = role_environment({}) | {"HOME": str(self._home)}
+        environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "e2e.transaction_client", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def kill9(self) -> None:
+        assert self._process is not None, "it does not run"
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process = None
+
+    def end(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self.kill9()
+
+    def said(self) -> list[tuple[str, int]]:
+        text = self.journal.read_text() if self.journal.exists() else ""
+        lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [(what, int(number)) for what, number in lines]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every number has come to something."""
+        over = {number for what, number in self.said() if what != TRIED}
+        return self._numbers.stop - 1 in over
+
+
+class Calls(BrokerCalls):
+    def __init__(self, endpoint: str) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+
+    def _address(self) -> str:
+        return self._endpoint
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [
+        pytest.param(120, 3),
+        pytest.param(1_000, 12, marks=pytest.mark.heavy),
+    ],
+)
+@pytest.mark.timeout(400)
+def test_each_transaction_has_its_one_end_whoever_is_killed(
+    tmp_path: Path, count: int, kills: int
+) -> None:
+    dice = random.Random(SEED)
+    cluster = Cluster(tmp_path, proxies=2, settings=SETTINGS)
+    for proxy in cluster.proxies:  # where its clients find it again
+        proxy.settings["POPMQ_PROXY_LISTEN"] = f"{LOCAL}:{free_port()}"
+    with cluster:
+        cluster.popmq("topic", "create", TOPIC, "--type", "transaction")
+        half = count // 2
+        producers = [
+            Producer("one", tmp_path, cluster.endpoints[0], range(half)),
+            Producer("two", tmp_path, cluster.endpoints[1], range(half, count)),
+        ]
+        with producers[0], producers[1]:
+            killed = kill_about(cluster, producers, dice, kills)
+            wait_for(lambda: all(one.finished for one in producers), 120, "the producers")
+        last = Producer("three", tmp_path, cluster.endpoints[0], range(0))
+        with last:
+            wait_for(
+                lambda: cluster.broker.metric("popmq_half_messages") == 0,
+                SETTLED_S,
+                "an end of every half message",
+            )
+        seen = audit(cluster.endpoints[1])
+    said = [line for one in producers for line in one.said()]
+    by_what = {
+        what: {number for word, number in said if word == what}
+        for what in (TRIED, SENT, ENDED, FAILED)
+    }
+    print(
+        f"\nseed {SEED}: {count} transactions, {len(by_what[SENT])} half messages answered, "
+        f"{len(by_what[ENDED])} ended by their producers, {len(by_what[FAILED])} failed; "
+        f"killed {', '.join(killed)}; {len(seen)} messages delivered"
+    )
+    assert len(by_what[TRIED]) == count
+    wrong = {number for number in seen if not is_committed(number)}
+    assert wrong == set(), "rolled back, or never ended, and seen"
+    missing = {number for number in by_what[SENT] if is_committed(number)} - set(seen)
+    assert missing == set(), "committed, and never seen"
+    assert [number for number, times in seen.items() if times > 1] == []
+    assert set(seen) <= by_what[TRIED]
+
+
+def kill_about(
+    cluster: Cluster, producers: list[Producer], dice: random.Random, kills: int
+) -> list[str]:
+    """One part after the other, among them each kind at least once."""
+    kinds = ["broker", "proxy", "producer"]
+    order = [*kinds, *(dice.choice(kinds) for _ in range(kills - len(kinds)))]
+    dice.shuffle(order)
+    begun = 0
+    for kind in order:
+        # Between kills some transactions are begun, so that each meets some on their way.
+        target = begun + 5
+        wait_for(lambda at=target: tried(producers) >= at, 60, "transactions")
+        if kind == "broker":
+            cluster.broker.kill9()
+            cluster.broker.restart()
+        elif kind == "proxy":
+            proxy = dice.choice(cluster.proxies)
+            proxy.kill9()
+            proxy.restart()
+        else:
+            producer = dice.choice(producers)
+            producer.kill9()
+            producer.start()
+        begun = tried(producers)
+        if begun >= sum(len(one._numbers) for one in producers) - 10:
+            break
+    return order
+
+
+def tried(producers: list[Producer]) -> int:
+    return sum(what == TRIED for one in producers for what, _ in one.said())
+
+
+def wait_for(done: object, within_s: float, what: str) -> None:
+    assert callable(done)
+    end = time.monotonic() + within_s
+    while not done():
+        if time.monotonic() > end:
+            raise RoleFailed(f"no {what} within {within_s:g} s")
+        time.sleep(0.02)
+
+
+def audit(endpoint: str) -> Counter[int]:
+    """All that is in the topic, by a group that reads it afterwards."""
+    calls, seen = Calls(endpoint), Counter[int]()
+    empty = 0
+    while empty < 3:
+        try:
+            found = calls.receive(TOPIC, AUDITOR, wait="300ms", invisible="300s")
+        except PopmqError:
+            continue
+        empty = 0 if found else empty + 1
+        for one in found:
+            assert one.attempt == 1
+            seen[int(one.body)] += 1
+    return seen

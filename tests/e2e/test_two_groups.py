@@ -1,0 +1,248 @@
+"""Two broker groups behind one proxy: official clients, operators' requests, a third group."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from e2e import delay_scenario
+from e2e.ledger import table
+from e2e.many import Many
+from e2e.official import PYTHON_MS_PER_MIB, Scenario, launch_python
+from e2e.payloads import PYTHON_MAX_BODY
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from popmq.cli.client import Client
+from popmq.cli.drain import look
+from popmq.common.errors import PopmqError
+from popmq.common.wire import admin_pb2 as admin
+from popmq.proxy.api import definition_pb2 as api
+
+SEED = 20_260_808
+WAIT_S = 30.0
+BOTH = {"broker-a", "broker-b"}
+
+pytestmark = pytest.mark.alone
+
+
+def until(what: str, look: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not look():
+        assert time.monotonic() < deadline_s, f"not {what} within {WAIT_S:g} s"
+        time.sleep(0.05)
+
+
+def create(client: Client, name: str, kind: str = "normal", queues: int = 4) -> None:
+    topic = admin.Topic(name=name, type=kind, queues=queues)
+    client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+
+
+def send(
+    client: Client, topic: str, ids: Iterable[str], *, key: str = "", due_s: float = 0
+) -> list[str]:
+    for one in ids:
+        properties = api.SystemProperties(
+            message_id=one, body_encoding=api.IDENTITY, message_type=api.NORMAL
+        )
+        if key:
+            properties.message_group, properties.message_type = key, api.FIFO
+        if due_s:
+            properties.delivery_timestamp.CopyFrom(Timestamp(seconds=int(time.time() + due_s)))
+            properties.message_type = api.DELAY
+        client.send(
+            api.Message(topic=api.Resource(name=topic), body=b"x", system_properties=properties)
+        )
+    return list(ids)
+
+
+def receive(
+    client: Client,
+    topic: str,
+    count: int,
+    *,
+    ack: bool = True,
+    invisible_ms: int = 20_000,
+    within_s: float = WAIT_S,
+) -> set[str]:
+    """Ids of so many messages, fewer when they do not come in time."""
+    found: set[str] = set()
+    deadline_s = time.monotonic() + within_s
+    while len(found) < count and time.monotonic() < deadline_s:
+        got = client.receive(
+            "g",
+            api.MessageQueue(topic=api.Resource(name=topic)),
+            limit=min(32, count - len(found)),
+            wait_ms=200,
+            invisible_ms=invisible_ms,
+        )
+        found |= {one.system_properties.message_id for one in got}
+        if got and ack:
+            client.ack("g", topic, got)
+    return found
+
+
+def homes(client: Client, topic: str, ids: Iterable[str]) -> set[str]:
+    """The broker groups that those messages are at."""
+    found = set()
+    for one in ids:
+        reply = client.explain(admin.ExplainRequest(message_id=one, topic=topic))
+        found |= {message.broker for message in reply.messages}
+    return found
+
+
+def ready(client: Client) -> int:
+    return sum(one.ready for one in client.lag(admin.LagRequest(group="g")).lags)
+
+
+@pytest.mark.timeout(180)
+def test_every_message_of_two_groups_comes_once_to_every_group_of_the_python_client(
+    tmp_path: Path,
+) -> None:
+    scenario = Scenario(
+        launch=launch_python,
+        seed=SEED,
+        count=200,
+        max_body=PYTHON_MAX_BODY,
+        client_ms_per_mib=PYTHON_MS_PER_MIB,
+    )
+    with Many(tmp_path, "--groups", "2") as many:
+        outcome = scenario.run(many, tmp_path)
+        with Client(many.ready.endpoint) as client:
+            lags = client.lag(admin.LagRequest(topic="official")).lags
+    print(f"\nofficial Python client, two groups, seed {SEED}\n{table(outcome.reports)}")
+    assert outcome.errors == []
+    assert [report.faults for report in outcome.reports] == [[], [], []]
+    assert [report.sent for report in outcome.reports] == [200] * 3
+    assert {one.broker for one in lags} == BOTH
+    assert sum(one.ready + one.in_flight for one in lags) == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_delivery_times_and_recall_over_two_groups(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many:
+        late_ms = delay_scenario.run(many, launch_python, tmp_path)
+    print(f"\nofficial Python client, two groups, lateness in ms: {sorted(late_ms)}")
+
+
+def test_operators_see_and_change_two_groups_as_one(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
+        create(client, "orders")
+        group = admin.Group(name="g", max_attempts=1)
+        client.group("CreateGroup", admin.CreateGroupRequest(group=group))
+        ids = send(client, "orders", [f"m-{number}" for number in range(60)])
+        assert homes(client, "orders", ids[:12]) == BOTH
+        # The first receive meets one of the groups; what waits at the other is counted too.
+        got = receive(client, "orders", 1)
+        assert ready(client) == 59
+        got |= receive(client, "orders", 19)
+        assert len(got) == 20
+        assert ready(client) == 40
+        # What is given up becomes a dead letter where it is, and is sent back there.
+        assert len(receive(client, "orders", 40, ack=False, invisible_ms=300)) == 40
+
+        def dead() -> list[admin.DeadLetter]:
+            request = admin.ListDeadLettersRequest(group="g", limit=99)
+            return list(client.dead_letters(request).letters)
+
+        until("dead", lambda: len(dead()) == 40)
+        assert {one.broker for one in dead()} == BOTH
+        for broker in BOTH:
+            client.redrive(admin.RedriveRequest(group="g", broker=broker, limit=99))
+        assert len(receive(client, "orders", 40)) == 40
+        client.reset_offset(admin.ResetOffsetRequest(group="g", topic="orders", oldest=True))
+        assert ready(client) == 60
+        create(client, "later", "delay")
+        send(client, "later", [f"t-{number}" for number in range(30)], due_s=3_600)
+        timers = client.list_timers(admin.ListTimersRequest(limit=50)).timers
+        assert len(timers) == 30
+        assert {one.broker for one in timers} == BOTH
+
+
+def test_a_third_group_learns_the_topics_and_takes_no_message_group_away(tmp_path: Path) -> None:
+    keys = [f"k-{number}" for number in range(8)]
+    with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
+        create(client, "orders")
+        create(client, "fifo", "fifo")
+        before = client.topic("DescribeTopic", admin.DescribeTopicRequest(name="orders"))
+        at = [homes(client, "fifo", send(client, "fifo", [key], key=key)) for key in keys]
+        assert set().union(*at) == BOTH
+    with Many(tmp_path, "--groups", "3") as many, Client(many.ready.endpoint) as client:
+        assert client.topic("DescribeTopic", admin.DescribeTopicRequest(name="orders")) == before
+        ids = send(client, "orders", [f"m-{number}" for number in range(40)])
+        assert homes(client, "orders", ids) == {*BOTH, "broker-c"}
+        again = [send(client, "fifo", [f"2-{key}"], key=key) for key in keys]
+        assert [homes(client, "fifo", one) for one in again] == at
+        assert receive(client, "orders", 40) == set(ids)
+
+
+def test_while_the_owner_is_away_the_other_group_works_on(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
+        create(client, "orders")
+        until("copied", lambda: _takes_messages(client, BOTH))
+        os.kill(many.process("broker-a-0")["pid"], signal.SIGKILL)
+        ids = send(client, "orders", [f"m-{number}" for number in range(20)])
+        assert "broker-b" in homes(client, "orders", ids)
+        until("back", lambda: many.process("broker-a-0")["starts"] == 2)
+        create(client, "more")
+        assert set(ids) <= receive(client, "orders", 200, within_s=5)
+
+
+def _takes_messages(client: Client, brokers: set[str]) -> bool:
+    """Each of them stores some."""
+    ids = send(client, "orders", [f"t-{time.monotonic_ns()}-{number}" for number in range(8)])
+    return homes(client, "orders", ids) == brokers
+
+
+def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
+    with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
+        create(client, "orders")
+        create(client, "fifo", "fifo")
+        ids = send(client, "orders", [f"m-{number}" for number in range(20)])
+        keys = [f"k-{number}" for number in range(8)]
+        for key in keys:
+            send(client, "fifo", [key], key=key)
+        receive(client, "orders", 1, ack=False, invisible_ms=300)
+        receive(client, "fifo", 1, ack=False, invisible_ms=300)
+        with pytest.raises(PopmqError, match="owns the topics and consumer groups"):
+            client.drain(admin.DrainRequest(group="broker-a"))
+        client.drain(admin.DrainRequest(group="broker-b"))
+        rest = look(client, "broker-b")
+        assert rest.messages > 0
+        assert (rest.homed, rest.is_drained) == (("fifo",), False)
+
+        def placed_elsewhere() -> bool:
+            new = [f"n-{time.monotonic_ns()}-{number}" for number in range(8)]
+            try:
+                send(client, "orders", new)
+            except PopmqError:  # the route is a moment old
+                return False
+            ids.extend(new)
+            return homes(client, "orders", new) == {"broker-a"}
+
+        until("elsewhere", placed_elsewhere)
+
+        # What is there is still delivered, and message groups keep their place until it is.
+        def emptied() -> bool:
+            for name in ("orders", "fifo"):
+                receive(client, name, 32, within_s=1)
+            return look(client, "broker-b").is_drained
+
+        until("drained", emptied)
+        topic = client.topic("DescribeTopic", admin.DescribeTopicRequest(name="fifo"))
+        assert list(topic.brokers) == ["broker-a"]
+        until("moved", lambda: _sends_to(client, keys) == {"broker-a"})
+
+
+def _sends_to(client: Client, keys: list[str]) -> set[str]:
+    """Where message groups go now; a refusal means that they are still being moved."""
+    found: set[str] = set()
+    for key in keys:
+        try:
+            ids = send(client, "fifo", [f"{key}-{time.monotonic_ns()}"], key=key)
+        except PopmqError:
+            return set()
+        found |= homes(client, "fifo", ids)
+    return found

@@ -1,0 +1,297 @@
+"""Stores that replicate without brokers and without a network: time and messages move by hand.
+
+Everything that would take time (a request, a reply, a write) is a call in one queue; a test lets
+them happen with `settle`, or takes some of them away.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from popmq.broker.ha.copying import Copying
+from popmq.broker.ha.epoch_file import EpochFile
+from popmq.broker.ha.identity import Identity
+from popmq.broker.ha.master_side import MasterSide
+from popmq.broker.ha.slave_side import SlaveSide
+from popmq.broker.ha.snapshot_copy import SnapshotCopy
+from popmq.broker.ha.snapshot_source import SnapshotSource
+from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.snapshot_install import SnapshotInstall
+from popmq.common.config import StoreSettings
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Kind, OnReply
+from popmq.common.message import RecordKind
+from popmq.common.replication import EpochEntry, MasterTimers
+from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.steps import Done, Work
+from popmq.testing.clock import ManualClock
+from popmq.testing.disk import LyingDisk
+
+Calls = deque[Callable[[], None]]
+STORE = StoreSettings(segment_bytes=16 << 10, snapshot_bytes=1 << 40)
+SETTINGS = ReplicationSettings(replicas=3, fetch_bytes=4 << 10, laggard_ms=1_500)
+
+
+class HeldFlusher:
+    """A flusher that can be made to wait, as a slow disk does."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.held = False
+        self._waiting: list[tuple[Work, Done]] = []
+
+    def submit(self, work: Work, done: Done) -> None:
+        self._waiting.append((work, done))
+        if not self.held:
+            self.release()
+
+    def release(self) -> None:
+        self.held = False
+        waiting, self._waiting = self._waiting, []
+        for work, done in waiting:
+            self._calls.append(lambda work=work, done=done: _run(work, done))  # type: ignore[misc]
+
+
+def _run(work: Work, done: Done) -> None:
+    try:
+        work()
+    except OSError as error:
+        done(error)
+    else:
+        done(None)
+
+
+@dataclass
+class DirectPort:
+    """A way from a slave to a master; `held` keeps replies back, `cut` loses everything."""
+
+    calls: Calls
+    target: MasterSide
+    cut: bool = False
+    held: bool = False
+    kept: list[Callable[[], None]] = field(default_factory=list)
+    asked: list[tuple[Kind, bytes]] = field(default_factory=list)
+    _last: int = 0
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        self._last += 1
+        number = self._last
+        self.asked.append((kind, body))
+
+        def reply(answer: bytes | PopmqError) -> None:
+            if self.held:
+                self.kept.append(lambda: on_reply(answer))
+            elif not self.cut:
+                self.calls.append(lambda: on_reply(answer))
+
+        def arrive() -> None:
+            if not self.cut:
+                self._numbers[number] = self.target.request(kind, body, timeout_ms, reply)
+
+        self.calls.append(arrive)
+        return number
+
+    def cancel(self, request_id: int) -> None:
+        if request_id in self._numbers and not self.cut:
+            self.target.cancel(self._numbers[request_id])
+
+    def deliver_kept(self) -> None:
+        kept, self.kept, self.held = self.kept, [], False
+        for one in kept:
+            one()
+
+
+class Replica:
+    """A log with its identity and epochs, as master or slave of one epoch at a time."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.disk = LyingDisk()
+        self.lives = 0
+        self.side: MasterSide | None = None
+        self.slave: SlaveSide | None = None
+        self.port: DirectPort | None = None
+        self.rebuilds: list[str] = []
+        self.broken: list[BaseException] = []
+        self.alters: list[Alter] = []
+        self.timers: list[MasterTimers] = []
+        self.boot()
+
+    def boot(self) -> None:
+        """Begin on what the disk holds."""
+        self.lives += 1
+        self.side = self.slave = None
+        self.flusher = HeldFlusher(self.world.calls)
+        self.store = MessageStore(self.disk, "data", STORE, self.world.clock, self.flusher)
+        self.store.soon = self.world.calls.append
+        self.store.on_durable = self._durable
+        self.store.replicas.keep_tail(1 << 20)
+        self.store.open()
+        self.store.follow(lambda record: None)
+        rng = random.Random(f"{self.name} {self.lives}")
+        self.identity = Identity(self.disk, "data/identity", rng)
+        self.epochs = EpochFile(self.disk, "data/epochs")
+        self.epochs.cut_suffix(self.store.end)
+
+    def lead(self, epoch: int, *members: "Replica", least: int = 1, version: int = 1) -> MasterSide:
+        """Be the master from here on; who was one begins on its disk again first."""
+        if self.side is not None:
+            self.world.settle()
+            self.boot()
+        self.world.settle()
+        self.identity.accept(epoch)
+        self.slave = None
+        start = self.store.end
+        self.epochs.append(epoch, start)
+        sync = SyncState(
+            self.id,
+            epoch=epoch,
+            epoch_start=start,
+            members={self.id, *(one.id for one in members)},
+            version=version,
+            min_in_sync=least,
+            confirmed=self.store.confirmed,
+        )
+        self.side = MasterSide(
+            self.store,
+            sync,
+            self.epochs,
+            SnapshotSource(self.disk, "data", self.flusher),
+            self.world.settings,
+            log_id=lambda: "the-log",
+            timers=lambda: MasterTimers(epoch, 111, 222),
+            ask=self.alters.append,
+            reachable=lambda: True,
+            now_ms=self.world.clock.boot_ms,
+            rng=random.Random(epoch),
+        )
+        self.store.replicas.watch(self.side.grown)
+        self.store.lead(epoch)
+        self.side.durable(self.store.durable)
+        return self.side
+
+    def follow(self, master: "Replica", *, members: tuple["Replica", ...] = ()) -> DirectPort:
+        assert master.side is not None
+        if self.side is not None:
+            self.world.settle()
+            self.boot()
+        self.identity.accept(master.side.sync.epoch)
+        if self.slave is not None:
+            self.slave.stop()
+        self.port = DirectPort(self.world.calls, master.side)
+        self.slave = SlaveSide(
+            self.store,
+            self.identity,
+            self.epochs,
+            self.port,
+            self.world.settings,
+            node=self.name,
+            members=frozenset(one.id for one in members),
+            log_id=lambda: "the-log" if self.store.end else "",
+            timer_sync_ms=3_000,
+            now_ms=self.world.clock.boot_ms,
+            on_rebuild=self.rebuilds.append,
+            on_broken=self.broken.append,
+            on_timers=self.timers.append,
+            copying=Copying(16 << 10),
+            snapshot=SnapshotCopy(_no_install),
+        )
+        self.slave.step()
+        return self.port
+
+    @property
+    def id(self) -> str:
+        return self.identity.store_id
+
+    @property
+    def entries(self) -> list[EpochEntry]:
+        return self.epochs.entries
+
+    def append(self, count: int = 1, size: int = 100) -> int:
+        for _ in range(count):
+            body = random.Random(self.store.end).randbytes(size)
+            self.store.put_record(RecordKind.META, topic_id=0, queue_id=0, body=body)
+        return self.store.end
+
+    def crash(self) -> None:
+        """The power goes: what was not synced is lost."""
+        self.world.calls.clear()
+        self.disk.restore_power()
+        self.boot()
+
+    def log(self) -> bytes:
+        start, end = self.store.start, self.store.end
+        names = [name for name in self.disk.names("data/commitlog") if name.isdigit()]
+        whole = b""
+        for name in names:
+            file = self.disk.open(f"data/commitlog/{name}")
+            whole += file.read(file.size(), 0)
+        return whole[: end - start]
+
+    def _durable(self, position: int) -> None:
+        if self.side is not None:
+            self.side.durable(position)
+        elif self.slave is not None:
+            self.slave.durable(position)
+
+
+class World:
+    def __init__(self, names: str = "abc", settings: ReplicationSettings = SETTINGS) -> None:
+        self.calls: Calls = deque()
+        self.clock = ManualClock()
+        self.settings = settings
+        self.replicas = [Replica(self, name) for name in names]
+
+    def settle(self, limit: int = 100_000) -> None:
+        """Let everything happen that needs no time."""
+        while self.calls:
+            self.calls.popleft()()
+            limit -= 1
+            assert limit, "it never comes to rest"
+
+    def advance(self, ms: int, step_ms: int = 10) -> None:
+        for _ in range(ms // step_ms):
+            self.clock.advance(step_ms)
+            self.step()
+
+    def step(self) -> None:
+        for one in self.replicas:
+            if one.side is not None:
+                one.side.step()
+            if one.slave is not None:
+                one.slave.step()
+            self.settle()
+
+
+def trio() -> tuple[World, Replica, Replica, Replica]:
+    world = World()
+    a, b, c = world.replicas
+    return world, a, b, c
+
+
+def pair() -> tuple[World, Replica, Replica]:
+    world = World("ab")
+    a, b = world.replicas
+    return world, a, b
+
+
+def ask(world: World, to: Replica, kind: Kind, body: bytes) -> bytes | PopmqError:
+    answers: list[bytes | PopmqError] = []
+    assert to.side is not None
+    to.side.request(kind, body, 1_000, answers.append)
+    world.settle()
+    (answer,) = answers
+    return answer
+
+
+def refusal(answer: bytes | PopmqError) -> Code:
+    assert isinstance(answer, PopmqError)
+    return answer.code
+
+
+def _no_install(start: int) -> SnapshotInstall:
+    raise AssertionError("stores of these tests begin with the log")

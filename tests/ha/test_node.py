@@ -1,0 +1,354 @@
+"""Brokers of a group through their roles: a real controller, real stores, time by hand."""
+
+from dataclasses import replace
+
+from ha.node_rig import TOPIC, Node, Rig
+
+from popmq.broker.ha.role import Role
+from popmq.common import hop
+from popmq.common.errors import Code
+from popmq.common.hop import Kind
+from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.wire import controller_pb2 as pb
+from popmq.testing.core import Answer, pop
+
+
+def running(names: str = "abc", *, least: int = 0) -> Rig:
+    rig = Rig(names, least=least)
+    rig.ready()
+    rig.make_topic()
+    rig.advance(100)
+    return rig
+
+
+def others(rig: Rig) -> list[Node]:
+    return [node for node in rig.nodes if node is not rig.master]
+
+
+def sent(rig: Rig, *bodies: bytes) -> None:
+    for body in bodies:
+        answer = rig.send(body)
+        rig.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
+        assert answer.error is None
+
+
+def test_a_new_group_elects_its_first_node_and_the_others_follow() -> None:
+    rig = running()
+    assert [node.role for node in rig.nodes] == [Role.MASTER, Role.SLAVE, Role.SLAVE]
+    assert len({node.node.identity.store_id for node in rig.nodes}) == 3
+    assert {node.node.identity.epoch for node in rig.nodes} == {1}
+
+
+def test_what_was_acknowledged_survives_its_master() -> None:
+    rig = running()
+    sent(rig, b"one", b"two", b"three")
+    (first,) = [one.handle for one in rig.receive(limit=1)][:1] or [b""]
+    acked = rig.ack(first)
+    rig.until(lambda: acked.heard)
+    rig.master.kill(power=True)
+    rig.ready(members=2)
+    assert rig.master.node.identity.epoch == 2
+    rig.advance(61_000)
+    left = [one.head for one in rig.receive()]
+    assert len(left) == 2
+    assert not [node.failures for node in rig.nodes if node.failures]
+
+
+def test_a_slave_refuses_clients_and_says_why() -> None:
+    rig = running()
+    answer = rig.send(b"x", to=others(rig)[0])
+    assert answer.error is not None
+    assert answer.error.code is Code.NOT_MASTER
+
+
+def test_a_deposed_master_cuts_what_nobody_else_has_and_follows() -> None:
+    rig = running()
+    old = rig.master
+    sent(rig, b"kept")
+    rig.cut(old.name)
+    lost = [rig.send(b"lost", to=old) for _ in range(5)]
+    rig.until(lambda: rig.master is not old and len(rig.masters) == 2)
+    assert not any(one.heard for one in lost)
+    sent(rig, b"new")
+    rig.heal()
+    rig.until(lambda: old.role is Role.SLAVE and old.end == rig.master.end)
+    assert old.drops == 1
+    assert old.node.following.truncations == 1
+    assert old.log() == rig.master.log()
+    assert not any(one.heard for one in lost)
+    rig.until(lambda: len(rig._set()) == 3)
+
+
+def test_a_master_that_restarts_waits_for_a_new_epoch() -> None:
+    rig = running()
+    old = rig.master
+    sent(rig, b"one")
+    old.kill()
+    rig.stop_controller()
+    old.start()
+    rig.advance(3_000)
+    assert old.role is Role.NOBODY
+    assert not old.node.gate.clients.is_open
+    rig.start_controller()
+    rig.ready()
+    assert rig.master.node.identity.epoch == 2
+
+
+def test_confirmed_writes_go_on_without_a_controller() -> None:
+    rig = running()
+    rig.stop_controller()
+    rig.advance(10_000)
+    sent(rig, b"one", b"two")
+    assert len(rig.receive()) == 2
+
+
+def test_sends_are_refused_while_too_few_replicas_are_there() -> None:
+    rig = running()
+    sent(rig, b"one")
+    for node in others(rig):
+        node.kill()
+    rig.advance(4_000)
+    answer = rig.send(b"two")
+    assert answer.error is not None
+    assert answer.error.code is Code.HA_NOT_AVAILABLE
+    assert "2 have to be (replication.min_in_sync)" in str(answer.error)
+    others(rig)[0].start()
+    rig.until(lambda: rig.send(b"again").error is None)
+
+
+def test_the_set_never_gets_smaller_than_min_in_sync() -> None:
+    rig = running()
+    for node in others(rig):
+        node.kill()
+    rig.advance(10_000)
+    assert len(rig._set()) == 2
+
+
+def test_a_slave_that_died_is_taken_out_and_comes_back() -> None:
+    rig = running()
+    gone = others(rig)[0]
+    gone.kill(power=True)
+    late = rig.send(b"waits")
+    rig.until(lambda: late.heard)
+    assert late.error is None
+    assert len(rig._set()) == 2
+    gone.start()
+    rig.until(lambda: len(rig._set()) == 3)
+    assert gone.log() == rig.master.log()
+
+
+def test_all_brokers_may_stop_and_start_again() -> None:
+    rig = running()
+    sent(rig, b"one", b"two")
+    for _ in range(2):
+        for node in rig.nodes:
+            node.kill(power=True)
+        for node in rig.nodes:
+            node.start()
+        rig.ready()
+    assert len(rig.receive()) == 2
+    assert rig.master.node.identity.epoch == 3
+
+
+def test_the_second_of_two_masters_confirms_and_the_first_does_not() -> None:
+    rig = running()
+    old = rig.master
+    rig.cut(old.name)
+    rig.until(lambda: rig.master is not old)
+    late = rig.send(b"late", to=old)
+    sent(rig, b"one")
+    rig.advance(5_000)
+    assert not late.heard or late.error is not None
+    assert old.node.broker.store.confirmed < rig.master.node.broker.store.confirmed
+
+
+# -- timers
+
+
+def test_a_slave_and_the_controller_know_the_masters_timer_check_point() -> None:
+    rig = running()
+    rig.advance(4_000)
+    master = rig.master.node
+    for node in others(rig):
+        heard = node.node.following.timers
+        assert heard is not None
+        assert heard.epoch == master.identity.epoch
+        age_ms = rig.clock.boot_ms() - heard.taken_ms
+        assert age_ms <= 3_000 + 500
+    assert rig.controller is not None
+    state = pb.ListReplicasReply.FromString(rig_list(rig)).groups[0]
+    assert state.timer_check_point.epoch == master.identity.epoch
+    assert state.timer_check_point.age_ms <= 1_000
+
+
+def rig_list(rig: Rig) -> bytes:
+    answer = Answer()
+    assert rig.controller is not None
+    rig.controller.request(Kind.LIST_REPLICAS, b"", 1_000, answer.hear)
+    assert answer.body is not None
+    return answer.body
+
+
+def test_delayed_messages_fire_once_across_a_change_of_masters() -> None:
+    rig = running()
+    due_ms = rig.clock.wall_ms() + 5_000
+    registry = rig.master.node.broker.registry
+    registry.create_topic(TopicConfig(0, "later", 4, MessageType.DELAY))
+    rig.settle()
+    entries = [
+        hop.PutEntry(MessageType.DELAY, b"%d" % number, b"", due_ms=due_ms + 100 * number)
+        for number in range(40)
+    ]
+    put = rig.ask(Kind.PUT, hop.encode_put(hop.PutRequest("later", entries)))
+    rig.until(lambda: put.heard)
+    rig.advance(6_500)
+    rig.master.kill(power=True)
+    rig.ready(members=2)
+    rig.advance(8_000)
+    seen: list[bytes] = []
+    while True:
+        answer = rig.ask(Kind.POP, pop("later", "g"))
+        rig.until(lambda answer=answer: answer.heard)  # type: ignore[misc]
+        assert answer.body is not None
+        found = hop.decode_pop_reply(answer.body).deliveries
+        if not found:
+            break
+        seen += [one.head for one in found]
+    assert sorted(seen) == sorted(b"%d" % number for number in range(40))
+    assert rig.clock.wall_ms() >= due_ms
+
+
+# -- a broker without replicas
+
+
+def test_a_broker_alone_needs_no_controller_and_counts_its_own_epochs() -> None:
+    rig = Rig("a", replication=ReplicationSettings())
+    (alone,) = rig.nodes
+    rig.stop_controller()
+    rig.advance(20)
+    assert alone.role is Role.MASTER
+    assert alone.node.port is alone.node._server
+    for epoch in (1, 2, 3):
+        assert alone.node.identity.epoch == epoch == alone.node.epochs.last_epoch
+        alone.kill(power=epoch == 2)
+        alone.start()
+        rig.advance(20)
+
+
+def test_a_broker_alone_becomes_one_of_three_with_all_that_it_has() -> None:
+    rig = Rig("a", replication=ReplicationSettings())
+    (alone,) = rig.nodes
+    rig.advance(20)
+    alone.node.broker.registry.create_topic(TopicConfig(0, TOPIC, 4, MessageType.NORMAL))
+    alone.node.broker.registry.create_group(SubscriptionGroup(0, "g"))
+    rig.advance(20)
+    entry = hop.PutEntry(MessageType.NORMAL, b"old", b"")
+    put = rig.ask(Kind.PUT, hop.encode_put(hop.PutRequest(TOPIC, [entry])), of=alone)
+    rig.advance(20)
+    assert put.error is None
+    alone.kill()
+    rig.settings = replace(rig.settings, replication=ReplicationSettings(replicas=3))
+    rig.start_controller()
+    alone.start()
+    for name in ("node-b", "node-c"):
+        rig.nodes.append(Node(rig, name).start())
+    rig.ready()
+    assert rig.master is alone
+    assert [one.head for one in rig.receive()] == [b"old"]
+    assert [node.log() for node in rig.nodes] == [alone.log()] * 3
+
+
+# -- what must not be forgotten
+
+
+def test_a_broker_that_crashed_still_refuses_the_orders_of_old_epochs() -> None:
+    rig = running()
+    first = rig.master.node.record
+    assert first is not None
+    rig.master.kill()
+    rig.ready(members=2)
+    slave = next(node for node in rig.nodes if node.alive and node is not rig.master)
+    rig.stop_controller()
+    slave.kill(power=True)
+    slave.start()
+    assert slave.node.identity.epoch == 2
+    slave.node.on_record(first)
+    rig.advance(100)
+    assert slave.role is Role.NOBODY
+
+
+def test_an_order_is_on_the_disk_before_anything_is_done_about_it() -> None:
+    rig = running()
+    slave, record = others(rig)[0], rig.master.node.record
+    assert record is not None
+    rig.stop_controller()
+    slave.node.on_record(replace(record, epoch=7, leader="a" * 32, version=9))
+    slave.kill(power=True)
+    slave.start()
+    assert (slave.node.identity.epoch, slave.node.epochs.last_epoch) == (7, 1)
+
+
+def test_a_slave_named_master_has_everything_on_its_disk_first() -> None:
+    rig = running()
+    heir = others(rig)[0]
+    heir.flusher.held = True
+    rig.send(b"x")
+    rig.until(lambda: heir.end == rig.master.end > heir.node.broker.store.durable)
+    record = rig.master.node.record
+    assert record is not None
+    rig.stop_controller()
+    heir.node.on_record(
+        replace(record, epoch=2, leader=heir.node.identity.store_id, version=record.version + 1)
+    )
+    rig.advance(100)
+    assert heir.node.leadership is None
+    heir.flusher.release()
+    rig.advance(100)
+    assert heir.node.leadership is not None
+    assert heir.node.epochs.last_epoch == 2
+
+
+# -- stops and starts
+
+
+def test_brokers_that_stop_cleanly_begin_where_they_were() -> None:
+    rig = running()
+    sent(rig, b"one", b"two")
+    ends = {}
+    for node in [*others(rig), rig.master]:
+        node.node.stop()
+        rig.settle()
+        node.node.close()
+        node.alive = False
+        rig.connections_lost(node.address)
+        ends[node.name] = node.end
+        assert not node.disk.exists("data/abort") or node.node.leadership is not None
+    for node in rig.nodes:
+        node.start()
+        assert node.end == ends[node.name]
+    rig.ready()
+    assert len(rig.receive()) == 2
+
+
+def test_a_slave_follows_the_address_that_works_whatever_another_controller_says() -> None:
+    rig = running()
+    slave, master = others(rig)[0], rig.master
+    before = slave.node.following.side
+    view = slave.node.view
+    old = tuple(
+        replace(one, address="elsewhere:1") if one.node == master.name else one
+        for one in view.members
+    )
+    slave.node.on_view(replace(view, members=old))
+    rig.advance(1_000)
+    assert slave.node.following.side is before
+    master.kill()
+    rig.ready(members=2)
+
+
+def test_a_request_that_cannot_be_read_is_refused() -> None:
+    rig = running()
+    answer = rig.ask(Kind.HAND_OVER, b"\xff\xff\xff")
+    assert answer.error is not None
+    assert answer.error.code is Code.BAD_REQUEST

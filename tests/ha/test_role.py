@@ -1,0 +1,47 @@
+"""What a record that was read asks of a broker: every combination of R7 and R8."""
+
+import itertools
+
+import pytest
+
+from popmq.broker.ha.role import MASTERS, GroupRecord, Order, Role, TimersHeard, order
+
+OWN, OTHER = "own", "other"
+
+
+def judged(*, leader: str, epoch: int, accepted: int, role: Role) -> Order:
+    record = GroupRecord(leader, epoch, frozenset((OWN, OTHER)), 1)
+    return order(record, own_id=OWN, accepted=accepted, role=role)
+
+
+@pytest.mark.parametrize(
+    ("role", "leader", "epoch"), list(itertools.product(Role, (OWN, OTHER), (0, 4)))
+)
+def test_an_order_of_an_older_epoch_is_void(role: Role, leader: str, epoch: int) -> None:
+    assert judged(leader=leader, epoch=epoch, accepted=5, role=role) is Order.IGNORE
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_new_epoch_makes_its_leader_master_whatever_it_was(role: Role) -> None:
+    assert judged(leader=OWN, epoch=6, accepted=5, role=role) is Order.LEAD
+
+
+@pytest.mark.parametrize(("role", "epoch"), list(itertools.product(Role, (5, 6))))
+def test_who_is_not_the_leader_follows(role: Role, epoch: int) -> None:
+    assert judged(leader=OTHER, epoch=epoch, accepted=5, role=role) is Order.FOLLOW
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_master_learns_and_one_that_was_it_before_a_restart_waits(role: Role) -> None:
+    wanted = Order.LEARN if role in MASTERS else Order.WAIT
+    assert judged(leader=OWN, epoch=5, accepted=5, role=role) is wanted
+
+
+def test_of_two_timer_check_points_the_later_epoch_is_newer_and_then_the_further_one() -> None:
+    old = TimersHeard(epoch=1, last_read_ms=900, queue_offset=90, taken_ms=5)
+    assert old.is_newer_than(None)
+    assert TimersHeard(2, 100, 10, 1).is_newer_than(old)
+    assert TimersHeard(1, 100, 91, 1).is_newer_than(old)
+    assert TimersHeard(1, 901, 90, 1).is_newer_than(old)
+    assert not TimersHeard(1, 900, 90, 9).is_newer_than(old)
+    assert not old.is_newer_than(TimersHeard(2, 100, 10, 1))

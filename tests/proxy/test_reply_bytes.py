@@ -1,0 +1,47 @@
+"""Replies that are put together by hand are the bytes that protobuf would write."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from popmq.common.errors import Code
+from popmq.common.hop import AckResult, PutResult
+from popmq.proxy.ack import ack_reply
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.convert import ok, send_entry
+from popmq.proxy.send import send_reply
+
+TEXT = st.text(max_size=200)
+OFFSETS = st.integers(min_value=0, max_value=(1 << 63) - 1)
+
+
+@given(st.lists(st.tuples(TEXT, OFFSETS, TEXT), min_size=1, max_size=40))
+def test_a_reply_to_sends_that_were_stored(sent: list[tuple[str, int, str]]) -> None:
+    results = [PutResult(queue_offset=offset) for _, offset, _ in sent]
+    ids, handles = [one[0] for one in sent], [one[2] for one in sent]
+    wanted = service.SendMessageResponse(
+        status=ok(), entries=map(send_entry, results, ids, handles)
+    )
+    assert send_reply(results, ids, handles) == wanted.SerializeToString()
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=40))
+def test_a_reply_to_acks_that_were_taken(acked: list[tuple[str, str]]) -> None:
+    made: Any = service.AckMessageEntry
+    entries = [made(message_id=name, receipt_handle=handle) for name, handle in acked]
+    wanted = service.AckMessageResponse(status=ok())
+    for name, handle in acked:
+        wanted.entries.add(message_id=name, receipt_handle=handle, status=ok())
+    assert ack_reply(entries, [AckResult()] * len(acked)) == wanted.SerializeToString()
+
+
+def test_one_refusal_among_them_is_told() -> None:
+    results = [PutResult(), PutResult(Code.MESSAGE_BODY_TOO_LARGE, "too large")]
+    reply = service.SendMessageResponse.FromString(send_reply(results, ["a", "b"], ["", ""]))
+    assert [one.status.code for one in reply.entries] == [20000, 41301]
+    assert int(reply.status.code) == Code.MULTIPLE_RESULTS
+    entries = [service.AckMessageEntry(message_id=name) for name in ("a", "b")]
+    acks = [AckResult(), AckResult(Code.INVALID_RECEIPT_HANDLE, "expired")]
+    answer = service.AckMessageResponse.FromString(ack_reply(entries, acks))
+    assert [one.status.code for one in answer.entries] == [20000, 40013]

@@ -1,0 +1,108 @@
+"""An empty slave begins with its master's snapshot; a store that is of no use is wiped."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from replica.pair import SHORT, Pair, Slave, fill
+from timer.timer_client import HOUR, MINUTE, SECOND, received, send_all
+
+from popmq.common.errors import Code
+from popmq.common.topics import MessageType
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    made = Pair(tmp_path)
+    made.master.topic("orders", queues=2)
+    made.master.group("g")
+    return made
+
+
+def copied(pair: Pair, change: Callable[[bytes], bytes] = lambda data: data) -> tuple[Slave, str]:
+    """A new, empty slave, with the master's newest snapshot given to it in pieces."""
+    made = pair.core(Slave, "new")
+    master = pair.master.broker.store
+    path = pair.folder / "master" / "snapshot" / f"{master.snapshots.position:020d}"
+    data = change(path.read_bytes())
+    install = made.broker.following.begin_install(master.start)
+    for at in range(0, len(data), 1_000):
+        install.give(data[at : at + 1_000])
+    said: list[str] = []
+    install.finish(said.append)
+    made.settle()
+    while not said:
+        assert made.broker.step()
+        made.settle()
+    return made, said[0]
+
+
+def long_lived(tmp_path: Path) -> tuple[Pair, bytes]:
+    """A master whose log does not begin at 0 any more; and a handle of a message in flight."""
+    pair = Pair(tmp_path, settings=SHORT)
+    pair.master.topic("orders", queues=2)
+    pair.master.topic("later", queues=1, type=MessageType.MIXED)
+    pair.master.topic("gone", queues=1)
+    pair.master.group("g")
+    pair.master.send("gone", b"of a topic that is deleted")
+    pair.master.broker.registry.delete_topic("gone")
+    send_all(pair.master, {"far": 40 * HOUR}, topic="later")
+    pair.master.send("orders", b"in flight")
+    (held,) = pair.master.receive("orders", "g", invisible_ms=11 * HOUR)
+    for _ in range(8):
+        fill(pair.master, 30, size=50_000)
+        pair.master.advance(30 * MINUTE)
+    assert pair.master.broker.store.start > 0
+    return pair, held.handle
+
+
+def test_an_empty_slave_begins_with_a_snapshot_and_copies_the_log_from_its_start(
+    tmp_path: Path,
+) -> None:
+    pair, handle = long_lived(tmp_path)
+    made, said = copied(pair)
+    assert said == ""
+    store, master = made.broker.store, pair.master.broker.store
+    assert store.slave is not None
+    assert store.start == store.end == master.start
+    assert store.slave.apply.rebuilding
+    fill(pair.master, 5)
+    made.follow(pair.master)
+    assert not store.slave.apply.rebuilding
+    assert made.broker.store.snapshots.position > 0
+    for topic in pair.master.broker.registry.topics():
+        for queue in range(topic.queues):
+            ours, theirs = store.queue(topic.id, queue), master.queue(topic.id, queue)
+            assert (ours.count, ours.min_offset) == (theirs.count, theirs.min_offset)
+    # What it is now survives a crash.
+    made.broker.release_files()
+    made.start()
+    made.follow(pair.master)
+    pair.slave = made
+    promoted = pair.fail_over()
+    assert [one.code for one in promoted.ack("orders", "g", handle)] == [Code.OK]
+    promoted.advance(41 * HOUR)
+    assert received(promoted, "later") == [b"far"]
+
+
+def test_a_snapshot_that_is_damaged_is_not_installed(tmp_path: Path) -> None:
+    pair, _ = long_lived(tmp_path)
+    _, said = copied(pair, lambda data: data[:-30] + bytes(30))
+    assert "not whole" in said
+
+
+def test_a_store_that_is_wiped_has_nothing_left_but_who_it_is(pair: Pair, tmp_path: Path) -> None:
+    fill(pair.master, 300, size=400)
+    pair.master.advance(30 * SECOND)
+    pair.follow()
+    pair.slave.advance(30 * SECOND)
+    folder = tmp_path / "slave"
+    (folder / "identity").write_text("who it is")
+    pair.slave.broker.release_files()
+    pair.slave.broker.wipe()
+    left = sorted(path.name for path in folder.rglob("*") if path.is_file())
+    assert left == ["identity"]
+    pair.slave.start()
+    assert pair.slave.broker.store.end == 0
+    pair.follow()
+    assert len(pair.fail_over().receive("orders", "g")) == 32

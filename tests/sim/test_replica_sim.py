@@ -1,0 +1,142 @@
+"""Seeds in which a slave follows the simulated broker, is compared with it, and takes over; and
+every mistake that is planted into following or promotion is found.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from popmq.broker import record_applier
+from popmq.broker.store.commit_log import CommitLog
+from popmq.broker.store.recovery import Followed, Recovery
+from popmq.broker.store.slave_apply import SlaveApply
+from popmq.broker.timer.timer_service import TimerService
+from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
+
+Simulators = type[ReplicaSimulator] | type[TimerReplicaSimulator]
+Patch = pytest.MonkeyPatch
+STATES = (
+    "comparisons",
+    "failovers",
+    "live failovers",
+    "hashes",
+    "crashes",
+    "cuts",
+    "copies",
+    "applied",
+)
+
+
+def run(kind: Simulators, seeds: range) -> Counter[str]:
+    """Stops at the first violation; returns how often each rare state was reached."""
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        simulator = kind(seed)
+        outcome = simulator.run()
+        assert not outcome.violations, outcome.story(40)
+        reached.update(simulator.reached())
+    print(f"{len(seeds)} seeds from {seeds[0]}: {dict(reached)}")
+    return reached
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [(ReplicaSimulator, 60), (TimerReplicaSimulator, 90)])
+def test_a_slave_is_its_masters_equal_and_takes_over(kind: Simulators, seeds: int) -> None:
+    reached = run(kind, range(1, seeds + 1))
+    assert [state for state in STATES if not reached[state]] == []
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
+def test_a_slave_is_its_masters_equal_in_a_thousand_seeds(kind: Simulators) -> None:
+    run(kind, range(10_000, 10_500))
+
+
+# -- planted mistakes
+
+
+def applies_what_is_not_confirmed(patch: Patch) -> None:
+    patch.setattr(SlaveApply, "bound", property(lambda self: self._commit.durable))
+
+
+def takes_its_log_for_confirmed_at_a_start(patch: Patch) -> None:
+    follow = Recovery.follow
+
+    def wrong(self: Recovery, trusted: object, known: int) -> Followed:
+        found = follow(self, trusted, known)  # type: ignore[arg-type]
+        return Followed(found.begin, found.apply_from, self._log.end, found.passed)
+
+    patch.setattr(Recovery, "follow", wrong)
+
+
+def judges_timers_when_it_enqueues_them(patch: Patch) -> None:
+    def wrong(self: TimerService) -> None:
+        self.firing = False
+
+    patch.setattr(TimerService, "follow", wrong)
+
+
+def does_not_judge_at_the_mark(patch: Patch) -> None:
+    patch.setattr(TimerService, "apply_judged", lambda self, offset: None)
+
+
+def does_not_cut_physically(patch: Patch) -> None:
+    patch.setattr(CommitLog, "cut", lambda self, position, known: None)
+    patch.setattr(SlaveApply, "cut", lambda self, position: None)
+
+
+def fires_on_where_it_enqueued(patch: Patch) -> None:
+    """A promoted slave goes on without judging what the old master had not."""
+
+    def wrong(self: TimerService) -> None:
+        self.firing = self.enqueue.judging = True
+        self.state.skip(self.queue.count)
+
+    patch.setattr(TimerService, "promote", wrong)
+
+
+def applies_no_moved_bodies(patch: Patch) -> None:
+    apply = record_applier.RecordApplier.apply
+
+    def wrong(self: record_applier.RecordApplier, record: object) -> None:
+        if record.header.kind != 7:  # type: ignore[attr-defined]
+            apply(self, record)  # type: ignore[arg-type]
+
+    patch.setattr(record_applier.RecordApplier, "apply", wrong)
+
+
+def forgets_what_it_read_of_a_block(patch: Patch) -> None:
+    """A cut leaves the rest of a block in memory."""
+
+    def wrong(self: SlaveApply, position: int) -> None:
+        return
+
+    patch.setattr(SlaveApply, "cut", wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    plant: Callable[[Patch], None]
+    kind: Simulators
+    seeds: int
+
+
+PLANTED = [
+    Planted(applies_what_is_not_confirmed, ReplicaSimulator, 200),
+    Planted(takes_its_log_for_confirmed_at_a_start, ReplicaSimulator, 200),
+    Planted(judges_timers_when_it_enqueues_them, TimerReplicaSimulator, 200),
+    Planted(does_not_judge_at_the_mark, TimerReplicaSimulator, 100),
+    Planted(does_not_cut_physically, ReplicaSimulator, 200),
+    Planted(fires_on_where_it_enqueued, TimerReplicaSimulator, 100),
+    Planted(applies_no_moved_bodies, ReplicaSimulator, 100),
+    Planted(forgets_what_it_read_of_a_block, ReplicaSimulator, 200),
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.plant.__name__)
+def test_a_planted_mistake_is_found(planted: Planted, monkeypatch: Patch) -> None:
+    planted.plant(monkeypatch)
+    found = (seed for seed in range(1, planted.seeds) if planted.kind(seed).run().violations)
+    assert next(found, 0), f"not seen in {planted.seeds} seeds"

@@ -1,0 +1,111 @@
+"""A broker and its transactions, as a proxy would use them."""
+
+from dataclasses import replace
+from typing import cast
+
+from popmq.common import hop
+from popmq.common.config import Settings
+from popmq.common.disk import Disk
+from popmq.common.errors import PopmqError
+from popmq.common.hop import Kind, PutResult
+from popmq.common.message import tag_hash
+from popmq.common.send_settings import TransactionSettings
+from popmq.common.topics import MessageType
+from popmq.common.wire import transaction_pb2 as pb
+from popmq.proxy.api import definition_pb2 as api
+from popmq.testing.core import SMALL, Answer, CoreBroker, tagged
+from popmq.testing.disk import LyingDisk
+
+FIRST_MS, INTERVAL_MS = 6_000, 30_000
+
+
+def broker(base: Settings = SMALL, *, disk: Disk | None = None, **transaction: int) -> CoreBroker:
+    settings = replace(base, transaction=TransactionSettings(**transaction))
+    made = CoreBroker(disk=disk or LyingDisk(), settings=settings)
+    made.topic("orders", queues=2, type=MessageType.TRANSACTION)
+    made.topic("others", queues=1, type=MessageType.MIXED)
+    made.group("g")
+    return made
+
+
+def entry(name: str, *, check_ms: int = 0, tag: str = "", queue_id: int = 0) -> hop.PutEntry:
+    properties = api.SystemProperties(message_id=name, message_type=api.TRANSACTION)
+    return hop.PutEntry(
+        MessageType.TRANSACTION,
+        f"body of {name}".encode(),
+        tagged(tag) + properties.SerializeToString(),
+        tag_hash(tag),
+        queue_id,
+        check_ms,
+        name,
+    )
+
+
+def begin(core: CoreBroker, name: str, topic: str = "orders", **more: object) -> PutResult:
+    """Store a half message; the result's `message` is its transaction id."""
+    one = entry(name, **more)  # type: ignore[arg-type]
+    reply = core.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [one])))
+    (result,) = hop.decode_put_reply(reply)
+    return result
+
+
+def ask_end(
+    core: CoreBroker,
+    name: str,
+    transaction: str,
+    *,
+    commit: bool = True,
+    topic: str = "orders",
+    settle: bool = False,
+) -> Answer:
+    request = pb.EndTransactionRequest(
+        topic=topic, message_id=name, transaction_id=transaction, commit=commit
+    )
+    return core.ask(Kind.END_TRANSACTION, request.SerializeToString(), settle=settle)
+
+
+def end(
+    core: CoreBroker, name: str, transaction: str, *, commit: bool = True, topic: str = "orders"
+) -> PopmqError | None:
+    """What it was refused with."""
+    answer = ask_end(core, name, transaction, commit=commit, topic=topic)
+    core.settle()
+    assert answer.heard
+    return answer.error
+
+
+def wait(core: CoreBroker, *topics: str, wait_ms: int = 10_000) -> Answer:
+    """A proxy with producers of these topics."""
+    request = pb.ChecksRequest(topics=topics or ("orders",), wait_ms=wait_ms)
+    return core.ask(Kind.CHECKS, request.SerializeToString())
+
+
+def checks(answer: Answer) -> list[pb.Check] | None:
+    """What a proxy was told to ask; None while it waits."""
+    if answer.error is not None:
+        raise answer.error
+    return None if answer.body is None else list(pb.ChecksReply.FromString(answer.body).checks)
+
+
+def names(answer: Answer) -> list[str] | None:
+    found = checks(answer)
+    if found is None:
+        return None
+    return [api.SystemProperties.FromString(one.properties).message_id for one in found]
+
+
+def received(core: CoreBroker, topic: str = "orders") -> list[str]:
+    return sorted(one.head.decode().removeprefix("body of ") for one in core.receive(topic, "g"))
+
+
+def crash(core: CoreBroker) -> None:
+    cast(LyingDisk, core.disk).restore_power()
+    core.start()
+
+
+def restart(core: CoreBroker, *, clean: bool) -> None:
+    if clean:
+        core.stop()
+        core.start()
+    else:
+        crash(core)

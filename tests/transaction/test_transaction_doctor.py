@@ -1,0 +1,46 @@
+"""The doctor knows the records of transactions and what stands for them in the queues."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transaction.rig import begin, broker, end, wait
+
+from popmq.broker.store.doctor_finding import Need
+from popmq.cli.doctor import examine
+from popmq.common.disk import RealDisk
+from popmq.testing.core import SMALL, CoreBroker
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    base = replace(SMALL, broker=replace(SMALL.broker, data=str(tmp_path / "data")))
+    made = broker(base, disk=RealDisk())
+    for number in range(5):
+        half = begin(made, f"m-{number}")
+        if number < 3:
+            end(made, f"m-{number}", half.message, commit=number > 0)
+    proxy = wait(made)
+    made.advance(6_000)
+    assert proxy.body
+    made.broker.release_files()
+    return tmp_path / "data"
+
+
+def findings(folder: Path) -> list[str]:
+    found = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
+    return [str(one) for one in found if one.need is not Need.NOTHING]
+
+
+def test_a_store_with_transactions_is_whole(store: Path) -> None:
+    assert findings(store) == []
+
+
+def test_units_that_an_op_queue_lacks_are_missed_and_made_again_by_a_start(store: Path) -> None:
+    (units,) = store.glob("consumequeue/RMQ_SYS_TRANS_OP_HALF_TOPIC@6/0/*")
+    units.unlink()
+    base = replace(SMALL, broker=replace(SMALL.broker, data=str(store)))
+    again = CoreBroker(disk=RealDisk(), settings=base)
+    assert again.broker.store.queue(6, 0).count == 3  # a rollback, two checks
+    again.stop()
+    assert findings(store) == []

@@ -1,0 +1,61 @@
+"""The table of transactions by itself: bounded wherever it is, and whole in a snapshot."""
+
+from popmq.broker.store.retention import Body
+from popmq.broker.store.unit_check import Unit
+from popmq.broker.transaction.transaction_table import ENDED_LIMIT, TransactionTable
+from popmq.common import topics
+from popmq.common.transaction_token import Ending, EndToken, HalfToken
+
+TOKEN = HalfToken(64, 1, 500)
+
+
+def stored(table: TransactionTable, offset: int, log_ms: int) -> None:
+    table.stored(TOKEN, offset, Unit(offset * 100, 90, 7), log_ms)
+
+
+def test_on_a_slave_which_asks_for_nothing_it_stays_as_small_as_what_is_pending() -> None:
+    table = TransactionTable(1_000)
+    stored(table, 0, 0)
+    for offset in range(1, ENDED_LIMIT + 10_000):
+        stored(table, offset, offset)
+        table.apply(EndToken(Ending.CHECKED, 64, offset, 1), offset)
+        table.apply(EndToken(Ending.COMMITTED, 64, offset), offset)
+    assert list(table.pending) == [0]
+    assert len(table._due) <= 1_010  # the bounds themselves
+    assert len(list(table.endings())) == ENDED_LIMIT
+    table.apply(EndToken(Ending.ROLLED_BACK, 64, 0), 1)
+    stored(table, ENDED_LIMIT * 2, 0)
+    assert len(table._order) == 1
+
+
+def test_what_was_taken_as_due_is_not_taken_again_when_the_heap_is_cleared() -> None:
+    table = TransactionTable(1_000)
+    stored(table, 0, 0)
+    (taken,) = table.take_due(10_000, 10)
+    for offset in range(1, 5_000):
+        stored(table, offset, 1 << 40)
+        table.apply(EndToken(Ending.ROLLED_BACK, 64, offset), 1 << 40)
+    assert taken.offset == 0
+    assert table.take_due(10_000, 10) == []
+
+
+def test_a_snapshot_has_what_was_there_when_it_began() -> None:
+    table = TransactionTable(1_000)
+    for offset in range(2_000):
+        stored(table, offset, offset)
+    table.apply(EndToken(Ending.CHECKED, 64, 5, 3), 9_000)
+    table.moved(Body(topics.HALF_TOPIC_ID, 0, 6, Unit(777, 90, 7)))
+    table.apply(EndToken(Ending.COMMITTED, 64, 7), 9_001)
+    before, endings = dict(table.pending), list(table.endings())
+    pieces = table.begin_snapshot()
+    first = next(pieces)
+    for offset in range(1_000):
+        table.apply(EndToken(Ending.ROLLED_BACK, 64, offset), 9_002)
+    table.moved(Body(topics.HALF_TOPIC_ID, 0, 1_999, Unit(888, 90, 7)))
+    other = TransactionTable(1_000)
+    for content, _ in (first, *pieces):
+        other.restore(content)
+    other.restored()
+    assert other.pending == before
+    assert list(other.endings()) == endings
+    assert [half.offset for half in other.take_due(1 << 60, 3)] == [0, 1, 2]
