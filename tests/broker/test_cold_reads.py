@@ -15,6 +15,7 @@ from popmq.common import hop
 from popmq.common.disk import ColdRead, RealDisk, RealFile, read_or_cold
 from popmq.common.frame_port import call
 from popmq.common.hop import Kind
+from popmq.common.residency import Residency
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
@@ -191,6 +192,70 @@ def test_a_cold_read_brings_what_is_next_into_memory_and_not_megabytes_more(
     assert {*range((2 << 20) // PAGE)} <= fetched | before
     assert max(fetched, default=0) * PAGE < 3 << 20
     file.close()
+
+
+def test_asking_for_what_is_not_in_memory_fetches_none_of_it(tmp_path: Path) -> None:
+    """A read that may not wait starts to fetch on the asking thread: the loop would stand still."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 << 20))
+    file = RealFile(str(path), create=False)
+    file.sync()
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    before = pages_in_memory(path)
+
+    found = {at for at in range(0, 4 << 20, 256 << 10) if file.view_cached(9_000, at) is not None}
+    kernel = Residency()
+    kernel.in_memory(descriptor, PAGE, 0)
+    if kernel.available:
+        assert pages_in_memory(path) == before
+        assert {at // PAGE for at in found} <= before
+    os.close(descriptor)
+    file.close()
+
+
+def test_what_a_file_has_behind_its_end_is_not_missing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(5_000))
+    residency = Residency()
+    with path.open("rb") as file:
+        file.read()
+        assert residency.in_memory(file.fileno(), 1 << 20, 0)
+        assert residency.in_memory(file.fileno(), 100, 1 << 20)
+        assert residency.in_memory(file.fileno(), 0, 0)
+
+
+def test_a_queue_that_is_on_the_disk_is_fetched_while_others_deliver(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 3)
+        process.broker.registry.alter_topic(TopicConfig(0, "orders", 2))
+        entry = hop.PutEntry(MessageType.NORMAL, b"there", b"", queue_id=1)
+        put = hop.encode_put(hop.PutRequest("orders", [entry]))
+        await call(process.port, Kind.PUT, put, 5_000)
+        store = process.broker.store
+        store.dispatch.flush()
+        fetched = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        read = store.reader.read
+
+        def cold_in_queue_0(units: object, *, wait: bool = True) -> object:
+            first = next(iter(units))  # type: ignore[call-overload]
+            if not wait and not fetched.is_set() and first.position < last:
+                raise ColdRead(lambda: loop.call_soon_threadsafe(fetched.set))
+            return read(units, wait=wait)  # type: ignore[arg-type]
+
+        (unit,) = store.queue(process.broker.registry.topic("orders").id, 1).units(0, 1)
+        last = unit.position
+        store.reader.read = cold_in_queue_0  # type: ignore[assignment,method-assign]
+        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+        assert [one.head for one in hop.decode_pop_reply(reply).deliveries] == [b"there"]
+        await asyncio.wait_for(fetched.wait(), 10)
+        reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
+        assert len(hop.decode_pop_reply(reply).deliveries) == 3
+        await process.stop()
+
+    asyncio.run(run())
 
 
 def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from popmq.common.residency import Residency
+
 
 class DiskFile(Protocol):
     def read(self, size: int, offset: int) -> bytes:
@@ -41,6 +43,7 @@ class DiskFile(Protocol):
 
 _SCRATCH_BYTES = 1 << 20
 _WARM_BYTES = 256 << 10
+_RECENT_BYTES = 64 << 20  # written last by this process, so most likely in memory still
 _LOCAL = threading.local()
 
 
@@ -87,6 +90,7 @@ class RealFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._fd = os.open(path, flags, 0o640)
         self._read_ahead = True
+        self._written_end = 0
 
     def read(self, size: int, offset: int) -> bytes:
         return os.pread(self._fd, size, offset)
@@ -98,6 +102,9 @@ class RealFile:
             # The kernel's would fetch up to 8 MiB at once, behind which a group commit waits.
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
             self._read_ahead = False
+        recent = self._written_end - _RECENT_BYTES <= offset < self._written_end
+        if not recent and not _residency().in_memory(self._fd, size, offset):
+            return None  # a read would start to fetch it on this thread
         scratch = _scratch()
         view, done = memoryview(scratch if size <= len(scratch) else bytearray(size))[:size], 0
         try:
@@ -138,6 +145,7 @@ class RealFile:
             written = os.pwrite(self._fd, view, offset)
             view = view[written:]
             offset += written
+        self._written_end = max(self._written_end, offset)
 
     def write_all(self, parts: Sequence[bytes], offset: int) -> None:
         self.write(parts[0] if len(parts) == 1 else b"".join(parts), offset)
@@ -207,6 +215,13 @@ def _scratch() -> bytearray:
     found: bytearray | None = getattr(_LOCAL, "scratch", None)
     if found is None:
         found = _LOCAL.scratch = bytearray(_SCRATCH_BYTES)
+    return found
+
+
+def _residency() -> Residency:
+    found: Residency | None = getattr(_LOCAL, "residency", None)
+    if found is None:
+        found = _LOCAL.residency = Residency()
     return found
 
 

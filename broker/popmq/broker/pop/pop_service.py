@@ -20,6 +20,7 @@ from popmq.broker.pop.batch import SCAN_UNITS, Batch
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.cold_fetch import ColdFetch
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
@@ -91,6 +92,7 @@ class PopService:
         self._rng = rng
         self._sequence = 0
         self.wrote = False  # whether the last pop appended anything
+        self._cold_fetch = ColdFetch(store)
         self.filters = LastFilters()
         self.metrics = PopMetrics()
 
@@ -146,6 +148,8 @@ class PopService:
                 raise TooManyRequests(batch.refusal)
         else:
             self._catch_up.delivered(place, batch.position, self._store.end)
+            if batch.cold:
+                self._cold_fetch.fetch(batch.cold[0])
         self.metrics.delivered += len(batch.deliveries)
         return batch.deliveries, batch.rest
 
