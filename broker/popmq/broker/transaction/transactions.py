@@ -1,5 +1,7 @@
 """Transactions: wires the parts, applies records to them, and decides nothing."""
 
+import struct
+
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.commit_log import ScannedRecord
 from popmq.broker.store.message_store import MessageStore
@@ -38,6 +40,6 @@ class Transactions:
         """BadRecord for what this build does not know."""
         try:
             token = EndToken.decode(record.data[HEADER_SIZE:])
-        except Exception as error:
+        except (struct.error, ValueError) as error:
             raise BadRecord(f"op record at {record.header.position}: {error}") from error
         self.table.apply(token, record.header.log_ms)
