@@ -2,6 +2,8 @@
 every mistake that is planted into following or promotion is found.
 """
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +47,16 @@ def run(kind: Simulators, seeds: range) -> Counter[str]:
 def test_a_slave_is_its_masters_equal_and_takes_over(kind: Simulators, seeds: int) -> None:
     reached = run(kind, range(1, seeds + 1))
     assert [state for state in STATES if not reached[state]] == []
+
+
+@pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
+def test_a_failed_replica_seed_names_the_command_that_replays_it(kind: Simulators) -> None:
+    outcome = kind(3).run()
+    command = outcome.story().rpartition("replay: ")[2].split()
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert f"trace {outcome.digest}" in done.stdout
 
 
 @pytest.mark.heavy

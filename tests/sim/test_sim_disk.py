@@ -44,6 +44,24 @@ def test_a_crash_while_the_tail_is_cut_leaves_no_gap_between_segments() -> None:
         segments(disk).load()
 
 
+def test_a_tail_cut_by_two_processes_in_turn_leaves_no_gap() -> None:
+    """Replica seed 10312: what the first removed came back, what the second removed did not."""
+    for seed in range(20):
+        disk = SimDisk(random.Random(seed))
+        files = segments(disk)
+        for start in range(0, 4 * SEGMENT, SEGMENT):
+            files.at_or_new(start)
+        for _ in range(2):
+            disk.faults.cut_at(seed % 5)
+            with suppress(PowerCut):
+                files.cut(100)
+            disk.crash(Loss.NOTHING)
+            files = segments(disk)
+            files.load()
+        disk.crash(Loss.SCATTERED)
+        segments(disk).load()
+
+
 def test_a_crash_while_segments_are_reserved_leaves_no_gap() -> None:
     """Seed 59 at 6dc8590: segments are made in one go and their names synced once."""
     for seed in range(40):

@@ -8,7 +8,7 @@ from popmq.common.config import Settings
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_replay import ReplayCheck
-from popmq.testing.sim_run import Simulator
+from popmq.testing.sim_run import Outcome, Simulator
 from popmq.testing.sim_slave import ReplicaMachine
 from popmq.testing.timer_run import TimerSimulator
 
@@ -25,6 +25,9 @@ class ReplicaSimulator(Simulator):
         self.machine.damages = self._damages
         self._actions += [(self._compare, 3), (self._lose_slave, 4)]
         self.compared = 0
+
+    def run(self) -> Outcome:
+        return _with_replica(super().run())
 
     def reached(self) -> dict[str, int]:
         """How often rare states were."""
@@ -58,6 +61,9 @@ class TimerReplicaSimulator(TimerSimulator):
         self.machine.fails_over = not self.retains
         self.compared = 0
 
+    def run(self) -> Outcome:
+        return _with_replica(super().run())
+
     def reached(self) -> dict[str, int]:
         """How often rare states were."""
         return {"comparisons": self.compared, **self.machine.reached()}
@@ -73,6 +79,10 @@ class TimerReplicaSimulator(TimerSimulator):
 
     def _compare(self) -> None:
         self.compared += _compare(self.machine, self.replay)
+
+
+def _with_replica(outcome: Outcome) -> Outcome:
+    return replace(outcome, world=f"--replica {outcome.world}")
 
 
 def _of_two(settings: Settings) -> Settings:

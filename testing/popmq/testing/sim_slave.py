@@ -61,6 +61,9 @@ class Slave:
         except PowerCut:
             self._crash()
             return
+        except StoreDamaged:
+            self._give_up()
+            return
         self._look_whether_whole()
         if self.machine.failed is not None or self._rng.random() < 0.004:
             self._anew |= self._rng.random() < 0.3  # somebody removes its disk
@@ -79,6 +82,12 @@ class Slave:
 
     def catch_up(self, *, until: int = _NOWHERE, confirmed: bool = True) -> None:
         """The master's log up to `until` is here, durably; and applied, if it is confirmed."""
+        try:
+            self._catch_up(until, confirmed=confirmed)
+        except StoreDamaged:
+            self._give_up()
+
+    def _catch_up(self, until: int, *, confirmed: bool) -> None:
         master, rng = self._master.broker.store, self._rng
         self.machine.disk.faults.heal()
         while not self._alive and not self.given_up:
@@ -95,7 +104,7 @@ class Slave:
                 break
         if self._anew:  # the master does not have any more what comes next
             self._crash()
-            self.catch_up(until=until, confirmed=confirmed)
+            self._catch_up(until, confirmed=confirmed)
             return
         self.machine.settle()
         if confirmed:
@@ -115,6 +124,11 @@ class Slave:
         return self._alive and not (self.given_up or self._copying)
 
     # -- inside
+
+    def _give_up(self) -> None:
+        """A record on its disk, a master's before, is damaged: nothing of it is applied."""
+        assert self._master.damages, "damage on a whole disk"
+        self.given_up = True
 
     def _act(self) -> None:
         machine, roll = self.machine, self._rng.random()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
 from popmq.testing.sim_run import Outcome, Simulator
 from popmq.testing.sometimes import Sometimes, Tally
 from popmq.testing.timer_run import TimerSimulator
@@ -31,6 +32,14 @@ def run_transaction_seed(seed: int) -> Outcome:
     return TransactionSimulator(seed).run()
 
 
+def run_replica_seed(seed: int) -> Outcome:
+    return ReplicaSimulator(seed).run()
+
+
+def run_timer_replica_seed(seed: int) -> Outcome:
+    return TimerReplicaSimulator(seed).run()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m popmq.testing.simulator")
     parser.add_argument("--seed", type=int, help="run this seed only")
@@ -39,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--timers", action="store_true", help="the timer's world")
     parser.add_argument("--transactions", action="store_true", help="that of transactions")
+    parser.add_argument("--replica", action="store_true", help="with a slave that follows")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a violation")
     chosen = parser.parse_args(arguments)
     logging.getLogger("popmq").setLevel(logging.CRITICAL)
@@ -55,10 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[Enum]]:
     if chosen.timers:
-        return run_timer_seed, TimerSometimes
+        return run_timer_replica_seed if chosen.replica else run_timer_seed, TimerSometimes
     if chosen.transactions:
         return run_transaction_seed, TransactionSometimes
-    return run_seed, Sometimes
+    return run_replica_seed if chosen.replica else run_seed, Sometimes
 
 
 def _run_many(

@@ -174,8 +174,12 @@ class MappedFileQueue:
 
     def cut(self, position: int) -> None:
         """Drop every byte from `position`; whole segments beyond it are removed."""
-        # From the end, each made durable: a crash in between must not leave a gap.
-        for start in sorted((start for start in self._files if start > position), reverse=True):
+        # From the end, each made durable: a crash in between must not leave a gap.  Nor must one
+        # that an earlier process removed come back when it was not made durable any more.
+        beyond = sorted((start for start in self._files if start > position), reverse=True)
+        if beyond:
+            self._disk.sync_folder(self._folder)
+        for start in beyond:
             self._remove(start)
         kept = self.at(position)
         if kept is not None:
