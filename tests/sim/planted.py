@@ -1,7 +1,8 @@
 """Mistakes planted into the broker, one at a time: the simulator has to find every one.
 
 Each is a patch that lives here only.  `seeds` is the promise: it is found within so many.
-A `rare` one is looked for in the heavy tests; test_sim_disk.py shows it directly, each day.
+A `rare` one is looked for in the heavy tests, and by hand when it needs more than HEAVY seeds;
+test_sim_disk.py shows it directly, each day.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from sim import planted_tables as tables
 from sim import planted_undo as undo
 
 Patch = pytest.MonkeyPatch
+
+HEAVY = 4_000  # seeds; more are run by hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ PLANTED = [
     Planted("recovery does not sync", store.recovery_does_not_sync, seeds=300),
     Planted("recovery syncs no names", store.recovery_syncs_no_names, 4000, rare=True),
     Planted("clean pages trusted", store.clean_pages_trusted, seeds=120),
-    Planted("torn unit trusted", store.torn_unit_trusted, 1000, rare=True, retains=True),
-    Planted("segments cut from the front", store.segments_cut_from_the_front, 4000, rare=True),
+    Planted("torn unit trusted", store.torn_unit_trusted, 10_000, rare=True, retains=True),
+    Planted("segments cut from the front", store.segments_cut_from_the_front, 30_000, rare=True),
     Planted("retry token ignored at recovery", tables.token_of_a_retry_ignored_at_recovery),
     Planted("ack not logged", tables.ack_applied_but_not_logged),
     Planted("change keeps the old handle", tables.change_keeps_the_old_handle),

@@ -1,11 +1,18 @@
 """Every planted mistake is found: a simulator that finds nothing may just be blind."""
 
 import pytest
-from sim.planted import PLANTED, Planted
+from sim.planted import HEAVY, PLANTED, Planted
 
 from popmq.testing.simulator import run_seed
 
-RARE = [pytest.mark.heavy, pytest.mark.timeout(900)]  # thousands of seeds, on a busy machine too
+
+def marks(planted: Planted) -> list[pytest.MarkDecorator]:
+    """Rare ones take thousands of seeds, and that on a busy machine too."""
+    if not planted.rare:
+        return []
+    if planted.seeds > HEAVY:
+        return [pytest.mark.long, pytest.mark.timeout(7_200)]
+    return [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 def found_at(planted: Planted) -> int:
@@ -21,7 +28,7 @@ def found_at(planted: Planted) -> int:
 
 @pytest.mark.parametrize(
     "planted",
-    [pytest.param(p, id=p.name, marks=RARE if p.rare else []) for p in PLANTED],
+    [pytest.param(p, id=p.name, marks=marks(p)) for p in PLANTED],
 )
 def test_planted_mistake_is_found(planted: Planted) -> None:
     assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
