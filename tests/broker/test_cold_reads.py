@@ -280,7 +280,8 @@ def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(
 
     core = CoreBroker(disk=RealDisk(), settings=settings)
     assert core.broker.store.end >= end
-    assert max(pages_in_memory(first)) * PAGE < end + (5 << 20)
+    # Of the 55 MB that follow, at most what the kernel reads ahead: 8 MiB on some disks.
+    assert max(pages_in_memory(first)) * PAGE < end + (9 << 20)
     core.broker.release_files()
 
 
