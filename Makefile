@@ -3,10 +3,16 @@
 VENV := .venv
 PYTHON_IN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+REPORTS_STAMP := $(VENV)/.reports-installed
 DAILY := not heavy and not long
+# Two marks are on what is long already and runs once more over another transport.
+HEAVY := heavy and not long
 WORKERS ?= auto
 CRUNCHING := tests/sim tests/cluster tests/proxy
 ARGS ?=
+
+# The tests start hundreds of processes: none of them need compile what another one did.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Import roots that hold .proto files: a file is named by its path below its root, so that
 # protoc writes imports that need no patching.
@@ -16,7 +22,7 @@ PROTOC = $(PYTHON_IN) -m grpc_tools.protoc $(PROTO_ROOTS:%=-I %) \
 	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-heavy test-long check format proto bench
+.PHONY: help setup up test test-heavy test-long test-pods check format proto metrics bench kube-assets manifests
 
 help:
 	@echo "make setup       build $(VENV) and install popmq with its development tools"
@@ -24,9 +30,13 @@ help:
 	@echo "make test        set up, then the everyday tests (ARGS='-k pop' narrows them)"
 	@echo "make test-heavy  the other tests that fit CI"
 	@echo "make test-long   full figures, run by hand"
+	@echo "make test-pods   popmq in real pods on this machine (root; tools/test-pods.sh)"
 	@echo "make check       formatting, lint and types, as CI runs them"
 	@echo "make format      rewrite files to the project's format"
 	@echo "make proto       regenerate the committed protobuf modules"
+	@echo "make kube-assets build the Kubernetes control plane that heavy tests run on (Go, once)"
+	@echo "make manifests   render deploy/operator.yaml from the Helm chart"
+	@echo "make metrics     write the page of metrics, the dashboards and the alerts anew"
 	@echo "make bench       three minutes of figures: popmq, and peers that are fetched"
 
 $(STAMP): pyproject.toml
@@ -50,13 +60,24 @@ test: $(STAMP)
 	$(call run_marked,$(DAILY) and not alone,-n $(WORKERS) --dist worksteal)
 	$(call run_marked,$(DAILY) and alone)
 
-# Seeds and frames keep every core busy; what runs real processes has the machine to itself.
-test-heavy: $(STAMP)
-	$(call run_marked,heavy,-n $(WORKERS) --dist worksteal $(CRUNCHING))
-	$(call run_marked,heavy,$(CRUNCHING:%=--ignore=%))
+# Spark and Arrow, half a gigabyte, which the everyday tests do without.
+$(REPORTS_STAMP): $(STAMP)
+	@echo "setup: installing Spark for the heavy tests" >&2
+	@$(PYTHON_IN) -m pip install --quiet --editable '.[dev,reports,reports-java]'
+	@touch $@
+
+# Seeds and frames keep every core busy, one at a time; what runs real processes waits for them most
+# of the time, so that several files at a time take turns.  A module's processes serve one worker.
+test-heavy: $(STAMP) $(REPORTS_STAMP)
+	$(call run_marked,$(HEAVY),-n $(WORKERS) --dist worksteal $(CRUNCHING))
+	$(call run_marked,$(HEAVY) and not alone,-n $(WORKERS) --dist loadfile $(CRUNCHING:%=--ignore=%))
+	$(call run_marked,$(HEAVY) and alone)
 
 test-long: $(STAMP)
 	$(call run_marked,long)
+
+test-pods: $(STAMP)
+	@tools/test-pods.sh $(ARGS)
 
 check: $(STAMP)
 	$(PYTHON_IN) -m ruff format --check .
@@ -74,5 +95,16 @@ proto: $(STAMP)
 	done
 	@echo "regenerated: $(PROTOS:%.proto=%_pb2.py)"
 
+metrics: $(STAMP)
+	$(PYTHON_IN) -m popmq.cli.monitoring
+
 bench: $(STAMP)
 	$(PYTHON_IN) -m bench quick
+
+# About seven minutes of two cores when nothing is cached, nothing afterwards.
+kube-assets:
+	@tools/kube-assets.sh
+
+manifests: $(STAMP)
+	@bash tools/render-manifests.sh >deploy/operator.yaml.new && mv deploy/operator.yaml.new deploy/operator.yaml
+	@echo "next: kubectl apply --server-side -f crds/ -f deploy/operator.yaml"

@@ -34,7 +34,9 @@ PROXY = (
     "ack",
     "convert",
     "delay",
+    "joint",
     "placement",
+    "plain_message",
     "receive",
     "route",
     "rpc",
@@ -42,7 +44,7 @@ PROXY = (
     "validate",
     "wire_scan",
 )
-COMMON = ("hop", "payload", "varint")
+COMMON = ("hop", "payload", "turn", "varint")
 HOT = (
     *(f"popmq/proxy/transport/lean/{name}.py" for name in LEAN),
     *(f"popmq/proxy/{name}.py" for name in PROXY),

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
@@ -19,7 +19,8 @@ CALL_MS = 60_000
 class Broker:
     """A `popmq broker` in a process of its own, and what can be asked about it from outside."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        """`settings`: more of them, by their names in the environment."""
         self.data = folder / "data"
         self.address = f"unix:{self.data}/frames.sock"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("POPMQ_")}
@@ -27,6 +28,7 @@ class Broker:
             "POPMQ_BROKER_DATA": str(self.data),
             "POPMQ_BROKER_LISTEN": "127.0.0.1:0",
             "POPMQ_HTTP_LISTEN": "127.0.0.1:0",
+            **(settings or {}),
         }
         with (folder / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -46,6 +48,10 @@ class Broker:
         self._metrics = next(word for word in ready.split() if word.startswith("http"))
         self._metrics = self._metrics.rstrip(",")
 
+    @property
+    def metrics_url(self) -> str:
+        return self._metrics
+
     def metric(self, name: str) -> float:
         with urlopen(self._metrics, timeout=10) as reply:
             lines: list[str] = reply.read().decode().splitlines()
@@ -59,7 +65,7 @@ class Broker:
         """How many group commits there were, and the seconds they took."""
         return (
             self.metric("popmq_store_flushes_total"),
-            self.metric("popmq_store_flush_seconds_total"),
+            self.metric("popmq_store_flush_seconds_sum"),
         )
 
     def disk_mb(self) -> int:

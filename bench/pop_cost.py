@@ -4,26 +4,30 @@ beside buffered ones.
     python -m bench.pop_cost [--messages 200000] [--rounds 3] [--in-flight-messages 1000000]
 
 One broker in this process, asked by calls; every reply waits for what it has to wait for.  CPU is
-user and system time of all threads, per operation; the asker's own part (encoding requests,
-decoding replies) is measured alone and subtracted.  Rounds of both kinds are interleaved.  The
-data goes to the current folder and is removed.
+user and system time of all threads, per operation.  The asker's own part is measured alone, beside
+a port that has the same replies ready, and subtracted.  Rounds of both kinds are interleaved.  The
+data goes to the current folder and is removed.  Memory is measured in a process of its own.
 """
 
 import argparse
 import asyncio
 import gc
+import multiprocessing
 import os
 import resource
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from popmq.broker.process import BrokerProcess
 from popmq.common import hop
 from popmq.common.config import Settings
-from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest
+from popmq.common.errors import PopmqError
+from popmq.common.hop import ACKED, Kind, OnReply, PopRequest, Port, PutEntry, PutRequest
 from popmq.common.topics import CheckPoints, MessageType, SubscriptionGroup, TopicConfig
 
 QUEUES = 8
@@ -49,11 +53,56 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+class ReadyPort:
+    """Answers everything with the same bytes, all that was asked in one turn of the loop at once:
+    what a broker does for nothing."""
+
+    def __init__(self, reply: bytes) -> None:
+        self._reply = reply
+        self._asked: list[OnReply] = []
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._answer)
+        self._asked.append(on_reply)
+        return 0
+
+    def cancel(self, request_id: int) -> None:
+        return
+
+    def _answer(self) -> None:
+        asked, self._asked = self._asked, []
+        for on_reply in asked:
+            on_reply(self._reply)
+
+
+class Kept:
+    """Replies, one behind the other in memory that is there before the first one comes.
+
+    Kept as they are they would make the broker write each reply into fresh pages, which costs more
+    than encoding it does; a server that sends them has its memory back at once.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._bytes = bytearray(b"\1") * size
+        self._ends = [0]
+
+    def take(self, reply: bytes) -> None:
+        start = self._ends[-1]
+        end = start + len(reply)
+        self._bytes[start:end] = reply
+        self._ends.append(end)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start, end in pairwise(self._ends):
+            yield bytes(self._bytes[start:end])
+
+
 class Asker:
     """Keeps some requests of one kind going until there are no more."""
 
-    def __init__(self, process: BrokerProcess, at_once: int) -> None:
-        self._process = process
+    def __init__(self, port: Port, at_once: int) -> None:
+        self._port = port
         self._at_once = at_once
 
     async def run(
@@ -72,7 +121,7 @@ class Asker:
                     done.set_result(None)
                 return
             open_requests += 1
-            self._process.port.request(kind, request, 60_000, answered)
+            self._port.request(kind, request, 60_000, answered)
 
         def answered(answer: bytes | PopmqError) -> None:
             nonlocal open_requests
@@ -95,50 +144,68 @@ async def store(process: BrokerProcess, count: int) -> None:
         for number in range(500)
     ]
     request = hop.encode_put(PutRequest("bench", entries))
-    await Asker(process, 4).run(Kind.PUT, [request] * (count // 500), lambda reply: None)
+    await Asker(process.port, 4).run(Kind.PUT, [request] * -(-count // 500), lambda reply: None)
 
 
-def check_acks(reply: bytes) -> None:
-    if {one.code for one in hop.decode_ack_reply(reply)} != {Code.OK}:
-        raise AssertionError("an ack was refused")
-
-
-async def measure(process: BrokerProcess, group: str, messages: int) -> Cost:
-    """Half of the messages are acked one by one, half in batches."""
-    request = hop.encode_pop(PopRequest("bench", group, "bench", BATCH, LONG_MS, 0))
-    replies: list[bytes] = []
-    records = process.broker.store.metrics
-    began_bytes = records.bytes
+async def cost_of(
+    port: Port, at_once: int, kind: Kind, requests: Sequence[bytes], take: Callable[[bytes], None]
+) -> tuple[float, float]:
+    """CPU and time of a request, in seconds."""
     loop = asyncio.get_running_loop()
     began, began_at = cpu_s(), loop.time()
-    await Asker(process, POPS_AT_ONCE).run(
-        Kind.POP, [request] * (messages // BATCH), replies.append
-    )
-    pop_s, took_s = cpu_s() - began, loop.time() - began_at
+    await Asker(port, at_once).run(kind, requests, take)
+    return (cpu_s() - began) / len(requests), (loop.time() - began_at) / len(requests)
+
+
+async def measure_pops(
+    process: BrokerProcess, group: str, messages: int
+) -> tuple[float, float, list[bytes]]:
+    """CPU and time of a receive, and the handles."""
+    request = hop.encode_pop(PopRequest("bench", group, "bench", BATCH, LONG_MS, 0))
+    requests = [request] * (messages // BATCH)
+    kept = Kept(len(requests) * BATCH * (BODY + PROPERTIES + 256))
+    cpu, took = await cost_of(process.port, POPS_AT_ONCE, Kind.POP, requests, kept.take)
+    replies = list(kept)
+    ready = ReadyPort(replies[0])
+    again = Kept(len(requests) * BATCH * (BODY + PROPERTIES + 256))
+    own, _ = await cost_of(ready, POPS_AT_ONCE, Kind.POP, requests, again.take)
     handles = []
     for reply in replies:
         handles += [one.handle for one in hop.decode_pop_reply(reply).deliveries]
     if len(handles) != messages // BATCH * BATCH:
         raise AssertionError(f"{len(handles)} of {messages} delivered")
-    half = len(handles) // 2 // BATCH * BATCH
-    singles = [hop.encode_ack(hop.AckRequest("bench", group, [one])) for one in handles[:half]]
-    batches = [
-        hop.encode_ack(hop.AckRequest("bench", group, handles[at : at + BATCH]))
-        for at in range(half, len(handles), BATCH)
+    return cpu - own, took, handles
+
+
+async def measure_acks(
+    process: BrokerProcess, group: str, handles: list[bytes], in_request: int, at_once: int
+) -> float:
+    """CPU of an ack."""
+    requests = [
+        hop.encode_ack(hop.AckRequest("bench", group, handles[at : at + in_request]))
+        for at in range(0, len(handles), in_request)
     ]
-    costs = []
-    for requests, at_once in ((singles, ACKS_AT_ONCE), (batches, POPS_AT_ONCE)):
-        began = cpu_s()
-        await Asker(process, at_once).run(Kind.ACK, requests, check_acks)
-        costs.append(cpu_s() - began)
+    good = hop.encode_ack_reply([ACKED] * in_request)
+
+    def check(reply: bytes) -> None:
+        if reply != good:
+            raise AssertionError(f"an ack was refused: {hop.decode_ack_reply(reply)}")
+
+    cpu, _ = await cost_of(process.port, at_once, Kind.ACK, requests, check)
+    own, _ = await cost_of(ReadyPort(good), at_once, Kind.ACK, requests, check)
+    return (cpu - own) / in_request
+
+
+async def measure(process: BrokerProcess, group: str, messages: int) -> Cost:
+    """Half of the messages are acked one by one, half in batches."""
+    records = process.broker.store.metrics
+    began_bytes = records.bytes
+    pop_s, took_s, handles = await measure_pops(process, group, messages)
+    half = len(handles) // 2 // BATCH * BATCH
+    ack_s = await measure_acks(process, group, handles[:half], 1, ACKS_AT_ONCE)
+    batch_s = await measure_acks(process, group, handles[half:], BATCH, POPS_AT_ONCE)
     written = records.bytes - began_bytes
-    return Cost(
-        pop_s / len(replies) * 1e6,
-        costs[0] / half * 1e6,
-        costs[1] / (len(handles) - half) * 1e6,
-        written / len(handles),
-        len(replies) / took_s,
-    )
+    return Cost(pop_s * 1e6, ack_s * 1e6, batch_s * 1e6, written / len(handles), 1 / took_s)
 
 
 def rss_bytes() -> int:
@@ -152,7 +219,7 @@ async def in_flight_bytes(process: BrokerProcess, group: str, messages: int) -> 
     gc.collect()
     before = rss_bytes()
     asked = [request] * (messages // BATCH)
-    await Asker(process, POPS_AT_ONCE).run(Kind.POP, asked, lambda reply: None)
+    await Asker(process.port, POPS_AT_ONCE).run(Kind.POP, asked, lambda reply: None)
     gc.collect()
     held = process.broker.table.in_flight
     if held != messages // BATCH * BATCH:
@@ -173,13 +240,9 @@ def settings_of(folder: str, in_flight: int) -> Settings:
     )
 
 
-async def with_broker(messages: int, rounds: int, in_flight: int) -> None:
-    with tempfile.TemporaryDirectory(dir=".", prefix="bench-pop-") as folder:
-        process = BrokerProcess(settings_of(folder, in_flight))
-        await process.start()
+async def with_broker(messages: int, rounds: int) -> None:
+    async with broker_with(messages) as process:
         registry = process.broker.registry
-        registry.create_topic(TopicConfig(0, "bench", QUEUES))
-        await store(process, max(messages, in_flight))
         costs: dict[CheckPoints, list[Cost]] = {kind: [] for kind in CheckPoints}
         for number in range(rounds):
             for kind in CheckPoints:
@@ -204,10 +267,29 @@ async def with_broker(messages: int, rounds: int, in_flight: int) -> None:
                 )
             ]
             print(f"| {kind.name.lower()} | " + " | ".join(cells) + " |")
-        registry.create_group(SubscriptionGroup(0, "held"))
-        per_message = await in_flight_bytes(process, "held", in_flight)
-        print(f"{in_flight} messages in flight: {per_message:.1f} bytes of memory each")
+
+
+@asynccontextmanager
+async def broker_with(messages: int) -> AsyncIterator[BrokerProcess]:
+    """One that holds so many messages, none of them received."""
+    with tempfile.TemporaryDirectory(dir=".", prefix="bench-pop-") as folder:
+        process = BrokerProcess(settings_of(folder, messages))
+        await process.start()
+        process.broker.registry.create_topic(TopicConfig(0, "bench", QUEUES))
+        await store(process, messages)
+        yield process
         await process.stop()
+
+
+async def with_messages_in_flight(messages: int) -> float:
+    """Bytes each, in a process that has done nothing else."""
+    async with broker_with(messages) as process:
+        process.broker.registry.create_group(SubscriptionGroup(0, "held"))
+        return await in_flight_bytes(process, "held", messages)
+
+
+def bytes_in_flight(messages: int) -> float:
+    return asyncio.run(with_messages_in_flight(messages))
 
 
 def main() -> None:
@@ -216,7 +298,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight-messages", type=int, default=1_000_000)
     args = parser.parse_args()
-    asyncio.run(with_broker(args.messages, args.rounds, args.in_flight_messages))
+    asyncio.run(with_broker(args.messages, args.rounds))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as another:
+        each = another.submit(bytes_in_flight, args.in_flight_messages).result()
+    print(f"{args.in_flight_messages} messages in flight: {each:.1f} bytes of memory each")
 
 
 if __name__ == "__main__":

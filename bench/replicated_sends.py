@@ -1,14 +1,17 @@
 """Durable sends with 1, 2 and 3 replicas on one machine: rate, wait, CPU of master and slaves.
 
     python -m bench.replicated_sends [--seconds 5] [--in-flight 64] [--body 1024] [--replicas 1 2 3]
+                                     [--durability disk memory]
 
 Controller and brokers are processes of their own, asked over frames without a proxy; every
-reply waits until all of the SyncStateSet have the message on their disks.  They share one disk
-and its fsyncs here, so only the ratios say something.  At the end all logs must end alike.
+reply waits until all of the SyncStateSet have the message on their disks, or with `memory`
+hold it.  They share one disk and its fsyncs here, so only the ratios say something.  At the end
+all logs must end alike.
 """
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import subprocess
 import tempfile
@@ -24,6 +27,7 @@ from popmq.common.frame_port import FramePort, call
 from popmq.common.frames import Hello, Role
 from popmq.common.hop import Kind, PutEntry, PutRequest, decode_put_reply, encode_put
 from popmq.common.topics import MessageType
+from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
 
 GROUP = "group-a"
@@ -41,7 +45,7 @@ class Result:
     lag_kib: float  # of the slave furthest behind, the middle of what was seen
 
 
-async def measure(folder: Path, replicas: int, args: argparse.Namespace) -> Result:
+async def measure(folder: Path, replicas: int, durability: str, args: argparse.Namespace) -> Result:
     with ExitStack() as stack:
         where = free_address()
         stack.enter_context(
@@ -73,6 +77,7 @@ async def measure(folder: Path, replicas: int, args: argparse.Namespace) -> Resu
         port = FramePort(address, hello)
         port.start()
         try:
+            await _make_topic(port, durability)
             await _load(port, args, seconds=1.0)  # warm
             before = [broker.cpu_s() for broker in brokers]
             lags: list[float] = []
@@ -116,6 +121,21 @@ async def _master(controller: FramePort, replicas: int) -> str:
             await asyncio.sleep(0.1)
 
 
+async def _make_topic(port: FramePort, durability: str) -> None:
+    topic = admin.Topic(name=TOPIC, durability=durability)
+    body = admin.CreateTopicRequest(topic=topic).SerializeToString()
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await call(port, Kind.CREATE_TOPIC, body, 5_000)
+            except PopmqError as error:
+                if error.code is not Code.NOT_MASTER:
+                    raise
+                await asyncio.sleep(0.05)  # it was elected, and is about to serve
+            else:
+                return
+
+
 async def _state(controller: FramePort) -> pb.GroupState:
     body = pb.ListReplicasRequest(group=GROUP).SerializeToString()
     reply = await call(controller, Kind.LIST_REPLICAS, body, 1_000)
@@ -148,20 +168,14 @@ async def _watch(brokers: Sequence[RoleProcess], lags: list[float], replicas: in
 async def _load(port: FramePort, args: argparse.Namespace, *, seconds: float) -> list[float]:
     """Send for so long, so many at once; milliseconds of each send that was answered OK."""
     entry = PutEntry(MessageType.NORMAL, bytes(args.body), bytes(120))
-    body = encode_put(PutRequest(TOPIC, [entry], auto_create=True))
+    body = encode_put(PutRequest(TOPIC, [entry]))
     end = time.monotonic() + seconds
     waits: list[float] = []
 
     async def sender() -> None:
         while time.monotonic() < end:
             began = time.monotonic()
-            try:
-                (result,) = decode_put_reply(await call(port, Kind.PUT, body, 10_000))
-            except PopmqError as error:
-                if error.code is not Code.NOT_MASTER or waits:
-                    raise
-                await asyncio.sleep(0.05)  # it was elected, and is about to serve
-                continue
+            (result,) = decode_put_reply(await call(port, Kind.PUT, body, 10_000))
             assert not result.message, result
             waits.append((time.monotonic() - began) * 1_000)
 
@@ -175,14 +189,16 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--body", type=int, default=1024)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--durability", nargs="+", default=["disk", "memory"])
     args = parser.parse_args()
-    print("replicas  sends/s  p50 ms  p99 ms  master us  slave us  lag KiB")
-    for replicas in args.replicas:
+    print("replicas  waits for  sends/s  p50 ms  p99 ms  master us  slave us  lag KiB")
+    for replicas, durability in itertools.product(args.replicas, args.durability):
         with tempfile.TemporaryDirectory() as folder:
-            found = asyncio.run(measure(Path(folder), replicas, args))
+            found = asyncio.run(measure(Path(folder), replicas, durability, args))
         print(
-            f"{found.replicas:8} {found.per_second:8.0f} {found.p50_ms:7.1f} {found.p99_ms:7.1f}"
-            f" {found.master_us:10.0f} {found.slave_us:9.0f} {found.lag_kib:8.0f}",
+            f"{found.replicas:8} {durability:>10} {found.per_second:8.0f} {found.p50_ms:7.1f}"
+            f" {found.p99_ms:7.1f} {found.master_us:10.0f} {found.slave_us:9.0f}"
+            f" {found.lag_kib:8.0f}",
             flush=True,
         )
 

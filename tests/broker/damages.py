@@ -48,6 +48,13 @@ def torn_tail(folder: Path) -> None:
         opened.write(bytes(20))
 
 
+def file_ends_in_a_header(folder: Path) -> None:
+    """Of the last record; its size can still be read."""
+    file, at, _, _ = list(log_records(folder))[-1]
+    with file.open("r+b") as opened:
+        opened.truncate(at + 6)
+
+
 def garbage_behind_the_end(folder: Path) -> None:
     file, end = log_end(folder)
     with file.open("r+b") as opened:
@@ -63,6 +70,10 @@ def flip_last_but_three(folder: Path) -> None:
 def flip_first_message(folder: Path) -> None:
     file, at, _ = messages(folder)[3]
     flip(file, at + 100)
+
+
+def remove_first_segment(folder: Path) -> None:
+    min((folder / "commitlog").iterdir()).unlink()
 
 
 def remove_middle_segment(folder: Path) -> None:

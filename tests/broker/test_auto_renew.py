@@ -67,6 +67,21 @@ def test_a_good_bye_hands_the_messages_back_at_once(core: CoreBroker) -> None:
     assert [one.attempt for one in core.receive("orders", "g")] == [2]
 
 
+def test_a_good_bye_hands_back_what_is_renewed_no_more_but_no_earlier_what_was_given_back() -> None:
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders")
+    core.send("orders", b"given back")
+    (one,) = push_receive(core)
+    core.change("orders", "g", one.handle, 60_000)
+    core.send("orders", b"in doubt")
+    push_receive(core)
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    hear(core, gone=True)
+    core.advance(50)
+    assert [(one.head, one.attempt) for one in core.receive("orders", "g")] == [(b"in doubt", 2)]
+
+
 def test_a_good_bye_of_a_simple_consumer_changes_nothing(core: CoreBroker) -> None:
     core.send("orders", b"one")
     core.receive("orders", "g", invisible_ms=60_000)
@@ -111,6 +126,104 @@ def test_a_started_broker_gives_every_consumer_30_s_once() -> None:
     core.start()
     core.advance(36_000)
     assert [one.attempt for one in core.receive("orders", "g")] == [2]
+
+
+def test_a_delivery_whose_answer_a_crash_may_have_taken_comes_back_though_its_consumer_lives() -> (
+    None
+):
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders")
+    core.send("orders", b"seen")
+    push_receive(core)
+    live(core, 30)
+    core.send("orders", b"lost")
+    push_receive(core)  # and nobody is told of it
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    core.send("orders", b"later")
+    push_receive(core)
+    live(core, 20)
+    core.send("orders", b"last")
+    core.start()  # another end, and not the one that counts
+    live(core, 600)
+    back = core.receive("orders", "g")
+    assert {(one.head, one.attempt) for one in back} == {(b"lost", 2), (b"last", 1)}
+    core.ack("orders", "g", *(one.handle for one in back))
+    live(core, 600)
+    assert core.receive("orders", "g") == []
+
+
+def test_what_was_delivered_long_before_the_end_of_an_idle_broker_stays_with_its_consumer() -> None:
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders")
+    core.send("orders", b"long work")
+    push_receive(core)  # and that is the newest record
+    live(core, 300)
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    live(core, 600)
+    assert core.receive("orders", "g") == []
+
+
+def test_a_broker_whose_answers_wait_for_the_disk_does_not_say_that_it_lives() -> None:
+    """Push seed 3070: a sync took, and failed after, more than 5 s."""
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders")
+    core.send("orders", b"one")
+    cursors = core.broker.timers.service.cursors
+    assert cursors().log_ms == core.broker.store.log_ms()
+    request = pop("orders", "g", auto_renew=True, invisible_ms=0)
+    answer = core.ask(Kind.POP, request, settle=False)
+    core.clock.advance(8_000)
+    assert (answer.heard, cursors().log_ms) == (False, 0)
+    core.settle()
+    assert (answer.heard, cursors().log_ms) == (True, core.broker.store.log_ms())
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(4, False), (6, True)])
+def test_what_was_delivered_in_the_last_5_s_before_the_newest_record_may_be_unanswered(
+    seconds: int, stays: bool
+) -> None:
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders")
+    core.topic("others")
+    core.send("orders", b"one")
+    push_receive(core)
+    core.clock.advance(seconds * 1_000)
+    core.send("others", b"newest")
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    live(core, 300)
+    assert (core.receive("orders", "g") == []) == stays
+
+
+def test_after_a_clean_stop_nothing_is_in_doubt() -> None:
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders")
+    core.send("orders", b"one")
+    push_receive(core)
+    core.stop()
+    core.start()
+    live(core, 300)
+    assert core.receive("orders", "g") == []
+
+
+def test_a_clock_that_went_back_makes_no_broker_live_longer() -> None:
+    """The TimerCheckPoint of an earlier life told of a time that was to come."""
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders")
+    live(core, 300)
+    for _ in range(2):
+        core.disk.restore_power()  # type: ignore[attr-defined]
+        core.clock.step_wall(-3_600_000)
+        core.start()
+    core.send("orders", b"lost")
+    push_receive(core)  # and nobody is told of it
+    core.disk.restore_power()  # type: ignore[attr-defined]
+    core.start()
+    live(core, 600)
+    (back,) = core.receive("orders", "g")
+    assert (back.head, back.attempt) == (b"lost", 2)
 
 
 @pytest.mark.timeout(10)  # a plain dict took 16 s for it

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from popmq.broker import pulls as pulls_module
 from popmq.broker.process import BrokerProcess
+from popmq.broker.store.unit_check import Unit
 from popmq.common import hop
+from popmq.common.delivered import Content
 from popmq.common.disk import ColdRead, RealDisk, RealFile, read_or_cold
 from popmq.common.frame_port import call
 from popmq.common.hop import Kind
 from popmq.common.residency import Residency
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
+from popmq.common.wire.pull_pb2 import PullReply, PullRequest
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker, pop
 
@@ -98,6 +102,59 @@ def test_a_pop_of_old_messages_waits_on_another_thread(
         deliveries = hop.decode_pop_reply(reply).deliveries
         assert [one.head for one in deliveries] == [b"%04d" % number for number in range(10)]
         assert process.broker.pops.metrics.cold_pops >= 1
+        disk.cold = False
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def pulls(poll_ms: int) -> bytes:
+    return PullRequest(
+        topic="orders", group="g", limit=32, reply_bytes=1 << 20, poll_ms=poll_ms
+    ).SerializeToString()
+
+
+@pytest.mark.parametrize("poll_ms", [0, 20_000])
+def test_a_pull_of_old_messages_waits_on_another_thread(tmp_path: Path, poll_ms: int) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 10)
+        disk.cold = True
+        found = PullReply.FromString(await call(process.port, Kind.PULL, pulls(poll_ms), 5_000))
+        assert [one.head for one in found.messages] == [b"%04d" % number for number in range(10)]
+        assert disk.warmed
+        disk.cold = False
+        await process.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("poll_ms", [0, 20_000])
+def test_pulls_that_wait_for_the_disk_have_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll_ms: int
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(pulls_module, "COLD_LIMIT", 0)
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 3)
+        disk.cold = True
+        with pytest.raises(Exception, match="0 pulls wait for old messages from the disk"):
+            await call(process.port, Kind.PULL, pulls(poll_ms), 5_000)
+        disk.cold = False
+        assert process.broker.polling.count == 0
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def test_a_pull_from_a_disk_that_cannot_be_read_is_answered(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 3)
+        disk.cold = True
+        disk.error = OSError(5, "Input/output error")
+        with pytest.raises(Exception, match="old messages cannot be read"):
+            await call(process.port, Kind.PULL, pulls(0), 5_000)
         disk.cold = False
         await process.stop()
 
@@ -237,17 +294,16 @@ def test_a_queue_that_is_on_the_disk_is_fetched_while_others_deliver(tmp_path: P
         store.dispatch.flush()
         fetched = asyncio.Event()
         loop = asyncio.get_running_loop()
-        read = store.reader.read
+        contents = store.reader.contents
 
-        def cold_in_queue_0(units: object, *, wait: bool = True) -> object:
-            first = next(iter(units))  # type: ignore[call-overload]
-            if not wait and not fetched.is_set() and first.position < last:
+        def cold_in_queue_0(units: list[Unit]) -> list[Content | None]:
+            if not fetched.is_set() and units[0].position < last:
                 raise ColdRead(lambda: loop.call_soon_threadsafe(fetched.set))
-            return read(units, wait=wait)  # type: ignore[arg-type]
+            return contents(units)
 
         (unit,) = store.queue(process.broker.registry.topic("orders").id, 1).units(0, 1)
         last = unit.position
-        store.reader.read = cold_in_queue_0  # type: ignore[assignment,method-assign]
+        store.reader.contents = cold_in_queue_0  # type: ignore[method-assign]
         reply = await call(process.port, Kind.POP, pop("orders", "g"), 5_000)
         assert [one.head for one in hop.decode_pop_reply(reply).deliveries] == [b"there"]
         await asyncio.wait_for(fetched.wait(), 10)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,31 +190,49 @@ class BrokenDisk(RealDisk):
     def __init__(self) -> None:
         self.fails: Callable[[str, str], bool] = lambda operation, path: False
         self.failures = 0
+        self.errno = errno.EIO
 
     def fail(self, operation: str, path: str) -> None:
         if self.fails(operation, path):
             self.failures += 1
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(self.errno, os.strerror(self.errno))
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         return BrokenFile(super().open(path, create=create), self, path)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("operation", ["write", "sync"])
-def test_an_io_error_of_the_log_stops_the_process_without_another_try(
-    tmp_path: Path, operation: str
+def shown(process: BrokerProcess, name: str) -> float:
+    (found,) = (one.value for one in process.metrics() if one.name == name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        ("write", errno.EIO),
+        ("sync", errno.EIO),
+        # What ext4 does to itself after an error (errors=remount-ro).
+        ("write", errno.EROFS),
+    ],
+)
+def test_an_error_of_the_disk_of_the_log_stops_the_process_without_another_try(
+    tmp_path: Path, operation: str, error: int
 ) -> None:
     disk = BrokenDisk()
+    disk.errno = error
 
     async def run() -> None:
         process = BrokerProcess(settings_of(tmp_path), disk=disk)
         await process.start()
         process.broker.step()
         await all_handed_over_is_done(process)
+        assert shown(process, "store_last_stop_clean") == 1
+        assert shown(process, "store_disk_failed") == 0
         disk.fails = lambda what, path: what == operation and "commitlog" in path
         process.broker.registry.create_group(SMALL_GROUP)
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(OSError, match=os.strerror(error)):
             await asyncio.shield(process.failed)
+        assert shown(process, "store_disk_failed") == 1
         process.broker.registry.create_group(replace(SMALL_GROUP, name="another"))
         await asyncio.sleep(0)
         assert disk.failures == 1
@@ -221,7 +240,8 @@ def test_an_io_error_of_the_log_stops_the_process_without_another_try(
 
     asyncio.run(run())
     disk.fails = lambda what, path: False
-    asyncio.run(start_and_stop(tmp_path, disk))
+    assert asyncio.run(start_and_stop(tmp_path, disk)) == 0
+    assert asyncio.run(start_and_stop(tmp_path, disk)) == 1
 
 
 async def all_handed_over_is_done(process: BrokerProcess) -> None:
@@ -231,10 +251,13 @@ async def all_handed_over_is_done(process: BrokerProcess) -> None:
     await done
 
 
-async def start_and_stop(folder: Path, disk: RealDisk) -> None:
+async def start_and_stop(folder: Path, disk: RealDisk) -> float:
+    """Whether the stop before was clean, says its metric."""
     process = BrokerProcess(settings_of(folder), disk=disk)
     await process.start()
+    clean = shown(process, "store_last_stop_clean")
     await process.stop()
+    return clean
 
 
 def settings_of(folder: Path) -> Settings:

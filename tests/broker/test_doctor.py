@@ -14,6 +14,7 @@ from broker.damages import (
     checkpoint_between_records,
     damaged_snapshot,
     doubled_unit,
+    file_ends_in_a_header,
     flip,
     flip_first_message,
     flip_last_but_three,
@@ -27,6 +28,7 @@ from broker.damages import (
     odd_file_in_a_queue,
     padding_size,
     queue_of_a_stranger,
+    remove_first_segment,
     remove_middle_segment,
     shortened_units,
     torn_tail,
@@ -50,6 +52,7 @@ from popmq.common.errors import ConfigError
 from popmq.common.message import RecordKind, Stamp, encode_record
 from popmq.testing.core import SMALL, CoreBroker
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "doctor.md"
 SEGMENT = SMALL.store.segment_bytes
 BODY = 60_000
 TOPICS = ("orders", "other")
@@ -132,13 +135,15 @@ class Case:
 
     def __str__(self) -> str:
         stop = "stopped" if self.clean else "killed"
-        return f"{self.damage.__name__}, {stop}{', snapshot' if self.snapshots else ''}"
+        name = self.damage.__name__.replace("_", " ")
+        return f"{name}, {stop}{', snapshot' if self.snapshots else ''}"
 
 
-BELOW, MIDDLE, HELD = (
+BELOW, MIDDLE, HELD, HEAD = (
     "damage below the checkpoint",
     "damage in the middle",
     "damage below a snapshot",
+    "oldest segment missing",
 )
 CASES = (
     Case(nothing),
@@ -146,6 +151,8 @@ CASES = (
     Case(nothing, snapshots=True),
     Case(torn_tail, clean=False, what=("torn tail",)),
     Case(torn_tail, what=(BELOW,), need=Need.ACCEPT_LOSS),
+    Case(file_ends_in_a_header, clean=False, what=("torn tail",)),
+    Case(file_ends_in_a_header, what=(BELOW,), need=Need.ACCEPT_LOSS),
     Case(torn_tail, snapshots=True, what=(BELOW,), need=Need.ACCEPT_LOSS),
     Case(flip_last_but_three, snapshots=True, what=(HELD,), need=Need.HUMAN, loses=True),
     Case(
@@ -160,6 +167,7 @@ CASES = (
     Case(flip_last_but_three, what=(BELOW,), need=Need.ACCEPT_LOSS, loses=True),
     Case(flip_first_message, clean=False, what=(BELOW,), need=Need.ACCEPT_LOSS, loses=True),
     Case(flip_first_message, snapshots=True, what=(HELD,), need=Need.HUMAN, loses=True),
+    Case(remove_first_segment, snapshots=True, what=(HEAD,), need=Need.ACCEPT_LOSS, loses=True),
     Case(remove_middle_segment, what=(BELOW,), need=Need.ACCEPT_LOSS, loses=True),
     Case(padding_size, what=("damaged padding",), need=Need.REPAIR),
     Case(foreign_file, what=("foreign file",), need=Need.REPAIR),
@@ -203,7 +211,7 @@ def test_each_damage_is_named_mended_and_what_is_kept_is_delivered(
     assert found - OF_A_KILL == set(case.what) - OF_A_KILL, sick.findings
     assert worst(sick) is case.need, sick.findings
     assert sick.healthy == (case.need is Need.NOTHING)
-    print(row(case, sick))
+    assert row(case, sick) in PAGE.read_text(encoding="utf-8"), row(case, sick)
 
     if case.need is Need.ACCEPT_LOSS:
         assert not chosen(sick, accept_loss=False), "a loss must be accepted"
@@ -240,6 +248,15 @@ def row(case: Case, diagnosis: Diagnosis) -> str:
     delivered = kept - case.unread
     needs = worst(diagnosis).value
     return f"| {case} | {said} | {starts} | {consequence} | {needs} | {delivered}/60 |"
+
+
+def test_a_missing_first_segment_needs_a_snapshot_to_go_on_without_it(tmp_path: Path) -> None:
+    made_store(tmp_path, clean=True, snapshots=False)
+    remove_first_segment(tmp_path)
+    sick = examine(str(tmp_path))
+    assert {one.what for one in sick.findings} == {HEAD, "start refused"}
+    assert worst(sick) is Need.HUMAN
+    assert not chosen(sick, accept_loss=True)
 
 
 def test_a_directory_in_use_is_refused_with_its_process_and_left_alone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from popmq.broker.pop import evidence
 from popmq.broker.pop.explained import Copy, Hold, State
 from popmq.broker.pop.outcomes import OUTCOME_MS
 from popmq.broker.pop.pop_check_point import RECORD_SIZE
+from popmq.broker.store.mapped_file import MappedFile
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
@@ -374,7 +375,8 @@ def test_a_damaged_record_of_the_revive_topic_proves_nothing(core: CoreBroker) -
     assert told(core, "A").state == "ACKED"
     queue = core.broker.store.queue(REVIVE_TOPIC_ID, 1)
     core.broker.store.dispatch.flush()
-    (file,) = queue.files()
+    file = queue.files()[0]
+    assert isinstance(file, MappedFile)
     data = bytearray(file.read(RECORD_SIZE, RECORD_SIZE))
     data[-1] ^= 1
     file.write(RECORD_SIZE, [bytes(data)])  # the ack

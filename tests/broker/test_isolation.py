@@ -123,13 +123,17 @@ def test_a_stuck_message_group_does_not_slow_the_others_of_a_fifo_group() -> Non
     assert latencies(beside) == latencies(alone)
 
 
-def test_a_queue_with_fifty_groups_serves_each_as_if_it_were_alone() -> None:
+@pytest.mark.parametrize("before", [0, 24, 49])
+def test_a_queue_with_fifty_groups_serves_each_as_if_it_were_alone(before: int) -> None:
+    """Groups are woken in the order in which they were made: so many before the timed one."""
     alone, beside = quiet(), quiet()
     waiting = []
-    for number in range(49):
-        beside.group(f"other-{number}")
-        waiting.append(wait(beside, f"other-{number}"))
-    assert latencies(beside) == latencies(alone)
+    for number in range(50):
+        name = "timed" if number == before else f"other-{number}"
+        beside.group(name)
+        if name != "timed":
+            waiting.append(wait(beside, name))
+    assert latencies(beside, "timed") == latencies(alone)
     tick(beside)
     assert all(len(got(answer)) == 1 for answer in waiting)
 

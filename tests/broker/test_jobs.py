@@ -4,7 +4,9 @@ import pytest
 
 from popmq.broker import jobs
 from popmq.broker.jobs import JobRunner
+from popmq.common import hop
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
+from popmq.common.hop import Kind
 from popmq.testing.core import Answer, CoreBroker
 
 
@@ -48,6 +50,34 @@ def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
     core.settle()
     assert [one.body for one in answers] == [b"done", b"done"]
     assert runner.running == 0
+
+
+def test_what_comes_before_a_step_comes_before_each_step() -> None:
+    core, job = CoreBroker(), Counted(3)
+    left_before: list[int] = []
+    runner = JobRunner(core.broker.store, lambda: left_before.append(job.left))
+    runner.run(job, Answer().hear)
+    core.settle()
+    assert left_before == [3, 2, 1]
+
+
+def test_a_job_sees_an_ack_that_waits_for_its_record() -> None:
+    core = CoreBroker()
+    core.topic("orders", queues=1)
+    core.send("orders", b"one")
+    (one,) = core.receive("orders", "g")
+    request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    core.ask(Kind.ACK, request, settle=False)
+    seen: list[int] = []
+
+    class Looking:
+        def step(self) -> bytes | None:
+            seen.append(core.broker.table.in_flight)
+            return b"done"
+
+    core.server._jobs.run(Looking(), Answer().hear)
+    assert seen == [0]
+    core.settle()
 
 
 def test_a_refusal_in_a_later_step_is_the_answer() -> None:

@@ -113,7 +113,7 @@ def test_one_bad_entry_hides_no_good_one(core: CoreBroker) -> None:
     ]
 
 
-def test_a_forged_handle_is_refused_for_each_flipped_bit(core: CoreBroker) -> None:
+def test_a_handle_with_a_changed_character_is_refused(core: CoreBroker) -> None:
     core.send("orders", b"one")
     (one,) = core.receive("orders", "g")
     for at in range(0, len(one.handle) - 1, 3):

@@ -1,18 +1,24 @@
 """Pop at its edges: long names, deletions in between, queues that grow, filters that miss."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
 from popmq.common import hop
+from popmq.common.config import PopSettings
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code
 from popmq.common.hop import Kind
-from popmq.common.message import tag_hash
-from popmq.common.topics import MessageType, StartAt
+from popmq.common.message import RecordKind, tag_hash
+from popmq.common.topics import REVIVE_TOPIC_ID, MessageType, StartAt
 from popmq.testing.clock import ManualClock
 from popmq.testing.core import SMALL, CoreBroker, bodies, pop, tagged
+from popmq.testing.disk import LyingDisk
 
 
 def test_names_of_the_longest_kind_make_no_path_that_a_file_system_refuses(tmp_path: Path) -> None:
@@ -144,3 +150,94 @@ def test_a_reply_says_no_later_delivery_time_than_the_one_that_its_invisible_tim
     assert len(reply.deliveries) == 32
     ends = [ck.revive_at_ms for ck in core.broker.table]
     assert reply.popped_ms + 10_000 <= min(ends)
+
+
+def unknown_kind(core: CoreBroker) -> bytes:
+    body = bytearray(ReviveRecord(ReviveKind.ACK, core.broker.store.epoch, 1, 0b10).encode())
+    body[1] = 99
+    return bytes(body)
+
+
+def change_of_a_made_up_offset(core: CoreBroker) -> bytes:
+    """As brokers wrote it that believed the offset of a handle."""
+    (ck,) = core.broker.table
+    return ReviveRecord(
+        ReviveKind.CHANGE,
+        ck.epoch,
+        1 << 20,
+        1,
+        start_offset=1 << 40,
+        topic_id=ck.topic_id,
+        group_id=ck.group_id,
+        queue_id=ck.queue_id,
+        old_epoch=ck.epoch,
+        link=ck.sequence,
+    ).encode()
+
+
+@pytest.mark.parametrize("made", [unknown_kind, change_of_a_made_up_offset])
+def test_a_record_that_nobody_can_read_harms_what_it_speaks_of_and_the_others_count(
+    made: Callable[[CoreBroker], bytes],
+) -> None:
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders", queues=1)
+    for body in (b"acked", b"not acked", b"unread"):
+        core.send("orders", body)
+    acked, _ = core.receive("orders", "g", limit=2, invisible_ms=5_000)
+    core.broker.store.put_record(
+        RecordKind.REVIVE, topic_id=REVIVE_TOPIC_ID, queue_id=1, body=made(core)
+    )
+    assert core.ack("orders", "g", acked.handle)[0].code == Code.OK
+    for _ in range(2):  # it is still there at the second start
+        cast(LyingDisk, core.disk).restore_power()
+        core.start()
+        assert core.broker.applier.left_out == 1
+    assert bodies(core.receive("orders", "g")) == [b"unread"]
+    core.advance(5_100)
+    (again,) = core.receive("orders", "g")
+    assert (again.head, again.attempt) == (b"not acked", 2)
+
+
+# -- where a receive looks first
+
+
+@pytest.mark.parametrize(("percent", "first"), [(0, b"new"), (100, b"a retry")])
+def test_a_receive_is_topped_up_from_the_retries_or_begins_with_them(
+    percent: int, first: bytes
+) -> None:
+    core = with_retries(2, percent)
+    assert [one.head for one in core.receive("orders", "g", limit=1)] == [first]
+    got = [one.head for one in core.receive("orders", "g", limit=2)]
+    assert sorted(got) == [b"a retry", b"new"]
+    assert got[0] == first
+
+
+def test_a_fifth_of_the_receives_look_at_the_retries_first() -> None:
+    core = with_retries(500, PopSettings().retry_first_percent)
+    firsts = Counter(core.receive("orders", "g", limit=1)[0].head for _ in range(400))
+    assert set(firsts) == {b"a retry", b"new"}
+    assert 60 <= firsts[b"a retry"] <= 100
+
+
+def test_receives_begin_at_every_queue_about_as_often() -> None:
+    core = CoreBroker()
+    core.topic("orders", queues=4)
+    for number in range(400):
+        core.send("orders", b"", queue_id=number % 4)
+    firsts = Counter(core.receive("orders", "g", limit=1)[0].queue_id for _ in range(100))
+    assert min(firsts[queue] for queue in range(4)) >= 15
+
+
+def with_retries(count: int, percent: int) -> CoreBroker:
+    """So many retries are ready, and as many new messages."""
+    settings = replace(SMALL, pop=PopSettings(retry_first_percent=percent))
+    core = CoreBroker(settings=settings)
+    core.topic("orders", queues=1)
+    for _ in range(count):
+        core.send("orders", b"a retry")
+    while core.receive("orders", "g", invisible_ms=1_000):
+        pass
+    core.advance(1_100)
+    for _ in range(count):
+        core.send("orders", b"new")
+    return core

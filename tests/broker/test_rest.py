@@ -3,8 +3,11 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from popmq.broker.rest import BUSY_MS, QUIET_MS, REST_MS, Rest
 from popmq.common.config import TimerSettings
+from popmq.common.disk import ColdRead
 from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest, encode_pop, encode_put
 from popmq.common.steps import StepLoop
 from popmq.common.topics import MessageType
@@ -61,12 +64,43 @@ def test_a_delivery_comes_back_in_time(core: CoreBroker) -> None:
     assert rest.wait_ms() == 20
 
 
-def test_a_timer_that_waits_keeps_the_broker_awake() -> None:
-    core = CoreBroker(settings=replace(SMALL, timer=TimerSettings(wheel_slots=3_600)))
+def far_timer(core: CoreBroker, due_ms: int) -> None:
     core.topic("later", type=MessageType.DELAY)
-    entry = PutEntry(MessageType.DELAY, b"one", b"", due_ms=core.clock.wall_ms() + 600_000)
+    entry = PutEntry(MessageType.DELAY, b"one", b"", due_ms=due_ms)
     core.ask(Kind.PUT, encode_put(PutRequest("later", [entry])))
-    assert quiet(core).wait_ms() == BUSY_MS
+
+
+@pytest.mark.parametrize("early_ms", [0, 1, 700])
+def test_a_timer_lets_the_broker_rest_and_fires_in_time(early_ms: int) -> None:
+    """Due at the end of a slot, just before it, and within one."""
+    core = CoreBroker(settings=replace(SMALL, timer=TimerSettings(wheel_slots=3_600)))
+    now_ms = core.clock.wall_ms()
+    due_ms = now_ms - now_ms % 1_000 + 600_000 - early_ms
+    far_timer(core, due_ms)
+    service, rest = core.broker.timers.service, quiet(core)
+    rounds = 0
+    while not service.fired:
+        core.clock.advance(rest.wait_ms())
+        core.run_steps()
+        rounds += 1
+        assert core.clock.wall_ms() <= due_ms + BUSY_MS
+    assert core.clock.wall_ms() >= due_ms
+    assert rounds <= 600_000 / REST_MS + 10
+
+
+def test_timers_of_whose_loading_something_is_cold_keep_the_broker_awake(
+    core: CoreBroker,
+) -> None:
+    rest = quiet(core)
+    assert rest.wait_ms() == REST_MS
+
+    def cold() -> int:
+        raise ColdRead(lambda: None)
+
+    core.broker.timers.service.cold.run("load", cold)
+    assert rest.wait_ms() == BUSY_MS
+    core.settle()
+    assert rest.wait_ms() == REST_MS
 
 
 def test_a_loop_that_rests_is_woken_and_one_that_only_idles_is_not() -> None:

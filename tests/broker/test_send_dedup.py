@@ -175,7 +175,7 @@ def test_an_id_is_forgotten_after_the_window_and_not_before() -> None:
 
 
 def test_a_start_has_the_newest_receipt_of_an_id_that_was_forgotten_in_between() -> None:
-    """A replay forgets nothing on its way: it kept the first one."""
+    """A replay may know the first one still: it forgets only as records come."""
     core = broker(window_ms=160_000)
     results(core, entry("a"))
     core.advance(172_000)
@@ -256,3 +256,53 @@ def test_a_receipt_comes_back_whole_whatever_its_numbers() -> None:
         other.restore(content)
     assert other.find((1 << 32) - 1, "é" * 127) == (result, False)
     assert other.find(7, "é" * 127) is None
+
+
+def test_a_replay_of_many_ids_holds_no_more_than_the_bound_and_a_sixteenth() -> None:
+    """All of them lie in one sixteenth of the window."""
+    table = FirstReceipts(DedupSettings(window_ms=600_000, max_ids=1_600))
+    filled(table, 0, 20_000, 0)
+    assert (len(table), table.pushed_out) == (1_600, 18_400)
+    assert table.held <= 1_700
+    assert sum(1 for _ in table.items()) == 1_600
+
+
+def test_a_replay_of_a_long_time_holds_the_window_and_a_sixteenth_of_it() -> None:
+    table = FirstReceipts(DedupSettings(window_ms=1_600, max_ids=100_000))
+    filled(table, 0, 20_000, 0)  # one each millisecond
+    assert 1_600 <= len(table) == table.held <= 1_800
+    assert table.pushed_out == 0
+
+
+def test_an_id_that_is_sent_again_and_again_after_its_window_is_held_within_the_bound() -> None:
+    table = FirstReceipts(DedupSettings(window_ms=600_000, max_ids=160))
+    for number in range(5_000):
+        table.enter(7, b"m", 0, number, 0, number)
+    assert table.held <= 170
+    assert table.find(7, "m") == (PutResult(queue_id=0, queue_offset=4_999, due_ms=0), False)
+
+
+def test_an_id_that_came_back_from_a_snapshot_is_known_for_the_whole_window() -> None:
+    settings = DedupSettings(window_ms=16_000, max_ids=160)
+    table, other = FirstReceipts(settings), FirstReceipts(settings)
+    # The first bucket is full, and half of it is gone.
+    stored_ms = [0, *[990] * 9, 991, 1_985, *[1_986] * 153]
+    for number, log_ms in enumerate(stored_ms):
+        table.enter(7, b"m-%d" % number, 0, number, 0, log_ms)
+    for content, _ in table.begin_snapshot():
+        other.restore(content)
+    assert sorted(other.items()) == sorted(table.items())
+    for receipts in (table, other):
+        receipts.step(1_985 + 15_999)
+        assert receipts.find(7, "m-11") is not None
+
+
+def test_of_a_snapshot_with_more_ids_than_fit_the_newest_stay() -> None:
+    table = FirstReceipts(DedupSettings(max_ids=5_000))
+    filled(table, 0, 3_000, 0)
+    other = FirstReceipts(DedupSettings(max_ids=100))
+    for content, _ in table.begin_snapshot():
+        other.restore(content)
+    assert sorted(key for key, _, _ in other.items()) == sorted(
+        (7).to_bytes(4, "big") + b"m-%d" % number for number in range(2_900, 3_000)
+    )

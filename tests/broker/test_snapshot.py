@@ -3,19 +3,23 @@
 import os
 import random
 import shutil
+import tracemalloc
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from popmq.broker.pop import check_point_snapshot
-from popmq.broker.store.snapshot import read_snapshot
+from popmq.broker.store.snapshot import SnapshotHead, SnapshotWriter, read_snapshot
 from popmq.common import hop
 from popmq.common.config import PopSettings, StoreSettings
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.hop import Kind
+from popmq.common.steps import InlineFlusher
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import SMALL, CoreBroker, pop
@@ -226,6 +230,80 @@ def test_a_damaged_snapshot_is_passed_over_for_the_older_one_and_then_for_the_lo
     assert again.broker.store.snapshots.position == expected
     assert len(bodies(again)) == 1000
     assert len(bodies(again, group="g")) == 980
+
+
+def small_snapshot(folder: Path) -> Path:
+    core = real_core(folder)
+    core.topic("orders")
+    core.stop()
+    (file,) = snapshot_files(folder)
+    return file
+
+
+def test_a_snapshot_with_a_flipped_bit_anywhere_is_no_snapshot(tmp_path: Path) -> None:
+    """In its head, too: log time goes on from there, and invisible times with it."""
+    file = small_snapshot(tmp_path)
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        wrong = bytearray(whole)
+        wrong[at] ^= 1 << at % 8
+        file.write_bytes(wrong)
+        assert read_snapshot(RealDisk(), str(file)) is None, at
+
+
+def test_a_snapshot_whose_head_an_older_popmq_did_not_check_is_good(tmp_path: Path) -> None:
+    file = small_snapshot(tmp_path)
+    whole = file.read_bytes()
+    check, last = slice(48, 48 + 9 + 4), -24
+    front = whole[last - 5 : last]
+    end = whole[last:-8] + (int.from_bytes(whole[-8:], "big") - 1).to_bytes(8, "big")
+    made_before = whole[: check.start] + whole[check.stop : last - 9]
+    file.write_bytes(made_before + crc32c(front + end).to_bytes(4, "big") + front + end)
+    found = read_snapshot(RealDisk(), str(file))
+    assert found is not None
+    assert found.head.position == int(file.name)
+    core = real_core(tmp_path)
+    assert core.broker.store.snapshots.position == int(file.name)
+    assert core.broker.registry.find_topic("orders") is not None
+
+
+class Large:
+    """A table of 200 pieces of 20,000 bytes."""
+
+    table_number = 99
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        for number in range(200):
+            yield bytes([number]) * 20_000, number
+
+    def restore(self, content: bytes) -> None:
+        assert content == bytes([self.taken]) * 20_000
+        self.taken += 1
+
+    def restored(self) -> None:
+        return
+
+
+def test_a_snapshot_is_restored_without_a_second_copy_of_it_in_memory(tmp_path: Path) -> None:
+    table = Large()
+    head = SnapshotHead(4_096, 1, 2, 3, 4_000)
+    writer = SnapshotWriter(RealDisk(), str(tmp_path), head, [table], InlineFlusher())
+    writer.run_to_end()
+    tracemalloc.start()
+    try:
+        found = read_snapshot(RealDisk(), writer.path)
+        assert found is not None
+        for number, content in found.pieces():
+            if number == table.table_number:
+                table.restore(content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (table.taken, found.head, found.state_hash) == (200, head, writer.state_hash)
+    assert peak < 1.2 * 200 * 20_000
 
 
 @pytest.mark.parametrize("size", [0, 10, 43, 44, 60])

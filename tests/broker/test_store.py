@@ -126,7 +126,8 @@ def test_damage_below_the_checkpoint_is_refused_with_file_and_position(tmp_path:
     data = bytearray(file.read_bytes())
     data[position + HEADER_SIZE] ^= 1
     file.write_bytes(data)
-    with pytest.raises(StoreDamaged, match=f"commitlog: no intact record at position {position}"):
+    said = f"commitlog/{file.name}: no intact record at position {position}"
+    with pytest.raises(StoreDamaged, match=said):
         real_core(tmp_path)
     assert file.read_bytes() == bytes(data), "the log was changed"
 

@@ -4,21 +4,23 @@ import argparse
 import gzip
 import json
 import socket
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from popmq.cli.__main__ import build_parser, main
+from popmq.cli.__main__ import MODULES, build_parser, main
 from popmq.cli.client import (
     CallRefused,
-    MessageIds,
     check_status,
     duration,
     messages_of,
     new_client_id,
 )
+from popmq.cli.message_ids import MessageIds
 from popmq.cli.messages import as_json, as_line, body_of, built, one_per_broker
 from popmq.cli.metadata import _cell, columns, format_duration, group_fields, group_of, topic_of
 from popmq.common.wire import admin_pb2 as admin
@@ -145,6 +147,31 @@ def test_an_argument_that_is_no_text_is_refused(
 
 def test_a_body_that_is_no_text_is_sent_as_it_is() -> None:
     assert body_of(parsed("send", "t", "caf\u00e9 \udcff")) == "caf\u00e9 ".encode() + b"\xff"
+
+
+def commands_of(parser: argparse.ArgumentParser) -> set[str]:
+    (actions,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    return set(actions.choices)
+
+
+def test_the_table_of_modules_names_every_command() -> None:
+    named = {command for commands in MODULES.values() for command in commands}
+    assert commands_of(build_parser({})) == named | {"config"}
+    for command in named | {"config"}:
+        assert command in commands_of(build_parser({}, command))
+    assert commands_of(build_parser({}, "no-such")) == named | {"config"}
+
+
+def test_a_command_imports_no_role_that_it_does_not_need() -> None:
+    """Roles take most of a second to import, and commands are run in scripts."""
+    code = (
+        "import sys\n"
+        "from popmq.cli.__main__ import main\n"
+        "assert main(['topic', '--help']) == 0\n"
+        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('popmq.')})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.splitlines()[-1].split()) == {"cli", "common", "proxy"}
 
 
 def test_help_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +310,9 @@ def test_a_receive_asks_each_broker_once() -> None:
 
 def test_a_topic_is_created_with_the_defaults_of_the_contract() -> None:
     topic = topic_of(parsed("topic", "create", "orders"))
-    assert topic == admin.Topic(name="orders", type="normal", queues=8, permission="rw")
+    assert topic == admin.Topic(
+        name="orders", type="normal", queues=8, permission="rw", durability="disk"
+    )
 
 
 def test_what_alter_is_not_told_stays_empty() -> None:

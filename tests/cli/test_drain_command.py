@@ -5,7 +5,8 @@ import json
 import pytest
 
 from popmq.cli.__main__ import build_parser, main
-from popmq.cli.drain import Rest, rest_json, rest_line, run_drain
+from popmq.cli.drain import rest_json, run_drain
+from popmq.common.drained import Rest, rest_line
 from popmq.testing.running_broker import RunningBroker
 
 

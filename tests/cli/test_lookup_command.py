@@ -10,6 +10,7 @@ from popmq.cli.lookup import found_json, found_lines, request_of
 from popmq.common.errors import Refused
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
+from popmq.testing.running_broker import RunningBroker
 
 
 def parsed(*argv: str) -> argparse.Namespace:
@@ -102,3 +103,44 @@ def test_as_json_a_message_has_what_recv_shows_and_its_place() -> None:
 )
 def test_numbers_that_fit_no_queue_are_wrong_usage(arguments: list[str]) -> None:
     assert main(["message", "show", "--topic", "orders", *arguments]) == 2
+
+
+def shown(
+    broker: RunningBroker, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> list[dict[str, object]]:
+    capsys.readouterr()
+    command = ["message", "show", "--endpoint", broker.endpoint, "--topic", "orders", "--json"]
+    assert main([*command, *arguments]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_running_popmq_finds_messages_in_each_way_and_after_a_crash_too(
+    popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    popmq_broker.create_topic("orders", queues=1)
+    ids = []
+    for number in range(5):
+        popmq_broker.advance("1h")
+        key = "even" if number % 2 == 0 else "odd"
+        ids.append(popmq_broker.send("orders", f"body {number}", keys=[key]))
+    between_ms = popmq_broker.now_ms() - 90 * 60_000
+    for crashed in (False, True):
+        if crashed:
+            popmq_broker.crash()
+        for arguments, numbers in (
+            ((ids[3],), [3]),
+            (("--key", "even"), [4, 2, 0]),
+            (("--key", "even", "--limit", "1"), [4]),
+            (("--queue", "0", "--offset", "2", "--limit", "2"), [2, 3]),
+            (("--queue", "0", "--time", str(between_ms)), [3]),
+        ):
+            found = shown(popmq_broker, capsys, *arguments)
+            assert [one["body"] for one in found] == [f"body {number}" for number in numbers]
+            assert [one["message_id"] for one in found] == [ids[number] for number in numbers]
+    assert (
+        main(
+            ["message", "show", "nothing", "--endpoint", popmq_broker.endpoint, "--topic", "orders"]
+        )
+        == 1
+    )
+    assert "no such message in topic orders" in capsys.readouterr().err

@@ -18,11 +18,14 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.hand_over import HandOver
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.master_side import MasterSide
+from popmq.broker.ha.received import Received
 from popmq.broker.ha.role import GroupRecord, Order, Role
 from popmq.broker.ha.set_keeper import SetKeeper
 from popmq.broker.ha.slave_side import SlaveSide
 from popmq.broker.ha.sync_state import SyncState
 from popmq.broker.leadership import Leadership
+from popmq.broker.pop.liveness import Liveness
+from popmq.broker.server import BrokerServer
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import TimerState
@@ -46,7 +49,7 @@ class PlantedCluster:
 
     name: str
     plant: Callable[[Patch], None]
-    seeds: int = 12
+    seeds: int = 40
     first: int = 1
 
 
@@ -210,7 +213,11 @@ def set_read_from_an_old_record(patch: Patch) -> None:
 
 
 def reply_before_it_is_confirmed(patch: Patch) -> None:
-    patch.setattr(MessageStore, "when_confirmed", lambda self, callback: callback())
+    def wrong(self: MessageStore, *callbacks: Callable[[], None]) -> None:
+        for callback in callbacks:
+            callback()
+
+    patch.setattr(MessageStore, "when_confirmed", wrong)
 
 
 def replied_when_durable_here(patch: Patch) -> None:
@@ -361,10 +368,40 @@ def old_sessions_are_answered(patch: Patch) -> None:
     patch.setattr(MasterSide, "_check_epoch", lambda self, epoch: None)
 
 
+def memory_waits_for_nobody(patch: Patch) -> None:
+    """A send in memory is OK once this broker holds it, whoever else there is (rule 7)."""
+    patch.setattr(Received, "when_received", lambda self, then: then())
+
+
+def buffered_receives_wait_for_nobody(patch: Patch) -> None:
+    """A receive that writes nothing is answered by who thinks that it leads (rule 7)."""
+    patch.setattr(Received, "when_heard", lambda self, then: then())
+
+
+def refusals_rest_on_what_is_not_confirmed(patch: Patch) -> None:
+    def wrong(self: BrokerServer, error: PopmqError, on_reply: OnReply) -> None:
+        on_reply(error)
+
+    patch.setattr(BrokerServer, "_refuse", wrong)
+
+
+def nobody_is_taken_for_alive_after_a_switch(patch: Patch) -> None:
+    """A new master takes clients for gone that it has not heard yet (D6: 30 s)."""
+    patch.setattr(Liveness, "started", lambda self, now_ms: None)
+
+
+def renewed_for_ever(patch: Patch) -> None:
+    """A push consumer's good-bye changes nothing."""
+    patch.setattr(Liveness, "gone", lambda self, client: None)
+    patch.setattr(Liveness, "alive", lambda self, client, now_ms: True)
+
+
 PLANTED = [
-    PlantedCluster("smaller set before it is known", rules.smaller_set_before_it_is_known),
+    PlantedCluster(
+        "smaller set before it is known", rules.smaller_set_before_it_is_known, seeds=30
+    ),
     PlantedCluster("expand waits only when known", rules.expand_waits_only_when_known),
-    PlantedCluster("expand from any position", rules.expand_from_any_position),
+    PlantedCluster("expand from any position", rules.expand_from_any_position, seeds=RARE),
     PlantedCluster("timeout taken for failure", timeout_taken_for_failure, seeds=RARE),
     PlantedCluster("majority confirms", rules.majority_confirms),
     PlantedCluster("set read from an old record", set_read_from_an_old_record),
@@ -400,5 +437,10 @@ PLANTED = [
     PlantedCluster(
         "rebuilt store keeps its identity", rebuilt_store_keeps_its_identity, seeds=RARE
     ),
+    PlantedCluster("memory waits for nobody", memory_waits_for_nobody, seeds=30),
+    PlantedCluster("buffered receives wait for nobody", buffered_receives_wait_for_nobody, RARE),
+    PlantedCluster("refusals rest on nothing", refusals_rest_on_what_is_not_confirmed, RARE),
+    PlantedCluster("nobody alive after a switch", nobody_is_taken_for_alive_after_a_switch),
+    PlantedCluster("renewed for ever", renewed_for_ever),
     PlantedCluster("min_in_sync not looked at", sends_admitted_without_enough_replicas, seeds=RARE),
 ]

@@ -337,6 +337,20 @@ def new_epoch_acked_without_truncation(patch: Patch) -> None:
     patch.setattr(SlaveSide, "position_fits", lambda self, block: True)
 
 
+def data_taken_without_a_handshake(patch: Patch) -> None:
+    """A has stale r of epoch 1, follows B of epoch 2, and puts what comes behind r."""
+
+    def wrong(self: SlaveSide, up: bool) -> None:
+        self.agreed = False
+        self._attempt += 1
+        if up and not self._over:
+            self.agreed = True
+            self._fetch()
+
+    patch.setattr(SlaveSide, "_connected", wrong)
+    patch.setattr(ModelNode, "is_session", lambda self, store_id, session: True)
+
+
 def confirmed_used_before_truncation(patch: Patch) -> None:
     """A has stale r of epoch 1, hears from B that r' is confirmed, and shows r."""
     agree = SlaveSide._agree
@@ -418,6 +432,7 @@ PLANTED = [
     # Not seen in the 200 seeds of the others.
     PlantedModel("survived bytes not synced", survived_bytes_not_synced, 3_000),
     PlantedModel("new epoch acked without truncation", new_epoch_acked_without_truncation),
+    PlantedModel("data taken without a handshake", data_taken_without_a_handshake),
     PlantedModel("confirmed used before truncation", confirmed_used_before_truncation),
     PlantedModel("answer of an older connection", answer_of_an_older_connection_used),
     PlantedModel("acks without epoch", acks_without_epoch),

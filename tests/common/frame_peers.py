@@ -120,8 +120,9 @@ async def serving(
     *,
     settings: FrameSettings = DEFAULT_SETTINGS,
     clock: TurnedClock | None = None,
+    on_lost: Callable[[Hello], None] | None = None,
 ) -> AsyncIterator[str]:
-    server = FrameServer(handler, BROKER, settings=settings, clock=clock)
+    server = FrameServer(handler, BROKER, settings=settings, clock=clock, on_lost=on_lost)
     try:
         yield await server.listen(address)
     finally:

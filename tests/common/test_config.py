@@ -132,6 +132,12 @@ def test_an_unknown_variable_names_the_nearest_known_one() -> None:
         load_settings(None, {"POPMQ_POP_MAXBATCH": "3"}, {})
 
 
+@pytest.mark.parametrize("name", ["POPMQ_TIMER_WHEEL_ENABLE", "POPMQ_TIMER_ENABLE"])
+def test_a_wheel_that_is_switched_off_is_an_unknown_setting(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is unknown"):
+        load_settings(None, {name: "false"}, {})
+
+
 def test_the_clients_variable_is_no_setting() -> None:
     assert load_settings(None, {"POPMQ_ENDPOINT": "here:1"}, {}).settings == Settings()
 
@@ -163,8 +169,8 @@ def test_a_refusal_names_value_limit_and_setting() -> None:
     assert str(refusal.value) == "pop.max_batch = 99: at most 64"
 
 
-def test_a_flush_mode_that_is_not_there_yet_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"store\.flush = memory: not served yet"):
+def test_memory_is_chosen_for_a_topic_and_not_for_the_store() -> None:
+    with pytest.raises(ConfigError, match=r"store\.flush = memory: a topic's choice .*durability"):
         StoreSettings(flush="memory")
 
 

@@ -199,6 +199,23 @@ def test_a_peer_that_vanishes_cancels_what_it_waited_for() -> None:
     run(test())
 
 
+def test_whose_connection_ended_is_told_though_it_waited_for_nothing() -> None:
+    async def test() -> None:
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        handler = Handler()
+        async with serving(handler, on_lost=lambda peer: lost.put_nowait(peer.name)) as bound:
+            async with raw_peer(bound) as silent:
+                silent.writer.transport.abort()
+            async with raw_peer(bound) as peer:
+                await peer.greet()
+                peer.writer.transport.abort()
+                name = await lost.get()
+        assert name == PROXY.name
+        assert lost.empty()
+
+    run(test())
+
+
 def test_a_cancel_that_crossed_with_the_answer_of_a_pop_is_told_once_and_of_others_not() -> None:
     async def test() -> None:
         handler = Handler()

@@ -14,19 +14,17 @@ from popmq.common.hop import (
     decode_ack,
     decode_ack_reply,
     decode_change,
-    decode_error,
     decode_pop,
     decode_put,
     decode_put_reply,
     encode_ack,
     encode_ack_reply,
     encode_change,
-    encode_error,
     encode_pop,
     encode_put,
     encode_put_reply,
 )
-from popmq.common.payload import ERROR_TEXT_LIMIT
+from popmq.common.payload import ERROR_TEXT_LIMIT, decode_error, encode_error
 
 LONG = "x" * 65_536
 

@@ -1,5 +1,6 @@
 """Receipt handles: what they say, and what is not believed."""
 
+import hmac
 import random
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
@@ -115,3 +116,10 @@ def test_what_is_no_handle_is_told_apart(handle: bytes, said: str) -> None:
         ReceiptReader().decode(handle, KEY)
     with pytest.raises(InvalidReceiptHandle, match=said):
         broker_of(handle)
+
+
+def test_the_signature_is_hmac_sha256_for_keys_of_any_length() -> None:
+    for size in (0, 1, 32, 63, 64, 65, 200):
+        key = bytes(range(size))
+        signed = sign_check_point(key, "broker-a", 64, 7, 3, 17, 5, 1 << 50)
+        assert signed[-16:] == hmac.digest(key, signed[:-16], "sha256")[:16]

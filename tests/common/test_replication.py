@@ -15,7 +15,7 @@ CASES: list[tuple[Callable[..., bytes], Callable[[bytes], object], object]] = [
     (
         replication.encode_handshake,
         replication.decode_handshake,
-        replication.Handshake(7, STORE, "node-1", "b" * 32, LARGE),
+        replication.Handshake(7, STORE, "node-1", "b" * 32, LARGE, LARGE),
     ),
     (
         replication.encode_handshake_reply,
@@ -27,12 +27,12 @@ CASES: list[tuple[Callable[..., bytes], Callable[[bytes], object], object]] = [
     (
         replication.encode_fetch,
         replication.decode_fetch,
-        replication.Fetch(7, STORE, 1, LARGE, 1 << 20, LARGE - 1, 500),
+        replication.Fetch(7, STORE, 1, LARGE, 1 << 20, LARGE - 1, 500, LARGE - 2),
     ),
     (
         replication.encode_block,
         replication.decode_block,
-        replication.Block(7, 6, 100, 200, 150, LARGE, b"\x00records"),
+        replication.Block(7, 6, 100, 200, 150, LARGE, b"\x00records", LARGE - 2),
     ),
     (
         replication.encode_acked,
@@ -57,7 +57,7 @@ CASES: list[tuple[Callable[..., bytes], Callable[[bytes], object], object]] = [
     (
         replication.encode_master_timers,
         replication.decode_master_timers,
-        replication.MasterTimers(7, 1_700_000_000_000, LARGE),
+        replication.MasterTimers(7, 1_700_000_000_000, LARGE, LARGE),
     ),
 ]
 
@@ -82,4 +82,4 @@ def test_a_payload_that_ends_early_is_refused(
 
 def test_a_name_that_no_field_can_hold_is_a_bad_request() -> None:
     with pytest.raises(PopmqError, match="no frame can hold"):
-        replication.encode_handshake(replication.Handshake(1, "x" * 70_000, "", "", 0))
+        replication.encode_handshake(replication.Handshake(1, "x" * 70_000, "", "", 0, 0))

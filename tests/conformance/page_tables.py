@@ -23,8 +23,15 @@ def table(text: str) -> list[list[str]]:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The rows that begin with a number of RocketMQ's list."""
-    return [row for row in table(text) if row[0].isdigit() and len(row[0]) < 4]
+    """The rows that begin with numbers of RocketMQ's list, one for each number."""
+    found = table(text)
+    numbers = [re.split(r", ", row[0]) for row in found]
+    return [
+        [number, *row[1:]]
+        for row, some in zip(found, numbers, strict=True)
+        for number in some
+        if number.isdigit() and len(number) < 4
+    ]
 
 
 def names_in(path: str) -> set[str]:

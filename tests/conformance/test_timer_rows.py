@@ -22,7 +22,7 @@ from popmq.broker.timer.timer_checkpoint import read_checkpoint, write_checkpoin
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError, TooManyRequests
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
-from popmq.common.topics import MessageType
+from popmq.common.topics import TIMER_TOPIC, TIMER_TOPIC_ID, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker
@@ -177,3 +177,24 @@ def test_timers_of_one_moment_are_cancelled_one_by_one(core: CoreBroker) -> None
     assert got == left
     core.advance(MINUTE)
     assert received(core) == [b"M001"]
+
+
+def test_a_record_of_the_timer_queue_that_is_no_timer_holds_up_no_other(core: CoreBroker) -> None:
+    """Nobody can send one; a disk may damage one."""
+    put = PutRequest(TIMER_TOPIC, [PutEntry(MessageType.NORMAL, b"poison", b"")])
+    error = core.ask(Kind.PUT, hop.encode_put(put)).error
+    assert isinstance(error, PopmqError)
+    assert error.code == Code.ILLEGAL_TOPIC
+    send_all(core, {"A": MINUTE})
+    store, timers = core.broker.store, core.broker.timers
+    store.put_message(
+        topic_id=TIMER_TOPIC_ID, queue_id=0, head=b"poison", properties=b"", tag_hash=0, token=b""
+    )
+    send_all(core, {"B": MINUTE})
+    assert (timers.service.enqueue.lost, timers.service.enqueue.behind) == (1, 0)
+    core.advance(MINUTE)
+    assert received(core) == [b"A", b"B"]
+    crash(core)
+    send_all(core, {"C": MINUTE})
+    core.advance(MINUTE)
+    assert received(core) == [b"C"]

@@ -74,6 +74,23 @@ def test_a_hand_over_to_one_that_left_the_set_meanwhile_changes_nothing() -> Non
     assert rig.record == shrunk
 
 
+def test_a_hand_over_that_hears_of_the_smaller_set_before_it_writes_changes_nothing() -> None:
+    """The controller has read the record that the successor is not in when the master answers."""
+    rig = running()
+    first = rig.record
+    assert first is not None
+    shrunk = GroupRecord(first.leader, 1, ("store-node-a", "store-node-c"), 2)
+
+    def serve(kind: Kind, body: bytes) -> bytes:
+        rig.controllers[0].groups[GROUP].write(1, shrunk, lambda swapped: None)
+        return pb.HandOverReply(end=1).SerializeToString()
+
+    rig.peers["node-a:1"] = serve
+    with pytest.raises(PopmqError, match="changed meanwhile"):
+        failover(rig.controllers[0], "node-b")
+    assert rig.record == shrunk
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [

@@ -15,7 +15,11 @@ from e2e import processes  # noqa: E402 - importable only now
 # Long and about brokers, without a proxy, or about transports themselves.
 LEAN_ONLY = {
     "test_crash_ledger",
+    "test_failover",
+    "test_failover_official",
+    "test_failover_timers",
     "test_full_disk",
+    "test_isolated_master",
     "test_ledger",
     "test_processes",
     "test_shared_ledger",
@@ -23,10 +27,17 @@ LEAN_ONLY = {
     "test_kill_nine",
     "test_official_fifo",
     "test_official_java",
+    "test_official_scenarios",
     "test_official_shared",
+    "test_rolling_proxies",
     "test_official_tls",
+    "test_real_time",
+    "test_prometheus",  # panels of the lean transport
+    "test_restore",
     "test_timers_killed",
     "test_transport_flag",
+    "test_two_namespaces",
+    "test_wiped_slave",
     "test_workers",
 }
 

@@ -1,6 +1,7 @@
 """`popmq up` with several broker groups or replicas: the supervisor and its children."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from e2e.processes import Role, run_command
 class Many(Role):
     """The supervisor, and what its state file says."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.data = folder / "data"
         super().__init__(
             "up",
             ["up", "--data", str(self.data), "--port", "0", "--http-port", "0", *arguments],
             folder=folder,
-            settings={},
+            settings=settings or {},
         )
 
     @property

@@ -6,6 +6,7 @@ free, so lateness is the server's and not that of eight busy processes on two co
 messages go last and one by one, when nothing else is due (see PYTHON_MS_PER_MIB).
 """
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -26,6 +27,8 @@ import pytest
 from e2e.ledger import Cause, Delivery, Report, Rule, Sent, check_group
 from e2e.payloads import Fields, comes_back, is_largest, payload
 from e2e.processes import STOP_S, OwnProcess, Served, role_environment, tail
+
+from popmq.common.namespaces import whole_name
 
 HERE = Path(__file__).parent
 NODE = HERE / "node"
@@ -162,6 +165,8 @@ class Scenario:
     max_body: int
     topic: str = "official"
     client_ms_per_mib: int = 0
+    namespace: str = ""
+    late_ms: int = 500
 
     def groups(self) -> list[str]:
         return [rule.group for rule in self.rules()]
@@ -173,7 +178,13 @@ class Scenario:
             "push": (Cause.NACK, PUSH_BACK_OFF_MS),
         }
         return [
-            Rule(f"{self.topic}-{name}", cause, wait_ms, client_ms_per_mib=self.client_ms_per_mib)
+            Rule(
+                f"{self.topic}-{name}",
+                cause,
+                wait_ms,
+                late_ms=self.late_ms,
+                client_ms_per_mib=self.client_ms_per_mib,
+            )
             for name, (cause, wait_ms) in waits.items()
         ]
 
@@ -181,7 +192,8 @@ class Scenario:
         return payload(seed=self.seed, k=k, max_body=self.max_body).fields()
 
     def run(self, cluster: Served, folder: Path) -> Outcome:
-        cluster.create(topic=self.topic, groups=self.groups())
+        names = [whole_name(self.namespace, name) for name in (self.topic, *self.groups())]
+        cluster.create(topic=names[0], groups=names[1:])
         first, last = cluster.endpoints[0], cluster.endpoints[-1]
         roles: list[RoleName] = ["simple", "simple", "push"]
         with ExitStack() as stack:
@@ -200,6 +212,7 @@ class Scenario:
                     endpoint=endpoint,
                     topic=self.topic,
                     group=client.name,
+                    namespace=self.namespace,
                     invisible_s=INVISIBLE_S,
                 )
             for client in [*consumers, producer]:
@@ -305,6 +318,15 @@ def launch_node(role: RoleName) -> list[str]:
 
 def ensure_node_client() -> None:
     """Install the official Node client into node/node_modules unless it is there."""
+    folder = os.open(NODE, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another worker may be at it
+        _install_node_client()
+    finally:
+        os.close(folder)
+
+
+def _install_node_client() -> None:
     manifest = NODE / "node_modules" / "rocketmq-client-nodejs" / "package.json"
     if manifest.exists() and json.loads(manifest.read_text())["version"] == NODE_CLIENT_VERSION:
         return

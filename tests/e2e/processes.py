@@ -246,14 +246,20 @@ def run_command(endpoint: str, folder: Path, *arguments: str) -> str:
 
 
 class Cluster:
-    """Controller, one broker and some proxies, each in a process of its own.
+    """Controller, one broker (or one of each of several groups) and some proxies, each in a process
+    of its own.
 
     The broker keeps its first port, so that after `broker.kill9(); broker.restart()` it is
     found where it was.
     """
 
     def __init__(
-        self, folder: Path, *, proxies: int = 1, settings: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *,
+        proxies: int = 1,
+        groups: int = 1,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         common = {"POPMQ_HTTP_LISTEN": f"{LOCAL}:0", **(settings or {})}
         self._folder = folder
@@ -265,20 +271,24 @@ class Cluster:
             folder=folder,
             settings={**common, "POPMQ_CONTROLLER_LISTEN": controller_address},
         )
-        self.broker = Role(
-            "broker",
-            ["broker"],
-            folder=folder,
-            settings={
-                **common,
-                **addresses,
-                "POPMQ_BROKER_NAME": "broker-a",
-                "POPMQ_BROKER_DATA": str(folder / "broker-data"),
-                "POPMQ_BROKER_LISTEN": f"{LOCAL}:{free_port()}",
-                "POPMQ_TOPIC_AUTO_CREATE": "false",
-                "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
-            },
-        )
+        self.brokers = [
+            Role(
+                f"broker{number or ''}",
+                ["broker"],
+                folder=folder,
+                settings={
+                    **common,
+                    **addresses,
+                    "POPMQ_BROKER_NAME": f"broker-{chr(ord('a') + number)}",
+                    "POPMQ_BROKER_DATA": str(folder / f"broker{number or ''}-data"),
+                    "POPMQ_BROKER_LISTEN": f"{LOCAL}:{free_port()}",
+                    "POPMQ_TOPIC_AUTO_CREATE": "false",
+                    "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
+                },
+            )
+            for number in range(groups)
+        ]
+        self.broker = self.brokers[0]
         self.proxies = [
             Role(
                 f"proxy-{number}",
@@ -305,7 +315,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for role in (self.controller, self.broker, *self.proxies):
+            for role in (self.controller, *self.brokers, *self.proxies):
                 stack.enter_context(role)
             self._stack = stack.pop_all()
         return self

@@ -200,7 +200,7 @@ class Listener(MessageListener):  # type: ignore[misc]
 
 
 def configuration(start: Command) -> Any:
-    return ClientConfiguration(start["endpoint"], Credentials())
+    return ClientConfiguration(start["endpoint"], Credentials(), start.get("namespace", ""))
 
 
 def watch_born_times(producer: Any) -> dict[str, list[int]]:

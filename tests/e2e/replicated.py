@@ -1,6 +1,6 @@
 """A broker group of several processes with a controller, and a client of its frames.
 
-No proxy in between: what a test sees is what the brokers said.
+With no proxy in between, what a test sees is what the brokers said.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from e2e.processes import LOCAL, Role, free_port
+from e2e.processes import LOCAL, Role, free_port, run_command
 
 from popmq.common import hop
-from popmq.common.errors import Code, DeadlineExceeded, PopmqError
+from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Unavailable
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frames import Hello
 from popmq.common.frames import Role as HelloRole
@@ -29,13 +29,15 @@ TIME_S = 30.0
 
 
 class ReplicatedGroup:
-    """A controller and `replicas` brokers, each a process; entered, all of them run."""
+    """A controller, `replicas` brokers and some proxies, each a process; entered, all of them run.
+    Clients of frames need no proxy."""
 
     def __init__(
         self,
         folder: Path,
         *,
         replicas: int = 3,
+        proxies: int = 0,
         settings: Mapping[str, str] | None = None,
         own_segments: bool = True,
     ) -> None:
@@ -46,7 +48,13 @@ class ReplicatedGroup:
             "controller",
             ["controller"],
             folder=folder,
-            settings={**common, "POPMQ_CONTROLLER_LISTEN": self.address},
+            settings={
+                **common,
+                "POPMQ_CONTROLLER_LISTEN": self.address,
+                # One that starts again knows who leads.
+                "POPMQ_CONTROLLER_STORE": "file",
+                "POPMQ_CONTROLLER_DATA": str(folder / "controller-data"),
+            },
         )
         self.brokers = [
             Role(
@@ -67,17 +75,42 @@ class ReplicatedGroup:
             )
             for number in range(1, replicas + 1)
         ]
+        self.proxies = [
+            Role(
+                f"proxy-{number}",
+                ["proxy"],
+                folder=folder,
+                settings={
+                    **common,
+                    "POPMQ_CONTROLLER_ADDRESSES": self.address,
+                    "POPMQ_PROXY_LISTEN": f"{LOCAL}:0",
+                },
+            )
+            for number in range(1, proxies + 1)
+        ]
         self._stack = ExitStack()
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [proxy.ready.endpoint for proxy in self.proxies]
+
+    def popmq(self, *arguments: str) -> str:
+        """Run the command line against the first proxy; return what it printed."""
+        return run_command(self.endpoints[0], self.folder, *arguments)
 
     def data(self, broker: Role) -> Path:
         return self.folder / f"data-{broker.name[-1]}"
+
+    def master(self, state: pb.GroupState) -> Role:
+        (leader,) = (one for one in state.members if one.broker.store_id == state.record.leader)
+        return self.of_node(leader.broker.node)
 
     def of_node(self, node: str) -> Role:
         return next(broker for broker in self.brokers if broker.name == node)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for role in (self.controller, *self.brokers):
+            for role in (self.controller, *self.brokers, *self.proxies):
                 stack.enter_context(role)
             self._stack = stack.pop_all()
         return self
@@ -141,7 +174,7 @@ class GroupClient:
             routes = pb.RoutesReply.FromString(reply).brokers
             self._master = next((one.address for one in routes if one.broker == GROUP), "")
         if not self._master:
-            raise PopmqError("there is no route yet")
+            raise Unavailable("there is no route yet")
         return self.port(self._master)
 
     def port(self, address: str) -> FramePort:
@@ -159,9 +192,9 @@ class GroupClient:
         reply = await call(self.port(address), Kind.DESCRIBE_ROLE, b"", 2_000)
         return DescribeRoleReply.FromString(reply)
 
-    async def in_sync(self, count: int) -> pb.GroupState:
+    async def in_sync(self, count: int, *, within_s: float = TIME_S) -> pb.GroupState:
         """Wait until a master serves and so many are in the SyncStateSet."""
-        async with asyncio.timeout(TIME_S):
+        async with asyncio.timeout(within_s):
             while True:
                 with contextlib.suppress(PopmqError):
                     state = await self.state()
@@ -180,3 +213,48 @@ class GroupClient:
 def put(topic: str, body: bytes) -> bytes:
     entry = hop.PutEntry(MessageType.NORMAL, body, b"")
     return hop.encode_put(hop.PutRequest(topic, [entry], auto_create=True))
+
+
+async def agree(group: ReplicatedGroup, client: GroupClient) -> None:
+    """All logs end at the same position, and nobody has found tables that differ."""
+    async with asyncio.timeout(30):
+        while True:
+            state = await client.in_sync(3)
+            try:
+                told = [await client.role_of(one.broker.address) for one in state.members]
+            except Unavailable:  # a broker whose role changes closes its connections
+                await asyncio.sleep(0.1)
+                continue
+            ends = {(one.end, one.confirmed) for one in told}
+            # One that did not make its newest snapshot itself knows no hash of it; one that was
+            # down at a mark has made none there.
+            known = [one for one in told if int(one.state_hash, 16)]
+            hashes = {(one.state_hash_position, one.state_hash) for one in known}
+            assert len(hashes) == len({position for position, _ in hashes}), hashes
+            if len(ends) == 1:
+                break
+            await asyncio.sleep(0.1)
+    for broker in group.brokers:
+        assert not broker.log.read_text().count("the tables are not the master's")
+        assert broker.log.read_text().count('"level": "critical"') == 0
+
+
+async def agree_on_tables(group: ReplicatedGroup, client: GroupClient, topic: str) -> None:
+    """The logs agree, and all three have the same state hash of a position behind their end.
+
+    Messages are sent to `topic` until the master begins a snapshot there; who did not make its
+    newest snapshot itself, or was away at its mark, has one to compare after the next.
+    """
+    await agree(group, client)
+    state = await client.in_sync(3)
+    end = max([(await client.role_of(one.broker.address)).end for one in state.members])
+    async with asyncio.timeout(2 * TIME_S):
+        while True:
+            for _ in range(32):
+                await client.ask(Kind.PUT, put(topic, bytes(16_384)))
+            await agree(group, client)
+            told = [await client.role_of(one.broker.address) for one in state.members]
+            known = {(one.state_hash_position, one.state_hash) for one in told}
+            position, state_hash = next(iter(known))
+            if len(known) == 1 and position > end and int(state_hash, 16):
+                return

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -96,6 +97,28 @@ def test_a_full_disk_refuses_sends_loses_nothing_and_goes_on_when_it_has_grown(
 
     print(f"\n{run.table()}")
     assert not run.faults()
+
+
+@pytest.mark.heavy
+def test_a_read_only_data_directory_is_refused_with_its_name_and_left_as_it_is(disk: Path) -> None:
+    data = disk / "data"
+    data.mkdir()
+    assert mount(disk, "remount,ro") == ""
+    refused = subprocess.run(
+        [sys.executable, "-m", "popmq.cli", "up", "--data", str(data), "--port", "0"],
+        env=processes.role_environment({"POPMQ_HTTP_LISTEN": f"{processes.LOCAL}:0"}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=processes.READY_S,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert (
+        f"data directory {data} cannot be written: Read-only file system (broker.data, --data)"
+        in refused.stderr
+    )
+    assert list(data.iterdir()) == []
 
 
 @dataclass(slots=True)

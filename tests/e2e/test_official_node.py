@@ -12,7 +12,7 @@ from e2e.processes import Cluster
 SEED = 20_260_102
 COUNT = 2_000
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.alone]
 
 
 @pytest.mark.parametrize("max_body", [PYTHON_MAX_BODY, NODE_MAX_BODY])

@@ -15,23 +15,25 @@ pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize(
-    ("count", "transport", "workers"),
+    ("count", "transport", "workers", "max_body"),
     [
-        (300, "lean", "1"),
-        (300, "grpcio", "1"),
-        pytest.param(300, "lean", "2", marks=pytest.mark.heavy),
-        pytest.param(2_000, "lean", "1", marks=pytest.mark.heavy),
+        (300, "lean", "1", PYTHON_MAX_BODY),
+        (300, "grpcio", "1", PYTHON_MAX_BODY),
+        # Larger bodies are late in the client, whatever carries them, and two more processes on
+        # the same cores leave it less of them.
+        pytest.param(300, "lean", "2", 1 << 20, marks=pytest.mark.heavy),
+        pytest.param(2_000, "lean", "1", PYTHON_MAX_BODY, marks=pytest.mark.heavy),
     ],
 )
 @pytest.mark.timeout(180)
 def test_every_group_of_the_python_client_gets_every_message_once_and_a_tenth_twice(
-    tmp_path: Path, count: int, transport: str, workers: str
+    tmp_path: Path, count: int, transport: str, workers: str, max_body: int
 ) -> None:
     scenario = Scenario(
         launch=launch_python,
         seed=SEED,
         count=count,
-        max_body=PYTHON_MAX_BODY,
+        max_body=max_body,
         client_ms_per_mib=PYTHON_MS_PER_MIB,
     )
 

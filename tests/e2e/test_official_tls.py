@@ -25,7 +25,7 @@ SEED = 20_260_104
 COUNT = 300
 MAX_BODY = 1 << 20  # larger ones are late in the Python client, whatever carries them
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.heavy, pytest.mark.alone, pytest.mark.timeout(480)]
 
 
 @pytest.mark.parametrize("launch", [launch_python, launch_node], ids=["python", "node"])

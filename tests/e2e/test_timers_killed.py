@@ -7,15 +7,14 @@ stored copy once, so that a timer that fired twice is two messages to him.  E2E_
 import asyncio
 import os
 import random
-import struct
-import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from e2e.many_timers import entry, percentiles, pop, sleep_until, taken_apart, wall_ms
 from e2e.processes import LOCAL, Role
 
 from popmq.common import hop
@@ -23,8 +22,7 @@ from popmq.common.errors import Code, PopmqError
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frames import Hello
 from popmq.common.frames import Role as FrameRole
-from popmq.common.hop import AckRequest, Delivery, Kind, PopRequest, PutEntry, PutRequest
-from popmq.common.topics import MessageType
+from popmq.common.hop import AckRequest, Delivery, Kind, PutRequest
 from popmq.common.wire import admin_pb2 as pb
 
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
@@ -35,11 +33,9 @@ BATCH = 500
 POPS = 4
 CALL_MS = 60_000
 POLL_MS = 500
-INVISIBLE_MS = 12 * 3_600_000  # nothing is delivered again during the test
 CONSUMED_MS = 2_000  # the live group may be that far behind when it stops
 SETTLED_MS = 1_000  # after a start: what was due meanwhile is fired first
 PAUSE_S = 0.02  # between tries while the broker is away
-_BODY = struct.Struct(">QQ")  # number, due time
 
 
 @pytest.mark.parametrize(
@@ -157,7 +153,7 @@ class Run:
     async def _receive_loop(self, port: FramePort) -> None:
         while self._receiving:
             try:
-                found = await pop(port, LIVE, POLL_MS)
+                found = await pop(port, TOPIC, LIVE, POLL_MS)
             except PopmqError:
                 await asyncio.sleep(PAUSE_S)
                 continue
@@ -177,8 +173,13 @@ class Run:
         assert {one.code for one in results} == {Code.OK}
 
     async def _audit(self, port: FramePort) -> None:
+        """Once the port is connected again: the last start may have been a moment ago."""
+        acks = hop.encode_ack(AckRequest(TOPIC, AUDITOR, []))
+        while not await answered(call(port, Kind.ACK, acks, CALL_MS)):  # noqa: ASYNC110 - polled
+            await asyncio.sleep(PAUSE_S)
+
         async def receive() -> None:
-            while found := await pop(port, AUDITOR, 0):
+            while found := await pop(port, TOPIC, AUDITOR, 0):
                 self.audited += found
 
         async with asyncio.TaskGroup() as tasks:
@@ -206,34 +207,9 @@ async def create(port: FramePort) -> None:
         await call(port, Kind.CREATE_GROUP, group.SerializeToString(), CALL_MS)
 
 
-async def pop(port: FramePort, group: str, poll_ms: int) -> list[Delivery]:
-    request = PopRequest(TOPIC, group, group, 32, INVISIBLE_MS, poll_ms)
-    reply = await call(port, Kind.POP, hop.encode_pop(request), CALL_MS)
-    return list(hop.decode_pop_reply(reply).deliveries)
-
-
-def entry(number: int, due_ms: int) -> PutEntry:
-    name = f"{number:032d}"
-    properties = b"\x1a\x20" + name.encode()  # system_properties.message_id
-    body = _BODY.pack(number, due_ms)
-    return PutEntry(MessageType.DELAY, body, properties, 0, number % 8, due_ms, name)
-
-
-def taken_apart(one: Delivery) -> tuple[int, int]:
-    """Number and due time of the timer."""
-    number, due_ms = _BODY.unpack(one.head)
-    return number, due_ms
-
-
-def percentiles(values: list[int]) -> str:
-    ordered = sorted(values)
-    p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
-    return f"p50 {p50} p99 {p99} max {ordered[-1]} ms"
-
-
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-async def sleep_until(at_ms: int) -> None:
-    await asyncio.sleep(max(0, at_ms - wall_ms()) / 1000)
+async def answered(request: Awaitable[bytes]) -> bool:
+    try:
+        await request
+    except PopmqError:
+        return False
+    return True

@@ -1,5 +1,6 @@
 """`--transport lean` as an operator gives it: the commands work, and the metrics say who served."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,11 @@ def test_up_serves_the_commands_with_the_transport_that_was_asked_for(
         popmq("send", "hello", "first message")
         assert "first message" in popmq("recv", "hello", "--group", "g", "--ack")
         with urlopen(role.ready.metrics, timeout=10) as page:
-            assert (b"popmq_proxy_lean_" in page.read()) == ("grpcio" not in asked)
+            text = page.read().decode()
+        assert ("popmq_proxy_lean_" in text) == ("grpcio" not in asked)
+        used = re.search(r"^popmq_loop_cpu_seconds_total (\S+)$", text, re.MULTILINE)
+        assert used is not None
+        assert float(used[1]) > 0  # what an autoscaler may go by
         if "grpcio" not in asked:
             assert role.metric("popmq_proxy_lean_calls_total") >= 3
             assert role.metric("popmq_proxy_lean_faults_total") == 0

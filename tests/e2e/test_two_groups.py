@@ -24,8 +24,6 @@ SEED = 20_260_808
 WAIT_S = 30.0
 BOTH = {"broker-a", "broker-b"}
 
-pytestmark = pytest.mark.alone
-
 
 def until(what: str, look: Callable[[], object]) -> None:
     deadline_s = time.monotonic() + WAIT_S
@@ -96,6 +94,7 @@ def ready(client: Client) -> int:
     return sum(one.ready for one in client.lag(admin.LagRequest(group="g")).lags)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_every_message_of_two_groups_comes_once_to_every_group_of_the_python_client(
     tmp_path: Path,
@@ -120,6 +119,7 @@ def test_every_message_of_two_groups_comes_once_to_every_group_of_the_python_cli
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_delivery_times_and_recall_over_two_groups(tmp_path: Path) -> None:
     with Many(tmp_path, "--groups", "2") as many:

@@ -17,8 +17,10 @@ from popmq.broker.ha.slave_side import SlaveSide
 from popmq.broker.ha.snapshot_copy import SnapshotCopy
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.store.epoch_start import EpochStart
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.snapshot_install import SnapshotInstall
+from popmq.common import replication
 from popmq.common.config import StoreSettings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, OnReply
@@ -163,14 +165,14 @@ class Replica:
             SnapshotSource(self.disk, "data", self.flusher),
             self.world.settings,
             log_id=lambda: "the-log",
-            timers=lambda: MasterTimers(epoch, 111, 222),
+            timers=lambda: MasterTimers(epoch, 111, 222, 333),
             ask=self.alters.append,
             reachable=lambda: True,
             now_ms=self.world.clock.boot_ms,
             rng=random.Random(epoch),
         )
         self.store.replicas.watch(self.side.grown)
-        self.store.lead(epoch)
+        self.store.lead(epoch, EpochStart().encode())
         self.side.durable(self.store.durable)
         return self.side
 
@@ -286,6 +288,23 @@ def ask(world: World, to: Replica, kind: Kind, body: bytes) -> bytes | PopmqErro
     world.settle()
     (answer,) = answers
     return answer
+
+
+def hello_to(
+    master: Replica,
+    epoch: int,
+    store_id: str,
+    node: str,
+    log_id: str,
+    end: int,
+    *,
+    segment_bytes: int = 0,
+) -> bytes:
+    """A HANDSHAKE, with segments as large as the master's unless they are to be others."""
+    size = segment_bytes or master.store.replicas.segment_bytes
+    return replication.encode_handshake(
+        replication.Handshake(epoch, store_id, node, log_id, end, size)
+    )
 
 
 def refusal(answer: bytes | PopmqError) -> Code:

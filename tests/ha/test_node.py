@@ -5,11 +5,13 @@ from dataclasses import replace
 from ha.node_rig import TOPIC, Node, Rig
 
 from popmq.broker.ha.role import Role
+from popmq.broker.rest import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaRest
 from popmq.common import hop
 from popmq.common.errors import Code
 from popmq.common.hop import Kind
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.core import Answer, pop
 
@@ -53,6 +55,27 @@ def test_what_was_acknowledged_survives_its_master() -> None:
     left = [one.head for one in rig.receive()]
     assert len(left) == 2
     assert not [node.failures for node in rig.nodes if node.failures]
+
+
+def test_master_and_slaves_rest_while_nothing_happens_and_not_while_a_role_changes() -> None:
+    rig = running()
+    rests = {node: ReplicaRest(node.node, rig.clock) for node in rig.nodes}
+    waits = {node: rest.wait_ms() for node, rest in rests.items()}
+    assert set(waits.values()) == {BUSY_MS}
+    rig.advance(QUIET_MS + 100)
+    assert {rest.wait_ms() for rest in rests.values()} == {REPLICA_REST_MS}
+    sent(rig, b"one")
+    rig.advance(100)
+    assert {rest.wait_ms() for rest in rests.values()} == {BUSY_MS}
+    rig.advance(QUIET_MS + 100)
+    assert {rest.wait_ms() for rest in rests.values()} == {REPLICA_REST_MS}
+    first = rig.master
+    first.kill()
+    rig.ready(members=2)
+    rests.pop(first)
+    assert {rest.wait_ms() for rest in rests.values()} == {BUSY_MS}
+    rig.advance(QUIET_MS + 100)
+    assert {rest.wait_ms() for rest in rests.values()} == {REPLICA_REST_MS}
 
 
 def test_a_slave_refuses_clients_and_says_why() -> None:
@@ -352,3 +375,26 @@ def test_a_request_that_cannot_be_read_is_refused() -> None:
     answer = rig.ask(Kind.HAND_OVER, b"\xff\xff\xff")
     assert answer.error is not None
     assert answer.error.code is Code.BAD_REQUEST
+
+
+def test_a_refusal_waits_until_what_it_rests_on_is_confirmed() -> None:
+    """A topic that a master without slaves has made is not there for others (rule 8)."""
+    rig = running()
+    old = rig.master
+    rig.cut(old.name)
+    create = admin.CreateTopicRequest(topic=admin.Topic(name="later")).SerializeToString()
+    made = rig.ask(Kind.CREATE_TOPIC, create, of=old)
+    again = rig.ask(Kind.CREATE_TOPIC, create, of=old)
+    unknown = rig.ask(Kind.POP, pop("nowhere", "g", limit=1, invisible_ms=1_000), of=old)
+    rig.until(lambda: rig.master is not old and len(rig.masters) == 2)
+    assert not made.heard
+    assert not again.heard
+    assert not unknown.heard
+    rig.heal()
+    rig.until(lambda: old.role is Role.SLAVE and old.end == rig.master.end)
+    assert again.error is None or again.error.code is not Code.BAD_REQUEST
+    settled = rig.ask(Kind.CREATE_TOPIC, create)
+    rig.until(lambda: settled.heard)
+    refused = rig.ask(Kind.CREATE_TOPIC, create)
+    assert refused.error is not None
+    assert refused.error.code is Code.BAD_REQUEST

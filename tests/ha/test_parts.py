@@ -37,7 +37,16 @@ def ask(which: Gate, kind: Kind) -> tuple[int, list[bytes | PopmqError]]:
     return which.request(kind, b"", 1_000, answers.append), answers
 
 
-CLIENT_KINDS = [Kind.PUT, Kind.POP, Kind.ACK, Kind.CHANGE, Kind.CREATE_TOPIC, Kind.LAG]
+CLIENT_KINDS = [
+    Kind.PUT,
+    Kind.POP,
+    Kind.ACK,
+    Kind.CHANGE,
+    Kind.RECALL,
+    Kind.RESCHEDULE,
+    Kind.CREATE_TOPIC,
+    Kind.LAG,
+]
 SLAVE_KINDS = [
     Kind.HANDSHAKE,
     Kind.FETCH,

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from ha.replicas import SETTINGS, DirectPort, World, ask, pair, refusal, trio
+from ha.replicas import SETTINGS, DirectPort, World, ask, hello_to, pair, refusal, trio
 
-from popmq.common import replication
 from popmq.common.errors import Code
 from popmq.common.hop import Kind
 
@@ -27,6 +26,28 @@ def test_who_caught_up_is_added_and_who_fell_silent_is_taken_out() -> None:
     assert a.alters == []
     world.advance(300)
     assert a.alters[0].sync_state_set == {a.id}
+
+
+def test_a_member_whose_connection_ended_is_taken_out_sooner_unless_it_is_back() -> None:
+    world, a, b, c = trio()
+    side = a.lead(1, b, c)
+    b.follow(a)
+    c.follow(a)
+    world.advance(100)
+    side.lost(b.name)
+    a.append()
+    world.advance(250)
+    assert a.alters == []
+    world.advance(200)
+    assert a.alters == []  # it was another connection, or it is back
+    assert b.port is not None
+    b.port.cut = True
+    b.slave = None
+    side.lost(b.name)
+    world.advance(250)
+    assert a.alters == []
+    world.advance(100)
+    assert a.alters[0].sync_state_set == {a.id, c.id}
 
 
 def test_a_member_whose_disk_hangs_is_taken_out_though_it_speaks() -> None:
@@ -119,11 +140,9 @@ def test_no_more_slaves_connect_than_the_table_holds() -> None:
     world, a, b = pair()
     a.lead(1)
     for number in range(32):
-        body = replication.encode_handshake(
-            replication.Handshake(1, f"{number:032x}", f"n{number}", "", 0)
-        )
+        body = hello_to(a, 1, f"{number:032x}", f"n{number}", "", 0)
         assert isinstance(ask(world, a, Kind.HANDSHAKE, body), bytes)
-    body = replication.encode_handshake(replication.Handshake(1, b.id, "b", "", 0))
+    body = hello_to(a, 1, b.id, "b", "", 0)
     assert refusal(ask(world, a, Kind.HANDSHAKE, body)) is Code.TOO_MANY_REQUESTS
     world.clock.advance(5_000)  # the others are silent: one of them makes room
     assert isinstance(ask(world, a, Kind.HANDSHAKE, body), bytes)

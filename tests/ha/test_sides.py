@@ -1,7 +1,7 @@
 """A master and its slaves over real stores: rules R10 to R23, and what breaking them would do."""
 
 import pytest
-from ha.replicas import ask, pair, refusal, trio
+from ha.replicas import ask, hello_to, pair, refusal, trio
 
 from popmq.common import replication
 from popmq.common.errors import Code
@@ -162,7 +162,7 @@ def test_a_handshake_of_another_epoch_is_refused() -> None:
     world, a, b = pair()
     a.lead(2, b)
     for epoch in (1, 3):
-        body = replication.encode_handshake(replication.Handshake(epoch, b.id, "b", "", 0))
+        body = hello_to(a, epoch, b.id, "b", "", 0)
         assert refusal(ask(world, a, Kind.HANDSHAKE, body)) is Code.NOT_MASTER
 
 
@@ -172,7 +172,7 @@ def test_a_session_is_over_when_its_store_shakes_hands_again() -> None:
     b.follow(a)
     world.settle()
     old = side.followers[b.id].session
-    hello = replication.encode_handshake(replication.Handshake(1, b.id, "b", "", b.store.end))
+    hello = hello_to(a, 1, b.id, "b", "", b.store.end)
     assert isinstance(ask(world, a, Kind.HANDSHAKE, hello), bytes)
     body = replication.encode_acked(replication.Acked(1, b.id, old, b.store.end))
     assert refusal(ask(world, a, Kind.ACKED, body)) is Code.PRECONDITION_FAILED
@@ -219,10 +219,19 @@ def test_what_an_older_master_still_says_is_not_taken() -> None:
 def test_the_slave_of_another_log_is_refused() -> None:
     world, a, b = pair()
     a.lead(1, b)
-    body = replication.encode_handshake(replication.Handshake(1, b.id, "b", "their-log", 10))
+    body = hello_to(a, 1, b.id, "b", "their-log", 10)
     answer = ask(world, a, Kind.HANDSHAKE, body)
     assert refusal(answer) is Code.FORBIDDEN
     assert "another broker group" in str(answer)
+
+
+def test_a_slave_with_segments_of_another_size_is_refused() -> None:
+    world, a, b = pair()
+    a.lead(1, b)
+    answer = ask(world, a, Kind.HANDSHAKE, hello_to(a, 1, b.id, "b", "", 0, segment_bytes=4_096))
+    assert refusal(answer) is Code.PRECONDITION_FAILED
+    own = str(a.store.replicas.segment_bytes)
+    assert all(word in str(answer) for word in ("4096", own, "store.segment_bytes"))
 
 
 def test_an_ack_beyond_the_log_is_refused() -> None:

@@ -4,9 +4,11 @@ They serve tests of what a reply looks like on the wire; what a broker does is t
 real one.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +26,15 @@ from popmq.common.hop import (
     encode_ack_reply,
     encode_put_reply,
 )
+from popmq.common.turn import Soon, at_once
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers import StaticBrokers
 from popmq.proxy.proxy import Proxy
 from popmq.proxy.transport.seam import GrpcStatus, Method
+
+_TESTS = str(Path(__file__).parent.parent)
+if _TESTS not in sys.path:
+    sys.path.insert(0, _TESTS)
 
 WALL_MS = 1_700_000_000_000
 
@@ -159,11 +166,17 @@ class ToldBroker:
 class Bench:
     """A proxy over told brokers, and calls to it."""
 
-    def __init__(self, names: Iterable[str] = ("broker-a",), settings: Settings | None = None):
+    def __init__(
+        self,
+        names: Iterable[str] = ("broker-a",),
+        settings: Settings | None = None,
+        soon: Soon = at_once,
+    ):
         self.clock = TestClock()
         self.brokers = {name: ToldBroker() for name in names}
         self.broker = next(iter(self.brokers.values()))
-        self.proxy = Proxy(settings or Settings(), StaticBrokers(self.brokers), self.clock)
+        ports = StaticBrokers(self.brokers)
+        self.proxy = Proxy(settings or Settings(), ports, self.clock, soon=soon)
         self.methods: dict[str, Method] = {
             one.path.rpartition("/")[2]: one for one in self.proxy.methods()
         }

@@ -224,11 +224,11 @@ def test_bytes_that_are_no_request_are_a_bad_request(data: bytes) -> None:
     assert caught.value.code is Code.BAD_REQUEST
 
 
-def test_a_namespace_is_refused_and_not_ignored() -> None:
+def test_a_namespace_that_no_header_names_is_refused_and_not_ignored() -> None:
     assert name_of(pb.Resource(name="orders")) == "orders"
     with pytest.raises(PopmqError, match="namespace 'ns' of 'orders'") as caught:
         name_of(pb.Resource(name="orders", resource_namespace="ns"))
-    assert caught.value.code is Code.UNSUPPORTED
+    assert caught.value.code is Code.BAD_REQUEST
 
 
 @pytest.mark.parametrize("name", service.DESCRIPTOR.message_types_by_name)

@@ -62,6 +62,7 @@ def delays(bench: Any) -> Any:
     [
         (delay(), NO_DELAY),
         (delay(colour="red"), NO_DELAY),
+        (delay(DELAY="3"), NO_DELAY),  # RocketMQ's delay level
         (delay(NOW_MS + 1), Delay(NOW_MS + 1)),
         (delay(NOW_MS - 1), Delay(NOW_MS - 1)),
         (delay(NOW_MS - CLOCKS_APART_MS - 1), NO_DELAY),

@@ -17,6 +17,7 @@ from popmq.common.errors import (
     Unavailable,
 )
 from popmq.common.hop import Kind, OnReply, PopRequest, decode_pop, encode_pop
+from popmq.common.wire.pull_pb2 import PullRequest
 from popmq.proxy import master_port
 from popmq.proxy.master_port import REPEATED, MasterPort
 from popmq.testing.clock import ManualClock
@@ -147,7 +148,8 @@ def test_a_request_that_found_no_connection_at_the_first_attempt_is_asked_again(
 def test_what_does_no_harm_twice_is_repeated_after_a_lost_connection(
     bench: Bench, kind: Kind
 ) -> None:
-    bench.ask(kind, encode_pop(PopRequest("t", "g", "c", 1, 0, 0)))
+    pull = PullRequest(topic="t").SerializeToString()
+    bench.ask(kind, pull if kind is Kind.PULL else encode_pop(PopRequest("t", "g", "c", 1, 0, 0)))
     bench.a.answer(LOST)
     bench.port.follow(bench.b)
     bench.b.answer(b"done")
@@ -190,6 +192,16 @@ def test_a_receive_waits_at_the_next_master_only_for_the_rest_of_its_time(bench:
     bench.run(10)
     ((_, body, _),) = bench.b.asked
     assert decode_pop(body).poll_ms == 500
+
+
+def test_a_pull_that_waited_elsewhere_waits_so_much_less(bench: Bench) -> None:
+    bench.ask(Kind.PULL, PullRequest(topic="t", poll_ms=2_000).SerializeToString())
+    bench.run(1_500)
+    bench.a.answer(LOST)
+    bench.port.follow(bench.b)
+    bench.run(10)
+    ((_, body, _),) = bench.b.asked
+    assert PullRequest.FromString(body).poll_ms == 500
 
 
 @pytest.mark.parametrize(

@@ -319,55 +319,12 @@ def popped(*offsets: int) -> bytes:
     return encode_pop_reply(PopReply(found, 0, POPPED_MS))
 
 
-def waiting(two: Any, poll_s: int = 20) -> Any:
-    """A receive that found nothing at either broker and waits at both."""
-    for broker in two.brokers.values():
-        broker.tells[Kind.POP] = lambda body: None if decode_pop(body).poll_ms else popped()
-    return receive(two, long_polling_timeout=Duration(seconds=poll_s), call={"remaining": 60_000})
-
-
-def test_a_receive_takes_what_another_broker_has_before_it_waits_anywhere(
-    two_brokers: Any,
-) -> None:
-    first, second = two_brokers.brokers.values()
-    first.tells[Kind.POP] = lambda _: popped()
-    second.tells[Kind.POP] = lambda _: popped(7)
-    call = receive(two_brokers, broker="broker-a", long_polling_timeout=Duration(seconds=20))
-    assert [one.message.system_properties.queue_offset for one in parts(call)[1:2]] == [7]
-    assert [one.poll_ms for broker in (first, second) for one in pops(broker)] == [0, 0]
-
-
 def test_the_broker_that_is_named_is_looked_at_first(two_brokers: Any) -> None:
     for broker in two_brokers.brokers.values():
         broker.tells[Kind.POP] = lambda _: popped(7)
     for _ in range(4):
         receive(two_brokers, broker="broker-b")
     assert [len(pops(broker)) for broker in two_brokers.brokers.values()] == [0, 4]
-
-
-def test_a_receive_waits_at_every_broker_and_gives_the_others_up(two_brokers: Any) -> None:
-    call = waiting(two_brokers)
-    first, second = two_brokers.brokers.values()
-    assert (len(first.open), len(second.open), call.sent) == (1, 1, [])
-    second.answer(popped(3))
-    assert [one.message.system_properties.queue_offset for one in parts(call)[1:2]] == [3]
-    assert len(first.cancelled) == 1  # what it popped meanwhile is undone
-
-
-def test_a_receive_ends_empty_when_it_did_at_every_broker(two_brokers: Any) -> None:
-    call = waiting(two_brokers)
-    first, second = two_brokers.brokers.values()
-    second.answer(popped())
-    assert call.sent == []
-    first.answer(TooManyRequests("full"))
-    assert parts(call)[0].status.code == Code.MESSAGE_NOT_FOUND
-
-
-def test_a_receive_is_refused_only_when_every_broker_refuses(two_brokers: Any) -> None:
-    call = waiting(two_brokers)
-    for broker in two_brokers.brokers.values():
-        broker.answer(TooManyRequests("full"))
-    assert parts(call)[0].status.code == Code.TOO_MANY_REQUESTS
 
 
 def test_a_receive_that_does_not_wait_looks_at_each_broker_once(two_brokers: Any) -> None:
@@ -378,6 +335,15 @@ def test_a_receive_that_does_not_wait_looks_at_each_broker_once(two_brokers: Any
     assert [len(pops(broker)) for broker in two_brokers.brokers.values()] == [1, 1]
 
 
-def test_a_client_that_leaves_gives_up_what_waits_at_every_broker(two_brokers: Any) -> None:
-    waiting(two_brokers).leave()
-    assert [len(broker.cancelled) for broker in two_brokers.brokers.values()] == [1, 1]
+def test_requests_are_timed_by_method_and_long_polls_are_counted(bench: Any) -> None:
+    bench.proxy.metrics.now_s = lambda: bench.clock.ms / 1_000
+    receive(bench, long_polling_timeout=TEN_SECONDS)
+    bench.clock.ms += 700
+    bench.broker.answer(deliveries(1))
+    receive(bench, long_polling_timeout=Duration())
+    bench.broker.answer(deliveries(0))
+    counts = bench.proxy.metrics
+    assert (counts.receives, counts.long_polling, counts.pops_with_notify) == (2, 1, 0)
+    buckets = dict(counts.took["ReceiveMessage"].buckets)
+    assert (buckets["0.001"], buckets["0.5"], buckets["1"], buckets["+Inf"]) == (1, 1, 2, 2)
+    assert dict(counts.took["SendMessage"].buckets)["+Inf"] == 0

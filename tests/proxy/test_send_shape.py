@@ -221,12 +221,14 @@ def test_an_answer_of_ours_that_is_wrong_ends_the_call_and_nothing_else(
     assert "a handler failed" in caplog.text
 
 
-def test_a_namespace_is_refused(bench: Any) -> None:
+def test_a_namespace_that_the_header_does_not_name_is_refused(bench: Any) -> None:
     named = message()
     named.topic.resource_namespace = "ns"
-    assert send(bench, named).status.code == Code.UNSUPPORTED
-    headers = {"x-mq-client-id": "me", "x-mq-namespace": "ns"}
-    assert send(bench, message(), metadata=headers).status.code == Code.UNSUPPORTED
+    assert send(bench, named).status.code == Code.BAD_REQUEST
+    headers = {"x-mq-client-id": "me", "x-mq-namespace": "other"}
+    refused = send(bench, named, metadata=headers).status
+    assert refused.code == Code.BAD_REQUEST
+    assert "'ns' of 'orders' is not 'other'" in refused.message
 
 
 def test_a_topic_that_cannot_be_described_is_refused_as_the_broker_did(bench: Any) -> None:

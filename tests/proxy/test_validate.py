@@ -28,7 +28,7 @@ POP = PopSettings()
 NOW_MS = 1_700_000_000_000
 GOOD = MessageFacts()
 TRANSACTION = GOOD._replace(claimed_type=MessageType.TRANSACTION)
-LITE, PRIORITY = 5, 6
+LITE = 5
 
 
 def topic(kind: MessageType, permission: Permission = Permission.READ_WRITE) -> TopicConfig:
@@ -136,10 +136,9 @@ BAD_MESSAGES: list[tuple[str, MessageFacts, Code, str]] = [
         Code.BAD_REQUEST,
         "3600001 ms is over the limit of 3600000 ms",
     ),
+    ("priority", GOOD._replace(priority=-1), Code.BAD_REQUEST, "priority -1 is negative"),
     ("lite type", GOOD._replace(claimed_type=LITE), Code.NOT_IMPLEMENTED, "LITE"),
     ("lite topic", GOOD._replace(lite_topic="l"), Code.NOT_IMPLEMENTED, "LITE"),
-    ("priority type", GOOD._replace(claimed_type=PRIORITY), Code.NOT_IMPLEMENTED, "priorities"),
-    ("priority", GOOD._replace(priority=3), Code.NOT_IMPLEMENTED, "priority 3"),
 ]
 
 
@@ -171,6 +170,8 @@ def test_a_message_that_rocketmq_refuses_is_refused_with_its_code(
         (GOOD._replace(user_properties={"TIMER_DELAY_SEC": "x"}), MessageType.DELAY),
         (GOOD._replace(user_properties={"TIMER_SPREAD_MS": "1"}), MessageType.NORMAL),
         (TRANSACTION._replace(deliver_at_ms=1), MessageType.TRANSACTION),
+        (GOOD._replace(priority=1), MessageType.PRIORITY),
+        (GOOD._replace(claimed_type=MessageType.PRIORITY), MessageType.PRIORITY),
     ],
 )
 def test_the_properties_make_the_type_and_not_what_is_claimed(
@@ -191,6 +192,32 @@ def test_a_mixed_topic_takes_normal_and_fifo() -> None:
     assert check_type(GOOD, mixed) is MessageType.NORMAL
     fifo = GOOD._replace(message_group="g")
     assert check_type(fifo, mixed) is MessageType.FIFO
+
+
+def test_a_topic_of_priorities_takes_those_and_messages_without_one() -> None:
+    ranked = topic(MessageType.PRIORITY)
+    assert check_type(GOOD._replace(priority=3), ranked) is MessageType.PRIORITY
+    assert check_type(GOOD, ranked) is MessageType.PRIORITY
+    for kind in (MessageType.NORMAL, MessageType.MIXED):
+        with pytest.raises(PopmqError, match="this one is PRIORITY") as caught:
+            check_type(GOOD._replace(priority=3), topic(kind))
+        assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "words"),
+    [
+        (GOOD._replace(message_group="g"), MessageType.PRIORITY, "a message group"),
+        (GOOD._replace(deliver_at_ms=5), MessageType.PRIORITY, "a delivery time"),
+        (TRANSACTION, MessageType.TRANSACTION, "a transaction"),
+    ],
+)
+def test_a_message_has_a_priority_or_something_else_that_chooses_its_place(
+    facts: MessageFacts, kind: MessageType, words: str
+) -> None:
+    with pytest.raises(PopmqError, match=f"a priority or {words}, not both") as caught:
+        check_type(facts._replace(priority=2), topic(kind))
+    assert caught.value.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
 
 @pytest.mark.parametrize("deliver_at_ms", [-5, 0, NOW_MS, NOW_MS + 1])
@@ -292,6 +319,12 @@ def test_a_poll_ends_before_the_client_gives_up(
     asked: int | None, remaining: int | None, result: int
 ) -> None:
     assert poll_ms(asked, remaining, 30_000) == result
+
+
+def test_a_poll_has_a_shortest_length_too_where_the_setting_says_so() -> None:
+    assert poll_ms(0, None, 30_000, 5_000) == 5_000
+    assert poll_ms(7_000, None, 30_000, 5_000) == 7_000
+    assert poll_ms(1_000, 3_000, 30_000, 5_000) == 2_600  # the client's deadline counts more
 
 
 @pytest.mark.parametrize(

@@ -1,137 +1,20 @@
 """The proxy's handlers over real brokers in this process: what only both together can show."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from proxy.houses import AwaitedCall, House, house, run
 
-from popmq.broker.process import BrokerProcess
-from popmq.common.clock import SystemClock
-from popmq.common.errors import Code, Unavailable
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind, OnReply, Port
+from popmq.common.errors import Code
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers import StaticBrokers
-from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.seam import GrpcStatus, Method
-from popmq.testing.core import SMALL
 
 ORDERS = admin_pb2.Topic(name="orders", queues=4, type="fifo", permission="rw")
 WORKERS = admin_pb2.Group(name="workers", max_attempts=3, back_off_ms=[1_000, 5_000])
-
-
-class AwaitedCall:
-    """A call whose end can be awaited."""
-
-    peer = "10.0.0.9:999"
-    metadata: Mapping[str, str] = {"x-mq-client-id": "me@1"}
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.status: GrpcStatus | None = None
-        self.ended = asyncio.Event()
-        self.gone: list[Callable[[], None]] = []
-
-    def leave(self) -> None:
-        """The client goes away."""
-        for callback in self.gone:
-            callback()
-
-    def remaining_ms(self) -> int | None:
-        return None
-
-    def send(self, message: bytes) -> None:
-        self.sent.append(message)
-
-    def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
-        self.status = status
-        self.ended.set()
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        self.gone.append(callback)
-
-
-class Away:
-    """The way to a broker that cannot be reached."""
-
-    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
-        on_reply(Unavailable("it is not connected"))
-        return 1
-
-    def cancel(self, request_id: int) -> None: ...
-
-
-class House:
-    """A proxy and the ports of its brokers, by name."""
-
-    def __init__(self, ports: Mapping[str, Port]) -> None:
-        self.ports = ports
-        self.proxy = Proxy(SMALL, StaticBrokers(ports), SystemClock())
-        self.methods: dict[str, Method] = {
-            one.path.rpartition("/")[2]: one for one in self.proxy.methods()
-        }
-
-    async def raw(self, name: str, request: bytes) -> list[bytes]:
-        waited = AwaitedCall()
-        start = self.methods[name].start
-        assert start is not None
-        start(waited, request)
-        await waited.ended.wait()
-        assert waited.status is GrpcStatus.OK
-        return waited.sent
-
-    async def ask(self, name: str, request: Any, reply: type[Any]) -> Any:
-        (sent,) = await self.raw(name, request.SerializeToString())
-        return reply.FromString(sent)
-
-    async def change_topic(self, command: str, topic: admin_pb2.Topic) -> tuple[int, str]:
-        request: Any
-        match command:
-            case "DeleteTopic":
-                request = admin_pb2.DeleteTopicRequest(name=topic.name)
-            case "CreateTopic":
-                request = admin_pb2.CreateTopicRequest(topic=topic)
-            case _:
-                request = admin_pb2.AlterTopicRequest(topic=topic)
-        status = (await self.ask(command, request, admin_pb2.TopicReply)).status
-        return status.code, status.message
-
-    async def create_at(self, broker: str, topic: admin_pb2.Topic) -> None:
-        """At that broker only, as when another was away or joined later."""
-        body = admin_pb2.CreateTopicRequest(topic=topic).SerializeToString()
-        await call(self.ports[broker], Kind.CREATE_TOPIC, body, 5_000)
-
-    async def queues_at(self, broker: str) -> list[int]:
-        body = admin_pb2.ListTopicsRequest().SerializeToString()
-        reply = await call(self.ports[broker], Kind.LIST_TOPICS, body, 5_000)
-        return [one.queues for one in admin_pb2.ListTopicsReply.FromString(reply).topics]
-
-
-@asynccontextmanager
-async def house(folder: Path, *names: str, away: tuple[str, ...] = ()) -> AsyncIterator[House]:
-    async with AsyncExitStack() as stack:
-        ports: dict[str, Port] = {name: Away() for name in away}
-        for name in names:
-            settings = replace(
-                SMALL, broker=replace(SMALL.broker, name=name, data=f"{folder}/{name}")
-            )
-            broker = BrokerProcess(settings)
-            stack.push_async_callback(broker.stop)
-            await broker.start()
-            ports[name] = broker.port
-        yield House(ports)
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def test_an_admins_bytes_that_are_no_request_are_a_bad_request_in_the_reply(
@@ -283,5 +166,60 @@ def test_a_fifo_group_is_assigned_every_queue_of_every_broker(tmp_path: Path) ->
             queues = [one.message_queue for one in reply.assignments]
             found = sorted((queue.broker.name, queue.id) for queue in queues)
             assert found == [(broker, queue) for broker in "ab" for queue in range(4)]
+
+    run(test)
+
+
+async def send_orders(at: House, *numbers: int) -> None:
+    for number in numbers:
+        sent = pb.Message(topic=pb.Resource(name="orders"), body=b"%d" % number)
+        sent.system_properties.message_id = f"m-{number}"
+        request = service.SendMessageRequest(messages=[sent])
+        reply = await at.ask("SendMessage", request, service.SendMessageResponse)
+        assert reply.status.code == Code.OK
+
+
+async def pull_on(at: House, broker: str) -> list[str]:
+    """As a pull consumer does in one queue: its offset or the beginning, read on, say how far."""
+    queue = pb.MessageQueue(topic=pb.Resource(name="orders"), broker=pb.Broker(name=broker))
+    place: Any = {"group": pb.Resource(name="pullers"), "message_queue": queue}
+    known = await at.ask("GetOffset", service.GetOffsetRequest(**place), service.GetOffsetResponse)
+    if known.status.code == Code.OFFSET_NOT_FOUND:
+        beginning = service.QueryOffsetRequest(
+            message_queue=queue, query_offset_policy=pb.QueryOffsetPolicy.BEGINNING
+        )
+        known = await at.ask("QueryOffset", beginning, service.QueryOffsetResponse)
+    assert known.status.code == Code.OK
+    ids: list[str] = []
+    offset = known.offset
+    while True:
+        wanted = service.PullMessageRequest(
+            **place, offset=offset, batch_size=3, long_polling_timeout=Duration()
+        )
+        raw = await at.raw("PullMessage", wanted.SerializeToString())
+        got = [service.PullMessageResponse.FromString(one) for one in raw]
+        found = [one.message for one in got if one.HasField("message")]
+        ids += [one.system_properties.message_id for one in found]
+        offset = got[-1].next_offset
+        if not found:
+            break
+    done = service.UpdateOffsetRequest(**place, offset=offset)
+    reply = await at.ask("UpdateOffset", done, service.UpdateOffsetResponse)
+    assert reply.status.code == Code.OK
+    return ids
+
+
+def test_a_pull_consumer_reads_every_queue_once_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", "b") as at:
+            topic = admin_pb2.Topic(name="orders", queues=1)
+            for name in ("a", "b"):
+                await at.create_at(name, topic)
+            await send_orders(at, *range(10))
+            first = [await pull_on(at, "a"), await pull_on(at, "b")]
+            assert all(first), "one broker got nothing"
+            assert sorted(first[0] + first[1]) == sorted(f"m-{n}" for n in range(10))
+            await send_orders(at, 10)
+            assert await pull_on(at, "a") + await pull_on(at, "b") == ["m-10"]
 
     run(test)

@@ -8,11 +8,15 @@ from replica.pair import OF_TWO, SHORT, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, send_all
 
 from popmq.broker.store.commit_log import CommitLog
+from popmq.broker.store.epoch_start import EpochStart
+from popmq.broker.store.store_metrics import Lived
+from popmq.common import hop
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, TooManyRequests
+from popmq.common.hop import ClientsReport, Kind
 from popmq.common.message import HEADER_SIZE, RecordKind
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import bodies
+from popmq.testing.core import bodies, pop
 from popmq.testing.disk import LyingDisk
 
 
@@ -55,6 +59,78 @@ def test_clients_go_on_with_the_promoted_slave(pair: Pair) -> None:
     assert promoted.send("orders", b"new").code == Code.OK
 
 
+def test_what_the_last_master_may_not_have_answered_is_not_renewed_by_the_next(pair: Pair) -> None:
+    """A push consumer that lives would keep for hours what it was never given."""
+    pair.master.send("orders", b"answered")
+    pair.master.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
+    pair.master.advance(30_000)
+    pair.master.send("orders", b"lost")
+    pair.master.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
+    pair.follow()
+    second = pair.core(Slave, "second")
+    pair.slave.take(pair.master)
+    pair.slave.promote()
+    pair.slave.advance(20_000)
+    pair.slave.send("orders", b"between")
+    pair.slave.advance(10_000)
+    second.follow(pair.slave)
+    second.promote()
+    promoted = second
+    promoted.send("orders", b"later")
+    promoted.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
+    for _ in range(60):
+        promoted.advance(5_000)
+        promoted.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(heard=["a-client"])))
+    (back,) = promoted.receive("orders", "g")
+    assert (back.head, back.attempt) == (b"lost", 2)
+
+
+@pytest.mark.parametrize("known", ["applied", "confirmed", "of the master", "nothing"])
+def test_a_delivery_that_was_answered_for_sure_is_renewed_by_the_next_master(
+    pair: Pair, known: str
+) -> None:
+    pair.master.send("orders", b"long work")
+    pair.master.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
+    epoch = pair.master.broker.store.epoch
+    if known == "of the master":
+        pair.follow()
+        pair.clock.advance(6_000)
+        lived = Lived(epoch, pair.master.broker.store.log_ms())
+        pair.slave.broker.following.master_lived = lived
+    else:
+        pair.clock.advance(6_000)
+        pair.master.send("orders", b"later")
+        pair.slave.take(pair.master)
+        store = pair.slave.broker.store
+        store.confirm(store.end if known != "nothing" else 0)
+        if known == "applied":
+            pair.slave.run_steps()
+    pair.slave.promote()
+    for _ in range(60):
+        pair.slave.advance(5_000)
+        pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(heard=["a-client"])))
+    heads = [one.head for one in pair.slave.receive("orders", "g")]
+    assert (b"long work" in heads) == (known == "nothing")
+
+
+@pytest.mark.parametrize("other", [-1, 1])
+def test_what_another_master_told_of_its_life_says_nothing_of_the_last_one(
+    pair: Pair, other: int
+) -> None:
+    pair.follow()
+    store = pair.master.broker.store
+    lived = Lived(store.epoch + other, store.log_ms() + 60_000)
+    pair.slave.broker.following.master_lived = lived
+    pair.master.send("orders", b"lost")
+    pair.master.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
+    pair.follow()
+    pair.slave.promote()
+    for _ in range(60):
+        pair.slave.advance(5_000)
+        pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(heard=["a-client"])))
+    assert [one.head for one in pair.slave.receive("orders", "g")] == [b"lost"]
+
+
 def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair: Pair) -> None:
     fill(pair.master, 3)
     pair.slave.take(pair.master)
@@ -66,7 +142,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
     pair.slave.settle()
     pair.slave.run_steps()
     assert not pair.slave.broker.serving
-    assert store.durable == store.end == end + HEADER_SIZE
+    assert store.durable == store.end == end + HEADER_SIZE + len(EpochStart().encode())
     store.confirm(end)
     pair.slave.run_steps()
     assert not pair.slave.broker.serving
@@ -104,6 +180,27 @@ def test_a_slave_fires_nothing_and_the_promoted_one_fires_each_timer_once(pair: 
     assert received(promoted, "later") == [b"c"]
     promoted.advance(2 * HOUR)
     assert received(promoted, "later") == [b"e"]
+
+
+def test_a_slave_counts_the_timers_that_wait_as_its_master_does(pair: Pair) -> None:
+    pair.master.topic("later", queues=1, type=MessageType.MIXED)
+    pair.master.topic("others", queues=1, type=MessageType.MIXED)
+    due = {"fired": 2 * SECOND, "recalled": HOUR, "waits": HOUR, "far": 300 * HOUR}
+    send_all(pair.master, due, topic="later")
+    send_all(pair.master, {"other": HOUR}, topic="others")
+    pair.master.advance(5 * SECOND)
+    recall(pair.master, "recalled", topic="later")
+    pair.follow()
+    ours, theirs = (one.broker.timers.state for one in (pair.master, pair.slave))
+    assert sorted(ours.pending.values()) == [1, 2]
+    assert theirs.pending == ours.pending
+    pair.clock.advance(MINUTE)
+    promoted = pair.fail_over().broker.timers
+    assert promoted.state.pending == ours.pending
+    promoted.check.start()
+    while promoted.check.running:
+        promoted.check.step()
+    assert promoted.check.mismatches == 0
 
 
 def test_a_timer_that_the_master_took_late_is_not_over_for_a_slave_that_was_early(

@@ -7,8 +7,10 @@ import pytest
 from replica.pair import SHORT, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, received, send_all
 
+from popmq.broker.store.checkpoint import read_checkpoint
 from popmq.common.errors import Code
 from popmq.common.topics import MessageType
+from popmq.testing.disk import LyingDisk
 
 
 @pytest.fixture
@@ -19,9 +21,13 @@ def pair(tmp_path: Path) -> Pair:
     return made
 
 
-def copied(pair: Pair, change: Callable[[bytes], bytes] = lambda data: data) -> tuple[Slave, str]:
+def copied(
+    pair: Pair,
+    change: Callable[[bytes], bytes] = lambda data: data,
+    made: Slave | None = None,
+) -> tuple[Slave, str]:
     """A new, empty slave, with the master's newest snapshot given to it in pieces."""
-    made = pair.core(Slave, "new")
+    made = made or pair.core(Slave, "new")
     master = pair.master.broker.store
     path = pair.folder / "master" / "snapshot" / f"{master.snapshots.position:020d}"
     data = change(path.read_bytes())
@@ -83,6 +89,25 @@ def test_an_empty_slave_begins_with_a_snapshot_and_copies_the_log_from_its_start
     assert [one.code for one in promoted.ack("orders", "g", handle)] == [Code.OK]
     promoted.advance(41 * HOUR)
     assert received(promoted, "later") == [b"far"]
+
+
+def test_after_a_checkpoint_a_slave_whose_log_began_later_is_not_taken_for_damaged(
+    tmp_path: Path,
+) -> None:
+    pair, _ = long_lived(tmp_path)
+    disk = LyingDisk()
+    fresh = pair.core(Slave, "late", disk)
+    fresh.advance(11 * SECOND)
+    made, _ = copied(pair, made=fresh)
+    made.follow(pair.master)
+    made.advance(11 * SECOND)
+    found = read_checkpoint(disk, f"{tmp_path}/late/checkpoint")
+    assert found is not None
+    assert found.log_start == pair.master.broker.store.start
+    made.broker.release_files()
+    disk.restore_power()
+    made.start()
+    assert made.broker.store.start == found.log_start
 
 
 def test_a_snapshot_that_is_damaged_is_not_installed(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
 """Mistakes planted into retention, of the store and of a topic."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from popmq.broker.meta.topic_expiry import TopicExpiry
+from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.order_info import OrderInfo
+from popmq.broker.pop.parked_keys import ParkedKeys
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.store import (
     retention,
 )
+from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.dispatch import Dispatch
 from popmq.broker.store.message_store import MessageStore
@@ -42,6 +46,15 @@ def deleted_before_the_moves_are_confirmed(patch: Patch) -> None:
         return done
 
     patch.setattr(Retention, "_move_some", wrong)
+
+
+def log_start_not_durable_before_the_cut(patch: Patch) -> None:
+    """Only the next checkpoint says it."""
+
+    def wrong(self: CheckpointKeeper, position: int) -> None:
+        self.log_start = position
+
+    patch.setattr(CheckpointKeeper, "log_starts_at", wrong)
 
 
 def moved_record_ignored_at_recovery(patch: Patch) -> None:
@@ -85,9 +98,11 @@ def topic_keeps_its_oldest(patch: Patch) -> None:
 def expired_by_topic_not_counted(patch: Patch) -> None:
     take = PopService._take
 
-    def wrong(self: PopService, want: Any, topic: Any, queue_id: int, batch: Any) -> None:
+    def wrong(
+        self: PopService, want: Any, topic: Any, queue_id: int, batch: Any, queues: int
+    ) -> None:
         before = self.metrics.expired
-        take(self, want, topic, queue_id, batch)
+        take(self, want, topic, queue_id, batch, queues)
         if topic.retention_ms:
             self.metrics.expired = before
 
@@ -97,3 +112,15 @@ def expired_by_topic_not_counted(patch: Patch) -> None:
 def what_came_back_is_forgotten_by_the_next_round(patch: Patch) -> None:
     between = OrderInfo.waiting_between
     patch.setattr(OrderInfo, "waiting_between", lambda self, start, end: between(self, 0, end))
+
+
+def parked_bodies_are_forgotten(patch: Patch) -> None:
+    returned = InFlightBodies._returned_below
+
+    def wrong(self: InFlightBodies, position: int, held: set[Any]) -> Iterator[Any]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(ParkedKeys, "places", lambda self: iter(()))
+            pieces = list(returned(self, position, held))
+        return iter(pieces)
+
+    patch.setattr(InFlightBodies, "_returned_below", wrong)

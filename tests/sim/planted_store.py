@@ -1,5 +1,6 @@
 """Mistakes planted into log, index files, flusher and key index."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from popmq.broker.store import (
     lookup,
     message_reader,
 )
+from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.group_commit import GroupCommit
@@ -21,6 +23,8 @@ from popmq.broker.store.index_tail import IndexTail
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.broker.store.message_keys import name_hash
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.recovery import Apply, Recovery, Replayed
+from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.unit_check import POSITION_LIMIT, UNIT, Unit
 from popmq.common.message import BadRecord, Header, decode_header
 
@@ -28,7 +32,11 @@ Patch = pytest.MonkeyPatch
 
 
 def reply_before_fsync(patch: Patch) -> None:
-    patch.setattr(MessageStore, "when_confirmed", lambda self, callback: callback())
+    def wrong(self: MessageStore, *callbacks: Callable[[], None]) -> None:
+        for callback in callbacks:
+            callback()
+
+    patch.setattr(MessageStore, "when_confirmed", wrong)
 
 
 def batch_handed_over_by_the_flusher(patch: Patch) -> None:
@@ -61,6 +69,7 @@ def crc_not_checked(patch: Patch) -> None:
     patch.setattr(commit_log, "check_record", wrong)
     patch.setattr(message_reader, "check_record", wrong)
     patch.setattr(message_reader, "intact_message", lambda data, at, position, size: None)
+    patch.setattr(message_reader, "intact_contents", lambda data, start, units: [None] * len(units))
 
 
 def torn_tail_not_cut(patch: Patch) -> None:
@@ -112,6 +121,25 @@ def checkpoint_ahead_of_the_confirmed_position(patch: Patch) -> None:
         patch.setattr(keeper, "_checkpoint", ahead)
 
     patch.setattr(MessageStore, "open", wrong)
+
+
+def snapshot_without_its_tail(patch: Patch) -> None:
+    """A start takes the tables of a snapshot for those of the log's end."""
+    replay = Recovery.replay
+
+    def wrong(self: Recovery, apply: Apply, trusted: Checkpoint) -> Replayed:
+        load, used = self._load_snapshot, False
+
+        def noted() -> SnapshotHead | None:
+            nonlocal used
+            found = load()
+            used = found is not None
+            return found
+
+        patch.setattr(self, "_load_snapshot", noted)
+        return replay(self, lambda record: None if used else apply(record), trusted)
+
+    patch.setattr(Recovery, "replay", wrong)
 
 
 def recovery_does_not_sync(patch: Patch) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from popmq.broker.meta.first_receipts import FirstReceipts
-from popmq.broker.pop import ack_service
+from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
 from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.long_polling import LongPolling
-from popmq.broker.pop.pop_check_point import ReviveKind
-from popmq.broker.pop.pop_service import put_revive
+from popmq.broker.pop.long_polling import Attempt, LongPolling, Waiter
+from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.server import BrokerServer
@@ -19,9 +18,7 @@ from popmq.broker.store import (
     recovery,
 )
 from popmq.broker.store.message_store import MessageStore
-from popmq.common import hop
 from popmq.common.clock import LogClock
-from popmq.common.hop import PopReply
 from popmq.common.message import RecordKind
 
 Patch = pytest.MonkeyPatch
@@ -38,15 +35,12 @@ def token_of_a_retry_ignored_at_recovery(patch: Patch) -> None:
 
 
 def ack_applied_but_not_logged(patch: Patch) -> None:
-    put = put_revive
+    def wrong(self: CheckPointBuffer) -> None:
+        for key, bits in self._unwritten.items():
+            self._table.apply(ReviveRecord(ReviveKind.ACK, *key, bits), self._store.log_ms())
+        self._unwritten.clear()
 
-    def wrong(store: Any, table: Any, record: Any) -> None:
-        if record.kind is ReviveKind.ACK:
-            table.apply(record, store.log_ms())
-        else:
-            put(store, table, record)
-
-    patch.setattr(ack_service, "put_revive", wrong)
+    patch.setattr(CheckPointBuffer, "write_acks", wrong)
 
 
 def change_keeps_the_old_handle(patch: Patch) -> None:
@@ -75,8 +69,8 @@ def queue_offset_reused_after_a_start(patch: Patch) -> None:
 
 
 def epoch_not_advanced(patch: Patch) -> None:
-    def wrong(self: MessageStore) -> None:
-        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=b"")
+    def wrong(self: MessageStore, start: bytes) -> None:
+        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=start)
 
     patch.setattr(MessageStore, "start_epoch", wrong)
 
@@ -92,14 +86,34 @@ def log_time_goes_back(patch: Patch) -> None:
 
 
 def receive_answered_before_its_check_point(patch: Patch) -> None:
-    def wrong(self: BrokerServer, on_reply: Any, deliveries: Any, rest: int) -> None:
-        on_reply(hop.encode_pop_reply(PopReply(deliveries, rest)))
+    def wrong(
+        self: BrokerServer, on_reply: Any, want: Any, deliveries: Any, rest: int, number: int
+    ) -> None:
+        on_reply(deliveries.encode_reply(rest, 0))
 
     patch.setattr(BrokerServer, "_reply_pop", wrong)
 
 
 def waiter_not_woken(patch: Patch) -> None:
     patch.setattr(LongPolling, "arrived", lambda self, topic_id, group_id=None: None)
+
+
+def waiter_looks_at_the_end_only(patch: Patch) -> None:
+    """It gets what is there, and only when its time is over: I13 is kept."""
+    waiter_not_woken(patch)
+    park = LongPolling.park
+
+    def wrong(self: LongPolling, waiter: Waiter) -> None:
+        give_up = waiter.give_up
+
+        def last_look() -> None:
+            if waiter.attempt() is not Attempt.ANSWERED:
+                give_up()
+
+        waiter.give_up = last_look
+        park(self, waiter)
+
+    patch.setattr(LongPolling, "park", wrong)
 
 
 def last_attempt_counted_wrongly(patch: Patch) -> None:

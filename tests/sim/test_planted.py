@@ -1,6 +1,9 @@
 """Every planted mistake is found: a simulator that finds nothing may just be blind."""
 
+from pathlib import Path
+
 import pytest
+from sim import planted_retention, planted_store
 from sim.planted import HEAVY, PLANTED, Planted
 
 from popmq.testing.simulator import run_seed
@@ -32,6 +35,20 @@ def found_at(planted: Planted) -> int:
 )
 def test_planted_mistake_is_found(planted: Planted) -> None:
     assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
+
+
+def test_the_page_names_every_mistake_of_the_store_and_within_how_many_seeds_it_is_found() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "simulator.md"
+    modules = {planted_store.__name__, planted_retention.__name__}
+    rows = [
+        f"| {one.name} | {one.seeds:,}{' with retention' if one.retains else ''} | "
+        f"{'make test' if not one.rare else 'heavy' if one.seeds <= HEAVY else 'long'} |"
+        for one in PLANTED
+        if one.plant.__module__ in modules
+    ]
+    assert len(rows) > 30
+    text = page.read_text(encoding="utf-8")
+    assert [row for row in rows if row not in text] == []
 
 
 @pytest.mark.long

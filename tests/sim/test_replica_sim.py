@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -76,8 +77,8 @@ def applies_what_is_not_confirmed(patch: Patch) -> None:
 def takes_its_log_for_confirmed_at_a_start(patch: Patch) -> None:
     follow = Recovery.follow
 
-    def wrong(self: Recovery, trusted: object, known: int) -> Followed:
-        found = follow(self, trusted, known)  # type: ignore[arg-type]
+    def wrong(self: Recovery, *arguments: Any) -> Followed:
+        found = follow(self, *arguments)
         return Followed(found.begin, found.apply_from, self._log.end, found.passed)
 
     patch.setattr(Recovery, "follow", wrong)
@@ -133,21 +134,28 @@ class Planted:
     plant: Callable[[Patch], None]
     kind: Simulators
     seeds: int
+    rare: bool = False  # half a minute of seeds and more
 
 
 PLANTED = [
-    Planted(applies_what_is_not_confirmed, ReplicaSimulator, 200),
+    Planted(applies_what_is_not_confirmed, ReplicaSimulator, 200, rare=True),
     Planted(takes_its_log_for_confirmed_at_a_start, ReplicaSimulator, 200),
     Planted(judges_timers_when_it_enqueues_them, TimerReplicaSimulator, 200),
     Planted(does_not_judge_at_the_mark, TimerReplicaSimulator, 100),
     Planted(does_not_cut_physically, ReplicaSimulator, 200),
     Planted(fires_on_where_it_enqueued, TimerReplicaSimulator, 100),
-    Planted(applies_no_moved_bodies, ReplicaSimulator, 100),
-    Planted(forgets_what_it_read_of_a_block, ReplicaSimulator, 200),
+    Planted(applies_no_moved_bodies, ReplicaSimulator, 400, rare=True),
+    Planted(forgets_what_it_read_of_a_block, ReplicaSimulator, 200, rare=True),
 ]
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.plant.__name__)
+RARE = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(one, id=one.plant.__name__, marks=RARE if one.rare else []) for one in PLANTED],
+)
 def test_a_planted_mistake_is_found(planted: Planted, monkeypatch: Patch) -> None:
     planted.plant(monkeypatch)
     found = (seed for seed in range(1, planted.seeds) if planted.kind(seed).run().violations)

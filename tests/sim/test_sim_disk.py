@@ -10,7 +10,7 @@ from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
+from popmq.broker.store.mapped_file import MappedFileQueue, Synced
 from popmq.broker.store.unit_check import UNIT_SIZE, index_unit, queue_seed, with_check
 from popmq.testing.core import QueuedFlusher
 from popmq.testing.disk import PowerCut
@@ -179,7 +179,7 @@ def test_a_stop_does_not_vouch_for_files_whose_sync_failed_just_before() -> None
     queue = ConsumeQueue(disk, FOLDER)
     keeper = CheckpointKeeper(disk, "data", QueuedFlusher(calls), lambda error: None)
 
-    def flush() -> list[MappedFile]:
+    def flush() -> list[Synced]:
         queue.flush()
         return queue.files()
 

@@ -69,7 +69,7 @@ def test_what_comes_and_goes_during_a_count_is_counted_right(
     broker = core.broker
     check, names, sent = broker.timers.check, ("orders", "others"), 0
     pieces = 0
-    while check.done < 12:
+    while check.done < 12 or pieces <= 100:  # with few timers a count has few pieces
         if not check.running:
             check.start()
         for _ in range(rng.randrange(4)):
@@ -91,7 +91,6 @@ def test_what_comes_and_goes_during_a_count_is_counted_right(
         pieces += check.step()
     print("pieces", pieces)
     assert check.mismatches == 0
-    assert pieces > 100
 
 
 def move_some(core: CoreBroker, rng: random.Random) -> None:

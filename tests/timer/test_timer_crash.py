@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from timer.timer_rig import SETTINGS, SLOT_MS, Rig
+from timer.timer_rig import CHECKPOINT, SETTINGS, SLOT_MS, Rig
 
 from popmq.broker.timer.timer_unit import TimerUnit
 from popmq.testing.disk import PowerCut
@@ -146,5 +146,31 @@ def test_a_crash_at_every_operation_of_a_reset_finds_the_old_or_the_new_timers(
         is_new = found == rig.added[: len(found)]
         is_new &= rig.files.checkpoint.queue_offset <= len(found)
         assert is_old if not is_new else not is_old
+        operations += 1
+    assert operations > 8
+
+
+@pytest.mark.parametrize("damaged_at", [20, 2048 + 20], ids=["first copy", "second copy"])
+def test_a_checkpoint_of_before_a_reset_vouches_for_nothing_behind_it(damaged_at: int) -> None:
+    """Seed 6200032 with a slave: the newest copy was damaged, and the one before it said that all
+    was in the files, which had just been begun anew."""
+    operations, crashed = 0, True
+    while crashed:
+        scenario = Scenario(operations)
+        rig, old = scenario.rig, scenario.rig.added
+        rig.files.reset()
+        rig.added = []
+
+        def go_on(scenario: Scenario = scenario) -> None:
+            scenario.add_some(50)
+            scenario.flush()
+
+        crashed = cut(rig, operations, go_on)
+        rig.disk.crash(Loss.NOTHING)
+        rig.flip(CHECKPOINT, damaged_at)
+        rig.start()
+        found = rig.found()
+        assert found == old or found == rig.added[: len(found)]
+        assert rig.files.checkpoint.queue_offset <= len(found)
         operations += 1
     assert operations > 8

@@ -237,6 +237,19 @@ def test_a_reset_during_a_flush_waits_for_it() -> None:
     assert rig.found() == rig.added[7:]
 
 
+def test_units_of_a_wheel_that_was_turned_back_begin_anew_without_its_checkpoint(rig: Rig) -> None:
+    """Seed 603510: its first log had no file, so no gap told of the reset, and its timers counted
+    as enqueued in slots that were over."""
+    rig.last_read_ms = 500 * SLOT_MS
+    rig.flush()
+    rig.files.reset(turned_ms=100 * SLOT_MS)
+    for _ in range(2_000):  # some are written before a flush
+        rig.add(100)
+    rig.start()
+    assert rig.files.rebuilt
+    assert rig.files.newest_position is None
+
+
 def test_a_full_disk_keeps_everything_in_memory_until_there_is_room(rig: Rig) -> None:
     fill(rig, 60)
     rig.flush()

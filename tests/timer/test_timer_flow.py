@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from popmq.broker.broker import Broker
-from popmq.broker.timer import timer_queue
+from popmq.broker.timer import due_timers, timer_queue
 from popmq.common import hop
 from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult, TimerOutcome
@@ -418,3 +418,31 @@ def test_a_timer_whose_retries_would_not_fit_a_segment_is_refused() -> None:
     core.advance(2_000)
     (again,) = core.receive("orders", "g")
     assert (again.attempt, again.head) == (2, bytes(largest))
+
+
+@pytest.mark.parametrize(("ahead_ms", "at_least", "at_most"), [(900, 5, 12), (400, 1, 3)])
+def test_timers_that_are_due_do_not_wait_for_the_load_of_a_slot_that_has_time(
+    core: CoreBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead_ms: int,
+    at_least: int,
+    at_most: int,
+) -> None:
+    """Beside them it goes in small slices, until half a second before its time."""
+    monkeypatch.setattr(due_timers, "EARLY_TIMERS", 0)  # so many are in memory
+    now_ms = core.clock.wall_ms()
+    slot_ms = now_ms - now_ms % 1_000 + 90_000
+    for number in range(40):
+        sent(core, b"due %d" % number, slot_ms - ahead_ms)
+        sent(core, b"next %d" % number, slot_ms)
+    advance_to(core, slot_ms - 5_000)
+    service = core.broker.timers.service
+    service.load_limit, service.load_limit_beside, service.fire_limit = 64, 8, 1
+    core.clock.advance(5_000 - ahead_ms)
+    steps = 0
+    while service.due.ready_until <= slot_ms:
+        fired = service.fired
+        service.step()
+        steps += 1
+        assert service.fired == fired + 1, f"step {steps} fired nothing"
+    assert at_least <= steps <= at_most

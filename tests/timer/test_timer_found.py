@@ -302,3 +302,35 @@ def test_a_slot_that_is_damaged_when_the_broker_stops_does_not_keep_it_from_stop
     core.start()
     core.advance(HOUR)
     assert received(core) == [b"A", b"B"]
+
+
+def test_a_recall_of_a_record_that_is_gone_is_forgotten_in_a_start_from_an_older_snapshot() -> None:
+    """Seed 500235: the newer snapshot had forgotten it, and what was not is never judged again."""
+    state = TimerState()
+    state.cancel(5_000, 700, 64)
+    state.skip(1, log_start=4_096)
+    state.ended(FiringToken(64, 5_000 + 2 * HOUR, 9_000, 1, 0))
+    assert state.cancelled_count == 0
+
+
+def test_a_start_from_a_snapshot_before_records_were_judged_that_are_gone_goes_on() -> None:
+    core = with_retention_of_an_hour()
+    service, store = core.broker.timers.service, core.broker.store
+    service.enqueue_limit = 0
+    send(core, "A", core.clock.wall_ms() + 5 * HOUR)
+    position = store.last_position
+    recall, topic_id = recalls(core)
+    assert recall.recall(topic_id, "A") is TimerOutcome.DONE
+    for _ in range(30):  # segments, and in neither of two snapshots it is judged
+        core.send("noise", bytes(60_000))
+        core.run_steps()
+    core.clock.advance(3 * HOUR)
+    service.enqueue_limit = 512
+    core.run_steps()
+    assert (core.broker.timers.state.judged, store.start > position) == (1, True)
+    core.broker.release_files()
+    core.start()
+    assert core.broker.timers.state.judged == 1
+    send(core, "B", core.clock.wall_ms() + HOUR)
+    core.advance(HOUR)
+    assert received(core) == [b"B"]

@@ -202,12 +202,12 @@ def test_timers_are_listed_by_due_time_with_all_that_names_them(core: CoreBroker
 
 
 def test_what_is_not_in_the_wheel_yet_is_listed_too(core: CoreBroker) -> None:
-    core.broker.timers.service._warming = True  # no step enqueues meanwhile
+    core.broker.timers.service.enqueue_limit = 0  # no step enqueues meanwhile
     send(core, "A", core.clock.wall_ms() + MINUTE)
     assert listed(core) == ["A"]
     assert forecast(core).next_due_ms == core.clock.wall_ms() + MINUTE
     crash(core)
-    core.broker.timers.service._warming = True
+    core.broker.timers.service.enqueue_limit = 0
     reply = list_timers(core)
     assert [one.message_id for one in reply.timers] == []
     assert "1 timers are on their way" in reply.incomplete

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from popmq.common import hop
 from popmq.common.config import MessageSettings, StoreSettings
 from popmq.common.disk import RealDisk, RealFile
@@ -59,8 +61,12 @@ class ColdDisk(RealDisk):
         return ColdFile(path, create=create, disk=self)
 
 
-def on(folder: Path, disk: RealDisk | None = None) -> CoreBroker:
-    settings = replace(SHORT, broker=replace(SMALL.broker, data=str(folder)))
+def on(folder: Path, disk: RealDisk | None = None, *, slot_limit: int = 0) -> CoreBroker:
+    settings = replace(
+        SHORT,
+        broker=replace(SMALL.broker, data=str(folder)),
+        timer=replace(SHORT.timer, slot_limit=slot_limit),
+    )
     core = CoreBroker(disk=disk or RealDisk(), settings=settings)
     core.topic("orders", queues=1, type=MessageType.MIXED)
     core.topic("noise", queues=1)
@@ -133,6 +139,45 @@ def test_a_timer_that_was_moved_can_be_recalled_and_rescheduled(tmp_path: Path) 
     assert received(core) == [b"rescheduled"]
     pass_days(core, 5)
     assert received(core) == [b"kept"]
+
+
+@pytest.mark.parametrize("days", [6, 9])
+def test_a_timer_whose_body_moved_counts_once_for_the_limit_of_its_slot(
+    tmp_path: Path, days: int
+) -> None:
+    """Its slot, or one on the way to it, has a unit for each place of its body."""
+    core = on(tmp_path, slot_limit=2)
+    core.run_steps()
+    due_ms = core.clock.wall_ms() + days * DAY_MS
+    send_in(core, b"moved", days * DAY_MS)
+    pass_days(core, 4)
+    assert core.broker.timers.bodies.moved >= 1
+    for _ in range(2):
+        admission = core.broker.timers.admission
+        admission._counts.clear()
+        assert admission._counted(due_ms - due_ms % 60_000).total() == 1
+        core.broker.release_files()
+        core.start()
+        core.run_steps()
+
+
+def test_a_timer_that_is_about_to_be_moved_can_be_recalled(tmp_path: Path) -> None:
+    core = on(tmp_path)
+    send_in(core, b"recalled", 9 * DAY_MS)
+    retention = core.broker.store.retention
+    for _ in range(8 * 4):
+        core.send("noise", NOISE)
+        core.clock.advance(6 * HOUR_MS)
+        while not retention.moving and core.broker.step():
+            core.settle()
+        if retention.moving:
+            break
+    assert retention.moving
+    assert core.broker.timers.bodies.moved == 0
+    assert recall(core, "recalled") is TimerOutcome.DONE
+    pass_days(core, 10)
+    assert core.broker.timers.bodies.moved == 0
+    assert received(core) == []
 
 
 def test_fired_and_recalled_timers_are_not_moved(tmp_path: Path) -> None:

@@ -107,6 +107,16 @@ def test_a_repeated_end_is_ok_and_changes_nothing(core: CoreBroker) -> None:
     assert received(core) == ["a"]
 
 
+def test_the_other_end_is_refused_only_when_the_first_is_on_the_disk(core: CoreBroker) -> None:
+    """Transaction seed 90151: a crash would have brought the transaction back."""
+    half = begin(core, "a")
+    first = ask_end(core, "a", half.message)
+    other = ask_end(core, "a", half.message, commit=False)
+    assert (first.heard, other.heard) == (False, False)
+    core.settle()
+    assert (first.error, code(other.error)) == (None, Code.INVALID_TRANSACTION_ID)
+
+
 @STARTS
 def test_the_other_end_is_refused_with_what_it_came_to(core: CoreBroker, clean: bool) -> None:
     one, other = begin(core, "a"), begin(core, "b")

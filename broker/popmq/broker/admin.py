@@ -14,6 +14,7 @@ from popmq.common.hop import Kind
 from popmq.common.topics import (
     CUSTOMISED_BACK_OFF_MS,
     CheckPoints,
+    Durability,
     GroupType,
     MessageType,
     Permission,
@@ -35,6 +36,7 @@ _PERMISSION_NAMES = {permission: name for name, permission in _PERMISSIONS.items
 _TYPES = {kind.name.lower(): kind for kind in MessageType}
 _GROUP_TYPES = {kind.name.lower(): kind for kind in GroupType}
 _STARTS = {start.name.lower(): start for start in StartAt}
+_DURABILITIES = {kind.name.lower(): kind for kind in Durability}
 _CHECK_POINTS = {kind.name.lower(): kind for kind in CheckPoints}
 _T = TypeVar("_T")
 _OK = pb.Status(code=Code.OK, message="OK")
@@ -183,6 +185,11 @@ def _changed_topic(old: TopicConfig, wanted: pb.Topic) -> TopicConfig:
         ),
         retention_ms=max(0, wanted.retention_ms) if wanted.retention_ms else old.retention_ms,
         brokers=tuple(sorted(set(wanted.brokers))) or old.brokers,
+        durability=(
+            _named(_DURABILITIES, wanted.durability, "a topic's durability")
+            if wanted.durability
+            else old.durability
+        ),
     )
 
 
@@ -246,6 +253,7 @@ def _topic_to_wire(topic: TopicConfig) -> pb.Topic:
         id=topic.id,
         retention_ms=topic.retention_ms,
         brokers=topic.brokers,
+        durability=topic.durability.name.lower(),
     )
 
 

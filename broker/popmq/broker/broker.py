@@ -9,14 +9,14 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
+from popmq.broker.filter.asked_filter import asked_filter
 from popmq.broker.filter.sql92 import SqlFilters
-from popmq.broker.filter.tag import parse_tags
 from popmq.broker.following import Following
 from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.ack_service import AckService
+from popmq.broker.pop.audit import Audit
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -24,6 +24,7 @@ from popmq.broker.pop.explain import Explainer
 from popmq.broker.pop.fifo_hold import FifoHold
 from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
+from popmq.broker.pop.lag_watch import LagWatch
 from popmq.broker.pop.liveness import ClientNames, Liveness, attempt_number, client_number
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.offset_reset import OffsetReset
@@ -31,12 +32,16 @@ from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import RECORD_SIZE
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.broker.pop.pop_undo import PopUndo
+from popmq.broker.pop.pull_offsets import PullOffsets
+from popmq.broker.pop.pull_reader import PullReader
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.redrive_service import RedriveService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.replica_writer import ReplicaRecords
+from popmq.broker.report.sampler import Sampler
 from popmq.broker.send_service import SendService
+from popmq.broker.store.epoch_start import EpochStart
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.wipe import wipe
@@ -45,12 +50,11 @@ from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
+from popmq.common.delivered import Deliveries
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.hop import (
     ClientsReport,
-    Delivery,
-    FilterType,
     PopRequest,
     PutRequest,
     PutResult,
@@ -78,6 +82,7 @@ class Broker:
         self._waits = waits or clock
         # Broker groups that take messages now, as the controller says; empty: it has not said.
         self.cluster_groups: tuple[str, ...] = ()
+        self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
@@ -102,6 +107,8 @@ class Broker:
             rng=rng,
         )
         self.undo = PopUndo(self.table)
+        self.pulls = PullReader(self.store)
+        self.pull_offsets = PullOffsets(self.store, self.table, self.buffer, self.pops)
         self.bodies = InFlightBodies(self.store, self.table)
         self.liveness = Liveness()
         self.clients = ClientNames()
@@ -121,13 +128,8 @@ class Broker:
             self.store, self.registry, self.table, self.bodies, settings.pop
         )
         self.fifo = FifoService(
-            self.store,
-            self.registry,
-            self.table,
-            self.bodies,
-            self.pops,
-            self.parking,
-            settings.pop,
+            *(self.store, self.registry, self.table, self.bodies),
+            *(self.pops, self.parking, settings.pop),
         )
         self.redrives = RedriveService(self.store, self.registry, self.redriven)
         self.sql_filters = SqlFilters()
@@ -148,6 +150,12 @@ class Broker:
         )
         self.sends = SendService(
             self.store, self.receipts, self.timers.admission, self.transactions.halves
+        )
+        self.lag_watch = LagWatch(self.store, self.registry, self.table, clock.boot_ms)
+        self.audit = Audit(self.store, self.registry, self.table, clock.boot_ms)
+        self.sampler = Sampler(
+            *(self.store, self.registry, self.table, self.pops, self.acks, self.timers),
+            *(self.sends.stored_by_topic, settings.reports, clock),
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
@@ -176,13 +184,22 @@ class Broker:
 
     # -- start and stop
 
-    def start(self) -> None:
-        """Recover, and begin a new epoch as master. Serve once `when_confirmed` answers."""
+    def start(self, judged: EpochStart | None = None) -> None:
+        """Recover, and begin a new epoch as master. Serve once `when_confirmed` answers.
+
+        What is `judged` of the life before is not judged again: by another start on the same log,
+        whose tables these are compared with.
+        """
         self._open()
         self.store.recover(self.applier.apply)
         self.timers.recover()
         self._begin()
-        self.store.start_epoch()
+        if judged is None and not self.store.stopped_cleanly:
+            lived = self.timers.files.checkpoint.lived
+            judged = EpochStart.after(self.store.metrics.newest, lived)
+        self.epoch_start = start = judged or EpochStart()
+        self.store.start_epoch(start.encode())
+        self.table.end_epochs(self.store.epoch, start.unanswered_from_ms)
         self._name_log()
 
     def wipe(self) -> None:
@@ -234,6 +251,9 @@ class Broker:
         done = self.timers.step() + self.receipts.step(self.store.log_ms())
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
         done += self.parking.step()
+        self.lag_watch.step()
+        self.audit.step()
+        self.sampler.step()
         done += self.polling.step(self.waits_ms())
         done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
@@ -279,18 +299,26 @@ class Broker:
             limit=min(request.limit, self.settings.pop.max_batch),
             invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
-            filter=self._filter_of(request),
+            filter=asked_filter(self.sql_filters, request.filter_type, request.expression),
             client=self.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
             attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
         )
 
-    def pop(self, want: Want) -> tuple[list[Delivery], int]:
+    def pop(self, want: Want) -> tuple[Deliveries, int]:
         """See `PopService.pop`; a FIFO group's in the order of each message group."""
         if want.group.type is GroupType.FIFO:
+            self.buffer.write_acks()  # a receive that comes again gets what is not acked
             return self.fifo.pop(want)
         return self.pops.pop(want)
+
+    def has_ready(self, want: Want) -> bool:
+        """Whether a pop might find something: reads no message, writes no check point."""
+        if want.group.type is GroupType.FIFO:
+            self.buffer.write_acks()
+            return self.fifo.has_ready(want)
+        return self.pops.has_ready(want)
 
     def hear(self, report: ClientsReport) -> None:
         """A proxy heard these clients; those that left get nothing back any more."""
@@ -338,11 +366,6 @@ class Broker:
         return self.registry.group(name)
 
     # -- inside
-
-    def _filter_of(self, request: PopRequest) -> MessageFilter:
-        if request.filter_type == FilterType.SQL:
-            return self.sql_filters.get(request.expression)
-        return parse_tags(request.expression) if request.filter_type else EVERYTHING
 
     def _open(self) -> None:
         self.store.open()
@@ -416,8 +439,12 @@ class Broker:
         self.transactions.table.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
         self.sends.topic_gone(topic.name)
+        self.pops.delivered.drop(topic=topic.name)
+        self.acks.by_pair.drop(topic=topic.name)
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
         self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
+        self.pops.delivered.drop(group=group.name)
+        self.acks.by_pair.drop(group=group.name)

@@ -12,6 +12,7 @@ from popmq.broker.ha.own_flushers import OwnFlushers
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
+from popmq.common.hop import Port
 from popmq.common.steps import Flusher, Work
 
 
@@ -84,3 +85,11 @@ class BrokerLife:
     def release_files(self) -> None:
         if hasattr(self, "broker") and not self.changing:
             self.broker.release_files()
+
+
+def raise_error(error: BaseException) -> None:
+    raise error
+
+
+def nowhere(address: str) -> Port:
+    raise AssertionError(f"a broker with replicas needs a way to {address}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from google.protobuf.message import DecodeError
 
 from popmq.broker.broker import Broker
-from popmq.broker.broker_life import BrokerLife
+from popmq.broker.broker_life import BrokerLife, nowhere, raise_error
 from popmq.broker.followership import Followership
 from popmq.broker.gate import Gate
 from popmq.broker.ha.controller_wire import alter_to_wire
@@ -79,8 +79,8 @@ class BrokerNode:
         self._disk = disk
         self._clock = clock
         self._rng = rng
-        self._open_port = open_port or _nowhere
-        self._on_failure = on_failure or _raise
+        self._open_port = open_port or nowhere
+        self._on_failure = on_failure or raise_error
         self._on_demoted = on_demoted or (lambda: None)
         self._postponed: GroupRecord | None = None
         self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
@@ -112,7 +112,7 @@ class BrokerNode:
         self.meta = MetaFollower(
             cluster=settings.cluster.name,
             group=settings.broker.name,
-            open_port=open_port or _nowhere,
+            open_port=open_port or nowhere,
             now_ms=self.now_ms,
         )
 
@@ -358,10 +358,17 @@ class BrokerNode:
             self.epochs.clear()
             broker.wipe()
         broker.store.on_durable = self._durable
+        broker.store.replicas.on_tail_lost = self._tail_lost
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
         self._begin_epochs()
         self.following.begin(broker)
+
+    def _tail_lost(self, position: int, proof: int) -> None:
+        """What is cut now was confirmed, maybe with the word of this store: nobody may count on
+        it any more, so it is in no set from here on (R9), and copies the rest again."""
+        logger.error("the log's end is damaged", extra={"position": position, "proof": proof})
+        self.identity.renew(copying=self.identity.copying)
 
     def _begin_epochs(self) -> None:
         store = self.broker.store
@@ -439,11 +446,3 @@ class BrokerNode:
         cursors = self.broker.timers.service.cursors()
         epoch, now_ms = self.identity.epoch, self.now_ms()
         return TimersHeard(epoch, cursors.last_read_ms, cursors.queue_offset, now_ms)
-
-
-def _raise(error: BaseException) -> None:
-    raise error
-
-
-def _nowhere(address: str) -> Port:
-    raise AssertionError(f"a broker with replicas needs a way to {address}")

@@ -10,6 +10,7 @@ from popmq.broker.ha.master_side import NEAR_BLOCKS
 from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
 from popmq.broker.ha.slave_side import SlaveSide
 from popmq.broker.ha.snapshot_copy import SnapshotCopy
+from popmq.broker.store.store_metrics import Lived
 from popmq.common.config import Settings
 from popmq.common.hop import Port
 from popmq.common.replication import MasterTimers
@@ -115,7 +116,8 @@ class Followership:
                 timers.hear_master(heard.last_read_ms, heard.queue_offset)
 
     def _told_timers(self, told: MasterTimers) -> None:
-        now_ms = self._now_ms()
+        now_ms, following = self._now_ms(), self._broker.following
+        following.master_lived = max(following.master_lived, Lived(told.epoch, told.log_ms))
         self.hear_timers(TimersHeard(told.epoch, told.last_read_ms, told.queue_offset, now_ms))
 
     def _new_side(self, record: GroupRecord, address: str) -> SlaveSide:

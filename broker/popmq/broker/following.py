@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable
 
 from popmq.broker.record_applier import RecordApplier
+from popmq.broker.store.epoch_start import EpochStart
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import EVERYTHING
 from popmq.broker.store.snapshot_install import SnapshotInstall
+from popmq.broker.store.store_metrics import NEVER, Lived
 from popmq.broker.timer.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ class Following:
         self._lead = lead
         self._timers_from: int | None = 0  # the timers begin when this position is applied
         self.promoted = False
+        self.master_lived = NEVER  # as masters told
         # Told once, when a promoted broker serves.
         self.on_serving: Callable[[], None] = lambda: None
 
@@ -61,7 +64,11 @@ class Following:
         assert self._store.durable == self._store.end, "promoted with records not on the disk"
         assert not self.promoted, "promoted twice"
         self.promoted = True
-        self._store.lead(epoch)
+        slave = self._store.slave
+        assert slave is not None, "a master is not promoted"
+        newest = slave.apply.newest(self._store.confirmed)
+        start = EpochStart.after(Lived(newest.epoch, newest.log_ms), self.master_lived)
+        self._store.lead(epoch, start.encode())
 
     def step(self) -> int:
         """One round; returns how much was done."""

@@ -5,6 +5,7 @@ step is taken again; so a step that raises ColdRead must have changed nothing th
 """
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from popmq.broker.pop.stepped import Unconfirmed
@@ -29,8 +30,10 @@ class Job(Protocol):
 
 
 class JobRunner:
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, before: Callable[[], None] = lambda: None) -> None:
+        """`before` is called before each step."""
         self._store = store
+        self._before = before
         self.running = 0
 
     def run(self, job: Job, on_reply: OnReply) -> None:
@@ -43,6 +46,7 @@ class JobRunner:
 
     def _turn(self, job: Job, on_reply: OnReply) -> None:
         try:
+            self._before()
             reply = job.step()
         except Unconfirmed:
             self._store.when_confirmed(lambda: self._turn(job, on_reply))

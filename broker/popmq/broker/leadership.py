@@ -85,10 +85,21 @@ class Leadership:
             now_ms=now_ms,
             rng=rng,
         )
+        self.server.when_received = self.side.received.when_received
+        self.server.when_heard = self.side.received.when_heard
 
     def begin(self) -> None:
         """Write the first record of the epoch, and let slaves in; clients come later."""
-        logger.info("leading", extra={"epoch": self.epoch, "start_position": self.epoch_start})
+        # How old the TimerCheckPoint is that it goes on with: the last master's, as of that time.
+        read_ms = self._broker.timers.service.masters_read_ms
+        logger.info(
+            "leading",
+            extra={
+                "epoch": self.epoch,
+                "start_position": self.epoch_start,
+                "timers_read_ms": read_ms,
+            },
+        )
         self._broker.following.on_serving = self._opened
         self._store.replicas.watch(self.side.grown)
         self._gate.slaves.opens(self.side)
@@ -111,6 +122,7 @@ class Leadership:
         self._gate.why = why
         self._gate.clients.close()
         self._broker.polling.dismiss()
+        self.server.end()
         if self._hand_over is not None:
             self._hand_over.give_up(why)
         self.side.stop()
@@ -138,7 +150,7 @@ class Leadership:
     def timers(self) -> MasterTimers:
         """The TimerCheckPoint of this moment."""
         cursors = self._broker.timers.service.cursors()
-        return MasterTimers(self.epoch, cursors.last_read_ms, cursors.queue_offset)
+        return MasterTimers(self.epoch, cursors.last_read_ms, cursors.queue_offset, cursors.log_ms)
 
     def slaves(self) -> tuple[SlaveStatus, ...]:
         members, now_ms = self.side.sync.members, self._now_ms()

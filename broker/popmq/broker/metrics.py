@@ -1,116 +1,232 @@
-"""The broker's metric names: plain numbers of the parts, read at each scrape."""
+"""What the broker counts, as readings of the table: plain numbers of its parts at each scrape."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from heapq import nlargest
+from typing import TypeVar
 
 from popmq.broker.broker import Broker
-from popmq.broker.pop.lag import bounded, lags
+from popmq.broker.pop.audit import STATES
+from popmq.broker.pop.lag import Lag, bounded, lags
 from popmq.broker.timer_metrics import timer_metrics
-from popmq.common.observe import Metric, MetricKind
+from popmq.common import topics
+from popmq.common.metric_table import reading
+from popmq.common.metric_table.row import OTHERS
+from popmq.common.observe import Metric
+from popmq.common.transaction_token import Ending
 
 CONSUMER_PAIRS_LIMIT = 1_000  # of group and topic, as labels
-OTHERS = "_others"
+GROUPS_LIMIT = 1_000
+TOPICS_LIMIT = 1_000
+AUDITED_GROUPS_LIMIT = 100
+
+Name = TypeVar("Name")
 
 
 def broker_metrics(broker: Broker) -> Iterable[Metric]:
-    """Names without the prefix `popmq_`."""
-    store = broker.store
-    yield Metric("store_records", "Records appended to the log.", store.metrics.records)
-    yield Metric("store_appended_bytes", "Bytes appended to the log.", store.metrics.bytes)
-    yield Metric("store_flushes", "Group commits (fdatasync).", store.metrics.flushes)
-    yield Metric("store_flush_seconds", "Time of group commits.", store.metrics.flush_ms / 1000)
-    yield Metric("store_slow_flushes", "Group commits of 1 s and more.", store.metrics.slow_flushes)
-    yield _gauge("store_disk_used_ratio", "Of the data disk.", store.guard.used_percent / 100)
-    yield _gauge("store_disk_free_bytes", "Of the data disk.", store.guard.free_bytes)
-    yield _gauge("store_disk_full", "1 while sends are refused.", float(store.guard.full))
-    yield Metric("store_sends_refused", "For lack of disk.", store.guard.sends_refused)
-    yield Metric("store_writes_refused", "For lack of reserve.", store.guard.writes_refused)
-    yield Metric("store_snapshots_abandoned", "Not written.", store.snapshots.abandoned)
-    yield Metric("store_damaged_messages", "Reads of damaged records.", store.reader.damaged)
-    yield Metric("store_snapshots", "Snapshots written.", store.snapshots.made)
-    yield _gauge("store_snapshot_bytes", "Position of the newest.", store.snapshots.position)
-    yield Metric("pop_revive_lost_messages", "Given up: body unreadable.", broker.revive.lost)
-    yield Metric("store_checkpoints", "Checkpoints written.", store.checkpoints.made)
-    yield _gauge("store_end_bytes", "Position of the log's end.", store.end)
-    yield _gauge("store_confirmed_bytes", "Confirmed position.", store.confirmed)
-    yield _gauge("store_pending_bytes", "Bytes not yet given to the disk.", store.pending_bytes)
-    yield _gauge("store_recovered_records", "Read at start.", store.metrics.recovered_records)
-    yield _gauge("store_torn_bytes", "Bytes of a torn tail cut at start.", store.metrics.torn_bytes)
-    for topic, count in broker.sends.stored_by_topic.items():
-        yield Metric("messages_in", "Messages stored.", count, labels={"topic": topic})
-    yield Metric("messages_out", "Messages delivered.", broker.pops.metrics.delivered)
-    yield Metric("pops", "Pops, those of waiting receives included.", broker.pops.metrics.pops)
-    yield Metric("empty_pops", "Pops that found nothing.", broker.pops.metrics.empty_pops)
-    yield Metric(
-        "refused_in_flight",
-        "Pops refused because too much was in flight.",
-        broker.pops.metrics.refused_in_flight,
-    )
-    yield Metric("cold_pops", "Pops that waited for the disk.", broker.pops.metrics.cold_pops)
-    yield Metric("pops_held_back", "Of groups far behind.", broker.catch_up.held_back)
-    yield Metric("expired_messages", "Unread, gone by retention.", broker.pops.metrics.expired)
+    yield from _store_metrics(broker)
+    yield from _pop_metrics(broker)
+    yield from _ack_metrics(broker)
+    yield from _pull_metrics(broker)
     yield from _transaction_metrics(broker)
-    yield Metric("duplicate_sends", "Resends that stored nothing.", broker.receipts.duplicates)
-    yield _gauge("dedup_ids", "Message ids that are remembered.", len(broker.receipts))
-    yield Metric("dedup_ids_pushed_out", "Before their time.", broker.receipts.pushed_out)
-    yield Metric("filtered_messages", "Passed over by filters.", broker.pops.metrics.filtered)
-    yield Metric("sql_filters_compiled", "SQL filters.", broker.sql_filters.compiled)
-    yield _gauge("sql_filters", "SQL filters kept compiled.", len(broker.sql_filters))
-    yield Metric("store_moved_bodies", "Appended again.", store.retention.moved)
-    yield Metric("store_deleted_segments", "By retention.", store.retention.deleted_segments)
-    yield Metric("receives_woken", "Waiting receives that got messages.", broker.polling.woken)
-    yield Metric("receives_timed_out", "Waiting receives that did not.", broker.polling.timed_out)
-    yield Metric("acks", "Messages acked.", broker.acks.acked)
-    yield Metric("repeated_acks", "Acks of an acked message.", broker.acks.repeated)
-    yield Metric("refused_handles", "Receipt handles refused.", broker.acks.refused)
-    yield Metric("changed_invisible", "Invisible durations changed.", broker.acks.changed)
-    yield Metric("pop_revive_retry_messages", "Messages revived.", broker.revive.retried)
-    yield Metric("pop_revive_returned_messages", "Back in a FIFO group.", broker.revive.returned)
-    yield Metric("pops_undone", "Check points whose reply nobody took.", broker.undo.undone)
-    yield Metric("renewed_deliveries", "Auto-renewals.", broker.revive.renewed)
-    yield Metric("send_to_dlq_messages", "Dead letters.", broker.revive.dead_lettered)
-    yield Metric("parked_messages", "Moved to parking topics.", broker.parking.parked)
-    yield Metric("offset_resets", "Queues set by an operator.", broker.offset_reset.resets)
-    yield Metric("redriven_messages", "Dead letters sent back.", broker.redrives.redriven)
-    yield Metric("rejected_messages", "Dead letters by request.", broker.acks.rejected)
-    yield _gauge("buffered_check_points", "That are no records yet.", broker.buffer.held)
-    yield Metric("buffered_check_points_opened", "Held in memory.", broker.buffer.opened)
-    yield Metric("buffered_check_points_written", "Held, then written.", broker.buffer.written)
-    yield Metric("buffered_commits", "Offsets written for acks.", broker.buffer.commits)
-    yield _gauge("check_points", "Check points in memory.", len(broker.table))
-    yield Metric(
-        "outcomes_dropped",
-        "Outcomes of deliveries forgotten before their 10 minutes.",
-        broker.table.outcomes.dropped,
-    )
-    yield _gauge("waiting_receives", "Receives that wait for a message.", broker.polling.count)
+    yield from _limit_metrics(broker)
     yield from timer_metrics(broker)
     yield from _consumer_metrics(broker)
+    yield from _dead_letters(broker)
+    yield from _audit_metrics(broker)
+    yield from _report_metrics(broker)
+
+
+def _store_metrics(broker: Broker) -> Iterable[Metric]:
+    store = broker.store
+    counts = store.metrics
+    yield reading("store_records", counts.records)
+    yield reading("store_appended_bytes", counts.bytes)
+    yield reading("store_flushes", counts.flushes)
+    yield reading("store_flush_seconds", counts.flush_ms)
+    yield reading("store_flush_records", counts.flush_records)
+    yield reading("store_flush_bytes", counts.flush_bytes)
+    yield reading("store_slow_flushes", counts.slow_flushes)
+    yield reading("store_disk_used_ratio", store.guard.used_percent / 100)
+    yield reading("store_disk_free_bytes", store.guard.free_bytes)
+    yield reading("store_disk_full", store.guard.full)
+    yield reading("store_sends_refused", store.guard.sends_refused)
+    yield reading("store_writes_refused", store.guard.writes_refused)
+    yield reading("store_disk_failed", counts.disk_failed)
+    yield reading("store_last_stop_clean", store.stopped_cleanly)
+    yield reading("store_snapshots_abandoned", store.snapshots.abandoned)
+    yield reading("store_damaged_messages", store.reader.damaged + broker.applier.left_out)
+    yield reading("store_snapshots", store.snapshots.made)
+    yield reading("store_snapshot_bytes", store.snapshots.position)
+    yield reading("store_checkpoints", store.checkpoints.made)
+    yield reading("store_end_bytes", store.end)
+    yield reading("store_confirmed_bytes", store.confirmed)
+    yield reading("store_pending_bytes", store.pending_bytes)
+    yield reading("store_recovered_records", counts.recovered_records)
+    yield reading("store_torn_bytes", counts.torn_bytes)
+    yield reading("store_moved_bodies", store.retention.moved)
+    yield reading("store_deleted_segments", store.retention.deleted_segments)
+
+
+def _pop_metrics(broker: Broker) -> Iterable[Metric]:
+    pops = broker.pops.metrics
+    for topic, count in _most(broker.sends.stored_by_topic, TOPICS_LIMIT, OTHERS):
+        yield reading("messages_in", count, topic)
+    yield reading("messages_out", pops.delivered)
+    yield from _by_pair("group_messages_out", broker.pops.delivered.counts)
+    yield reading("pops", pops.pops)
+    yield reading("empty_pops", pops.empty_pops)
+    yield reading("refused_in_flight", pops.refused_in_flight)
+    yield reading("cold_pops", pops.cold_pops)
+    yield reading("pops_held_back", broker.catch_up.held_back)
+    yield reading("pops_undone", broker.undo.undone)
+    yield reading("expired_messages", pops.expired)
+    yield reading("filtered_messages", pops.filtered)
+    yield reading("sql_filters", len(broker.sql_filters))
+    yield reading("sql_filters_compiled", broker.sql_filters.compiled)
+    yield reading("duplicate_sends", broker.receipts.duplicates)
+    yield reading("dedup_ids", len(broker.receipts))
+    yield reading("dedup_ids_pushed_out", broker.receipts.pushed_out)
+    yield reading("waiting_receives", broker.polling.count)
+    yield reading("receives_woken", broker.polling.woken)
+    yield reading("receives_timed_out", broker.polling.timed_out)
+    yield reading("is_short_polling_hit", broker.polling.hits)
+
+
+def _ack_metrics(broker: Broker) -> Iterable[Metric]:
+    acks, revive, buffer = broker.acks, broker.revive, broker.buffer
+    yield reading("acks", acks.acked)
+    yield from _by_pair("group_messages_acked", acks.by_pair.counts)
+    yield reading("repeated_acks", acks.repeated)
+    yield reading("ack_latency_seconds", acks.latency)
+    yield reading("refused_handles", acks.refused)
+    yield reading("changed_invisible", acks.changed)
+    yield reading("rejected_messages", acks.rejected)
+    yield reading("pop_revive_retry_messages", revive.retried)
+    yield reading("pop_revive_returned_messages", revive.returned)
+    yield reading("pop_revive_lost_messages", revive.lost)
+    overdue, overdue_ms = broker.table.due_times.overdue(broker.store.log_ms())
+    yield reading("pop_revive_lag_check_points", overdue)
+    yield reading("pop_revive_latency_seconds", overdue_ms / 1_000)
+    yield reading("renewed_deliveries", revive.renewed)
+    yield reading("send_to_dlq_messages", revive.dead_lettered)
+    yield reading("redriven_messages", broker.redrives.redriven)
+    yield reading("parked_messages", broker.parking.parked)
+    yield reading("offset_resets", broker.offset_reset.resets)
+    yield reading("buffered_check_points", buffer.held)
+    yield reading("buffered_check_points_opened", buffer.opened)
+    yield reading("buffered_check_points_written", buffer.written)
+    yield reading("buffered_commits", buffer.commits)
+    yield reading("check_points", len(broker.table))
+    yield reading("outcomes_dropped", broker.table.outcomes.dropped)
+
+
+def _pull_metrics(broker: Broker) -> Iterable[Metric]:
+    pulls = broker.pulls.metrics
+    yield reading("pulls", pulls.pulls)
+    yield reading("pulled_messages", pulls.pulled)
+    yield reading("illegal_pull_offsets", pulls.illegal_offsets)
+    yield reading("pull_offsets_set", pulls.offsets_set)
 
 
 def _transaction_metrics(broker: Broker) -> Iterable[Metric]:
     table, checks = broker.transactions.table, broker.transactions.checks
-    yield _gauge("half_messages", "Neither committed nor rolled back.", len(table.pending))
-    for ending, count in table.counts.items():
-        name = f"transactions_{ending.name.lower()}"
-        yield Metric(name, "Since the start, replayed ones included.", count)
-    yield Metric("transactions_refused", "At the bound.", broker.transactions.halves.refused)
-    yield _gauge("waiting_proxies", "That wait for transaction checks.", checks.waiting)
+    yield reading("half_messages", len(table.pending))
+    for name, ending in (
+        ("committed", Ending.COMMITTED),
+        ("rolled_back", Ending.ROLLED_BACK),
+        ("checked", Ending.CHECKED),
+        ("given_up", Ending.GIVEN_UP),
+        ("lost", Ending.LOST),
+    ):
+        yield reading(f"transactions_{name}", table.counts[ending])
+    yield reading("transactions_refused", broker.transactions.halves.refused)
+    yield reading("waiting_proxies", checks.waiting)
+
+
+def _limit_metrics(broker: Broker) -> Iterable[Metric]:
+    """By the setting that is the bound; some have two that nobody could tell apart."""
+    guard = broker.store.guard
+    for limit, count in (
+        ("pop.max_in_flight", broker.pops.metrics.refused_in_flight),
+        ("poll.waiters", broker.polling.refused),
+        ("store.max_pending_bytes", broker.store.admission.refused),
+        ("store.disk_stop_percent", guard.sends_refused + guard.writes_refused),
+        ("timer.slot_limit", broker.timers.admission.refused),
+        ("transaction.max_pending", broker.transactions.halves.refused),
+    ):
+        yield reading("limits_hit", count, limit)
 
 
 def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
     """By group and topic; of very many pairs those with the most to do, and the others' sum."""
+    broker.lag_watch.asked()
     found, rest = bounded(lags(broker.store, broker.registry, broker.table), CONSUMER_PAIRS_LIMIT)
-    labelled = [({"group": one.group.name, "topic": one.topic.name}, [one]) for one in found]
+    for lag in found:
+        yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
     if rest:
-        labelled.append(({"group": OTHERS, "topic": OTHERS}, rest))
-    for labels, some in labelled:
-        for name, help_text, value in (
-            ("lag", "Ready and in flight.", sum(one.total for one in some)),
-            ("ready", "That a receive would find.", sum(one.ready for one in some)),
-            ("inflight", "Delivered, neither acked nor back.", sum(one.in_flight for one in some)),
-        ):
-            yield _gauge(f"consumer_{name}_messages", help_text, value, labels)
+        yield from _lag_metrics(broker, OTHERS, OTHERS, rest)
 
 
-def _gauge(name: str, help_text: str, value: float, labels: dict[str, str] | None = None) -> Metric:
-    return Metric(name, help_text, value, MetricKind.GAUGE, labels or {})
+def _lag_metrics(broker: Broker, group: str, topic: str, some: list[Lag]) -> Iterable[Metric]:
+    for name, value in (
+        ("lag", sum(one.total for one in some)),
+        ("ready", sum(one.ready for one in some)),
+        ("inflight", sum(one.in_flight for one in some)),
+        ("delayed", sum(one.delayed for one in some)),
+        ("blocked", sum(one.blocked for one in some)),
+        ("retry", sum(one.retries for one in some)),
+    ):
+        yield reading(f"consumer_{name}_messages", value, group, topic)
+    watched = broker.lag_watch.pairs.get((group, topic))
+    if watched is None:
+        return
+    since_ms = watched.oldest_wall_ms if some[0].ready else 0
+    waits_ms = max(0, broker.wall_ms() - since_ms) if since_ms else 0
+    yield reading("consumer_queueing_latency_seconds", waits_ms / 1_000, group, topic)
+    yield reading("consumer_eta_seconds", watched.eta_s(), group, topic)
+
+
+def _dead_letters(broker: Broker) -> Iterable[Metric]:
+    kept: dict[str, int] = {}
+    for group in broker.registry.groups():
+        topic = broker.registry.find_topic(topics.dlq_topic(group.name))
+        if topic is not None:
+            queue = broker.store.queue(topic.id, 0)
+            kept[group.name] = queue.count - queue.min_offset
+    for name, count in _most(kept, GROUPS_LIMIT, OTHERS):
+        yield reading("dlq_messages", count, name)
+
+
+def _audit_metrics(broker: Broker) -> Iterable[Metric]:
+    audit = broker.audit
+    audit.asked()
+    yield reading("audit_passes", audit.passes)
+    yield reading("audit_restarts", audit.restarts)
+    if not audit.passes:
+        return
+    yield reading("audit_unaccounted_messages", audit.unaccounted)
+    yield reading("audit_age_seconds", audit.age_ms() / 1_000)
+    for name, balance in audit.shown(AUDITED_GROUPS_LIMIT):
+        for state in STATES:
+            yield reading("audit_messages", getattr(balance, state), name, state)
+
+
+def _by_pair(name: str, counts: Mapping[tuple[str, str], int]) -> Iterable[Metric]:
+    for (topic, group), count in _most(counts, CONSUMER_PAIRS_LIMIT, (OTHERS, OTHERS)):
+        yield reading(name, count, group, topic)
+
+
+def _most(counts: Mapping[Name, int], limit: int, others: Name) -> list[tuple[Name, int]]:
+    """Those with the highest counts, and the sum of the rest."""
+    if len(counts) <= limit:
+        return list(counts.items())
+    found = dict(nlargest(limit, counts.items(), key=lambda item: item[1]))
+    found[others] = found.get(others, 0) + sum(counts.values()) - sum(found.values())
+    return list(found.items())
+
+
+def _report_metrics(broker: Broker) -> Iterable[Metric]:
+    yield reading("report_samples", broker.sampler.taken)
+    yield reading("report_sample_bytes", broker.sampler.held_bytes)
+    yield reading("report_read_bytes", broker.sampler.budget.read_bytes)
+    yield reading("report_reads_held_back", broker.sampler.budget.refused)

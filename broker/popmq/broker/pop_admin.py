@@ -10,6 +10,8 @@ from popmq.broker.explain_job import explain_job
 from popmq.broker.jobs import Job
 from popmq.broker.lag_job import LagJob
 from popmq.broker.letter_jobs import ListLettersJob, RedriveJob
+from popmq.broker.offset_jobs import OFFSET_JOBS
+from popmq.broker.report_jobs import REPORT_JOBS
 from popmq.broker.reset_job import ResetJob
 from popmq.broker.timer_jobs import TIMER_JOBS
 from popmq.broker.transaction_jobs import end_transaction_job
@@ -69,5 +71,7 @@ JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
     Kind.LIST_DEAD_LETTERS: _list_dead_letters,
     Kind.REDRIVE: _redrive,
     **TIMER_JOBS,
+    **OFFSET_JOBS,
+    **REPORT_JOBS,
     Kind.END_TRANSACTION: end_transaction_job,
 }

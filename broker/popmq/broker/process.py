@@ -16,15 +16,17 @@ from popmq.broker.broker_node import BrokerNode
 from popmq.broker.ha.role import Role as HaRole
 from popmq.broker.metrics import broker_metrics
 from popmq.broker.replication_metrics import replication_metrics
-from popmq.broker.rest import BUSY_MS, Rest
+from popmq.broker.rest import BUSY_MS, ReplicaRest, Rest
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk, RealDisk
 from popmq.common.errors import ConfigError, PopmqError
+from popmq.common.frame_metrics import frame_metrics
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, Port
+from popmq.common.metric_table import reading
 from popmq.common.observe import Metric
 from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop, Work
 from popmq.common.wire.controller_pb2 import FailoverRequest
@@ -93,7 +95,7 @@ class BrokerProcess:
         self._peers: dict[str, FramePort] = {}  # other brokers of the group
         self._controllers: list[FramePort] = []
         self._started = False
-        self._rest: Rest | None = None
+        self._rest: Rest | ReplicaRest
         self.failed: asyncio.Future[None]
         self.node: BrokerNode
 
@@ -113,7 +115,7 @@ class BrokerProcess:
         flusher, housekeeper, reader = self._flushers = [
             self._make_flusher(loop, name) for name in ("flusher", "housekeeper", "reader")
         ]
-        steps = StepLoop(lambda: self.node.step(), self._rest_ms, idle_ms=BUSY_MS)
+        steps = StepLoop(lambda: self.node.step(), lambda: self._rest.wait_ms(), idle_ms=BUSY_MS)
 
         def soon(work: Work) -> None:
             """A record was appended: what follows from it is not kept waiting."""
@@ -140,6 +142,8 @@ class BrokerProcess:
         if self.node.solo:
             self._rest = Rest(self.broker, self._clock)
             await self._settled()
+        else:
+            self._rest = ReplicaRest(self.node, self._clock)
         logger.info(
             "recovered",
             extra={
@@ -156,7 +160,9 @@ class BrokerProcess:
     async def listen(self, *addresses: str) -> list[str]:
         """Serve frames at the addresses; returns them with the ports that were taken."""
         hello = self._hello()
-        self._frames = FrameServer(self.port, hello, settings=frame_settings(self._settings))
+        self._frames = FrameServer(
+            self.port, hello, settings=frame_settings(self._settings), on_lost=self._peer_lost
+        )
         return [await self._frames.listen(address) for address in addresses]
 
     async def register_in_process(self, controller: Port, address: str = "in-process") -> None:
@@ -254,10 +260,16 @@ class BrokerProcess:
 
     def metrics(self) -> list[Metric]:
         refused = [
-            Metric("broker_refused", "Refusals by code.", count, labels={"code": str(code)})
+            reading("broker_refused", count, str(code))
             for code, count in self.node.refused_by_code.items()
         ]
-        return [*broker_metrics(self.broker), *refused, *replication_metrics(self.node)]
+        frames = frame_metrics(self._frames, Role.BROKER) if self._frames is not None else []
+        return [
+            *broker_metrics(self.broker),
+            *refused,
+            *replication_metrics(self.node),
+            *frames,
+        ]
 
     def _hello(self) -> Hello:
         return Hello(
@@ -280,6 +292,12 @@ class BrokerProcess:
             found.start()
         return found
 
+    def _peer_lost(self, peer: Hello) -> None:
+        """A slave that was killed says nothing more: its master need not wait for long."""
+        leadership = self.node.leadership
+        if leadership is not None and peer.role is Role.BROKER:
+            leadership.side.lost(peer.name)
+
     def _drop_clients(self) -> None:
         """This broker is not the master any more: what its clients wait for never comes."""
         if self._frames is None:
@@ -288,10 +306,6 @@ class BrokerProcess:
             peer = connection.peer
             if peer is not None and peer.role in (Role.PROXY, Role.TOOL):
                 connection.close("this broker is not the master any more")
-
-    def _rest_ms(self) -> int:
-        """Who has replicas hears of them all the time, and does not rest."""
-        return self._rest.wait_ms() if self._rest is not None else BUSY_MS
 
     async def _stop_steps(self) -> None:
         if self._steps is not None:

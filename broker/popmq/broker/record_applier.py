@@ -1,6 +1,8 @@
 """RecordApplier: at recovery, and on a slave for good, each record of the log goes to the part that
 it belongs to."""
 
+import logging
+
 from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.offsets import OffsetRecord
 from popmq.broker.meta.registry import Registry
@@ -10,6 +12,7 @@ from popmq.broker.pop.offset_reset import apply_offset
 from popmq.broker.pop.pop_check_point import ReviveRecord
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.store.commit_log import ScannedRecord
+from popmq.broker.store.epoch_start import EpochStart
 from popmq.broker.store.message_keys import ID, names_in
 from popmq.broker.store.replica_records import LogStart, SnapshotMark
 from popmq.broker.store.retention import Body
@@ -19,6 +22,7 @@ from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.message import (
     HEADER_SIZE,
+    BadRecord,
     RecordKind,
     RevivalToken,
     decode_message,
@@ -33,6 +37,8 @@ from popmq.common.timer_token import (
 )
 from popmq.common.topics import GroupType, TopicConfig
 from popmq.common.transaction_token import EndToken, HalfToken
+
+logger = logging.getLogger(__name__)
 
 
 class RecordApplier:
@@ -51,6 +57,7 @@ class RecordApplier:
         self._timers = timers
         self._receipts = receipts
         self._transactions = transactions
+        self.left_out = 0  # intact records that say nothing known
 
     def apply(self, record: ScannedRecord) -> None:
         """One record of the log, in its order: each part takes what is its own."""
@@ -58,9 +65,7 @@ class RecordApplier:
             case RecordKind.META:
                 self._registry.apply(record.data[HEADER_SIZE:])
             case RecordKind.REVIVE:
-                self._table.apply(
-                    ReviveRecord.decode(record.data[HEADER_SIZE:]), record.header.log_ms
-                )
+                self._apply_revive(record)
             case RecordKind.OFFSET:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
                 group = self._registry.group_by_id(offset.group_id)
@@ -78,6 +83,9 @@ class RecordApplier:
                         self._timers.state.recounted(recount)
                     case ending:
                         self._timers.apply_ended(ending)
+            case RecordKind.EPOCH_START:
+                start = EpochStart.decode(record.data[HEADER_SIZE:])
+                self._table.end_epochs(record.header.epoch, start.unanswered_from_ms)
             case RecordKind.SNAPSHOT_MARK:
                 self._timers.apply_judged(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.LOG_START:
@@ -95,6 +103,19 @@ class RecordApplier:
             self._transactions.table.moved(body)
         else:
             self._table.moved.apply(body)
+
+    def _apply_revive(self, record: ScannedRecord) -> None:
+        """One that nobody can read or believe harms what it speaks of: that is delivered again. It
+        stays in the log, where its position tells; all others count."""
+        try:
+            revive = ReviveRecord.decode(record.data[HEADER_SIZE:])
+            self._table.apply(revive, record.header.log_ms)
+        except BadRecord as error:
+            self.left_out += 1
+            logger.error(
+                "record left out",
+                extra={"position": record.header.position, "reason": str(error)},
+            )
 
     def _apply_message(self, record: ScannedRecord) -> None:
         tag_hash, any_token = peek_message(record.data)

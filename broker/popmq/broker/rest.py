@@ -7,10 +7,14 @@ known; so without new records steps come rarely, and the next record wakes the l
 """
 
 from popmq.broker.broker import Broker
+from popmq.broker.broker_node import BrokerNode
+from popmq.broker.ha.role import Role
 from popmq.common.clock import Clock
 
 BUSY_MS = 5
-REST_MS = 100
+REST_MS = 200
+# With replicas: orders, and what is told to others, wait for the next step too.
+REPLICA_REST_MS = 25
 QUIET_MS = 1_000  # since the last record: what followed from it is over, or counted below
 
 
@@ -30,19 +34,41 @@ class Rest:
             self._quiet_from_ms = now_ms + QUIET_MS
         if now_ms < self._quiet_from_ms or self._busy():
             return BUSY_MS
-        # A receive that waits is answered in time, and a delivery comes back in time.
+        # A receive that waits is answered, a delivery comes back, and a timer fires in time.
         nearest_ms = min(
             broker.polling.next_ms(broker.waits_ms(), REST_MS),
             broker.table.due_times.next_ms(broker.store.log_ms(), REST_MS),
+            broker.timers.next_ms(REST_MS),
         )
         return max(BUSY_MS, nearest_ms)
 
     def _busy(self) -> bool:
         broker = self._broker
         return (
-            broker.timers.state.pending_total > 0
-            or not broker.timers.service.enqueue.caught_up
+            broker.timers.busy
             or broker.polling.unfinished
             or broker.catch_up.holding
             or broker.parking.moving
         )
+
+
+class ReplicaRest:
+    """The same for a broker of several; while its role changes, or it copies, it does not rest."""
+
+    def __init__(self, node: BrokerNode, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._broker: Broker | None = None
+        self._rest: Rest
+
+    def wait_ms(self) -> int:
+        node = self._node
+        if node.changing or node.role not in (Role.MASTER, Role.SLAVE):
+            return BUSY_MS
+        broker = node.broker
+        if broker is not self._broker:  # another one after each change of roles
+            self._broker, self._rest = broker, Rest(broker, self._clock)
+        slave = broker.store.slave
+        if slave is not None and slave.applied < broker.store.confirmed:
+            return BUSY_MS
+        return min(self._rest.wait_ms(), REPLICA_REST_MS)

@@ -7,9 +7,13 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.transaction.half_service import HalfService
 from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.expiry import token_of
 from popmq.common.hop import PutEntry, PutResult
 from popmq.common.message import Stamp
 from popmq.common.topics import MessageType, TopicConfig
+
+# Timers and half messages are stored with a stamp of their own.
+_STAMPED_BY_OTHERS = (MessageType.DELAY, MessageType.TRANSACTION)
 
 
 class SendService:
@@ -30,31 +34,33 @@ class SendService:
     def put(self, topic: TopicConfig, entries: Sequence[PutEntry]) -> list[PutResult]:
         """Append the messages; one result per entry, in order. One refusal spoils no other."""
         results = []
+        stamp = self._store.stamp()  # of this step: they came in one frame
         for entry in entries:
             try:
-                results.append(self._put_one(topic, entry))
+                results.append(self._put_one(topic, entry, stamp))
             except PopmqError as error:
                 results.append(PutResult(error.code, str(error)))
+            if entry.type in _STAMPED_BY_OTHERS:
+                stamp = self._store.stamp()  # log time never goes back
         return results
 
     def topic_gone(self, name: str) -> None:
         self.stored_by_topic.pop(name, None)
 
-    def _put_one(self, topic: TopicConfig, entry: PutEntry) -> PutResult:
+    def _put_one(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
         if not entry.message_id:
-            return self._append(topic, entry, None)
+            return self._append(topic, entry, stamp)
         known = self._receipts.find(topic.id, entry.message_id)
         if known is not None:
             return self._halves.told_again(topic.id, entry.message_id, known)
-        stamp = self._store.stamp()
         result = self._append(topic, entry, stamp)
         half = entry.type == MessageType.TRANSACTION
         self._receipts.stored(topic.id, entry.message_id, result, stamp.log_ms, half=half)
         return result
 
-    def _append(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp | None) -> PutResult:
+    def _append(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp) -> PutResult:
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
@@ -68,18 +74,20 @@ class SendService:
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         if entry.type == MessageType.TRANSACTION:
             return self._halves.put(topic, queue_id, entry)
-        due_ms = 0
-        if entry.type == MessageType.DELAY and entry.due_ms:
-            due_ms = self._timers.due_ms(entry)
-        if due_ms:
-            timer = self._timers.put(topic.id, queue_id, entry, due_ms)
-            return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
+        token = b""
+        if entry.due_ms:  # of a timer, or of a message with a deadline
+            due_ms = self._timers.due_ms(entry) if entry.type == MessageType.DELAY else 0
+            if due_ms:
+                timer = self._timers.put(topic.id, queue_id, entry, due_ms)
+                return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
+            token = token_of(entry.properties)
         offset = self._store.put_message(
             topic_id=topic.id,
             queue_id=queue_id,
             head=entry.head,
             properties=entry.properties,
             tag_hash=entry.tag_hash,
+            token=token,
             stamp=stamp,
         )
         return PutResult(queue_id=queue_id, queue_offset=offset)

@@ -5,7 +5,7 @@ all others.  The only place where a broker's replies are released.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 
 from google.protobuf.message import DecodeError
@@ -13,20 +13,24 @@ from google.protobuf.message import DecodeError
 from popmq.broker.admin import ADMIN_KINDS, answer_admin
 from popmq.broker.broker import Broker
 from popmq.broker.jobs import JobRunner
+from popmq.broker.notifications import Notifications
 from popmq.broker.pop.long_polling import Attempt, Key, Waiter
 from popmq.broker.pop.pop_service import Want
 from popmq.broker.pop_admin import JOBS
+from popmq.broker.pulls import Pulls
 from popmq.broker.transaction_jobs import encode_checks
 from popmq.common import hop
+from popmq.common.delivered import Deliveries
 from popmq.common.disk import ColdRead
-from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
-from popmq.common.hop import Delivery, Kind, OnReply, PopReply
+from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests, Unavailable
+from popmq.common.hop import Kind, OnReply
 from popmq.common.steps import Done
+from popmq.common.topics import Durability, MessageType
 from popmq.common.wire import transaction_pb2
 
 logger = logging.getLogger(__name__)
 
-_LOOKS = 32  # times 800 units
+_LOOKS = 256  # times 800 units
 _COLD_LIMIT = 1_024
 
 
@@ -38,11 +42,18 @@ class BrokerServer:
         self._waiting: dict[int, Waiter] = {}
         self._cold = 0  # receives that wait for the disk
         self._gone: set[int] = set()  # and those of them whose client left
-        self._jobs = JobRunner(broker.store)
+        self._looking: set[int] = set()  # receives that do not wait, and go on looking
+        self._jobs = JobRunner(broker.store, broker.buffer.write_acks)
+        self._pulls = Pulls(broker)
+        self._notifications = Notifications(broker)
         self.refused_by_code: dict[int, int] = {}
+        # With replicas (ha/received.py): once all of the set hold what was appended; once all of
+        # them spoke, as only slaves of this epoch do.
+        self.when_received: Callable[[Callable[[], None]], None] = _at_once
+        self.when_heard: Callable[[Callable[[], None]], None] = _at_once
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
-        """Serve one request; a refusal is answered before this returns."""
+        """Serve one request; a refusal that rests on confirmed records is answered at once."""
         self._number += 1
         try:
             self._serve(kind, body, on_reply, self._number)
@@ -53,12 +64,20 @@ class BrokerServer:
         return self._number
 
     def _refuse(self, error: PopmqError, on_reply: OnReply) -> None:
+        """A refusal rests on what was read, which may not be confirmed yet either (rule 8): a topic
+        that exists already may be gone with this master. That there is no room is said at once."""
         self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1
-        on_reply(error)
+        if isinstance(error, (TooManyRequests, Unavailable)):
+            on_reply(error)
+        else:
+            self._broker.store.when_confirmed(partial(on_reply, error))
 
     def cancel(self, request_id: int) -> None:
+        if self._pulls.cancel(request_id) or self._notifications.cancel(request_id):
+            return
         waiter = self._waiting.pop(request_id, None)
         broker = self._broker
+        self._looking.discard(request_id)
         if waiter is not None:
             broker.polling.remove(waiter)
         elif broker.undo.cancel(request_id) or broker.catch_up.cancel(request_id):
@@ -69,13 +88,17 @@ class BrokerServer:
     def _serve(self, kind: Kind, body: bytes, on_reply: OnReply, number: int) -> None:
         match kind:
             case Kind.PUT:
-                results = self._broker.put(hop.decode_put(body))
-                self._broker.catch_up.others_worked()
-                self._reply(on_reply, hop.encode_put_reply(results))
+                self._put(hop.decode_put(body), on_reply)
             case Kind.POP:
                 self._receive(hop.decode_pop(body), on_reply, number)
             case Kind.ACK:
                 self._take_acks(hop.decode_ack(body), on_reply)
+            case _:
+                self._broker.buffer.write_acks()  # what follows may ask what is acked
+                self._serve_rare(kind, body, on_reply, number)
+
+    def _serve_rare(self, kind: Kind, body: bytes, on_reply: OnReply, number: int) -> None:
+        match kind:
             case Kind.CHANGE:
                 change = hop.decode_change(body)
                 handle = self._broker.acks.change(
@@ -92,6 +115,8 @@ class BrokerServer:
                 self._wait_for_checks(
                     transaction_pb2.ChecksRequest.FromString(body), on_reply, number
                 )
+            case Kind.PULL:
+                self._pulls.serve(body, on_reply, number)
             case _ if kind in JOBS:
                 self._jobs.run(JOBS[kind](self._broker, body), on_reply)
             case _ if kind in ADMIN_KINDS:
@@ -112,6 +137,16 @@ class BrokerServer:
     def _reply(self, on_reply: OnReply, reply: bytes) -> None:
         """Release the reply once everything it rests on is confirmed (D2)."""
         self._broker.when_confirmed(partial(on_reply, reply))
+
+    def _put(self, request: hop.PutRequest, on_reply: OnReply) -> None:
+        results = self._broker.put(request)
+        self._broker.catch_up.others_worked()
+        reply = hop.encode_put_reply(results)
+        topic = self._broker.registry.topic(request.topic)
+        if topic.durability is Durability.MEMORY and not any(map(_is_half, request.entries)):
+            self.when_received(partial(on_reply, reply))
+        else:
+            self._reply(on_reply, reply)
 
     def _take_acks(self, request: hop.AckRequest, on_reply: OnReply) -> None:
         catch_up = self._broker.catch_up
@@ -136,14 +171,20 @@ class BrokerServer:
 
     def _pop(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
         want = self._broker.want(request)
+        if not want.limit:
+            self._notifications.serve(request, want, on_reply, number)
+            return
         try:
             deliveries, rest = self._take(want, number)
+            if self._notifications.told:
+                self._notifications.popped(want, found=bool(deliveries))
             if deliveries:
+                self._broker.polling.hits += request.poll_ms > 0
                 self._reply_pop(on_reply, want, deliveries, rest, number)
             elif request.poll_ms > 0:
                 self._park(request, want, on_reply, number, unfinished=rest > 0)
             else:
-                self._look_through(want, on_reply, rest, number)
+                self._look_through(request, want, on_reply, rest, number, _LOOKS)
         except ColdRead as cold:
             if self._cold >= _COLD_LIMIT:
                 raise TooManyRequests(
@@ -151,7 +192,7 @@ class BrokerServer:
                 ) from None
             self._warm(cold, lambda error: self._pop_again(request, on_reply, number, error))
 
-    def _take(self, want: Want, number: int) -> tuple[Sequence[Delivery], int]:
+    def _take(self, want: Want, number: int) -> tuple[Deliveries, int]:
         """Pop for receive `number`, which can be undone until its answer has left."""
         first = self._broker.pops.sequence + 1
         self._popped_ms = self._broker.wall_ms()  # before the first check point counts
@@ -200,14 +241,43 @@ class BrokerServer:
         else:  # the waiting receive ends when its time is over
             logger.error("cannot read from the disk", extra={"reason": str(error)})
 
-    def _look_through(self, want: Want, on_reply: OnReply, rest: int, number: int) -> None:
-        """A receive that does not wait, with a filter: look on, but not for ever."""
-        deliveries: Sequence[Delivery] = ()
-        for _ in range(_LOOKS if rest else 0):
+    def _look_through(
+        self,
+        request: hop.PopRequest,
+        want: Want,
+        on_reply: OnReply,
+        rest: int,
+        number: int,
+        looks: int,
+    ) -> None:
+        """A receive that does not wait, with a filter: look on, in turns of the loop, but not for
+        ever."""
+        if not rest or not looks:
+            self._reply_pop(on_reply, want, Deliveries(), rest, number)
+            return
+        self._looking.add(number)
+        self._broker.store.soon(lambda: self._look_on(request, on_reply, number, looks - 1))
+
+    def _look_on(self, request: hop.PopRequest, on_reply: OnReply, number: int, looks: int) -> None:
+        if number not in self._looking:
+            return
+        self._looking.discard(number)
+        try:
+            want = self._broker.want(request)
             deliveries, rest = self._take(want, number)
-            if deliveries or not rest:
-                break
-        self._reply_pop(on_reply, want, deliveries, rest, number)
+        except ColdRead as cold:
+            self._warm(cold, lambda error: self._pop_again(request, on_reply, number, error))
+        except PopmqError as refusal:
+            on_reply(refusal)
+        else:
+            if deliveries:
+                self._reply_pop(on_reply, want, deliveries, rest, number)
+            else:
+                self._look_through(request, want, on_reply, rest, number, looks)
+
+    def end(self) -> None:
+        """This broker leads no more: nothing goes on by itself."""
+        self._looking.clear()
 
     def _park(
         self,
@@ -238,7 +308,7 @@ class BrokerServer:
 
         def give_up() -> None:
             self._waiting.pop(number, None)
-            self._reply_pop(on_reply, want, (), 0, number)
+            self._reply_pop(on_reply, want, Deliveries(), 0, number)
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
@@ -256,14 +326,14 @@ class BrokerServer:
         self,
         on_reply: OnReply,
         want: Want,
-        deliveries: Sequence[Delivery],
+        deliveries: Deliveries,
         rest: int,
         number: int,
     ) -> None:
-        reply = PopReply(deliveries, rest, self._popped_ms if deliveries else 0)
+        popped_ms = self._popped_ms if deliveries else 0
 
         def answer() -> None:
-            on_reply(hop.encode_pop_reply(reply))
+            on_reply(deliveries.encode_reply(rest, popped_ms))
 
         def leave() -> None:
             if deliveries:
@@ -272,12 +342,22 @@ class BrokerServer:
                 answer()
 
         if want.group.buffered and not self._broker.pops.wrote:
-            leave()  # nothing was written: it rests on nothing new
+            # Nothing was written: it rests on nothing but this broker's being the master.
+            self.when_heard(leave) if deliveries else leave()
         elif self._broker.catch_up.is_behind((want.topic.name, want.group.name)):
             charge = self._broker.catch_up.charge
             self._broker.when_confirmed(lambda: charge(leave))
         else:
             self._broker.when_confirmed(leave)
+
+
+def _at_once(then: Callable[[], None]) -> None:
+    then()
+
+
+def _is_half(entry: hop.PutEntry) -> bool:
+    """A half message is on disks before its sender acts on it."""
+    return entry.type == MessageType.TRANSACTION
 
 
 def _read(cold: ColdRead) -> None:

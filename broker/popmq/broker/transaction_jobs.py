@@ -6,6 +6,7 @@ from popmq.broker.broker import Broker
 from popmq.broker.jobs import Job
 from popmq.broker.pop.stepped import Unconfirmed
 from popmq.broker.transaction.check_service import Check
+from popmq.common.errors import Code, Refused
 from popmq.common.transaction_token import Ending
 from popmq.common.wire import transaction_pb2 as pb
 
@@ -17,11 +18,19 @@ class EndTransactionJob:
         self._transaction = self._halves.find(
             request.topic, request.message_id, request.transaction_id
         )
+        self._waited = False
 
     def step(self) -> bytes | None:
+        """It is final that the transaction came to another end: that record is waited for."""
         if not self._halves.is_readable(self._transaction):
             raise Unconfirmed
-        self._halves.end(self._transaction, self._ending)
+        try:
+            self._halves.end(self._transaction, self._ending)
+        except Refused as refusal:
+            if self._waited or refusal.code is not Code.INVALID_TRANSACTION_ID:
+                raise
+            self._waited = True
+            raise Unconfirmed from None
         return b""
 
 

@@ -1,5 +1,6 @@
 """The `popmq` command: finds the subcommand, runs it, and turns refusals into one line.
 
+Only the module of the command that was asked for is imported: `popmq topic list` needs no broker.
 Exit status: 0 done, 1 refused (standard error says why), 2 wrong usage.
 """
 
@@ -8,22 +9,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from popmq.cli import (
-    bench,
-    brokers,
-    dlq,
-    doctor,
-    drain,
-    explain,
-    lookup,
-    messages,
-    metadata,
-    operate,
-    roles,
-    timers,
-)
+from popmq.cli import in_namespace
 from popmq.common.config import (
     OVER_TLS,
     client_endpoint,
@@ -33,17 +23,43 @@ from popmq.common.config import (
 )
 from popmq.common.errors import ConfigError, PopmqError
 
+if TYPE_CHECKING:
+    from popmq.cli.messages import Subparsers
+
 REFUSED, INTERRUPTED = 1, 130
+
+# Modules whose commands name topics and groups as clients do.
+NAMESPACED = ("messages", "metadata", "lookup", "explain", "operate", "dlq", "timers")
+
+# Modules and the commands that each adds or adds to, in the order of the help.
+MODULES = {
+    "roles": ("up", "controller", "broker", "proxy"),
+    "kubernetes": ("operator",),
+    "brokers": ("broker", "failover"),
+    "messages": ("send", "recv"),
+    "metadata": ("topic", "group"),
+    "lookup": ("message",),
+    "explain": ("explain",),
+    "operate": ("lag", "reset-offset"),
+    "dlq": ("dlq",),
+    "timers": ("timers",),
+    "bench": ("bench",),
+    "drain": ("drain",),
+    "doctor": ("doctor",),
+    "report": ("report",),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        parser = build_parser(environment())
+        parser = build_parser(environment(), argv[0] if argv else "")
         args = parser.parse_args(argv)
         check_texts(parser, args)
     except SystemExit as stop:  # argparse has said what is wrong, or printed the help
         return stop.code if isinstance(stop.code, int) else 2
     try:
+        in_namespace.name_whole(args)
         status: int = args.run(args)
         sys.stdout.flush()
         return status
@@ -58,26 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+def build_parser(environ: Mapping[str, str], command: str = "") -> argparse.ArgumentParser:
+    """Of every command; of one alone when `command` is its name."""
     parser = argparse.ArgumentParser(
         prog="popmq", description="A RocketMQ-5-style message queue.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"popmq {version('popmq')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     common = _common_arguments(environ)
-    broker = roles.add_parsers(subparsers)
-    brokers.add_parsers(subparsers, broker, common)
-    messages.add_parsers(subparsers, common)
-    metadata.add_parsers(subparsers, common)
-    lookup.add_parsers(subparsers, common)
-    explain.add_parsers(subparsers, common)
-    operate.add_parsers(subparsers, common)
-    dlq.add_parsers(subparsers, common)
-    timers.add_parsers(subparsers, common)
-    bench.add_parsers(subparsers, common)
-    drain.add_parsers(subparsers, common)
-    doctor.add_parser(subparsers)
-    _add_config(subparsers, common)
+    needed = [name for name, commands in MODULES.items() if command in commands]
+    if not needed:
+        _add_config(subparsers, common)
+        needed = [] if command == "config" else list(MODULES)
+    in_namespaces = in_namespace.arguments(common)
+    for name in needed:
+        shared = in_namespaces if name in NAMESPACED else common
+        import_module(f"popmq.cli.{name}").add_parsers(subparsers, shared)
     return parser
 
 
@@ -116,7 +128,7 @@ def endpoint_argument(text: str) -> str:
     return text
 
 
-def _add_config(subparsers: messages.Subparsers, common: argparse.ArgumentParser) -> None:
+def _add_config(subparsers: "Subparsers", common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser(
         "config", parents=[common], help="show each setting and where its value came from"
     )
@@ -131,6 +143,8 @@ def run_config(args: argparse.Namespace) -> int:
         for key, value, source in rows:
             print(json.dumps({"key": key, "value": value, "source": source}))
         return 0
+    from popmq.cli import metadata
+
     header = ("KEY", "VALUE", "FROM")
     cells = [(key, json.dumps(value), source) for key, value, source in rows]
     print(metadata.columns(header, cells))

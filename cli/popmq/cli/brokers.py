@@ -16,16 +16,11 @@ BROKER_COLUMNS = (
 )
 
 
-def add_parsers(
-    subparsers: Subparsers, broker: argparse.ArgumentParser, common: argparse.ArgumentParser
-) -> None:
-    """`broker` is the parser of the role, which gets `list` below it."""
-    below = broker.add_subparsers(metavar="", dest="broker_command")
-    listing = below.add_parser(
-        "list", parents=[common], help="the broker groups, their replicas, who leads and who lags"
-    )
-    listing.add_argument("--group", default="", metavar="GROUP")
-    listing.set_defaults(run=run_list)
+def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
+    """The role's command, if it is there, gets `list` below it."""
+    broker = subparsers.choices.get("broker")
+    if broker is not None:
+        _add_list(broker.add_subparsers(metavar="", dest="broker_command"), common)
     failover = subparsers.add_parser(
         "failover", parents=[common], help="make another replica of a broker group its master"
     )
@@ -40,6 +35,14 @@ def add_parsers(
     )
     failover.add_argument("--dry-run", action="store_true", help="only say what would be done")
     failover.set_defaults(run=run_failover)
+
+
+def _add_list(below: Subparsers, common: argparse.ArgumentParser) -> None:
+    listing = below.add_parser(
+        "list", parents=[common], help="the broker groups, their replicas, who leads and who lags"
+    )
+    listing.add_argument("--group", default="", metavar="GROUP")
+    listing.set_defaults(run=run_list)
 
 
 def run_list(args: argparse.Namespace) -> int:

@@ -5,13 +5,11 @@ shown to a person as it is (docs/operating.md).
 """
 
 import os
-import secrets
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
-from itertools import count
 from typing import Protocol, TypeVar
 
 import grpc
@@ -31,7 +29,6 @@ CALL_TIMEOUT_MS = 10_000
 MAX_REPLY_BYTES = 64 << 20
 RECEIVE_BATCH = 32
 # Message ids count their seconds from here (RocketMQ: MessageIdCodec).
-_ID_EPOCH_S = 1_609_459_200  # 2021-01-01T00:00:00Z
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
@@ -90,21 +87,6 @@ def new_client_id() -> str:
     """host@pid@index@time, the form of the official clients; ASCII, as metadata must be."""
     host = socket.gethostname().encode("ascii", "replace").decode()
     return f"{host}@{os.getpid()}@0@{time.time_ns():x}"
-
-
-class MessageIds:
-    """Ids in the public format: version 01, host, process, seconds since 2021, a counter.
-
-    The six host bytes are random: two containers may well share a hardware address and a pid.
-    """
-
-    def __init__(self) -> None:
-        self._process = secrets.token_hex(6) + f"{os.getpid() & 0xFFFF:04x}"
-        self._numbers = count()
-
-    def next(self, now_s: int) -> str:
-        number = next(self._numbers) & 0xFFFFFFFF
-        return f"01{self._process}{(now_s - _ID_EPOCH_S) & 0xFFFFFFFF:08x}{number:08x}".upper()
 
 
 def duration(milliseconds: int) -> Duration:

@@ -35,7 +35,7 @@ from popmq.common.quantities import parse_size
 from popmq.common.steps import InlineFlusher
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser(
         "doctor", help="check a data directory while no broker runs on it, and repair it"
     )

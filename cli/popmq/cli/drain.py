@@ -8,27 +8,13 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from popmq.cli.client import Client
 from popmq.cli.messages import Subparsers, duration_argument
+from popmq.common.drained import TIMERS_LISTED, Rest, rest_line, rest_of
 from popmq.common.wire import admin_pb2 as admin
 
 LOOK_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """What a broker group that is drained still has; `homed` are FIFO topics that place there."""
-
-    messages: int
-    timers: int
-    homed: tuple[str, ...]
-    dead_letters: int
-
-    @property
-    def is_drained(self) -> bool:
-        return not (self.messages or self.timers or self.homed)
 
 
 def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
@@ -65,28 +51,13 @@ def run_drain(args: argparse.Namespace) -> int:
 
 def look(client: Client, group: str) -> Rest:
     """What is left; FIFO topics of which nothing is left are given to the others on the way."""
-    reply = client.lag(admin.LagRequest())
-    left: dict[str, int] = {}
-    for lag in reply.lags:
-        if lag.broker == group:
-            total = lag.ready + lag.in_flight + lag.delayed + lag.blocked
-            left[lag.topic] = left.get(lag.topic, 0) + total
-    homed = []
-    for topic in client.topics(system=False):
-        if group not in topic.brokers:
-            continue
-        if left.get(topic.name):
-            homed.append(topic.name)
-        else:
-            _give_away(client, topic, group)
-    timers = client.list_timers(admin.ListTimersRequest(limit=1000)).timers
-    dead = sum(one.stored - one.redriven for one in reply.dead_letters if one.broker == group)
-    return Rest(
-        messages=sum(left.values()),
-        timers=sum(1 for one in timers if one.broker == group),
-        homed=tuple(homed),
-        dead_letters=dead,
-    )
+    lag = client.lag(admin.LagRequest())
+    topics = client.topics(system=False)
+    timers = client.list_timers(admin.ListTimersRequest(limit=TIMERS_LISTED)).timers
+    rest, free = rest_of(group, lag, topics, timers)
+    for topic in free:
+        _give_away(client, topic, group)
+    return rest
 
 
 def _give_away(client: Client, topic: admin.Topic, group: str) -> None:
@@ -97,18 +68,6 @@ def _give_away(client: Client, topic: admin.Topic, group: str) -> None:
 
 def _all_but(client: Client, group: str) -> Sequence[str]:
     return [state.group for state in client.brokers("").groups if state.group != group]
-
-
-def rest_line(group: str, rest: Rest) -> str:
-    if rest.is_drained:
-        dead = f"; it has {rest.dead_letters} dead letters" if rest.dead_letters else ""
-        return f"{group} is drained: its brokers can be stopped and removed{dead}"
-    parts = [
-        f"{rest.messages} messages",
-        f"{'1000 or more' if rest.timers >= 1000 else rest.timers} timers",
-    ]
-    homed = f"; FIFO topics that wait for it: {', '.join(rest.homed)}" if rest.homed else ""
-    return f"{group} still has {' and '.join(parts)}{homed}"
 
 
 def rest_json(group: str, rest: Rest) -> str:

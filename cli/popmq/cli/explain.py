@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime
 
 from popmq.cli.client import Client
+from popmq.cli.in_namespace import belongs
 from popmq.cli.messages import Subparsers
 from popmq.cli.metadata import say_incomplete
 from popmq.common.errors import Code, Refused
@@ -26,10 +27,11 @@ def run_explain(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
         reply = client.explain(request)
     say_incomplete(reply.incomplete)
-    for message in reply.messages:
+    found = [one for one in reply.messages if belongs(args, one.topic)]
+    for message in found:
         for line in explained_json(message) if args.json else explained_lines(message):
             print(line)
-    if not reply.messages:
+    if not found:
         where = f"in topic {args.topic}" if args.topic else "in any topic"
         raise Refused(Code.MESSAGE_NOT_FOUND, f"no message {args.message_id} {where}")
     return 0

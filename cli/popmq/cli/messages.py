@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from popmq.cli.client import MAX_REPLY_BYTES, RECEIVE_BATCH, Client, MessageIds
+from popmq.cli.client import MAX_REPLY_BYTES, RECEIVE_BATCH, Client
+from popmq.cli.message_ids import MessageIds
 from popmq.common.errors import Code, ConfigError, Refused
 from popmq.common.quantities import DAY_MS, parse_duration_ms
 from popmq.common.recall_handle import RecallHandle

@@ -9,17 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 
 from popmq.cli.client import Client, GroupRequest, TopicRequest
+from popmq.cli.in_namespace import belongs
 from popmq.cli.messages import Subparsers, count_argument, duration_argument
 from popmq.cli.parked import COLUMNS as PARKED_COLUMNS
 from popmq.cli.parked import add_actions, parked_fields
 from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
 from popmq.common.wire import admin_pb2 as admin
 
-TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "mixed")
+TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "priority", "mixed")
 GROUP_TYPES = ("normal", "fifo")
 PERMISSIONS = ("rw", "r", "w", "none")
 STARTS = ("oldest", "newest")
 CHECK_POINTS = ("durable", "buffered")
+DURABILITIES = ("disk", "memory")
 
 ACTIONS = {
     "create": "make a new one",
@@ -28,7 +30,7 @@ ACTIONS = {
     "show": "its settings",
 }
 
-TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention")
+TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention", "durability")
 GROUP_COLUMNS = (
     *("name", "type", "max_attempts", "start", "check_points"),
     *("retry", "back_off_ms"),
@@ -60,10 +62,17 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     create.add_argument("--type", choices=TOPIC_TYPES, default="normal")
     create.add_argument("--queues", type=count_argument, default=8, metavar="8")
     create.add_argument("--permission", choices=PERMISSIONS, default="rw")
+    create.add_argument(
+        "--durability",
+        choices=DURABILITIES,
+        default="disk",
+        help="what a send waits for: disks, or the memory of all in-sync replicas",
+    )
     alter = _action(actions, common, "alter", on_topic("AlterTopic", _alter_topic))
     alter.add_argument("--type", choices=TOPIC_TYPES, default="")
     alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
     alter.add_argument("--permission", choices=PERMISSIONS, default="")
+    alter.add_argument("--durability", choices=DURABILITIES, default="")
     for one in (create, alter):
         one.add_argument(
             "--retention",
@@ -217,6 +226,7 @@ def say_incomplete(reason: str) -> None:
 def run_topic_list(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
         topics = client.topics(system=args.system)
+    topics = [one for one in topics if belongs(args, one.name)]
     _print(list(map(topic_fields, topics)), TOPIC_COLUMNS, as_json=args.json)
     return 0
 
@@ -224,6 +234,7 @@ def run_topic_list(args: argparse.Namespace) -> int:
 def run_group_list(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
         groups = client.groups()
+    groups = [one for one in groups if belongs(args, one.name)]
     _print(list(map(group_fields, groups)), GROUP_COLUMNS, as_json=args.json)
     return 0
 
@@ -263,6 +274,7 @@ def topic_of(args: argparse.Namespace) -> admin.Topic:
         queues=args.queues,
         permission=args.permission,
         retention_ms=args.retention,
+        durability=args.durability,
     )
 
 
@@ -306,6 +318,7 @@ def topic_fields(topic: admin.Topic) -> Fields:
         "queues": topic.queues,
         "permission": topic.permission,
         "retention": format_duration(topic.retention_ms) if topic.retention_ms else "store",
+        "durability": topic.durability,
     }
 
 

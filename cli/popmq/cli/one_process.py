@@ -12,6 +12,8 @@ from popmq.common.observe import Metric
 from popmq.controller.process import ControllerProcess
 from popmq.proxy.process import ProxyProcess
 
+UP_DEFAULTS = {"store.segment_bytes": "64MiB", "topic.auto_create": True}
+
 
 class OneProcess:
     """`start`, then `stop` or `kill`, once each. `beating` and `broker.failed` tell of trouble."""

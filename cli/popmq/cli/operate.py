@@ -6,6 +6,7 @@ import json
 from google.protobuf.json_format import MessageToDict
 
 from popmq.cli.client import Client
+from popmq.cli.in_namespace import belongs
 from popmq.cli.lookup import offset_argument, queue_argument
 from popmq.cli.messages import Subparsers, time_argument
 from popmq.cli.metadata import columns, format_duration, say_incomplete
@@ -62,9 +63,19 @@ def run_lag(args: argparse.Namespace) -> int:
     with Client(args.endpoint) as client:
         reply = client.lag(admin.LagRequest(group=args.group, topic=args.topic))
     say_incomplete(reply.incomplete)
+    keep_of_namespace(args, reply)
     for line in lag_json(reply) if args.json else lag_lines(reply):
         print(line)
     return 0
+
+
+def keep_of_namespace(args: argparse.Namespace, reply: admin.LagReply) -> None:
+    """Its groups in any topic, and any group in its topics."""
+    lags = [one for one in reply.lags if belongs(args, one.group, one.topic)]
+    dead = [one for one in reply.dead_letters if belongs(args, one.group)]
+    del reply.lags[:], reply.dead_letters[:]
+    reply.lags.extend(lags)
+    reply.dead_letters.extend(dead)
 
 
 def joined(reply: admin.LagReply) -> list[admin.Lag]:

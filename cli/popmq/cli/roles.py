@@ -12,20 +12,22 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from popmq.broker.process import BrokerProcess
-from popmq.cli.cluster import Cluster, Shape, read_shape
-from popmq.cli.one_process import OneProcess
 from popmq.cli.supervised import PARENT_FLAG, die_with_parent
 from popmq.cli.workers import Workers
 from popmq.common.config import Settings, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError
+from popmq.common.metric_table import reading
+from popmq.common.metric_table.row import PREFIX
 from popmq.common.observe import (
     HttpEndpoint,
     Metric,
@@ -34,13 +36,13 @@ from popmq.common.observe import (
     setup_logging,
 )
 from popmq.common.settings_section import shown
-from popmq.controller.process import ControllerProcess
-from popmq.proxy.process import ProxyProcess
-from popmq.proxy.self_signed import own_certificate
+
+if TYPE_CHECKING:
+    from popmq.broker.process import BrokerProcess
+    from popmq.cli.cluster import Shape
 
 logger = logging.getLogger(__name__)
 
-UP_DEFAULTS = {"store.segment_bytes": "64MiB", "topic.auto_create": True}
 # A unix socket's path has 108 bytes with its final zero (man 7 unix).
 SOCKET_PATH_LIMIT = 107
 GC_AFTER_OBJECTS = 50_000
@@ -51,11 +53,9 @@ Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
 
 def add_parsers(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
-) -> argparse.ArgumentParser:
-    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1.
-
-    Returns the broker's parser, below which there are other commands.
-    """
+    common: argparse.ArgumentParser,
+) -> None:
+    """Add the roles' commands; each sets `run`, a function of the arguments that returns 0 or 1."""
     up = subparsers.add_parser("up", help="controller, broker and proxy in one process")
     up.add_argument("--data", metavar="DIR", help="data directory (default ./popmq-data)")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -73,7 +73,6 @@ def add_parsers(
     )
     _add_transport(up)
     up.set_defaults(run=run_up)
-    made: dict[str, argparse.ArgumentParser] = {}
     for name, run, what in (
         ("controller", run_controller, "registers brokers and tells routes"),
         ("broker", run_broker, "stores and delivers messages"),
@@ -85,8 +84,6 @@ def add_parsers(
         if name == "proxy":
             _add_transport(role)
         role.set_defaults(run=run)
-        made[name] = role
-    return made["broker"]
 
 
 def _add_transport(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +96,9 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
 
 
 def run_up(args: argparse.Namespace) -> int:
+    from popmq.cli.cluster import Shape, read_shape
+    from popmq.cli.one_process import UP_DEFAULTS
+
     flags = {
         "broker.data": args.data,
         "proxy.listen": f"{args.host}:{args.port}",
@@ -135,16 +135,16 @@ def run_up(args: argparse.Namespace) -> int:
 
 
 def run_controller(args: argparse.Namespace) -> int:
-    return _of_parent("controller", args, _settings(args), _controller)
+    return _of_parent("controller", args, role_settings(args), _controller)
 
 
 def run_broker(args: argparse.Namespace) -> int:
-    return _of_parent("broker", args, _settings(args), _broker)
+    return _of_parent("broker", args, role_settings(args), _broker)
 
 
 def run_proxy(args: argparse.Namespace) -> int:
     flags = {"proxy.transport": args.transport, "proxy.workers": args.workers}
-    return _of_parent("proxy", args, _settings(args, flags), _proxy)
+    return _of_parent("proxy", args, role_settings(args, flags), _proxy)
 
 
 def _of_parent(role: str, args: argparse.Namespace, settings: Settings, start: Start) -> int:
@@ -153,14 +153,20 @@ def _of_parent(role: str, args: argparse.Namespace, settings: Settings, start: S
     return run_role(role, settings, start)
 
 
-def _settings(args: argparse.Namespace, flags: Mapping[str, object] | None = None) -> Settings:
+def role_settings(args: argparse.Namespace, flags: Mapping[str, object] | None = None) -> Settings:
     return load_settings(args.config, environment(), flags or {}).settings
 
 
 # -- the four roles
 
 
+# Each imports its own room: a proxy that starts need not wait for a broker's modules.
+
+
 async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    from popmq.broker.process import BrokerProcess
+    from popmq.cli.one_process import OneProcess
+
     if settings.proxy.workers > 1:
         await _up_with_workers(settings, stack, life)
         return
@@ -170,7 +176,7 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     stack.push_async_callback(one.stop)
     life.own(one.beating)
     one.broker.failed.add_done_callback(lambda failed: life.end(1))
-    metrics = await _http(
+    metrics = await serve_http(
         settings,
         stack,
         "up",
@@ -182,6 +188,8 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
 
 async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     """Broker and controller here; the proxies in processes of their own, over unix sockets."""
+    from popmq.controller.process import ControllerProcess
+
     # Not in the data directory: a socket's path is short.
     folder = stack.enter_context(TemporaryDirectory(prefix="popmq-"))
     at_broker, at_controller = f"unix:{folder}/broker.sock", f"unix:{folder}/controller.sock"
@@ -197,7 +205,7 @@ async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: "Lif
     workers = await _workers(inner, stack, life, _tls_folder(settings))
     await workers.routed()
     stack.callback(broker.broker.stop)
-    metrics = await _http(
+    metrics = await serve_http(
         settings,
         stack,
         "up",
@@ -211,6 +219,8 @@ async def _workers(
     settings: Settings, stack: AsyncExitStack, life: "Life", tls_folder: Path
 ) -> Workers:
     """Started, with one certificate for all."""
+    from popmq.proxy.self_signed import own_certificate
+
     proxy = settings.proxy
     if proxy.tls != "off" and not proxy.tls_certificate:
         certificate, key = own_certificate(proxy, tls_folder)
@@ -228,13 +238,15 @@ def _tls_folder(settings: Settings) -> Path:
 
 
 async def _many(
-    shape: Shape,
+    shape: "Shape",
     defaults: Mapping[str, str],
     settings: Settings,
     stack: AsyncExitStack,
     life: "Life",
 ) -> None:
     """The whole cluster as processes; a second Ctrl-C while they stop kills them."""
+    from popmq.cli.cluster import Cluster
+
     cluster = Cluster(settings, shape, defaults)
     stack.push_async_callback(cluster.stop)
     life.on_second_end = cluster.kill
@@ -249,11 +261,13 @@ async def _many(
 
 
 async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    from popmq.controller.process import ControllerProcess
+
     controller = ControllerProcess(settings)
     stack.push_async_callback(controller.stop)
     life.own(controller.start())
     address = await controller.listen()
-    metrics = await _http(
+    metrics = await serve_http(
         settings, stack, "controller", lambda: (life.serving, {}), controller.metrics
     )
     life.announce(f"ready: controller {address}, {metrics}")
@@ -263,7 +277,7 @@ async def _broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> No
     broker = await _start_broker(settings, stack, life)
     address = (await broker.listen(settings.broker.listen, *_unix_address(settings)))[0]
     life.own(asyncio.create_task(broker.register(settings.broker.advertise or address)))
-    metrics = await _http(
+    metrics = await serve_http(
         settings,
         stack,
         "broker",
@@ -277,6 +291,8 @@ async def _broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> No
 
 
 async def _proxy(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+    from popmq.proxy.process import ProxyProcess
+
     proxy: ProxyProcess | Workers
     if settings.proxy.workers > 1:
         folder = stack.enter_context(TemporaryDirectory(prefix="popmq-"))
@@ -286,7 +302,7 @@ async def _proxy(settings: Settings, stack: AsyncExitStack, life: "Life") -> Non
         proxy = ProxyProcess.over_frames(settings)
         stack.push_async_callback(proxy.stop)
         endpoint = await proxy.listen()
-    metrics = await _http(
+    metrics = await serve_http(
         settings,
         stack,
         "proxy",
@@ -302,7 +318,9 @@ def _unix_address(settings: Settings) -> list[str]:
     return [f"unix:{path}"] if len(os.fsencode(os.path.abspath(path))) <= SOCKET_PATH_LIMIT else []
 
 
-async def _start_broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> BrokerProcess:
+async def _start_broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> "BrokerProcess":
+    from popmq.broker.process import BrokerProcess
+
     broker = BrokerProcess(settings)
     stack.push_async_callback(broker.stop)
     await broker.start()
@@ -310,18 +328,25 @@ async def _start_broker(settings: Settings, stack: AsyncExitStack, life: "Life")
     return broker
 
 
-async def _http(
+async def serve_http(
     settings: Settings,
     stack: AsyncExitStack,
     role: str,
     ready: Ready,
     read: Callable[[], list[Metric]],
+    alive: Callable[[], bool] = lambda: True,
 ) -> str:
     """Serve /metrics and the rest; returns the words for the ready line."""
     registry = new_registry()
-    registry.register(counters_collector("popmq_", read))
+    running = reading("build_info", 1, version("popmq"), role)
+
+    def readings() -> list[Metric]:
+        # Pages are made on the loop, so this thread's time is the loop's.
+        return [running, reading("loop_cpu_seconds", time.thread_time()), *read()]
+
+    registry.register(counters_collector(PREFIX, readings))
     host, port = parse_address(settings.http.listen)
-    endpoint = HttpEndpoint(host, port, registry, ready, role)
+    endpoint = HttpEndpoint(host, port, registry, ready, role, alive)
     try:
         taken = await endpoint.start()
     except OSError as error:

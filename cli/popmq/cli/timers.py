@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from google.protobuf.json_format import MessageToDict
 
 from popmq.cli.client import Client
+from popmq.cli.in_namespace import need_topic
 from popmq.cli.messages import (
     Subparsers,
     count_argument,
@@ -36,7 +37,11 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
     )
     # An option before the action would be lost to the action's default; so it has none.
     parser.set_defaults(
-        run=run_forecast, endpoint=common.get_default("endpoint"), json=False, topic=""
+        run=run_forecast,
+        endpoint=common.get_default("endpoint"),
+        json=False,
+        namespace="",
+        topic="",
     )
     actions = parser.add_subparsers(metavar="ACTION")
     forecast = actions.add_parser(
@@ -87,6 +92,7 @@ def named(args: argparse.Namespace) -> tuple[str, str, int]:
 
 
 def run_forecast(args: argparse.Namespace) -> int:
+    need_topic(args)
     with Client(args.endpoint) as client:
         reply = client.forecast_timers(admin.ForecastTimersRequest(topic=args.topic))
     say_incomplete(reply.incomplete)
@@ -124,6 +130,7 @@ def forecast_json(reply: admin.ForecastTimersReply) -> list[str]:
 
 
 def run_list(args: argparse.Namespace) -> int:
+    need_topic(args)
     request = admin.ListTimersRequest(
         topic=args.topic, begin_ms=args.begin, end_ms=args.end, limit=args.limit
     )

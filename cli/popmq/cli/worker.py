@@ -16,7 +16,8 @@ from typing import Any
 from popmq.cli.roles import Life, run_role
 from popmq.common.config import Settings, load_settings
 from popmq.common.errors import PopmqError
-from popmq.common.observe import Metric, MetricKind
+from popmq.common.metric_table import reading
+from popmq.common.observe import Metric
 from popmq.proxy.process import ProxyProcess
 
 REPORT_S = 1.0
@@ -64,7 +65,7 @@ async def _report(proxy: ProxyProcess) -> None:
 
 def _readings(proxy: ProxyProcess) -> dict[str, Any]:
     metrics = [*proxy.metrics(), *_own_metrics()]
-    rows = [[one.name, one.help, one.value, one.kind.name, dict(one.labels)] for one in metrics]
+    rows = [[one.name, one.value, list(one.labels.values()), one.buckets] for one in metrics]
     return {"brokers": list(proxy.brokers), "metrics": rows}
 
 
@@ -72,8 +73,8 @@ def _own_metrics() -> list[Metric]:
     with open("/proc/self/statm", "rb") as file:
         resident = int(file.read().split()[1]) * resource.getpagesize()
     return [
-        Metric("proxy_worker_cpu_seconds", "User and system time.", time.process_time()),
-        Metric("proxy_worker_resident_bytes", "Memory.", resident, MetricKind.GAUGE),
+        reading("proxy_worker_cpu_seconds", time.process_time()),
+        reading("proxy_worker_resident_bytes", resident),
     ]
 
 

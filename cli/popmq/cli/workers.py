@@ -10,11 +10,13 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from popmq.common.config import Settings, format_address, parse_address
 from popmq.common.errors import ConfigError
-from popmq.common.observe import Metric, MetricKind
+from popmq.common.metric_table import reading
+from popmq.common.observe import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +76,11 @@ class Workers:
             await worker.routed.wait()
 
     def metrics(self) -> list[Metric]:
-        gauge = MetricKind.GAUGE
         running = sum(worker.listening.is_set() for worker in self._workers)
         restarts = sum(worker.restarts for worker in self._workers)
         return [
-            Metric("proxy_workers", "Workers that listen.", running, gauge),
-            Metric("proxy_worker_restarts", "Workers that died and were started again.", restarts),
+            reading("proxy_workers", running),
+            reading("proxy_worker_restarts", restarts),
             *self._of_workers(),
         ]
 
@@ -177,8 +178,9 @@ class _Worker:
             self.routed.set()
         own = {"worker": str(self.number)}
         self.metrics = [
-            Metric(name, text, value, MetricKind[kind], {**labels, **own})
-            for name, text, value, kind, labels in report["metrics"]
+            replace(made, labels={**made.labels, **own}, buckets=buckets)
+            for name, value, labels, buckets in report["metrics"]
+            for made in [reading(name, value, *labels)]
         ]
 
 

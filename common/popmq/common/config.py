@@ -18,6 +18,7 @@ from popmq.common.address import format_address as format_address
 from popmq.common.address import parse_address as parse_address
 from popmq.common.errors import ConfigError
 from popmq.common.lean_settings import LeanSettings
+from popmq.common.operator_settings import OperatorSettings
 from popmq.common.quantities import (
     DAY_MS,
     GIB,
@@ -28,6 +29,7 @@ from popmq.common.quantities import (
     parse_size,
 )
 from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.report_settings import ReportsSettings
 from popmq.common.send_settings import DedupSettings, TransactionSettings
 from popmq.common.settings_section import Section as _Section
 from popmq.common.settings_section import checked as _checked
@@ -123,7 +125,7 @@ class HttpSettings(_Section):
     listen: str = _address("127.0.0.1:5557")
 
 
-_LATER = "not served yet; fsync and quorum are"
+_BY_TOPIC = "a topic's choice (popmq topic create NAME --durability memory), not the store's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class StoreSettings(_Section):
     """`max_pending_bytes` bounds what was handed in and is not durable yet."""
 
     segment_bytes: int = _within(GIB, 4 * KIB, 2 * GIB)
-    flush: str = _one_of("auto", "auto", "fsync", "quorum", memory=_LATER)
+    flush: str = _one_of("auto", "auto", "fsync", "quorum", memory=_BY_TOPIC)
     max_pending_bytes: int = _within(256 * MIB, 4 * KIB, 64 * GIB)
     snapshot_bytes: int = _within(128 * MIB, 4 * KIB, 1024 * GIB)  # of log from one to the next
     retention_hours: int = _within(72, 1, 100 * 365 * 24)
@@ -162,6 +164,8 @@ class PopSettings(_Section):
     max_batch: int = _within(32, 1, 64)  # the members of a check point are bits of a u64
     reply_bytes: int = _within(8 * MIB, 64 * KIB, GIB)
     retry_first_percent: int = _within(20, 0, 100)
+    # Of a topic of type priority: one receive in so many begins with a lower queue.
+    priority_turn: int = _within(8, 2, 1_000_000)
     catch_up_percent: int = _within(8, 1, 100)
     catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
     revive_step_ms: int = _within(16, 1, 60_000)
@@ -206,12 +210,17 @@ class GroupSettings(_Section):
 class TopicSettings(_Section):
     auto_create: bool = False
     queues: int = _within(8, 1, 1024)
-    auto_create_type: str = _one_of("mixed", "normal", "fifo", "delay", "transaction", "mixed")
+    auto_create_type: str = _one_of(
+        "mixed", "normal", "fifo", "delay", "transaction", "priority", "mixed"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PollSettings(_Section):
     max_ms: int = _within(30_000, 1, 600_000)
+    min_ms: int = _within(0, 0, 600_000)  # RocketMQ's is 5 s
+    # Receives of one group at one proxy, above which each waits at one broker group.
+    switch_poll_limit: int = _within(64, 0, 1_000_000)
     waiters: int = _within(100_000, 1, 10_000_000)
 
 
@@ -241,6 +250,8 @@ class Settings:
     poll: PollSettings = PollSettings()
     frames: FramesSettings = FramesSettings()
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    reports: ReportsSettings = field(default_factory=ReportsSettings)
+    operator: OperatorSettings = field(default_factory=OperatorSettings)
 
     def __post_init__(self) -> None:
         """The largest message must fit wherever it passes, or it could never be stored or read."""

@@ -70,6 +70,10 @@ class Disk(Protocol):
         """The folder and its parents, durable in their own parents."""
         ...
 
+    def add_folder(self, path: str) -> list[str]:
+        """The same, durable once the folders that it returns are synced."""
+        ...
+
     def remove(self, path: str) -> None: ...
 
     def replace(self, source: str, target: str) -> None:
@@ -182,13 +186,18 @@ class RealDisk:
             return []
 
     def make_folder(self, path: str) -> None:
+        for folder in self.add_folder(path):
+            self.sync_folder(folder)
+
+    def add_folder(self, path: str) -> list[str]:
         missing = []
-        while path and not os.path.isdir(path):
-            missing.append(path)
-            path = os.path.dirname(path) or "."
-        for folder in reversed(missing):
-            os.makedirs(folder, exist_ok=True)
-            self.sync_folder(os.path.dirname(folder) or ".")
+        parent = path
+        while parent and not os.path.isdir(parent):
+            missing.append(parent)
+            parent = os.path.dirname(parent) or "."
+        if missing:
+            os.makedirs(path, exist_ok=True)
+        return [os.path.dirname(folder) or "." for folder in reversed(missing)]
 
     def remove(self, path: str) -> None:
         os.unlink(path)

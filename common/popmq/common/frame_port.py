@@ -33,6 +33,7 @@ from popmq.common.frames import (
     read_error,
 )
 from popmq.common.hop import Kind, OnReply, Port
+from popmq.common.turn import TurnEnd
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class FramePort:
         settings: FrameSettings = DEFAULT_SETTINGS,
         on_state: Callable[[bool], None] | None = None,
         peer_name: str = "peer",
+        turn: TurnEnd | None = None,
     ) -> None:
         self.hello = hello
         self.settings = settings
@@ -69,6 +71,7 @@ class FramePort:
         self._clock = clock or SystemClock()
         self._on_state = on_state
         self._peer_name = peer_name
+        self.turn = turn
         self._reason = "not started"
         self._max_body = settings.max_frame_bytes - REQUEST_OVERHEAD
 
@@ -293,7 +296,7 @@ class FramePort:
 
 class _PortConnection(Connection):
     def __init__(self, port: FramePort) -> None:
-        super().__init__(port.hello, port.settings)
+        super().__init__(port.hello, port.settings, port.turn)
         self._port = port
         self.opened = False  # a transport exists, so `lost` will come
         self.decided = asyncio.Event()  # accepted, refused or lost

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Callable
 from functools import partial
 
 from popmq.common.clock import Clock, SystemClock
@@ -29,7 +30,9 @@ from popmq.common.frames import (
     Hello,
     encode_hello,
 )
-from popmq.common.hop import Kind, Port, encode_error
+from popmq.common.hop import Kind, Port
+from popmq.common.listening import stop_listening
+from popmq.common.payload import encode_error
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class FrameServer:
     """Listens on any number of addresses and hands each request to `port`.
 
     `hello` is what the next peer is told and may be replaced, at a new epoch for example.
+    `on_lost` hears whose connection ended.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class FrameServer:
         *,
         clock: Clock | None = None,
         settings: FrameSettings = DEFAULT_SETTINGS,
+        on_lost: Callable[[Hello], None] | None = None,
     ) -> None:
         self.port = port
         self.hello = hello
@@ -59,6 +64,9 @@ class FrameServer:
         self.settings = settings
         self.connections: set[_ServerConnection] = set()
         self.stopping = False
+        self.requests = 0
+        self.refused = 0  # by a bound
+        self.on_lost = on_lost or (lambda peer: None)
         self._listeners: list[asyncio.Server] = []
         self._sockets: list[tuple[str, int]] = []  # path and inode, to remove only our own
 
@@ -83,7 +91,7 @@ class FrameServer:
         """Cancel what is in flight, close every connection and remove the socket files."""
         self.stopping = True
         for listener in self._listeners:
-            listener.close()
+            await stop_listening(listener)
         for connection in list(self.connections):
             connection.close("the server stops")
         if self.connections:
@@ -92,6 +100,10 @@ class FrameServer:
             await listener.wait_closed()
         for path, inode in self._sockets:
             _remove_socket(path, inode)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(connection.in_flight for connection in self.connections)
 
     def _accept(self) -> "_ServerConnection":
         return _ServerConnection(self)
@@ -112,6 +124,10 @@ class _ServerConnection(Connection):
         self._stall: asyncio.TimerHandle | None = None  # while paused
         self._refused = 0  # while paused
 
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         server, limit = self._server, self.settings.max_connections
@@ -131,6 +147,8 @@ class _ServerConnection(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
         super().connection_lost(exc)
+        if self.peer is not None:
+            self._server.on_lost(self.peer)
 
     def greeted(self, peer: Hello) -> None:
         """Our HELLO goes out only now: who has it knows that it was accepted."""
@@ -169,7 +187,9 @@ class _ServerConnection(Connection):
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
         if kind in _REQUESTS:
             refusal = self._refusal(kind, request_id)
+            self._server.requests += 1
             if refusal is not None:
+                self._server.refused += 1
                 self._say(request_id, refusal)
                 self._count_refused()
                 return

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from popmq.common.errors import Code, ConfigError, PopmqError, Refused
-from popmq.common.hop import Kind, decode_error, encode_error
+from popmq.common.hop import Kind
+from popmq.common.payload import decode_error, encode_error
+from popmq.common.turn import TurnEnd
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +221,7 @@ def read_error(body: bytes) -> PopmqError:
 class Connection(asyncio.Protocol):
     """One end of a connection. A subclass says what its side does with frames."""
 
-    def __init__(self, hello: Hello, settings: FrameSettings) -> None:
+    def __init__(self, hello: Hello, settings: FrameSettings, turn: TurnEnd | None = None) -> None:
         self.hello = hello
         self.settings = settings
         self.peer: Hello | None = None
@@ -229,6 +231,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._reader = FrameReader(HELLO_BYTES)
         self._loop = asyncio.get_running_loop()
+        self._turn = turn or TurnEnd()
         self._transport: asyncio.Transport | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._written = 0  # bytes handed to the transport so far
@@ -260,7 +263,7 @@ class Connection(asyncio.Protocol):
             return
         parts = self._parts
         if not parts:
-            self._loop.call_soon(self._flush)
+            self._turn.at_end(self._flush)
         parts.append(header)
         parts.append(body)
         self.unsent += len(header) + len(body)

@@ -9,64 +9,12 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.kinds import Kind as Kind
 from popmq.common.payload import U16, PayloadReader, fitting, sentence, text
-
-
-class Kind(IntEnum):
-    """Second byte of a frame's header (docs/concepts/frames.md)."""
-
-    HELLO = 1
-    REPLY = 2
-    ERROR = 3
-    CANCEL = 4
-    PUT = 16
-    POP = 17
-    ACK = 18
-    CHANGE = 19
-    CLIENTS = 20
-    REJECT = 28
-    DESCRIBE_TOPIC = 32
-    CREATE_TOPIC = 33
-    ALTER_TOPIC = 34
-    DELETE_TOPIC = 35
-    LIST_TOPICS = 36
-    DESCRIBE_GROUP = 37
-    CREATE_GROUP = 38
-    ALTER_GROUP = 39
-    DELETE_GROUP = 40
-    LIST_GROUPS = 41
-    FIND_MESSAGES = 42
-    RECALL = 43
-    RESCHEDULE = 44
-    LIST_TIMERS = 45
-    FORECAST_TIMERS = 46
-    EXPLAIN = 48
-    LAG = 49
-    RESET_OFFSET = 50
-    LIST_DEAD_LETTERS = 51
-    REDRIVE = 52
-    UNPARK = 56
-    DRAIN = 57
-    END_TRANSACTION = 58
-    CHECKS = 59
-    REGISTER = 64
-    ROUTES = 65
-    ALTER_SYNC_STATE_SET = 66
-    WATCH_GROUP = 67
-    LIST_REPLICAS = 68
-    FAILOVER = 69
-    HANDSHAKE = 80
-    FETCH = 81
-    ACKED = 82
-    READ_SNAPSHOT = 83
-    TIMER_CHECK_POINT = 84
-    HAND_OVER = 85
-    DESCRIBE_ROLE = 86
-    COPY_META = 87
-
 
 OnReply = Callable[[bytes | PopmqError], None]
 
@@ -108,7 +56,8 @@ class PutEntry(NamedTuple):
     the two slices of D5.
 
     `due_ms` is wall milliseconds; negative: so many after the broker got it; 0: it is not delayed.
-    Of a TRANSACTION message it is the time to its first check, 0 for the broker's own.
+    Of a TRANSACTION message it is the time to its first check, 0 for the broker's own; of another
+    type not 0 if the properties end with a deadline (`expiry.py`).
     A timer is released at some time within `spread_ms` after it is due.
     """
 
@@ -152,6 +101,9 @@ AUTO_RENEW = 1
 
 
 class PopRequest(NamedTuple):
+    """With a `limit` of 0 it is a notification: nothing is handed out, and the reply's `rest` is
+    not 0 if a receive might find something."""
+
     topic: str
     group: str
     client_id: str
@@ -210,48 +162,41 @@ _PUT = struct.Struct(">BH")
 _ENTRY = struct.Struct(">BiQqIHII")
 _PUT_RESULT = struct.Struct(">IIQQH")
 _POP = struct.Struct(">HIQIIiBBI")
-_POP_REPLY = struct.Struct(">HQQ")
-_DELIVERY = struct.Struct(">IQHQHII")
+POP_REPLY = struct.Struct(">HQQ")
+DELIVERY = struct.Struct(">IQHQHII")
 _ACK_RESULT = struct.Struct(">IH")
 _ACKED_ENTRY = _ACK_RESULT.pack(Code.OK, 0)
 _CHANGE = struct.Struct(">qH")
-_ERROR = struct.Struct(">I")
 
 
-def encode_error(error: PopmqError) -> bytes:
-    return _ERROR.pack(error.code) + sentence(str(error))
+@lru_cache(maxsize=4_096)
+def put_head(topic: str, auto_create: bool) -> bytes:
+    """What a put begins with; the number of its entries and the entries follow."""
+    return text(topic) + (b"\1" if auto_create else b"\0")
 
 
-def decode_error(body: bytes) -> PopmqError:
-    (code,) = _ERROR.unpack_from(body)
-    try:
-        known = Code(code)
-    except ValueError:
-        known = Code.INTERNAL_ERROR
-    return Refused(known, body[_ERROR.size :].decode(errors="replace"))
+@fitting
+def put_entry(entry: PutEntry) -> bytes:
+    kind, head, properties, tag, queue_id, due_ms, message_id, spread_ms = entry
+    name = message_id.encode()
+    sizes = len(name), len(head), len(properties)
+    fields = _ENTRY.pack(kind, queue_id, tag, due_ms, spread_ms, *sizes)
+    return b"".join((fields, name, head, properties))
+
+
+def plain_put_entry(
+    kind: int, queue_id: int, tag_hash: int, message_id: bytes, head: bytes, properties: bytes
+) -> bytes:
+    """The entry of a message that is not delayed, whose values fit their fields."""
+    sizes = len(message_id), len(head), len(properties)
+    fields = _ENTRY.pack(kind, queue_id, tag_hash, 0, 0, *sizes)
+    return b"".join((fields, message_id, head, properties))
 
 
 @fitting
 def encode_put(request: PutRequest) -> bytes:
-    parts = [text(request.topic), _PUT.pack(request.auto_create, len(request.entries))]
-    for entry in request.entries:
-        name = entry.message_id.encode()
-        parts += (
-            _ENTRY.pack(
-                entry.type,
-                entry.queue_id,
-                entry.tag_hash,
-                entry.due_ms,
-                entry.spread_ms,
-                len(name),
-                len(entry.head),
-                len(entry.properties),
-            ),
-            name,
-            entry.head,
-            entry.properties,
-        )
-    return b"".join(parts)
+    head = put_head(request.topic, request.auto_create)
+    return b"".join((head, U16.pack(len(request.entries)), *map(put_entry, request.entries)))
 
 
 def decode_put(body: bytes) -> PutRequest:
@@ -294,25 +239,19 @@ def decode_put_reply(body: bytes) -> list[PutResult]:
     results = []
     for _ in range(count):
         code, queue, offset, due, size = reader.fields(_PUT_RESULT)
-        results.append(PutResult(code, reader.take(size).decode(), queue, offset, due))
+        message = reader.take(size).decode() if size else ""
+        results.append(PutResult(code, message, queue, offset, due))
     return results
 
 
 @fitting
 def encode_pop(request: PopRequest) -> bytes:
+    flags = AUTO_RENEW if request.auto_renew else 0
+    times = request.limit, request.poll_ms, request.invisible_ms
+    fields = *times, request.reply_bytes, 0, request.queue_id, flags, request.filter_type, 0
     return b"".join(
         (
-            _POP.pack(
-                request.limit,
-                request.poll_ms,
-                request.invisible_ms,
-                request.reply_bytes,
-                0,
-                request.queue_id,
-                AUTO_RENEW if request.auto_renew else 0,
-                request.filter_type,
-                0,
-            ),
+            _POP.pack(*fields),
             text(request.topic),
             text(request.group),
             text(request.client_id),
@@ -325,29 +264,17 @@ def encode_pop(request: PopRequest) -> bytes:
 def decode_pop(body: bytes) -> PopRequest:
     reader = PayloadReader(body)
     limit, poll, invisible, reply_bytes, _, queue, flags, filter_type, _ = reader.fields(_POP)
-    topic, group, client_id = reader.text(), reader.text(), reader.text()
-    expression, attempt_id = reader.text(), reader.text()
-    return PopRequest(
-        topic,
-        group,
-        client_id,
-        limit,
-        invisible,
-        poll,
-        queue,
-        bool(flags & AUTO_RENEW),
-        filter_type,
-        expression,
-        attempt_id,
-        reply_bytes,
-    )
+    names = reader.text(), reader.text(), reader.text()
+    times = limit, invisible, poll
+    renew, texts = bool(flags & AUTO_RENEW), (reader.text(), reader.text())
+    return PopRequest(*names, *times, queue, renew, filter_type, *texts, reply_bytes)
 
 
 def encode_pop_reply(reply: PopReply) -> bytes:
-    parts = [_POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
+    parts = [POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
     add = parts.append  # four calls cost less than a tuple and its unpacking
     for queue, offset, attempt, stored, handle, head, properties in reply.deliveries:
-        fields = _DELIVERY.pack(
+        fields = DELIVERY.pack(
             queue, offset, attempt, stored, len(handle), len(head), len(properties)
         )
         add(fields)
@@ -358,22 +285,40 @@ def encode_pop_reply(reply: PopReply) -> bytes:
 
 
 def decode_pop_reply(body: bytes) -> PopReply:
-    reader = PayloadReader(body)
-    count, rest, popped_ms = reader.fields(_POP_REPLY)
+    """Without a PayloadReader: this runs for every message that is delivered."""
     deliveries = []
-    for _ in range(count):
-        queue, offset, attempt, stored, handle, head, properties = reader.fields(_DELIVERY)
-        content = reader.take(handle), reader.take(head), reader.take(properties)
-        deliveries.append(Delivery(queue, offset, attempt, stored, *content))
+    try:
+        count, rest, popped_ms = POP_REPLY.unpack_from(body)
+        at = POP_REPLY.size
+        for _ in range(count):
+            queue, offset, attempt, stored, handle, head, size = DELIVERY.unpack_from(body, at)
+            handle_at = at + DELIVERY.size
+            head_at = handle_at + handle
+            properties_at = head_at + head
+            at = properties_at + size
+            content = body[handle_at:head_at], body[head_at:properties_at], body[properties_at:at]
+            deliveries.append(Delivery(queue, offset, attempt, stored, *content))
+    except struct.error as error:
+        raise Refused(Code.BAD_REQUEST, "the frame's payload ends early") from error
+    if at > len(body):
+        raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
     return PopReply(deliveries, rest, popped_ms)
+
+
+@lru_cache(maxsize=4_096)
+def ack_head(topic: str, group: str) -> bytes:
+    """What an ack begins with; the number of its handles and the handles follow."""
+    return text(topic) + text(group)
+
+
+def ack_entry(handle: bytes) -> bytes:
+    return U16.pack(len(handle)) + handle
 
 
 @fitting
 def encode_ack(request: AckRequest) -> bytes:
-    parts = [text(request.topic), text(request.group), U16.pack(len(request.handles))]
-    for handle in request.handles:
-        parts += (U16.pack(len(handle)), handle)
-    return b"".join(parts)
+    head = ack_head(request.topic, request.group)
+    return b"".join((head, U16.pack(len(request.handles)), *map(ack_entry, request.handles)))
 
 
 def decode_ack(body: bytes) -> AckRequest:
@@ -413,7 +358,8 @@ def decode_ack_reply(body: bytes) -> list[AckResult]:
     results = []
     for _ in range(count):
         code, size = reader.fields(_ACK_RESULT)
-        results.append(AckResult(code, reader.take(size).decode()))
+        message = reader.take(size).decode() if size else ""
+        results.append(ACKED if code == Code.OK and not size else AckResult(code, message))
     return results
 
 

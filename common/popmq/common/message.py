@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from popmq.common.expiry import ExpiryToken
 from popmq.common.timer_token import (
     FIRING_VERSION,
     LARGEST_TIMER_TOKEN,
@@ -58,6 +59,7 @@ _REST_AND_MESSAGE = struct.Struct(">BBHIQQQIIQQIIHHI")
 _TOKEN = struct.Struct(">BBHIQIIQQ")  # version 1
 _TOKEN_2 = struct.Struct(">BBHIQIIQQQ")
 _DEAD, _REDRIVEN, _PARKED = 1, 2, 4  # flags of a token
+_new = tuple.__new__
 
 assert _FRONT.size + _REST.size == _HEADER.size == HEADER_SIZE
 assert _HEADER_AND_MESSAGE.size == _HEADER.size + _MESSAGE.size == MESSAGE_HEADER_SIZE
@@ -78,7 +80,7 @@ class RecordKind(IntEnum):
     MOVED = 7  # a MESSAGE again, whose first place retention deletes; same identity, no new unit
 
 
-_WITH_MESSAGE = (int(RecordKind.MESSAGE), int(RecordKind.MOVED))
+WITH_MESSAGE = (int(RecordKind.MESSAGE), int(RecordKind.MOVED))
 
 
 class BadRecord(Exception):
@@ -195,7 +197,7 @@ class RevivalToken:
         )
 
 
-Token = RevivalToken | TimerToken | FiringToken | HalfToken | EndToken
+Token = RevivalToken | TimerToken | FiringToken | HalfToken | EndToken | ExpiryToken
 LARGEST_TOKEN = max(RevivalToken.SIZE, LARGEST_TIMER_TOKEN)
 
 
@@ -327,7 +329,7 @@ def decode_message(
     head_at = token_at + token_size
     properties_at = head_at + head_size
     end = properties_at + properties_size
-    if header.kind not in _WITH_MESSAGE or end != offset + header.size or end > len(data):
+    if header.kind not in WITH_MESSAGE or end != offset + header.size or end > len(data):
         raise BadRecord(f"record at {header.position} is not a message")
     token = decode_token(bytes(data[token_at:head_at])) if token_size else None
     return StoredMessage(
@@ -351,16 +353,17 @@ def intact_message(
     end = at + size
     if size < MESSAGE_HEADER_SIZE or end > len(data):
         return None
-    fields = _HEADER_AND_MESSAGE.unpack_from(data, at)
-    said_size, crc, version, kind, _, _, said_position = fields[:7]
-    tag, head_size, properties_size, token_size, attempt, _ = fields[12:]
+    (
+        said_size, crc, version, kind, flags, epoch, said_position, log_ms, wall_ms,
+        topic_id, queue_id, queue_offset, tag, head_size, properties_size, token_size, attempt, _,
+    ) = _HEADER_AND_MESSAGE.unpack_from(data, at)  # fmt: skip
     head_at = at + MESSAGE_HEADER_SIZE + token_size
     properties_at = head_at + head_size
     if (
         said_size != size
         or said_position != position
         or version != RECORD_VERSION
-        or kind not in _WITH_MESSAGE
+        or kind not in WITH_MESSAGE
         or properties_at + properties_size != end
         or crc32c(data[at + 8 : end]) != crc
     ):
@@ -368,8 +371,11 @@ def intact_message(
     token = decode_token(bytes(data[head_at - token_size : head_at])) if token_size else None
     head, properties = bytes(data[head_at:properties_at]), bytes(data[properties_at:end])
     # Half of what calling the classes costs; the header's fields stand in the record's order.
-    header = tuple.__new__(Header, (size, *fields[3:12]))
-    return tuple.__new__(StoredMessage, (header, tag, attempt, token, head, properties))
+    header = _new(
+        Header,
+        (size, kind, flags, epoch, position, log_ms, wall_ms, topic_id, queue_id, queue_offset),
+    )
+    return _new(StoredMessage, (header, tag, attempt, token, head, properties))
 
 
 def decode_token(data: bytes) -> Token:
@@ -383,6 +389,8 @@ def decode_token(data: bytes) -> Token:
             return HalfToken.decode(data)
         if data[0] == END_VERSION:
             return EndToken.decode(data)
+        if data == ExpiryToken().encode():
+            return ExpiryToken()
     except (struct.error, ValueError) as error:
         raise BadRecord(f"token version {data[0]} of {len(data)} bytes: {error}") from error
     return RevivalToken.decode(data)

@@ -33,6 +33,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from popmq.common.errors import ConfigError
+from popmq.common.listening import stop_listening
 
 logger = logging.getLogger(__name__)
 
@@ -86,21 +87,35 @@ class MetricKind(Enum):
 
 
 class Histogram:
-    """Counts values by bounds, the last of which is none. Cheap enough for each message."""
+    """Counts values by bounds, the last of which is none. Cheap enough for each message.
 
-    def __init__(self, bounds: Sequence[int]) -> None:
+    Values and bounds are whole numbers; the page shows them divided by `divisor`, so that what is
+    counted in milliseconds is shown in seconds.
+    """
+
+    def __init__(self, bounds: Sequence[int], divisor: int = 1) -> None:
         self._bounds = tuple(bounds)
+        self._divisor = divisor
         self._counts = [0] * (len(bounds) + 1)
         self.total = 0
 
-    def observe(self, value: int) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def observe(self, value: int, *, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    def observe_each(self, value: int, times: int) -> None:
+        """The same value so many times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def sum(self) -> float:
+        return self.total / self._divisor
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
         """How many are at most so large, by bound as text."""
-        names = [*map(str, self._bounds), "+Inf"]
+        names = [*(f"{bound / self._divisor:.10g}" for bound in self._bounds), "+Inf"]
         return list(zip(names, accumulate(map(float, self._counts)), strict=True))
 
 
@@ -188,8 +203,15 @@ class HttpEndpoint:
     """/metrics, /livez, /readyz and /version of one role."""
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, ready: Ready, role: str
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        ready: Ready,
+        role: str,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._alive = alive
         self._host = host
         self._port = port
         self._registry = registry
@@ -210,7 +232,7 @@ class HttpEndpoint:
         """Stop listening and break off requests that are still going on."""
         if self._server is None:
             return
-        self._server.close()
+        await stop_listening(self._server)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -260,7 +282,9 @@ class HttpEndpoint:
             case "/metrics":
                 return _Answer("200 OK", generate_latest(self._registry), CONTENT_TYPE_LATEST)
             case "/livez":
-                return _Answer("200 OK", b"ok\n")
+                if self._alive():
+                    return _Answer("200 OK", b"ok\n")
+                return _Answer("503 Service Unavailable", b"something hangs\n")
             case "/readyz":
                 ready, details = self._ready()
                 status = "200 OK" if ready else "503 Service Unavailable"

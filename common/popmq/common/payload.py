@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar
 
-from popmq.common.errors import Code, Refused
+from popmq.common.errors import Code, PopmqError, Refused
 
 U16 = struct.Struct(">H")
+_ERROR = struct.Struct(">I")
 ERROR_TEXT_LIMIT = 1_000  # bytes; a refusal may quote what was sent, however long
 _CUT = " ..."
 _T = TypeVar("_T")
@@ -38,6 +39,19 @@ def sentence(text: str) -> bytes:
         return data
     kept = data[: ERROR_TEXT_LIMIT - len(_CUT)].decode(errors="ignore")
     return (kept + _CUT).encode()
+
+
+def encode_error(error: PopmqError) -> bytes:
+    return _ERROR.pack(error.code) + sentence(str(error))
+
+
+def decode_error(body: bytes) -> PopmqError:
+    (code,) = _ERROR.unpack_from(body)
+    try:
+        known = Code(code)
+    except ValueError:
+        known = Code.INTERNAL_ERROR
+    return Refused(known, body[_ERROR.size :].decode(errors="replace"))
 
 
 def text(value: str) -> bytes:

@@ -11,13 +11,17 @@ The proxy reads the broker's name to find the way and trusts nothing else; the b
 the handle verifies the signature (HMAC-SHA256, cut to 128 bits, with the key that `rmq_sys_meta`
 holds) before it looks at a field.  What is signed is the check point and the attempt, once for
 all messages of a receive; the check says which of them.  Whoever makes up another member of
-the same check point names a message that the same reply gave to the same client.
+the same check point names a message that the same reply gave to the same client; the broker
+compares member and offset with the check point before it believes them.
 """
 
 import binascii
+import hashlib
 import hmac
 import struct
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -26,14 +30,27 @@ from popmq.common.errors import InvalidReceiptHandle
 
 HANDLE_VERSION = 2
 _SIGNATURE_SIZE = 16
+_BLOCK = hashlib.sha256().block_size
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
 _FILLER = b"="
 # topic_id, group_id, queue_id, attempt, epoch, sequence
 _SIGNED = struct.Struct(">IIIHIQ")
-_Signed = tuple[str, int, int, int, int, int, int]  # the broker's name and those
 _MEMBER = struct.Struct(">QB")
 _CHECK = struct.Struct(">I")
+_TAIL_TEXT = 20  # characters; of the 15 bytes that `_tails` has for each
 _BEHIND_NAME = _SIGNED.size + _SIGNATURE_SIZE + _MEMBER.size + _CHECK.size
+
+
+class Signed(NamedTuple):
+    """What the handles of one check point and attempt have in common."""
+
+    broker: str
+    topic_id: int
+    group_id: int
+    queue_id: int
+    attempt: int
+    epoch: int
+    sequence: int
 
 
 class ReceiptHandle(NamedTuple):
@@ -80,6 +97,28 @@ def sign_check_point(
     return plain + _signature(key, plain)
 
 
+def encode_members(signed: bytes, members: Sequence[tuple[int, int]]) -> tuple[bytes, list[bytes]]:
+    """Handles of some messages, by queue offset and member: what they begin with, and how each
+    goes on.  In one go, because this runs for all that is delivered."""
+    aligned = len(signed) - len(signed) % 3  # base64 turns three bytes into four characters
+    lead = signed[aligned:]
+    crc, pack = crc32c(signed), _MEMBER.pack
+    fields: list[bytes | int] = []
+    for offset, member in members:
+        fields += (lead, offset, member, crc32c(pack(offset, member), crc))
+    text = b2a_base64(_tails(len(lead), len(members)).pack(*fields), newline=False)
+    text = text.translate(_TO_URL)
+    size = _TAIL_TEXT - (2 - len(lead))
+    tails = [text[at : at + size] for at in range(0, len(text), _TAIL_TEXT)]
+    return b2a_base64(signed[:aligned], newline=False).translate(_TO_URL), tails
+
+
+@lru_cache(256)
+def _tails(lead: int, count: int) -> struct.Struct:
+    """Of `count` handles what is their own, behind the last `lead` bytes of what is signed."""
+    return struct.Struct(">" + f"{lead}sQBI{2 - lead}x" * count)
+
+
 def encode_member(signed: bytes, queue_offset: int, member: int) -> bytes:
     """The handle of one message."""
     data = signed + _MEMBER.pack(queue_offset, member)
@@ -94,11 +133,15 @@ class ReceiptReader:
     _REMEMBERED = 4_096
 
     def __init__(self) -> None:
-        self._right: dict[bytes, _Signed] = {}
+        self._right: dict[bytes, Signed] = {}
 
     def decode(self, raw: bytes, key: bytes) -> ReceiptHandle:
-        """The handle, if it was made with `key`; else InvalidReceiptHandle that says what is
-        wrong."""
+        """As `open`, in one piece."""
+        return receipt_of(*self.open(raw, key))
+
+    def open(self, raw: bytes, key: bytes) -> tuple[Signed, int, int]:
+        """What is signed, queue offset and member, if the handle was made with `key`; else
+        InvalidReceiptHandle that says what is wrong."""
         data = _unpacked(raw)
         name_end = 2 + data[1]
         fields_end = name_end + _SIGNED.size
@@ -116,10 +159,14 @@ class ReceiptReader:
             if len(self._right) >= self._REMEMBERED:
                 self._right.clear()
             fields = _SIGNED.unpack_from(data, name_end)
-            known = self._right[signed] = (data[2:name_end].decode(), *fields)
-        broker, topic, group, queue, attempt, epoch, sequence = known
+            known = self._right[signed] = Signed(data[2:name_end].decode(), *fields)
         offset, member = _MEMBER.unpack_from(data, member_at)
-        return ReceiptHandle(broker, topic, group, queue, offset, attempt, epoch, sequence, member)
+        return known, offset, member
+
+
+def receipt_of(signed: Signed, offset: int, member: int) -> ReceiptHandle:
+    broker, topic, group, queue, attempt, epoch, sequence = signed
+    return ReceiptHandle(broker, topic, group, queue, offset, attempt, epoch, sequence, member)
 
 
 def broker_of(raw: bytes) -> str:
@@ -129,6 +176,12 @@ def broker_of(raw: bytes) -> str:
         return data[2 : 2 + data[1]].decode()
     except UnicodeDecodeError as error:
         raise InvalidReceiptHandle("the receipt handle names no readable broker") from error
+
+
+def named_part(raw: bytes) -> bytes:
+    """The first characters of a handle: two handles that have them alike name the same broker."""
+    name_end = len(raw) * 3 // 4 - _BEHIND_NAME
+    return raw[: (name_end * 4 + 2) // 3] if name_end > 0 else raw
 
 
 def _unpacked(raw: bytes) -> bytes:
@@ -151,4 +204,18 @@ def _unpacked(raw: bytes) -> bytes:
 
 
 def _signature(key: bytes, plain: bytes) -> bytes:
-    return hmac.digest(key, plain, "sha256")[:_SIGNATURE_SIZE]
+    """HMAC-SHA256 (RFC 2104), cut.  `hmac.digest` begins with the key each time, which is most of
+    what it costs."""
+    begun_inner, begun_outer = _begun(key)
+    inner, outer = begun_inner.copy(), begun_outer.copy()
+    inner.update(plain)
+    outer.update(inner.digest())
+    return outer.digest()[:_SIGNATURE_SIZE]
+
+
+@lru_cache(16)
+def _begun(key: bytes) -> tuple["hashlib._Hash", "hashlib._Hash"]:
+    """The two hashes, each with its padded key."""
+    block = (key if len(key) <= _BLOCK else hashlib.sha256(key).digest()).ljust(_BLOCK, b"\0")
+    inner, outer = (bytes(byte ^ pad for byte in block) for pad in (0x36, 0x5C))
+    return hashlib.sha256(inner), hashlib.sha256(outer)

@@ -27,6 +27,7 @@ class Handshake(NamedTuple):
     node: str
     log_id: str  # empty while the log is
     end: int
+    segment_bytes: int  # of its log: segments of all replicas end at the same positions
 
 
 class HandshakeReply(NamedTuple):
@@ -54,6 +55,7 @@ class Fetch(NamedTuple):
     max_bytes: int
     confirmed: int  # as the slave knows it
     wait_ms: int
+    round: int = 0  # of the block before
 
 
 class Block(NamedTuple):
@@ -66,6 +68,7 @@ class Block(NamedTuple):
     confirmed: int
     end: int  # of the master's log
     data: bytes
+    round: int = 0  # the next fetch says it again: that one was sent after this
 
 
 class Acked(NamedTuple):
@@ -102,35 +105,37 @@ class AskTimers(NamedTuple):
 
 
 class MasterTimers(NamedTuple):
-    """Up to where the master fired (wall milliseconds), and its offset in the timer queue."""
+    """Up to where the master fired (wall milliseconds), and its offset in the timer queue; and
+    its log time, 0 while it waits for a disk."""
 
     epoch: int
     last_read_ms: int
     queue_offset: int
+    log_ms: int
 
 
-_HANDSHAKE = struct.Struct(">IQ")
+_HANDSHAKE = struct.Struct(">IQQ")
 _REPLY = struct.Struct(">IQQQQQQH")
 _ENTRY = struct.Struct(">IQ")
-_FETCH = struct.Struct(">IQQIQI")
-_BLOCK = struct.Struct(">IIQQQQ")
+_FETCH = struct.Struct(">IQQIQIQ")
+_BLOCK = struct.Struct(">IIQQQQQ")
 _ACKED = struct.Struct(">IQQ")
 _ACKED_REPLY = struct.Struct(">IQ")
 _READ_SNAPSHOT = struct.Struct(">IQQQI")
 _ASK_TIMERS = struct.Struct(">IQ")
-_TIMERS = struct.Struct(">IqQ")
+_TIMERS = struct.Struct(">IqQQ")
 
 
 @fitting
 def encode_handshake(request: Handshake) -> bytes:
-    epoch, store_id, node, log_id, end = request
-    return _HANDSHAKE.pack(epoch, end) + text(store_id) + text(node) + text(log_id)
+    epoch, store_id, node, log_id, end, segment_bytes = request
+    return _HANDSHAKE.pack(epoch, end, segment_bytes) + text(store_id) + text(node) + text(log_id)
 
 
 def decode_handshake(body: bytes) -> Handshake:
     reader = PayloadReader(body)
-    epoch, end = reader.fields(_HANDSHAKE)
-    return Handshake(epoch, reader.text(), reader.text(), reader.text(), end)
+    epoch, end, segment_bytes = reader.fields(_HANDSHAKE)
+    return Handshake(epoch, reader.text(), reader.text(), reader.text(), end, segment_bytes)
 
 
 @fitting
@@ -161,24 +166,24 @@ def decode_handshake_reply(body: bytes) -> HandshakeReply:
 
 @fitting
 def encode_fetch(request: Fetch) -> bytes:
-    epoch, store_id, session, position, max_bytes, confirmed, wait_ms = request
-    fields = _FETCH.pack(epoch, session, position, max_bytes, confirmed, wait_ms)
-    return fields + text(store_id)
+    epoch, store_id, *numbers = request
+    return _FETCH.pack(epoch, *numbers) + text(store_id)
 
 
 def decode_fetch(body: bytes) -> Fetch:
     reader = PayloadReader(body)
-    epoch, session, position, max_bytes, confirmed, wait_ms = reader.fields(_FETCH)
-    return Fetch(epoch, reader.text(), session, position, max_bytes, confirmed, wait_ms)
+    epoch, *numbers = reader.fields(_FETCH)
+    return Fetch(epoch, reader.text(), *numbers)
 
 
 def encode_block(block: Block) -> bytes:
-    return _BLOCK.pack(*block[:-1]) + block.data
+    *numbers, data, round_ = block
+    return _BLOCK.pack(*numbers, round_) + data
 
 
 def decode_block(body: bytes) -> Block:
-    epoch, of, start, position, confirmed, end = PayloadReader(body).fields(_BLOCK)
-    return Block(epoch, of, start, position, confirmed, end, body[_BLOCK.size :])
+    epoch, of, start, position, confirmed, end, round_ = PayloadReader(body).fields(_BLOCK)
+    return Block(epoch, of, start, position, confirmed, end, body[_BLOCK.size :], round_)
 
 
 @fitting

@@ -67,16 +67,11 @@ class InlineFlusher:
             done(None)
 
 
-async def run_steps(step: Step, *, idle_ms: int) -> None:
-    """Call `step` for ever: again at once while it moved something, else after `idle_ms`."""
-    while True:  # noqa: ASYNC110 - the step decides by time, there is no event to wait for
-        await asyncio.sleep(0 if step() else idle_ms / 1000)
-
-
 class StepLoop:
-    """`run_steps` that rests: after a step that did nothing it waits as long as `wait_ms` says.
+    """Calls `step` for ever: again at once while it moved something, else after `idle_ms`.
 
-    A wait that is longer than `idle_ms` is a rest, and ends with `wake`.
+    Or it rests: `wait_ms` says for how long there is nothing to do; more than `idle_ms` is a
+    rest, which ends with `wake`.
     """
 
     def __init__(self, step: Step, wait_ms: Callable[[], int], *, idle_ms: int) -> None:

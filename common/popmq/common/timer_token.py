@@ -72,6 +72,8 @@ class TimerToken(NamedTuple):
     def decode(cls, data: bytes) -> "TimerToken":
         """struct.error for another number of bytes."""
         _, flags, _, topic, queue, _, tag_hash, other, other_due = _TIMER.unpack(data)
+        if not flags:  # nearly all, and each that fires is decoded
+            return tuple.__new__(cls, (topic, queue, tag_hash, None, None, False))
         return cls(
             topic,
             queue,
@@ -102,15 +104,10 @@ class FiringToken(NamedTuple):
     outcome: Outcome = Outcome.FIRED
 
     def encode(self) -> bytes:
+        topic_id, due_ms, identity, judged, offset, late, outcome = self
+        flags = _LATE if late else 0
         return _FIRING.pack(
-            FIRING_VERSION,
-            _LATE if self.late else 0,
-            self.outcome,
-            self.topic_id,
-            self.due_ms,
-            self.identity,
-            self.judged,
-            self.offset,
+            FIRING_VERSION, flags, outcome, topic_id, due_ms, identity, judged, offset
         )
 
     @classmethod

@@ -55,10 +55,14 @@ class MessageType(IntEnum):
     FIFO = 2
     DELAY = 3
     TRANSACTION = 4
+    PRIORITY = 6
     MIXED = 100
 
     def accepts(self, kind: "MessageType") -> bool:
-        return self is MessageType.MIXED or self is kind
+        """A mixed topic takes no priorities: its queues are chosen by other rules."""
+        if self is kind:
+            return True
+        return self is MessageType.MIXED and kind is not MessageType.PRIORITY
 
     @property
     def accepted(self) -> tuple["MessageType", ...]:
@@ -69,6 +73,9 @@ class MessageType(IntEnum):
                 MessageType.DELAY,
                 MessageType.TRANSACTION,
             )
+        if self is MessageType.PRIORITY:
+            # One without a priority has the lowest: the Node client calls priority 0 NORMAL.
+            return (self, MessageType.NORMAL)
         return (self,)
 
 
@@ -93,6 +100,13 @@ class CheckPoints(IntEnum):
     BUFFERED = 2
 
 
+class Durability(IntEnum):
+    """Of a topic: what a send waits for (D2)."""
+
+    DISK = 1  # as store.flush says
+    MEMORY = 2  # of every member of the SyncStateSet
+
+
 class StartAt(IntEnum):
     """Where a group begins in a topic that it never read (D11: the oldest message)."""
 
@@ -113,6 +127,7 @@ class TopicConfig:
     # Of a topic that takes FIFO messages: the broker groups that it was created over. Another one
     # that comes later takes no message group away from these (D11). Empty: all.
     brokers: tuple[str, ...] = ()
+    durability: Durability = Durability.DISK
 
     @property
     def readable(self) -> bool:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_WAIT_MS = 60_000
 PROBE_MS = 500
 FAILOVER_LIMIT = 16  # at once
+REST_MS = 500  # at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class ControllerTimes:
 
 class Controller:
     """`first_version` differs from one run to the next, so that whoever followed the last one
-    notices.  `open_peer(address)` opens a way to a broker, which is closed after one question."""
+    notices.  `open_peer(address)` opens a way to a broker, which is closed after one question.
+    `on_request` is called for each request, which may leave something to the next step."""
 
     def __init__(
         self,
@@ -59,7 +61,9 @@ class Controller:
         *,
         times: ControllerTimes,
         first_version: int = 1,
+        on_request: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_request = on_request
         self.routes = Routes(
             cluster, dead_after_ms=times.dead_after_ms, first_version=first_version
         )
@@ -87,6 +91,7 @@ class Controller:
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         self._number += 1
+        self._on_request()
         try:
             self._serve(kind, body, self._number, on_reply)
         except PopmqError as error:
@@ -137,6 +142,17 @@ class Controller:
         if self.routes.drained:
             self._hide_strangers()
         return done + self._step_ownership(now_ms)
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long steps have nothing to do unless a request comes; 0: look often.
+
+        Replicas may die, and their record is read; single brokers only answer.
+        """
+        if self.groups or self.routes.drained or not self.ownership.owner:
+            return 0
+        next_ms = self.polls.next_ms
+        most_ms = min(REST_MS, self.times.dead_after_ms // 4)  # more is taken for a standstill
+        return most_ms if next_ms is None else min(most_ms, max(0, next_ms - now_ms))
 
     def _step_ownership(self, now_ms: int) -> int:
         names = self.routes.names

@@ -186,6 +186,9 @@ class Failover:
         return elected(group.record, plan.to, others, min_in_sync=minimum)
 
     def _write(self) -> None:
+        if not self._plan.unclean and not self._still_fits(self._group.record):
+            self._changed()
+            return
         wanted = self._next()
         self._writes += 1
         self._group.write(wanted.version - 1, wanted, lambda got: self._written(wanted, got))
@@ -201,8 +204,11 @@ class Failover:
         elif self._writes < WRITES and self._still_fits(result.record):
             self._write()
         else:
-            text = f"broker group {self._group.name} changed meanwhile: look again, and repeat"
-            self._done(Refused(Code.PRECONDITION_FAILED, text))
+            self._changed()
+
+    def _changed(self) -> None:
+        text = f"broker group {self._group.name} changed meanwhile: look again, and repeat"
+        self._done(Refused(Code.PRECONDITION_FAILED, text))
 
     def _still_fits(self, found: GroupRecord | None) -> bool:
         """The same master changed its set, and the successor is still in it."""

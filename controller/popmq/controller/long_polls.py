@@ -21,6 +21,11 @@ class LongPolls:
     def full(self) -> bool:
         return len(self._waiting) >= WAITER_LIMIT
 
+    @property
+    def next_ms(self) -> int | None:
+        """When `due` may have something to do; None: never."""
+        return self._due[0][0] if self._due else None
+
     def park(self, number: int, key: str, answer: Answer, *, due_ms: int) -> None:
         assert not self.full, "the caller looks first"
         self._waiting[number] = (key, answer)

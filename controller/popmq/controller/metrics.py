@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-from popmq.common.observe import Metric, MetricKind
+from popmq.common.metric_table import reading
+from popmq.common.observe import Metric
 from popmq.controller.replica_group import ReplicaGroup
 from popmq.controller.routes import Routes
-
-_GAUGE = MetricKind.GAUGE
 
 
 def controller_metrics(
@@ -15,9 +14,9 @@ def controller_metrics(
     known, groups = routes.all(), list(groups)
     alive = sum(_is_served(groups, routes, one.broker, now_ms) for one in known)
     found = [
-        Metric("controller_brokers", "Broker groups known.", len(known), _GAUGE),
-        Metric("controller_brokers_alive", "With a master heard of lately.", alive, _GAUGE),
-        Metric("controller_routes_version", "Moves with the routes.", routes.version, _GAUGE),
+        reading("controller_brokers", len(known)),
+        reading("controller_brokers_alive", alive),
+        reading("controller_routes_version", routes.version),
     ]
     for group in groups:
         found += _group_metrics(group, now_ms)
@@ -32,27 +31,18 @@ def _is_served(groups: list[ReplicaGroup], routes: Routes, broker: str, now_ms: 
 
 
 def _group_metrics(group: ReplicaGroup, now_ms: int) -> list[Metric]:
-    labels = {"broker": group.name}
     record, timers = group.record, group.replicas.timer_check_point
-
-    def gauge(name: str, what: str, value: int) -> Metric:
-        return Metric(f"controller_{name}", what, value, _GAUGE, labels=labels)
-
-    found = [
-        gauge("replicas", "Brokers of the group known.", len(group.replicas)),
-        gauge("replicas_alive", "Heard of lately.", len(group.living)),
-        gauge("epoch", "Of the record.", record.epoch if record else 0),
-        gauge("in_sync", "Size of the SyncStateSet.", len(record.sync_state_set) if record else 0),
-        gauge("without_leader", "1: nobody leads, and nobody can.", int(bool(group.trouble))),
-        Metric("controller_elections", "Won by this controller.", group.elections, labels=labels),
-        Metric(
-            "controller_lost_writes",
-            "Compare-and-sets that somebody else won, or that got no answer.",
-            group.lost_writes,
-            labels=labels,
-        ),
-    ]
+    values = {
+        "replicas": len(group.replicas),
+        "replicas_alive": len(group.living),
+        "epoch": record.epoch if record else 0,
+        "in_sync": len(record.sync_state_set) if record else 0,
+        "without_leader": bool(group.trouble),
+        "elections": group.elections,
+        "lost_writes": group.lost_writes,
+    }
+    found = [reading(f"controller_{name}", value, group.name) for name, value in values.items()]
     if timers is not None:
-        age_ms = max(0, now_ms - timers.taken_ms)
-        found.append(gauge("timer_check_point_age_ms", "Of the newest one known.", age_ms))
+        age_s = max(0, now_ms - timers.taken_ms) / 1_000
+        found.append(reading("controller_timer_check_point_age_seconds", age_s, group.name))
     return found

@@ -11,12 +11,13 @@ from typing import TypeVar
 
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.config import Settings
+from popmq.common.frame_metrics import frame_metrics
 from popmq.common.frame_port import FramePort
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, OnReply
 from popmq.common.observe import Metric
-from popmq.common.steps import run_steps
+from popmq.common.steps import StepLoop
 from popmq.controller.controller import Controller, ControllerTimes
 from popmq.controller.file_store import FileStore
 from popmq.controller.group_record import GroupRecord
@@ -63,20 +64,19 @@ class ControllerProcess:
             self._open_peer,
             times=ControllerTimes(times.heartbeat_ms, times.dead_after_ms),
             first_version=1 + secrets.randbits(48),
+            on_request=lambda: self._loop.wake(),
+        )
+        self._loop = StepLoop(
+            lambda: self.port.step(self._clock.boot_ms()),
+            lambda: self.port.wait_ms(self._clock.boot_ms()),
+            idle_ms=max(1, min(STEP_IDLE_MS, times.dead_after_ms // STEPS_OF_SILENCE)),
         )
         self._frames = FrameServer(self.port, self._hello, settings=self._frame_settings)
         self._steps: asyncio.Task[None] | None = None
 
     def start(self) -> "asyncio.Task[None]":
         """Elect, and end long polls, from now on; the task ends only with a fault."""
-        self._steps = asyncio.get_running_loop().create_task(
-            run_steps(
-                lambda: self.port.step(self._clock.boot_ms()),
-                idle_ms=max(
-                    1, min(STEP_IDLE_MS, self.port.times.dead_after_ms // STEPS_OF_SILENCE)
-                ),
-            )
-        )
+        self._steps = asyncio.get_running_loop().create_task(self._loop.run())
         return self._steps
 
     async def listen(self, address: str = "") -> str:
@@ -96,7 +96,7 @@ class ControllerProcess:
             self._store.stop()
 
     def metrics(self) -> list[Metric]:
-        return self.port.metrics()
+        return [*self.port.metrics(), *frame_metrics(self._frames, Role.CONTROLLER)]
 
     def _open_peer(self, address: str) -> "_Peer":
         port = FramePort(

@@ -7,20 +7,28 @@ a single entry never becomes MULTIPLE_RESULTS.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from popmq.common.config import Settings
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError, Refused
 from popmq.common.hop import (
+    ACKED,
     AckRequest,
     AckResult,
     ChangeRequest,
     Kind,
     Port,
+    ack_entry,
+    ack_head,
     decode_ack_reply,
     encode_ack,
     encode_change,
 )
+from popmq.common.receipt import broker_of, named_part
 from popmq.common.topics import check_group_name, check_readable_topic_name
+from popmq.common.turn import Soon, at_once
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers, port_of_handle
@@ -29,23 +37,74 @@ from popmq.proxy.convert import (
     duration_ms,
     name_of,
     ok,
+    one_acked_ok,
     parse,
     status,
     status_of,
     status_only,
 )
+from popmq.proxy.joint import JointRequests
+from popmq.proxy.plain_message import remember
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import change_invisible_ms, overall_code
+from popmq.proxy.wire_scan import LEN, only_content
 
 MAX_HANDLES = 1_024  # in one request to a broker
 HANDLE_LIMIT = 512  # bytes; with the longest broker name a handle has 422
+_ENTRIES = service.AckMessageRequest.ENTRIES_FIELD_NUMBER
+_HANDLE = service.AckMessageEntry.RECEIPT_HANDLE_FIELD_NUMBER
+_ID_TAG = service.AckMessageEntry.MESSAGE_ID_FIELD_NUMBER << 3 | LEN
+
+
+class PlainAck(NamedTuple):
+    """One entry with nothing unusual: what it begins with at a broker, its handle, and the entry's
+    bytes, with which its result begins."""
+
+    head: bytes
+    handle: bytes
+    entry: bytes
 
 
 class AckMessage:
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, soon: Soon = at_once) -> None:
         self._brokers = brokers
+        self._acks = JointRequests(Kind.ACK, decode_ack_reply, MAX_HANDLES, soon)
+        self._ways: dict[bytes, str] = {}  # brokers by the part of a handle that names them
 
     def start(self, rpc: Rpc) -> None:
+        plain = read_plain_ack(rpc.data)
+        name = plain and self._broker_of(plain.handle)
+        if plain is None or not name:
+            self._start(rpc)
+            return
+        then = partial(self._plain_acked, rpc, plain)
+        timeout_ms = rpc.timeout_ms()
+        handle = ack_entry(plain.handle)
+        self._acks.add(rpc, self._brokers.port(name), plain.head, timeout_ms, (handle,), then)
+
+    def _broker_of(self, handle: bytes) -> str:
+        """The broker group of a handle; empty if there is something to say about it."""
+        part = named_part(handle)
+        name = self._ways.get(part)
+        if name is None:
+            try:
+                name = remember(self._ways, part, broker_of(handle))
+            except InvalidReceiptHandle:
+                return ""
+        return name if name in self._brokers.names() else ""
+
+    def _plain_acked(
+        self, rpc: Rpc, plain: PlainAck, answer: Sequence[AckResult] | PopmqError, _at_once: bool
+    ) -> None:
+        result = answer if isinstance(answer, PopmqError) else answer[0]
+        if result is ACKED:
+            rpc.metrics.acks += 1
+            rpc.reply(one_acked_ok(plain.entry))
+        else:
+            entries = parse(service.AckMessageRequest, rpc.data).entries
+            _Gathered(rpc, entries).settle(0, result)
+
+    def _start(self, rpc: Rpc) -> None:
         request = parse(service.AckMessageRequest, rpc.data)
         topic, group = _topic_and_group(request.topic, request.group)
         if not request.entries:
@@ -108,6 +167,38 @@ class _Gathered:
         self._missing -= 1
         if not self._missing:
             self.rpc.reply(ack_reply(self._entries, self._results))
+
+
+def read_plain_ack(data: bytes) -> PlainAck | None:
+    """An AckMessageRequest of one entry, in the order in which protobuf writes it; None for any
+    other, and for one that is wrong: `_start` says why."""
+    try:
+        names_end = 2 + data[1]
+        names_end += 2 + data[names_end + 1]
+        head = _HEADS.get(data[:names_end]) or _head_of(data[:names_end])
+        start = only_content(data, _ENTRIES, names_end)
+        entry = data[start:]
+        handle_tag = 2 + entry[1]
+        handle_at = only_content(entry, _HANDLE, handle_tag)
+        entry[2:handle_tag].decode()
+    except (IndexError, ValueError, DecodeError, PopmqError):
+        return None
+    handle = entry[handle_at:]
+    usual = start and handle_at and entry[0] == _ID_TAG and handle_tag > 2 and entry[1] < 0x80
+    if not usual or not 0 < len(handle) <= HANDLE_LIMIT or not handle.isascii():
+        return None
+    return PlainAck(head, handle, entry)
+
+
+# What acks of one group for one topic begin with at a broker, by what they begin with here.
+_HEADS: dict[bytes, bytes] = {}
+
+
+def _head_of(names: bytes) -> bytes:
+    request = service.AckMessageRequest.FromString(names)
+    if request.entries:
+        raise ValueError("not two names")
+    return remember(_HEADS, names, ack_head(*_topic_and_group(request.topic, request.group)))
 
 
 def ack_reply(entries: Sequence[service.AckMessageEntry], results: Sequence[AckResult]) -> bytes:

@@ -17,6 +17,7 @@ STEPS_LIMIT = 64  # of an exponential back-off told as steps
 LONG_POLL_MS = 20_000
 LITE_SUBSCRIPTION_QUOTA = 2_000
 MAX_LITE_TOPIC_SIZE = 64
+MAX_DELAY = "timer.max_delay_ms"
 
 
 def producer_settings(asked: pb.Settings, settings: Settings) -> pb.Settings:
@@ -27,6 +28,8 @@ def producer_settings(asked: pb.Settings, settings: Settings) -> pb.Settings:
     )
     answer.publishing.max_body_size = settings.message.max_body_bytes
     answer.publishing.validate_message_type = True
+    # The protocol has no field for it; clients that do not know the name pass it by.
+    answer.client_properties[MAX_DELAY] = str(settings.timer.max_delay_ms)
     return answer
 
 

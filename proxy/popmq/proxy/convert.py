@@ -8,6 +8,7 @@ is decoded on the way out.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import md5
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -103,12 +104,13 @@ OK_ONLY = chunk(_STATUS, ok().SerializeToString())
 
 
 def name_of(resource: pb.Resource) -> str:
-    """The name of a topic or group. A namespace is refused: popmq would have to ignore it."""
+    """The whole name of a topic or group. Where a client has a namespace, `namespaces.py` made it
+    part of the name before; one that only a resource has is refused."""
     if resource.resource_namespace:
         raise Refused(
-            Code.UNSUPPORTED,
-            f"namespace {resource.resource_namespace!r} of {resource.name!r}: popmq has no "
-            "namespaces, leave it empty",
+            Code.BAD_REQUEST,
+            f"namespace {resource.resource_namespace!r} of {resource.name!r}: the header "
+            "x-mq-namespace has to name it too",
         )
     return resource.name
 
@@ -126,7 +128,8 @@ def _due_ms(value: Timestamp) -> int:
     return value.seconds * 1000 - (-value.nanos // 1_000_000)
 
 
-def _timestamp(ms: int) -> bytes:
+@lru_cache(maxsize=4_096)
+def timestamp(ms: int) -> bytes:
     """A google.protobuf.Timestamp{seconds, nanos}."""
     return scalar(1, ms // 1000) + scalar(2, ms % 1000 * 1_000_000)
 
@@ -227,15 +230,15 @@ class SentMessage(NamedTuple):
         content, has_digest = _stored_properties(sent, pieces, checksum)
         parts = [content]
         if not has_digest:
-            parts.append(_MD5_DIGEST + checksum.encode())
+            parts.append(MD5_DIGEST + checksum.encode())
         if not sent.body_encoding:
-            parts.append(_IDENTITY_ENCODING)
+            parts.append(IDENTITY_ENCODING)
         if int(sent.message_type) != kind:
             parts.append(scalar(_P.MESSAGE_TYPE_FIELD_NUMBER, kind))
         if not sent.born_host and peer:
             parts.append(chunk(_P.BORN_HOST_FIELD_NUMBER, peer.encode()))
         if not sent.HasField("born_timestamp"):
-            parts.append(chunk(_P.BORN_TIMESTAMP_FIELD_NUMBER, _timestamp(now_ms)))
+            parts.append(chunk(_P.BORN_TIMESTAMP_FIELD_NUMBER, timestamp(now_ms)))
         return head, b"".join(parts)
 
 
@@ -322,6 +325,15 @@ def sent_ok(
     return b"".join(parts)
 
 
+def one_sent_ok(name: bytes, result: PutResult) -> bytes:
+    """`sent_ok` of one message that has an id and is visible at once."""
+    size = varint(len(name))
+    names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, size, name))
+    if result.queue_offset:
+        names += _ENTRY_OFFSET + varint(result.queue_offset)
+    return b"".join((_ONE_SENT, varint(len(OK_ONLY) + len(names)), OK_ONLY, names))
+
+
 def acked_ok(entries: Sequence[service.AckMessageEntry]) -> bytes:
     """The AckMessageResponse where every entry was taken, as protobuf would write it."""
     parts = [OK_ONLY]
@@ -336,26 +348,35 @@ def acked_ok(entries: Sequence[service.AckMessageEntry]) -> bytes:
     return b"".join(parts)
 
 
+def one_acked_ok(entry: bytes) -> bytes:
+    """`acked_ok` of one entry, which begins with the bytes of the request's."""
+    return b"".join((_ONE_ACKED, varint(len(entry) + len(_ACKED_OK)), entry, _ACKED_OK))
+
+
 def delivered_message(one: Delivery, store_host: bytes) -> bytes:
     """The Message of a delivery; its system properties are one field (rule of the Node client)."""
+    queue_id, queue_offset, attempt, stored_ms, handle, head, properties = one
+    stored = timestamp(stored_ms)
     own = b"".join(
         (
             _STORE_TIMESTAMP,
-            _sized(_timestamp(one.stored_ms)),
+            varint(len(stored)),
+            stored,
             _STORE_HOST,
-            _sized(store_host),
+            varint(len(store_host)),
+            store_host,
             _RECEIPT_HANDLE,
-            _sized(one.handle),
+            varint(len(handle)),
+            handle,
             _QUEUE_ID,
-            varint(one.queue_id),
+            varint(queue_id),
             _QUEUE_OFFSET,
-            varint(one.queue_offset),
+            varint(queue_offset),
             _DELIVERY_ATTEMPT,
-            varint(one.attempt),
+            varint(attempt),
         )
     )
-    size = varint(len(one.properties) + len(own))
-    return b"".join((one.head, _PROPERTIES, size, one.properties, own))
+    return b"".join((head, _PROPERTIES, varint(len(properties) + len(own)), properties, own))
 
 
 def message_part(one: Delivery, store_host: bytes) -> bytes:
@@ -370,7 +391,7 @@ def status_part(found: pb.Status) -> bytes:
 
 def delivery_time_part(now_ms: int) -> bytes:
     """ReceiveMessageResponse{delivery_timestamp}"""
-    return _DELIVERY_TIMESTAMP + _sized(_timestamp(now_ms))
+    return _DELIVERY_TIMESTAMP + _sized(timestamp(now_ms))
 
 
 def receive_parts(
@@ -393,11 +414,11 @@ def _sized(content: bytes) -> bytes:
 
 _PROPERTIES = tag(_SYSTEM_PROPERTIES, LEN)
 # Everything of a body's digest but its checksum, which has 32 digits.
-_MD5_DIGEST = chunk(
+MD5_DIGEST = chunk(
     _P.BODY_DIGEST_FIELD_NUMBER,
     pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
 )[:-32]
-_IDENTITY_ENCODING = scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY)
+IDENTITY_ENCODING = scalar(_P.BODY_ENCODING_FIELD_NUMBER, pb.Encoding.IDENTITY)
 _STORE_TIMESTAMP = tag(_P.STORE_TIMESTAMP_FIELD_NUMBER, LEN)
 _STORE_HOST = tag(_P.STORE_HOST_FIELD_NUMBER, LEN)
 _RECEIPT_HANDLE = tag(_P.RECEIPT_HANDLE_FIELD_NUMBER, LEN)
@@ -410,14 +431,16 @@ _DELIVERY_TIMESTAMP = tag(service.ReceiveMessageResponse.DELIVERY_TIMESTAMP_FIEL
 # Field 1 of a reply and of an entry for a sent message is the Status alike.
 _ENTRY = service.SendResultEntry
 _SEND_ENTRY = tag(service.SendMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
+_ONE_SENT = OK_ONLY + _SEND_ENTRY
 _ENTRY_ID = tag(_ENTRY.MESSAGE_ID_FIELD_NUMBER, LEN)
 _ENTRY_TRANSACTION = tag(_ENTRY.TRANSACTION_ID_FIELD_NUMBER, LEN)
 _ENTRY_OFFSET = tag(_ENTRY.OFFSET_FIELD_NUMBER, VARINT)
 _ACKED = service.AckMessageResultEntry
 _ACK_ENTRY = tag(service.AckMessageResponse.ENTRIES_FIELD_NUMBER, LEN)
+_ONE_ACKED = OK_ONLY + _ACK_ENTRY
 _ACKED_OK = chunk(_ACKED.STATUS_FIELD_NUMBER, ok().SerializeToString())
 # A body_digest up to its checksum, which has 32 characters.
-_MD5_DIGEST = chunk(
+MD5_DIGEST = chunk(
     _P.BODY_DIGEST_FIELD_NUMBER,
     pb.Digest(type=pb.DigestType.MD5, checksum="0" * 32).SerializeToString(),
 )[:-32]

@@ -28,6 +28,25 @@ class Delay(NamedTuple):
 
 
 NO_DELAY = Delay()
+TTL_MS = "TTL_MS"
+MAX_TTL_MS = 100 * 366 * 86_400_000
+
+
+def deadline_of(facts: MessageFacts, delay: Delay, *, now_ms: int) -> int:
+    """When the message is not delivered any more: so long after it came, or is due; 0 for never.
+
+    Raises ILLEGAL_MESSAGE_PROPERTY_KEY for what is no such time.
+    """
+    text = facts.user_properties.get(TTL_MS)
+    if text is None:
+        return 0
+    if not (_NUMBER.fullmatch(text) and 0 < int(text) <= MAX_TTL_MS):
+        raise Refused(
+            Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+            f"user property {TTL_MS} = {text[:40]!r} is no whole number from 1 to {MAX_TTL_MS}",
+        )
+    visible_ms = now_ms - delay.due_ms if delay.due_ms < 0 else max(now_ms, delay.due_ms)
+    return visible_ms + delay.spread_ms + int(text)
 
 
 def delay_of(facts: MessageFacts, limits: TimerSettings, *, now_ms: int) -> Delay:

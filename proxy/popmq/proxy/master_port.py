@@ -20,6 +20,7 @@ from popmq.common.errors import (
     Unavailable,
 )
 from popmq.common.hop import Kind, OnReply, Port, decode_pop, encode_pop
+from popmq.common.wire.pull_pb2 import PullRequest
 
 RETRY_MS = (10, 20, 50, 100)  # the last one again and again
 WAITING_LIMIT = 10_000  # requests that wait for a master, of one group
@@ -27,7 +28,8 @@ WAITING_BYTES_LIMIT = 64 << 20
 COPY_MS = 3_000  # after which a name that a copy does not have is unknown
 
 _UNKNOWN_NAME = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
-_BY_NAME = (Kind.PUT, Kind.POP)
+_PULLS = (Kind.PULL, Kind.UPDATE_OFFSET, Kind.GET_OFFSET, Kind.QUERY_OFFSET)
+_BY_NAME = (Kind.PUT, Kind.POP, *_PULLS)
 
 # To be done twice does no harm: a PUT is recognised by its message ids, a lost POP is undone or
 # comes back, an ack or a change is answered by what became of the delivery, the others only look,
@@ -45,6 +47,9 @@ REPEATED = frozenset(
         Kind.DESCRIBE_GROUP,
         Kind.LIST_GROUPS,
         Kind.FIND_MESSAGES,
+        Kind.DESCRIBE_TABLES,
+        Kind.READ_RAW,
+        Kind.NAMES,
         Kind.RECALL,
         Kind.END_TRANSACTION,
         Kind.LIST_TIMERS,
@@ -53,6 +58,7 @@ REPEATED = frozenset(
         Kind.LAG,
         Kind.LIST_DEAD_LETTERS,
         Kind.REDRIVE,
+        *_PULLS,
     }
 )
 
@@ -260,10 +266,14 @@ class MasterPort:
 
 def _for_the_rest(one: "_Try", left_ms: int) -> bytes:
     """A receive that waited here or at another master waits so much less at this one."""
-    if one.kind is not Kind.POP:
+    if one.kind not in (Kind.POP, Kind.PULL):
         return one.body
-    request = decode_pop(one.body)
     passed_ms = one.due_ms - one.began_ms - left_ms
+    if one.kind is Kind.PULL:
+        pull = PullRequest.FromString(one.body)
+        pull.poll_ms = max(0, pull.poll_ms - passed_ms)
+        return pull.SerializeToString()
+    request = decode_pop(one.body)
     return encode_pop(request._replace(poll_ms=max(0, request.poll_ms - passed_ms)))
 
 

@@ -9,15 +9,16 @@ from popmq.common.errors import ConfigError
 from popmq.common.frame_port import FramePort
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Port
-from popmq.common.observe import Metric, MetricKind
+from popmq.common.metric_table import reading
+from popmq.common.observe import Metric
+from popmq.common.turn import TurnEnd
 from popmq.proxy.brokers import ClosablePort, RoutedBrokers
+from popmq.proxy.metrics import proxy_metrics
 from popmq.proxy.proxy import Proxy
 from popmq.proxy.self_signed import certificates_of
-from popmq.proxy.transport.grpcio_server import GrpcioTransport
-from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TLS_REFUSALS
-from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
 from popmq.proxy.transport.seam import Transport
+from popmq.proxy.transport_metrics import lean_metrics
 
 STOP_GRACE_S = 2.0
 
@@ -33,13 +34,18 @@ class ProxyProcess:
         *,
         clock: Clock | None = None,
         tls_folder: Path | None = None,
+        turn: TurnEnd | None = None,
     ) -> None:
-        """In `tls_folder` a certificate of our own making is kept, if none is set."""
+        """In `tls_folder` a certificate of our own making is kept, if none is set.
+
+        `turn` is that of the ports which `open_port` makes.
+        """
         self._settings = settings
         self._tls_folder = tls_folder
         clock = clock or SystemClock()
         self._routed = RoutedBrokers(controllers, open_port, clock)
-        self._proxy = Proxy(settings, self._routed, clock, controllers)
+        self._turn = turn or TurnEnd()
+        self._proxy = Proxy(settings, self._routed, clock, controllers, self._turn.at_end)
         self._transport: Transport | None = None
         self._controller_ports: list[FramePort] = []
         self._shares_port = False
@@ -52,6 +58,7 @@ class ProxyProcess:
         """
         name = f"{settings.proxy.listen}/{worker}" if worker else settings.proxy.listen
         hello = Hello(role=Role.PROXY, name=name, cluster=settings.cluster.name)
+        turn = TurnEnd()
         frames = FrameSettings(
             max_frame_bytes=settings.frames.max_frame_bytes,
             max_buffered_bytes=settings.frames.max_buffered_bytes,
@@ -59,7 +66,7 @@ class ProxyProcess:
         )
 
         def open_port(name: str, address: str) -> FramePort:
-            port = FramePort(address, hello, settings=frames, peer_name=f"broker {name}")
+            port = FramePort(address, hello, settings=frames, peer_name=f"broker {name}", turn=turn)
             port.start()
             return port
 
@@ -67,7 +74,7 @@ class ProxyProcess:
             FramePort(where, hello, settings=frames, peer_name=f"controller {where}")
             for where in settings.controller.addresses
         ]
-        made = cls(settings, controllers, open_port)
+        made = cls(settings, controllers, open_port, turn=turn)
         made._controller_ports = controllers
         made._shares_port = worker > 0
         return made
@@ -103,7 +110,12 @@ class ProxyProcess:
                 reuse_port=self._shares_port,
                 certificates=certificates_of(self._settings.proxy, self._tls_folder),
                 tls_only=self._settings.proxy.tls == "only",
+                turn=self._turn,
             )
+        from popmq.proxy.transport.grpcio_server import (
+            GrpcioTransport,  # 60 ms of every other start
+        )
+
         return GrpcioTransport(methods, host, port)
 
     async def routed(self) -> None:
@@ -140,79 +152,9 @@ class ProxyProcess:
             await controller.close()
 
     def metrics(self) -> list[Metric]:
-        counts = self._proxy.metrics
-        gauge = MetricKind.GAUGE
-        return [
-            Metric("proxy_sends", "Messages stored for clients.", counts.sends),
-            Metric("proxy_receives", "ReceiveMessage calls.", counts.receives),
-            Metric("proxy_received", "Messages handed to clients.", counts.received),
-            Metric("proxy_acks", "Acks answered OK.", counts.acks),
-            Metric("proxy_changes", "Invisible durations changed.", counts.changes),
-            Metric("proxy_transaction_checks", "Handed to producers.", counts.transaction_checks),
-            Metric(
-                "proxy_retried", "Requests asked again of a broker's master.", self._routed.retried
-            ),
-            Metric(
-                "proxy_waiting_for_master",
-                "Requests whose broker group has no master now.",
-                self._routed.waiting,
-                gauge,
-            ),
-            Metric("proxy_open_streams", "Telemetry streams.", counts.open_streams, gauge),
-            Metric("proxy_waiting_receives", "Long polls.", counts.waiting_receives, gauge),
-            *(
-                Metric("proxy_refused", "Refusals by code.", count, labels={"code": str(code)})
-                for code, count in counts.refused.items()
-            ),
-            *(_lean_metrics(self._transport) if isinstance(self._transport, LeanTransport) else ()),
-        ]
-
-
-def _certificate_metrics(certificates: Certificates | None) -> list[Metric]:
-    if certificates is None:
-        return []
-    return [
-        Metric("proxy_lean_tls_reloads", "New certificates loaded.", certificates.reloaded),
-        Metric(
-            "proxy_lean_tls_reload_failures",
-            "Changed certificates that could not be used; the old one stays.",
-            certificates.refused,
-        ),
-    ]
-
-
-def _lean_metrics(transport: LeanTransport) -> list[Metric]:
-    counts, gauge = transport.counters, MetricKind.GAUGE
-    return [
-        Metric("proxy_lean_connections", "Open connections.", counts.connections, gauge),
-        Metric("proxy_lean_streams", "Calls in progress.", counts.streams, gauge),
-        Metric(
-            "proxy_lean_incoming_bytes",
-            "Received of messages that are not complete.",
-            counts.incoming_bytes,
-            gauge,
-        ),
-        Metric("proxy_lean_calls", "Calls taken.", counts.calls),
-        Metric("proxy_lean_faults", "Connections that broke the protocol.", counts.faults),
-        Metric("proxy_lean_idle_closed", "Connections closed as idle.", counts.idle_closed),
-        Metric("proxy_lean_aged", "Connections that reached their age.", counts.aged),
-        *(
-            Metric(
-                "proxy_lean_tls_refused",
-                "Connections refused for their TLS, or for having none.",
-                counts.tls_refused[why],
-                labels={"why": why},
-            )
-            for why in TLS_REFUSALS
-        ),
-        *_certificate_metrics(transport.certificates),
-        *(
-            Metric(
-                "proxy_lean_cut_off",
-                "Connections and streams that passed a bound.",
-                counts.cut_off[bound],
-                labels={"bound": bound},
-            )
-            for bound in (*CONNECTION_BOUNDS, *STREAM_BOUNDS)
-        ),
-    ]
+        found = proxy_metrics(self._proxy.metrics)
+        found.append(reading("proxy_retried", self._routed.retried))
+        found.append(reading("proxy_waiting_for_master", self._routed.waiting))
+        if isinstance(self._transport, LeanTransport):
+            found += lean_metrics(self._transport)
+        return found

@@ -12,6 +12,7 @@ from popmq.common.clock import Clock
 from popmq.common.config import Settings, format_address
 from popmq.common.errors import NotYet
 from popmq.common.hop import Port
+from popmq.common.turn import Soon, at_once
 from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
 from popmq.proxy.admin import Admin
 from popmq.proxy.brokers import Brokers
@@ -19,9 +20,11 @@ from popmq.proxy.clients import Clients
 from popmq.proxy.cluster_admin import ClusterAdmin
 from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.pull import Offsets, PullMessage
 from popmq.proxy.query import EndpointChooser, Query
 from popmq.proxy.recall import RecallMessage
 from popmq.proxy.receive import ReceiveMessage
+from popmq.proxy.reports import Reports
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import SERVICE, Handler, Rpc
 from popmq.proxy.rpc import method as any_method
@@ -32,12 +35,8 @@ from popmq.proxy.transport.seam import Method, Shape
 
 # RocketMQ answers these that are marked * with UNIMPLEMENTED; a Status says more.
 _NOT_YET = {
-    "UpdateOffset": "offsets of pull consumers are not served yet",  # *
-    "GetOffset": "offsets of pull consumers are not served yet",  # *
-    "QueryOffset": "offsets of pull consumers are not served yet",  # *
     "SyncLiteSubscription": "lite topics are not served yet",  # *
 }
-_PULL_NOT_YET = "pull consumers are not served yet: use a push or simple consumer"
 
 
 class Proxy:
@@ -49,7 +48,10 @@ class Proxy:
         brokers: Brokers,
         clock: Clock,
         controllers: Sequence[Port] = (),
+        soon: Soon = at_once,
     ) -> None:
+        """`soon` calls back when a turn of the loop is over: what came in it goes on together."""
+        self._soon = soon
         self.metrics = ProxyMetrics()
         self.clients = Clients(brokers)
         self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
@@ -58,14 +60,17 @@ class Proxy:
         publishers = self.telemetry.publishers
         self.checks = OrphanChecks(brokers, publishers, self.metrics)
         self._end_transaction = EndTransaction(brokers)
-        self._send = SendMessage(brokers, self.routes, settings, clock, publishers)
+        self._send = SendMessage(brokers, self.routes, settings, clock, publishers, soon)
         self._receive = ReceiveMessage(brokers, settings, clock)
-        self._ack = AckMessage(brokers)
+        self._pull = PullMessage(brokers, settings)
+        self._offsets = Offsets(brokers)
+        self._ack = AckMessage(brokers, soon)
         self._recall = RecallMessage(brokers, self.routes)
         self._reject = ForwardToDeadLetterQueue(brokers)
         self._change = ChangeInvisibleDuration(brokers, settings)
         self._query = Query(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
+        self._reports = Reports(brokers, self.metrics)
         self._cluster = ClusterAdmin(controllers, settings.cluster.name, self.metrics)
 
     def listening_on(self, host: str, port: int) -> None:
@@ -75,6 +80,7 @@ class Proxy:
     def drain(self) -> None:
         """Let go of what waits: the step before the transport's `stop`."""
         self._receive.drain()
+        self._pull.drain()
         self.clients.stop()
         self.checks.stop()
         self.telemetry.drain()
@@ -84,12 +90,14 @@ class Proxy:
         return format_address(*self._endpoints.listening)
 
     def methods(self) -> list[Method]:
-        """Both services, for any transport."""
-        return [*self._messaging(), *self._admin.methods(), *self._cluster.methods()]
+        """All services, for any transport."""
+        rest = (self._admin, self._reports, self._cluster)
+        return [*self._messaging(), *(method for one in rest for method in one.methods())]
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)
-        self.clients.gone(rpc.client_id)
+        # Behind the acks that came in this turn: what it acked does not go to others.
+        self._soon(partial(self.clients.gone, rpc.client_id))
 
     def _messaging(self) -> list[Method]:
         count = self.metrics
@@ -114,7 +122,10 @@ class Proxy:
             method("Heartbeat", heartbeat, count),
             method("NotifyClientTermination", self._terminated, count),
             Method(SERVICE + "Telemetry", Shape.BIDI_STREAM, open=self.telemetry.open),
-            method("PullMessage", _not_yet(_PULL_NOT_YET), count, shape=stream),
+            method("PullMessage", self._pull.start, count, shape=stream),
+            method("UpdateOffset", self._offsets.update, count),
+            method("GetOffset", self._offsets.get, count),
+            method("QueryOffset", self._offsets.query, count),
             *(method(name, _not_yet(why), count) for name, why in _NOT_YET.items()),
         ]
 

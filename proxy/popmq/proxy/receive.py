@@ -2,7 +2,7 @@
 
 Clients disagree about queues (the Node client asks for queue 0 only, the Python one for any), so
 the queue's number is ignored: a receive serves all queues of the topic, at every broker group,
-beginning with the one that is named.
+beginning with the one that is named (`front_poll.py`).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from functools import partial
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.hop import Kind, PopRequest, decode_pop_reply, encode_pop
+from popmq.common.hop import Kind, PopReply, PopRequest, decode_pop_reply, encode_pop
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers, reachable_first
@@ -24,6 +24,7 @@ from popmq.proxy.convert import (
     status_of,
     status_part,
 )
+from popmq.proxy.front_poll import BROKER_RESERVE_MS, FrontPoll, FrontPolls, Popped
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import (
     batch_limit,
@@ -33,8 +34,6 @@ from popmq.proxy.validate import (
     receive_invisible_ms,
 )
 
-BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it ends
-
 
 class ReceiveMessage:
     def __init__(self, brokers: Brokers, settings: Settings, clock: Clock) -> None:
@@ -43,12 +42,14 @@ class ReceiveMessage:
         self._clock = clock
         self._turn = 0
         self._waiting: set[Rpc] = set()
+        self._polls: dict[tuple[str, str], FrontPolls] = {}  # by topic and group
         self._draining = False
 
     def start(self, rpc: Rpc) -> None:
         request = parse(service.ReceiveMessageRequest, rpc.data)
         pop = self._pop_of(rpc, request)
         rpc.metrics.receives += 1
+        rpc.metrics.long_polling += pop.poll_ms > 0
         self._wait(rpc)
         try:
             self._ask(rpc, pop, self._choices(request.message_queue.broker.name))
@@ -63,6 +64,9 @@ class ReceiveMessage:
         before it closes connections.
         """
         self._draining = True
+        for polls in self._polls.values():
+            polls.stop()
+        self._polls.clear()
         for rpc in tuple(self._waiting):
             self._over(rpc)
             rpc.give_up()
@@ -105,6 +109,7 @@ class ReceiveMessage:
                 duration_ms(request.long_polling_timeout) if asked else None,
                 rpc.call.remaining_ms(),
                 0 if self._draining else self._settings.poll.max_ms,
+                self._settings.poll.min_ms,
             ),
             auto_renew=request.auto_renew,
             filter_type=filter_type,
@@ -124,9 +129,10 @@ class ReceiveMessage:
         return reachable_first(self._brokers, (*names[first:], *names[:first]))
 
     def _ask(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
-        """Look at one broker after the other, then wait at all of them at once."""
         if len(names) == 1:
-            self._wait_at(rpc, pop, names)
+            self._wait_at(rpc, pop, names[0])
+        elif pop.poll_ms:
+            self._poll(rpc, pop, names)
         else:
             self._look_at(rpc, pop, names, [])
 
@@ -135,19 +141,18 @@ class ReceiveMessage:
         rpc: Rpc,
         pop: PopRequest,
         names: Sequence[str],
-        answers: Sequence[tuple[str, Answer]],
+        answers: Sequence[tuple[str, Popped]],
     ) -> None:
         """Take what the next one has, without waiting for anything there."""
         name = names[len(answers)]
 
         def answered(answer: Answer) -> None:
-            seen = [*answers, (name, answer)]
-            if isinstance(answer, bytes) and decode_pop_reply(answer).deliveries:
-                self._end(rpc, [(name, answer)])
+            popped = _popped(answer)
+            seen = [*answers, (name, popped)]
+            if isinstance(popped, PopReply) and popped.deliveries:
+                self._end(rpc, [(name, popped)])
             elif len(seen) < len(names):
                 self._look_at(rpc, pop, names, seen)
-            elif pop.poll_ms:
-                self._wait_at(rpc, pop, names)
             else:
                 self._end(rpc, seen)
 
@@ -157,56 +162,59 @@ class ReceiveMessage:
         rpc.ask(
             self._brokers.port(name),
             Kind.POP,
-            encode_pop(pop._replace(poll_ms=0)),
+            encode_pop(pop),
             BROKER_RESERVE_MS,
             answered,
         )
 
-    def _wait_at(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
-        """The first broker that has something answers; what others popped meanwhile is undone."""
-        reachable = [name for name in names if self._brokers.has_master(name)] or names[:1]
-        waiting = set(reachable)
-        answers: list[tuple[str, Answer]] = []
-        over = False
+    def _wait_at(self, rpc: Rpc, pop: PopRequest, name: str) -> None:
+        """At the only broker group."""
+        then = partial(self._answered, rpc, name)
+        timeout_ms = pop.poll_ms + BROKER_RESERVE_MS
+        rpc.ask(self._brokers.port(name), Kind.POP, encode_pop(pop), timeout_ms, then)
 
-        def answered(name: str, answer: Answer) -> None:
-            nonlocal over
-            if over:
-                return
-            waiting.discard(name)
-            answers.append((name, answer))
-            found = isinstance(answer, bytes) and decode_pop_reply(answer).deliveries
-            if not found and waiting:
-                return
-            over = True
-            rpc.give_up()
-            self._end(rpc, [(name, answer)] if found else answers)
+    def _answered(self, rpc: Rpc, name: str, answer: Answer) -> None:
+        self._end(rpc, [(name, _popped(answer))])
 
-        body, timeout_ms = encode_pop(pop), pop.poll_ms + BROKER_RESERVE_MS
-        for name in reachable:
-            if over:
-                return
-            try:
-                port = self._brokers.port(name)
-            except PopmqError as error:
-                answered(name, error)
-                continue
-            rpc.ask(port, Kind.POP, body, timeout_ms, partial(answered, name))
+    def _poll(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
+        """Wait at every broker group that has a master, or at one while many wait."""
+        names = [name for name in names if self._brokers.has_master(name)] or names[:1]
+        place = (pop.topic, pop.group)
+        limit = self._settings.poll.switch_poll_limit
+        polls = self._polls.setdefault(place, FrontPolls(limit))
 
-    def _end(self, rpc: Rpc, answers: Sequence[tuple[str, Answer]]) -> None:
+        def ended(name: str, popped: Popped) -> None:
+            self._poll_over(place, rpc)
+            self._end(rpc, [(name, popped)])
+
+        rpc.on_gone(partial(self._poll_over, place, rpc))
+        polls.start(rpc, FrontPoll(rpc, pop, names, self._brokers, self._clock, ended))
+
+    def _poll_over(self, place: tuple[str, str], rpc: Rpc) -> None:
+        polls = self._polls.get(place)
+        if polls is None:
+            return
+        polls.end(rpc)
+        if not polls:
+            self._polls.pop(place, None)
+
+    def _end(self, rpc: Rpc, answers: Sequence[tuple[str, Popped]]) -> None:
         """With the first answer that is no refusal, if there is one."""
         self._over(rpc)
         self._deliver(rpc, *min(answers, key=_is_refusal))
 
-    def _deliver(self, rpc: Rpc, broker: str, answer: Answer) -> None:
-        if isinstance(answer, PopmqError):
-            raise answer
-        reply = decode_pop_reply(answer)
+    def _deliver(self, rpc: Rpc, broker: str, reply: Popped) -> None:
+        if isinstance(reply, PopmqError):
+            raise reply
         rpc.metrics.received += len(reply.deliveries)
         # The broker's time of the pop: the reply left when the check point was durable.
         popped_ms = reply.popped_ms or self._clock.wall_ms()
         rpc.reply(*receive_parts(reply.deliveries, store_host=broker.encode(), now_ms=popped_ms))
 
 
-def _is_refusal(answer: tuple[str, Answer]) -> bool:
+def _popped(answer: Answer) -> Popped:
+    return answer if isinstance(answer, PopmqError) else decode_pop_reply(answer)
+
+
+def _is_refusal(answer: tuple[str, Popped]) -> bool:
     return isinstance(answer[1], PopmqError)

@@ -45,6 +45,10 @@ class Routes:
         """TOPIC_NOT_FOUND when there is none, and it may not be made on the spot."""
         self._topics.get(name, on_result)
 
+    def known_topic(self, name: str) -> TopicConfig | None:
+        """What `topic` would tell at once; None if it has to ask, or to think."""
+        return self._topics.known(name, self._clock.boot_ms())
+
     def group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
         self._groups.get(name, on_result)
 
@@ -174,6 +178,10 @@ class _Remembered(Generic[T]):
             return
         self._waiting[name] = [on_result]
         self._ask(name, partial(self._answered, name))
+
+    def known(self, name: str, now_ms: int) -> T | None:
+        found = self._known.get(name)
+        return found[1] if found is not None and now_ms < found[0] else None
 
     def forget(self, name: str) -> None:
         self._known.pop(name, None)

@@ -7,13 +7,14 @@ fault of ours: it is logged and ends this call only.
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Refused
 from popmq.common.hop import Kind, Port
+from popmq.common.observe import Histogram
 from popmq.proxy.convert import status_only
 from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.namespaces import NamespaceCall, Translator, namespace_of
 from popmq.proxy.transport.seam import Call, GrpcStatus, Method, Shape
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,18 @@ def refuse_with_status(_request: bytes, error: PopmqError) -> Sequence[bytes]:
 class Rpc:
     """A call in progress, the bytes of its request, and how to refuse it."""
 
-    __slots__ = ("_asked", "_hears_gone", "_refusal", "_when_gone", "call", "data", "metrics")
+    __slots__ = (
+        "_asked",
+        "_began_s",
+        "_hears_gone",
+        "_refusal",
+        "_took",
+        "_when_gone",
+        "call",
+        "client_id",
+        "data",
+        "metrics",
+    )
 
     def __init__(
         self,
@@ -44,18 +56,19 @@ class Rpc:
         data: bytes,
         metrics: ProxyMetrics,
         refusal: Refusal = refuse_with_status,
+        took: Histogram | None = None,
     ) -> None:
         self.call = call
+        self.client_id = call.metadata.get("x-mq-client-id", "").strip()
         self.data = data
         self.metrics = metrics
         self._refusal = refusal
-        self._asked: dict[object, tuple[Port, int]] = {}
-        self._when_gone: list[Callable[[], None]] = []
+        # Only those that ask or wait by themselves have any: an ordinary send does not.
+        self._asked: dict[object, tuple[Port, int]] | None = None
+        self._when_gone: list[Callable[[], None]] | None = None
         self._hears_gone = False
-
-    @property
-    def client_id(self) -> str:
-        return self.call.metadata.get("x-mq-client-id", "").strip()
+        self._took = took
+        self._began_s = metrics.now_s() if took is not None else 0.0
 
     def timeout_ms(self) -> int:
         """How long a broker may take; raises DeadlineExceeded when there is no time to ask."""
@@ -71,8 +84,10 @@ class Rpc:
         for message in messages:
             self.call.send(message)
         self.call.finish()
+        if self._took is not None:
+            self._took.observe(int((self.metrics.now_s() - self._began_s) * 1_000))
         # They lead back here: the garbage collector would have to find every RPC.
-        self._when_gone.clear()
+        self._when_gone = None
 
     def refuse(self, error: PopmqError) -> None:
         self.metrics.refuse(error)
@@ -98,16 +113,21 @@ class Rpc:
         def on_reply(answer: Answer) -> None:
             nonlocal answered
             answered = True
-            self._asked.pop(token, None)
+            if self._asked is not None:
+                self._asked.pop(token, None)
             self.run(then, answer)
 
         request_id = port.request(kind, body, timeout_ms, on_reply)
         if not answered:
+            if self._asked is None:
+                self._asked = {}
             self._asked[token] = (port, request_id)
             self._hear_gone()
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """`callback` runs if the client goes away before the reply."""
+        if self._when_gone is None:
+            self._when_gone = []
         self._when_gone.append(callback)
         self._hear_gone()
 
@@ -117,9 +137,10 @@ class Rpc:
 
     def give_up(self) -> None:
         """Cancel what was asked of brokers; the RPC itself goes on."""
-        asked, self._asked = self._asked, {}
-        for port, request_id in asked.values():
-            port.cancel(request_id)
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            for port, request_id in asked.values():
+                port.cancel(request_id)
 
     def _hear_gone(self) -> None:
         if not self._hears_gone:
@@ -127,7 +148,7 @@ class Rpc:
             self.call.on_gone(self._gone)
 
     def _gone(self) -> None:
-        for callback in self._when_gone:
+        for callback in self._when_gone or ():
             callback()
         self.give_up()
 
@@ -147,28 +168,35 @@ def method(
     shape: Shape = Shape.UNARY,
     heard: Callable[[str], None],
 ) -> Method:
-    """A method of the public service; every client of it must name itself, and is `heard`."""
+    """A method of the public service; every client of it must name itself, and is `heard`.
+
+    One that names a namespace too gets a handler that sees whole names only.
+    """
+
+    took = metrics.taken(name)
+
+    def checked(rpc: Rpc) -> None:
+        if not rpc.client_id:
+            raise _nameless()
+        if namespace := namespace_of(rpc.call.metadata):
+            translator = Translator(namespace, name)
+            rpc.data = translator.inward(rpc.data)
+            rpc.call = NamespaceCall(rpc.call, translator.outward)
+        handler(rpc)
 
     def start(call: Call, data: bytes) -> None:
-        rpc = Rpc(call, data, metrics, refusal)
+        rpc = Rpc(call, data, metrics, refusal, took)
         heard(rpc.client_id)
-        rpc.run(partial(_checked, handler), rpc)
+        rpc.run(checked, rpc)
 
     return Method(SERVICE + name, shape, start=start)
 
 
-def _checked(handler: Handler, rpc: Rpc) -> None:
-    check_client(rpc.call)
-    handler(rpc)
-
-
 def check_client(call: Call) -> None:
-    """Raise unless the headers name a client, and no namespace."""
+    """Raise unless the headers name a client."""
     if not call.metadata.get("x-mq-client-id", "").strip():
-        raise Refused(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing or blank")
-    if namespace := call.metadata.get("x-mq-namespace", "").strip():
-        raise Refused(
-            Code.UNSUPPORTED,
-            f"namespace {namespace!r} in the header x-mq-namespace: popmq has no namespaces, "
-            "leave it empty",
-        )
+        raise _nameless()
+
+
+def _nameless() -> PopmqError:
+    return Refused(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing or blank")

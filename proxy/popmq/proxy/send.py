@@ -13,27 +13,39 @@ from typing import NamedTuple
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.expiry import with_deadline
 from popmq.common.hop import (
     Kind,
     PutEntry,
-    PutRequest,
     PutResult,
     decode_put_reply,
-    encode_put,
+    plain_put_entry,
+    put_entry,
+    put_head,
 )
 from popmq.common.message import tag_hash
 from popmq.common.recall_handle import RecallHandle
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
+from popmq.common.turn import Soon, at_once
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
-from popmq.proxy.convert import SentMessage, send_entry, sent_messages, sent_ok, status, status_only
-from popmq.proxy.delay import delay_of
+from popmq.proxy.convert import (
+    SentMessage,
+    one_sent_ok,
+    send_entry,
+    sent_messages,
+    sent_ok,
+    status,
+    status_only,
+)
+from popmq.proxy.delay import deadline_of, delay_of
+from popmq.proxy.joint import JointRequests
 from popmq.proxy.placement import place
+from popmq.proxy.plain_message import PlainMessage, read_plain
 from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
-from popmq.proxy.rpc import Answer, Rpc
+from popmq.proxy.rpc import Rpc
 from popmq.proxy.validate import (
-    MessageFacts,
     check_message,
     check_stored_size,
     check_type,
@@ -43,6 +55,8 @@ from popmq.proxy.validate import (
 
 MAX_PUT_BYTES = 16 << 20
 MAX_PUT_ENTRIES = 4_096
+
+Results = Sequence[PutResult] | PopmqError
 
 
 class _Placed(NamedTuple):
@@ -63,8 +77,10 @@ class SendMessage:
         settings: Settings,
         clock: Clock,
         publishers: Publishers,
+        soon: Soon = at_once,
     ) -> None:
         self._brokers = brokers
+        self._puts = JointRequests(Kind.PUT, decode_put_reply, MAX_PUT_ENTRIES, soon)
         self._publishers = publishers
         self._routes = routes
         self._limits = settings.message
@@ -73,6 +89,67 @@ class SendMessage:
         self._clock = clock
 
     def start(self, rpc: Rpc) -> None:
+        now_ms = self._clock.wall_ms()
+        plain = read_plain(rpc.data, self._limits, rpc.call.peer, now_ms)
+        if plain is None or not self._put_plain(rpc, plain):
+            self._start(rpc)
+
+    def _put_plain(self, rpc: Rpc, plain: PlainMessage) -> bool:
+        """Put it, if nothing stands in the way; False: what does is for the long way to say."""
+        topic = self._routes.known_topic(plain.topic)
+        if topic is None or not topic.writable or not topic.type.accepts(plain.kind):
+            return False
+        brokers = self._brokers.names()
+        key = plain.group or plain.message_id.decode()
+        places = brokers if len(brokers) == 1 else self._places(topic, plain.group, brokers)
+        if not places:
+            return False
+        broker, queue = place(key, places, topic.queues)
+        if len(brokers) > 1 and not self._brokers.has_master(broker):
+            return False
+        port, timeout_ms = self._brokers.port(broker), rpc.timeout_ms()
+        entry = plain_put_entry(
+            plain.kind,
+            queue,
+            plain.tag_hash,
+            plain.message_id,
+            plain.head,
+            plain.properties,
+        )
+        then = partial(self._plain_stored, rpc, plain, topic, broker)
+        self._puts.add(rpc, port, self._head(topic), timeout_ms, (entry,), then)
+        return True
+
+    def _plain_stored(
+        self,
+        rpc: Rpc,
+        plain: PlainMessage,
+        topic: TopicConfig,
+        broker: str,
+        answer: Results,
+        at_once: bool,
+    ) -> None:
+        result: PutResult | PopmqError
+        if isinstance(answer, PopmqError):
+            if at_once and answer.code is Code.HA_NOT_AVAILABLE and len(self._brokers.names()) > 1:
+                self._start(rpc)  # nothing was sent, and there is somewhere else to go
+                return
+            if answer.code is Code.TOPIC_NOT_FOUND:
+                self._routes.forget_topic(topic.name)
+            result = answer
+        else:
+            (result,) = answer
+            # A message that was sent before as another type gets that one's receipt.
+            if result.code == Code.OK and not (result.message or result.due_ms):
+                rpc.metrics.sends += 1
+                rpc.reply(one_sent_ok(plain.message_id, result))
+                return
+        _Batch(rpc, topic, sent_messages(rpc.data)).settle(0, result, broker)
+
+    def _head(self, topic: TopicConfig) -> bytes:
+        return put_head(topic.name, self._auto_create)
+
+    def _start(self, rpc: Rpc) -> None:
         sent = sent_messages(rpc.data)
         topic = _one_topic(sent)
         check_topic_name(topic)
@@ -128,27 +205,33 @@ class SendMessage:
         check_message(facts, self._limits)
         kind = check_type(facts, topic)
         delay = delay_of(facts, self._timer_limits, now_ms=now_ms)
+        deadline_ms = deadline_of(facts, delay, now_ms=now_ms)
         head, properties = one.slices(kind, peer=peer, now_ms=now_ms)
+        due_ms = delay.due_ms
+        if deadline_ms:
+            properties = with_deadline(properties, deadline_ms)
+            due_ms = due_ms or 1  # one that is over: the broker looks for a deadline too
         check_stored_size(len(head) + len(properties), self._limits)
         if not brokers:
             raise Unavailable("no broker is known yet")
         key = facts.message_group or facts.message_id
-        broker, queue = place(key, self._places(topic, facts, brokers), topic.queues)
+        places = self._places(topic, facts.message_group, brokers)
+        broker, queue = place(key, places, topic.queues)
+        if kind is MessageType.PRIORITY:
+            queue = min(facts.priority, topic.queues - 1)
         entry = PutEntry(
             kind,
             head,
             properties,
             tag_hash=tag_hash(facts.tag),
             queue_id=queue,
-            due_ms=facts.recovery_ms or 0 if kind is MessageType.TRANSACTION else delay.due_ms,
+            due_ms=facts.recovery_ms or 0 if kind is MessageType.TRANSACTION else due_ms,
             message_id=facts.message_id,
             spread_ms=delay.spread_ms,
         )
         return _Placed(index, key, entry, broker, not facts.message_group)
 
-    def _places(
-        self, topic: TopicConfig, facts: MessageFacts, brokers: Sequence[str]
-    ) -> Sequence[str]:
+    def _places(self, topic: TopicConfig, group: str, brokers: Sequence[str]) -> Sequence[str]:
         """The broker groups that the message may go to.
 
         Message groups stay with those that the topic was created over; other messages go to any
@@ -156,7 +239,7 @@ class SendMessage:
         """
         if len(brokers) == 1:
             return brokers
-        if facts.message_group and topic.brokers:
+        if group and topic.brokers:
             wanted = [name for name in brokers if name in topic.brokers]
         else:
             wanted = [name for name in brokers if self._brokers.takes(name)]
@@ -178,12 +261,10 @@ class SendMessage:
             part = self._without_movable(batch, broker, part, others)
             if not part:
                 return
-        sending = True
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: Results, at_once: bool) -> None:
             away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
-            # A refusal that comes at once means that nothing was sent.
-            if sending and away:
+            if at_once and away:
                 assert isinstance(answer, PopmqError)
                 self._elsewhere(batch, answer, part, others)
             else:
@@ -193,12 +274,10 @@ class SendMessage:
             port = self._brokers.port(broker)
             timeout_ms = batch.rpc.timeout_ms()
         except PopmqError as error:
-            answered(error)
+            answered(error, True)
             return
-        entries = [one.entry for one in part]
-        body = encode_put(PutRequest(batch.topic.name, entries, self._auto_create))
-        batch.rpc.ask(port, Kind.PUT, body, timeout_ms, answered)
-        sending = False
+        entries = [put_entry(one.entry) for one in part]
+        self._puts.add(batch.rpc, port, self._head(batch.topic), timeout_ms, entries, answered)
 
     def _without_movable(
         self, batch: "_Batch", broker: str, part: Sequence[_Placed], others: Sequence[str]
@@ -217,19 +296,19 @@ class SendMessage:
                 batch.settle(one.number, error)
                 continue
             broker, queue = place(one.key, brokers, batch.topic.queues)
+            if one.entry.type == MessageType.PRIORITY:
+                queue = one.entry.queue_id
             moved.append(_moved(one, broker, queue))
         self._dispatch(batch, moved, brokers)
 
-    def _stored(self, batch: "_Batch", part: Sequence[_Placed], answer: Answer) -> None:
+    def _stored(self, batch: "_Batch", part: Sequence[_Placed], answer: Results) -> None:
         if isinstance(answer, PopmqError):
             if answer.code is Code.TOPIC_NOT_FOUND:
                 self._routes.forget_topic(batch.topic.name)
             for one in part:
                 batch.settle(one.number, answer)
             return
-        results = decode_put_reply(answer)
-        assert len(results) == len(part), "a broker answered for another number of messages"
-        for one, result in zip(part, results, strict=True):
+        for one, result in zip(part, answer, strict=True):
             batch.settle(one.number, result, one.broker)
 
 

@@ -23,6 +23,7 @@ from popmq.proxy.client_settings import (
 )
 from popmq.proxy.convert import OK_ONLY, name_of, ok, parse, status_only
 from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.namespaces import NamespaceCall, Translator, namespace_of
 from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Rpc, check_client
@@ -43,6 +44,7 @@ class Telemetry:
         self.settings = settings
         self._metrics = metrics
         self._streams: dict[str, list[_Stream]] = {}
+        self._draining = False
         self.publishers = Publishers(self.streams_of)
 
     def open(self, call: Call) -> Inbound:
@@ -50,6 +52,8 @@ class Telemetry:
         stream = _Stream(self, call, client_id)
         try:
             check_client(call)
+            if namespace := namespace_of(call.metadata):
+                stream = _Stream(self, call, client_id, Translator(namespace, "Telemetry"))
             if self._metrics.open_streams >= MAX_STREAMS:
                 raise TooManyRequests(f"{MAX_STREAMS} telemetry streams are open on this proxy")
         except PopmqError as error:
@@ -60,13 +64,17 @@ class Telemetry:
         self._streams.setdefault(client_id, []).append(stream)
         self.publishers.changed()
         call.on_gone(stream.end)
+        if self._draining:
+            stream.half_closed()
         return stream
 
     def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
     def drain(self) -> None:
-        """End every stream as clients like it; they open another one where they find a proxy."""
+        """End every stream, also later ones, as clients like it; they open another one where they
+        find a proxy."""
+        self._draining = True
         for streams in list(self._streams.values()):
             for stream in tuple(streams):
                 stream.half_closed()
@@ -85,10 +93,13 @@ class Telemetry:
 class _Stream:
     """One Telemetry call; implements `seam.Inbound`."""
 
-    def __init__(self, owner: Telemetry, call: Call, client_id: str) -> None:
+    def __init__(
+        self, owner: Telemetry, call: Call, client_id: str, names: Translator | None = None
+    ) -> None:
         self.client_id = client_id
         self._owner = owner
-        self._call = call
+        self._call = call if names is None else NamespaceCall(call, names.outward)
+        self._names = names
         self._again: asyncio.TimerHandle | None = None
         self._ended = False
 
@@ -96,7 +107,8 @@ class _Stream:
         if self._ended:
             return
         try:
-            command = parse(service.TelemetryCommand, data)
+            whole = data if self._names is None else self._names.inward(data)
+            command = parse(service.TelemetryCommand, whole)
             if command.WhichOneof("command") == "settings":
                 self._settings(command.settings)
         except PopmqError as error:

@@ -23,11 +23,11 @@ DEFAULT_POLL_MS = 20_000
 POLL_RESERVE_MS = 400  # an answer must leave before the client's deadline
 
 # Numbers of the public protocol beside those of `MessageType`.
-LITE, PRIORITY = 5, 6
+LITE = 5
 SQL = 2
 
 # What Java calls an ISO control character.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 # Keys that RocketMQ keeps for itself among a message's properties.  popmq stores its own apart
 # from the user's, so this only keeps a program that moves to RocketMQ later from breaking.
@@ -67,9 +67,13 @@ class MessageFacts(NamedTuple):
 
 
 def type_of(facts: MessageFacts) -> MessageType:
-    """The type that the *properties* make it; what it claims counts for transactions only."""
+    """The type that the *properties* make it; what it claims counts for transactions and
+    priorities only."""
     if facts.claimed_type == MessageType.TRANSACTION:
         return MessageType.TRANSACTION
+    # Priority 0 is none: the Node client sends it with ordinary messages.
+    if facts.claimed_type == MessageType.PRIORITY or facts.priority:
+        return MessageType.PRIORITY
     if _is_delayed(facts):
         return MessageType.DELAY
     return MessageType.FIFO if facts.message_group else MessageType.NORMAL
@@ -96,6 +100,8 @@ def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
             f"of {RECOVERY_LIMIT_MS} ms",
         )
     _check_message_group(facts.message_group)
+    if facts.priority < 0:
+        raise Refused(Code.BAD_REQUEST, f"priority {facts.priority} is negative")
     _check_served(facts)
 
 
@@ -105,6 +111,8 @@ def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
     A DELAY message whose time has come needs a topic that takes DELAY all the same.
     """
     kind = type_of(facts)
+    if kind is MessageType.NORMAL and topic.type is MessageType.PRIORITY:
+        kind = MessageType.PRIORITY
     if not topic.type.accepts(kind):
         raise Refused(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
@@ -115,6 +123,8 @@ def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             "a TRANSACTION message is visible when it is committed: it has no delivery time",
         )
+    if facts.priority or kind is MessageType.PRIORITY:
+        _check_priority(facts, kind)
     return kind
 
 
@@ -154,9 +164,12 @@ def change_invisible_ms(given_ms: int, limits: PopSettings) -> int:
     return given_ms
 
 
-def poll_ms(asked_ms: int | None, remaining_ms: int | None, longest_ms: int) -> int:
+def poll_ms(
+    asked_ms: int | None, remaining_ms: int | None, longest_ms: int, shortest_ms: int = 0
+) -> int:
     """How long a receive waits: what was asked or 20 s, but it ends before the client does."""
-    wait_ms = min(DEFAULT_POLL_MS if asked_ms is None else asked_ms, longest_ms)
+    wait_ms = max(shortest_ms, DEFAULT_POLL_MS if asked_ms is None else asked_ms)
+    wait_ms = min(wait_ms, longest_ms)
     if remaining_ms is not None:
         wait_ms = min(wait_ms, remaining_ms - POLL_RESERVE_MS)
     return max(0, wait_ms)
@@ -224,9 +237,9 @@ def _check_properties(properties: Mapping[str, str], limit: int) -> None:
     for key, value in properties.items():
         if key in RESERVED_KEYS:
             raise _bad_property(f"user property {key!r} is a name that the system uses")
-        if _CONTROL.search(key):
+        if CONTROL.search(key):
             raise _bad_property(f"user property {key!r} has a control character in its name")
-        if _CONTROL.search(value):
+        if CONTROL.search(value):
             raise _bad_property(f"user property {key!r} has a control character in its value")
 
 
@@ -248,7 +261,7 @@ def _check_tag(tag: str) -> None:
         raise Refused(Code.ILLEGAL_MESSAGE_TAG, "the tag is only white space")
     if "|" in tag:
         raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} has a '|', which joins tags")
-    if _CONTROL.search(tag):
+    if CONTROL.search(tag):
         raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} has a control character")
 
 
@@ -257,7 +270,7 @@ def _check_key(key: str) -> None:
         return
     if _is_blank(key):
         raise Refused(Code.ILLEGAL_MESSAGE_KEY, "a message key is only white space")
-    if _CONTROL.search(key):
+    if CONTROL.search(key):
         raise Refused(Code.ILLEGAL_MESSAGE_KEY, f"message key {key!r} has a control character")
 
 
@@ -281,7 +294,7 @@ def _check_message_group(group: str) -> None:
             Code.ILLEGAL_MESSAGE_GROUP,
             f"message group of {size} bytes is over the limit of {MESSAGE_GROUP_LIMIT - 1} bytes",
         )
-    if _CONTROL.search(group):
+    if CONTROL.search(group):
         raise Refused(
             Code.ILLEGAL_MESSAGE_GROUP, f"message group {group!r} has a control character"
         )
@@ -290,9 +303,19 @@ def _check_message_group(group: str) -> None:
 def _check_served(facts: MessageFacts) -> None:
     if facts.claimed_type == LITE or facts.lite_topic:
         raise NotYet("popmq does not serve LITE messages yet")
-    # Priority 0 is none: the Node client sends it with ordinary messages.
-    if facts.claimed_type == PRIORITY or facts.priority > 0:
-        raise NotYet(f"popmq does not serve message priorities yet: priority {facts.priority}")
+
+
+def _check_priority(facts: MessageFacts, kind: MessageType) -> None:
+    others = {
+        "a transaction": kind is MessageType.TRANSACTION,
+        "a message group": bool(facts.message_group),
+        "a delivery time": _is_delayed(facts),
+    }
+    if found := [name for name, given in others.items() if given]:
+        raise Refused(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"a message has a priority or {' and '.join(found)}, not both",
+        )
 
 
 def _check_invisible(given_ms: int, low_ms: int, setting: str, limits: PopSettings) -> None:

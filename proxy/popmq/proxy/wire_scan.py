@@ -82,13 +82,13 @@ def cut(
     return b"".join(kept), taken
 
 
-def only_content(data: bytes, number: int) -> int:
-    """Where the content starts, if `data` is nothing but one text, bytes or message in field
+def only_content(data: bytes, number: int, start: int = 0) -> int:
+    """Where the content starts, if data[start:] is nothing but one text, bytes or message in field
     `number`; else 0."""
-    if not data or data[0] != number << 3 | LEN:
+    if len(data) <= start or data[start] != number << 3 | LEN:
         return 0
     try:
-        size, at = read_varint(data, 1)
+        size, at = read_varint(data, start + 1)
     except (IndexError, ValueError):
         return 0
     return at if at + size == len(data) else 0
@@ -98,6 +98,8 @@ def varint(value: int) -> bytes:
     """A value from 0 to 2^64 - 1, or a negative one as 64 bits in two's complement."""
     if 0 <= value < 0x80:
         return _SMALL[value]
+    if 0x80 <= value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     value &= 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
     while value >= 0x80:

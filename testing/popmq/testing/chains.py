@@ -107,12 +107,16 @@ def reset_done(
     messages: Sequence[Sent],
     offsets: dict[int, int],
     *,
+    lost_before: int,
     whole: bool,
     retries_left: bool,
     parked_left: bool,
 ) -> None:
     """The group reads on at these offsets, by queue (all of the topic's if `whole`); nothing that
-    was on its way from them comes back, but for `parked_left` from before them."""
+    was on its way from them comes back, but for `parked_left` from before them.
+
+    `lost_before` pops were lost when it was asked for: later ones may have delivered behind it.
+    """
     for sent in messages:
         unknown = sent.queue_id < 0 and not whole
         if sent.topic is not reader.topic or (sent.queue_id not in (-1, *offsets)):
@@ -123,7 +127,7 @@ def reset_done(
         perhaps_acked = life.loose and life.acked > 0  # perhaps since
         life.letters |= popped and may_be_dead(reader, life)
         life.loose |= unknown or (retries_left and popped)
-        life.begin_again(reader.lost_pops)
+        life.begin_again(lost_before)
         life.acked = int(perhaps_acked)
         life.passed = sent.offset < offsets.get(sent.queue_id, 1 << 60)
         life.loose |= life.passed and parked_left

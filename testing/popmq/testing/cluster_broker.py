@@ -73,6 +73,7 @@ class ClusterBroker:
         self.disk = SimDisk(rng)
         self.sync_ms: Callable[[], int] = lambda: 1
         self.idle_ms = IDLE_MS
+        self.on_dying: Callable[[], None] = lambda: None
         self._controllers = controllers
         self._note = note
         self._on_broken = on_broken
@@ -118,6 +119,7 @@ class ClusterBroker:
     def crash(self, loss: Loss) -> None:
         """With `Loss.NOTHING` only the process dies, else the machine."""
         off = loss is not Loss.NOTHING
+        self.on_dying()
         self.node = None
         self.host.die(off=off)
         self.net.process_ended(self.host, quietly=off)

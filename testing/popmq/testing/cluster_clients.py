@@ -21,7 +21,8 @@ from popmq.testing.core import pop as encode_pop
 from popmq.testing.sometimes import Tally
 
 GROUP = "group-a"
-NORMAL, FIFO, DELAY = "plain", "ordered", "delayed"
+NORMAL, FIFO, DELAY, QUICK = "plain", "ordered", "delayed", "quick"
+PUSHING = "a-client"  # whose deliveries are renewed
 KEYS = (b"a", b"b", b"c")
 FIFO_QUEUES = 2
 INVISIBLE_MS = (300, 2_000, 6_000, 9_000)
@@ -43,6 +44,7 @@ class ClusterClients:
         self.open: dict[int, Callable[[], None]] = {}  # what to do if its proxy dies
         self.answered = 0
         self.failed_ms = 0
+        self.on_memory: Callable[[Message], None] = lambda message: None  # a send of QUICK was OK
         self._by_proxy: dict[int, int] = {}
         self._oracle = oracle
         self._rng = rng
@@ -119,6 +121,7 @@ class ClusterClients:
         message = Message(
             number, topic, b"%06d|" % number + rng.randbytes(size), properties, oracle.now_ms, key
         )
+        message.in_memory = topic == QUICK
         kind, queue_id = MessageType.NORMAL, -1
         if topic == FIFO:
             kind, queue_id = MessageType.FIFO, key[0] % FIFO_QUEUES
@@ -146,6 +149,8 @@ class ClusterClients:
         if result.code == Code.OK:
             self._oracle.sent(message, result.due_ms)
             message.epoch = self.epoch
+            if message.in_memory:
+                self.on_memory(message)
             self._note(f"sent {message.number}")
         else:
             message.refused = not unknown
@@ -171,7 +176,13 @@ class ClusterClients:
         )
         reader.open_pops += 1
         body = encode_pop(
-            reader.topic, reader.group, limit=limit, invisible_ms=invisible_ms, poll_ms=poll_ms
+            reader.topic,
+            reader.group,
+            limit=limit,
+            invisible_ms=invisible_ms,
+            poll_ms=poll_ms,
+            client_id=PUSHING if reader.renewed else "pulling",
+            auto_renew=reader.renewed,
         )
         what = f"pop {reader.topic} {reader.group} {limit} {invisible_ms} {poll_ms}"
         timeout_ms = poll_ms + self._rng.choice(PATIENCE_MS)
@@ -216,6 +227,24 @@ class ClusterClients:
         later = message.due_ms > 0 and message.epoch < self.epoch and held.attempt == 1
         self._tally.hit(States.TIMER_OVER_SWITCH, int(later))
         return held
+
+    def report(self, *, gone: bool = False) -> None:
+        """What a proxy tells each second of the client whose deliveries are renewed."""
+        log_ms = self._oracle.log_ms
+        readers = [one for one in self._oracle.readers if one.renewed]
+
+        def heard(answer: bytes | PopmqError, unknown: int) -> None:
+            if not gone and not isinstance(answer, PopmqError) and not unknown:
+                for reader in readers:
+                    self._oracle.client_heard(reader, log_ms)
+
+        if gone:
+            for reader in readers:
+                reader.left = True
+        names = (PUSHING,)
+        report = hop.ClientsReport(gone=names) if gone else hop.ClientsReport(heard=names)
+        body = hop.encode_clients(report)
+        self.ask("clients", Kind.CLIENTS, body, heard, lost=lambda: None, timeout_ms=1_000)
 
     # -- acks and changes
 
@@ -324,8 +353,15 @@ class ClusterClients:
 
     def make(self) -> None:
         """The topics and groups of the run; asked again until all are there."""
-        for name, kind, queues in ((NORMAL, "normal", 3), (FIFO, "fifo", 2), (DELAY, "delay", 2)):
-            topic = pb.Topic(name=name, queues=queues, type=kind)
+        wanted = (
+            (NORMAL, "normal", 3),
+            (FIFO, "fifo", 2),
+            (DELAY, "delay", 2),
+            (QUICK, "normal", 2),
+        )
+        for name, kind, queues in wanted:
+            durability = "memory" if name == QUICK else "disk"
+            topic = pb.Topic(name=name, queues=queues, type=kind, durability=durability)
             body = pb.CreateTopicRequest(topic=topic).SerializeToString()
             self._make(f"create topic {name}", Kind.CREATE_TOPIC, body)
         for reader in self._oracle.readers:
@@ -335,6 +371,7 @@ class ClusterClients:
                 max_attempts=reader.max_attempts,
                 back_off_ms=[500],
                 start_at="oldest",
+                check_points="buffered" if reader.buffered else "durable",
             )
             body = pb.CreateGroupRequest(group=group).SerializeToString()
             self._make(f"create group {reader.group}", Kind.CREATE_GROUP, body)

@@ -35,6 +35,7 @@ def drain(world: ClusterWorld) -> None:
         _round(world)
         if world.time.now_ms >= until_ms or (_all_over(world) and _in_flight(world) == 0):
             break
+        world.clients.report(gone=True)
     for _ in range(4):
         _round(world)
     if oracle.violations:

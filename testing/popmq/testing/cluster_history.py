@@ -26,6 +26,9 @@ class Message:
     epoch: int = 0  # of the newest master when the send was OK
     recall_asked: bool = False
     cancelled: bool = False  # a recall was DONE
+    in_memory: bool = False  # its topic is
+    settled: bool = False  # and it was confirmed after its OK
+    excused: bool = False  # a broker died before that
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,11 @@ class ClusterReader:
     topic: str
     max_attempts: int
     fifo: bool = False
+    buffered: bool = False  # its check points
+    renewed: bool = False  # its deliveries, while its client is heard
+    heard_log_ms: int = 0  # the client was heard then, or later
+    silent_log_ms: int = 0  # it was silent for long up to then, perhaps
+    left: bool = False  # it said good-bye
     open_pops: int = 0
     lost_pops: int = 0  # asked for, and nobody knows what they were given
     haunted_ms: int = -1  # until then one of those may arrive
@@ -92,6 +100,8 @@ class Delivered:
     superseded: int = 0  # 1 perhaps, 2 for sure
     acked: int = 0  # likewise
     asking: int = 0  # acks and changes that are not answered
+    in_doubt: bool = False  # a new master does not renew it
+    got_ms: int = 0  # true time
     epoch: int = 0  # of the newest master when it was heard
 
     @property

@@ -13,6 +13,8 @@ from popmq.testing.history import Violation
 _MILLION = 1_000_000
 OUTCOME_MS = 600_000  # how long the answer to a repeated ack is known
 LOOK_MS = 5  # what a clock drifts from one look to the next
+UNANSWERED_MS = 8_000  # before a master's end: its answers may be lost, says the next one
+SILENCE_MS = 30_000  # a client that is not heard for so long is gone
 HAUNTING_MS = 60_000  # how long a request that was given up may yet arrive
 
 
@@ -26,6 +28,8 @@ class ClusterOracle:
         self.fastest_ppm = 0
         self.jumped_ms = 0  # by which log time may have jumped
         self.ahead_ms = 0  # of the wall clock that is furthest ahead, ever
+        self.answered_ms = 0  # a receive that was given something was answered
+        self.took_over_at = 0  # the newest master began
         self.behind_ms = 0  # of the one that is furthest behind, ever (negative)
 
     # -- time
@@ -42,6 +46,10 @@ class ClusterOracle:
     def took_over(self, error_ms: int) -> None:
         """A master begins whose wall clock has this error: log time may jump."""
         self.wall_error(error_ms)
+        for reader in self.readers:
+            if reader.renewed:
+                _doubt(reader, self.answered_ms - UNANSWERED_MS - LOOK_MS)
+        self.took_over_at = self.at
         self.jumped_ms += max(0, error_ms - self.behind_ms)
 
     def complain(self, invariant: str, what: str, story: Story | None = None) -> None:
@@ -61,8 +69,11 @@ class ClusterOracle:
         """One answered receive, in its order."""
         reader = ask.reader
         reader.open_pops -= 1
+        if got:
+            self.answered_ms = self.now_ms
         together: set[int] = set()
         for held in got:
+            held.got_ms, held.in_doubt = self.now_ms, ask.asked_at <= self.took_over_at
             self._delivered(ask, held)
             if reader.fifo:
                 self._in_order(ask, held, together)
@@ -93,7 +104,7 @@ class ClusterOracle:
         self._timer(held, who)
         if held.attempt > reader.max_attempts:
             self.complain("I8 max-N", f"{who}: the last attempt is {reader.max_attempts}", story)
-        if held.attempt in story.given:
+        if held.attempt in story.given and not reader.buffered:
             what = "I4 timer-once" if message.delay_ms else "attempts"
             self.complain(what, f"{who}: this attempt was delivered before", story)
         if held.attempt > len(story.given) + 1 + reader.lost_pops + reader.open_pops:
@@ -102,11 +113,28 @@ class ClusterOracle:
         if story.acked == 2 and late:
             self.complain("I5 ack-final", f"{who}: delivered after its ack was OK", story)
         before = story.given.get(held.attempt - 1)
+        if before is not None and reader.renewed:
+            self._renewed(held, before)
         if before is not None and before.superseded != 1 and not before.asking:
             elapsed_ms = self.log_ms - before.log_ms
-            if elapsed_ms < before.invisible_ms:
+            if elapsed_ms < before.invisible_ms and not reader.buffered:
                 what = f"{who}: again after {elapsed_ms} of {before.invisible_ms} ms"
                 self.complain("I3 no-early", what, story)
+
+    def client_heard(self, reader: ClusterReader, asked_log_ms: int) -> None:
+        """A report that was sent then, by log time, was answered now."""
+        if self.log_ms - reader.heard_log_ms >= SILENCE_MS:
+            reader.silent_log_ms = self.log_ms
+        reader.heard_log_ms = max(reader.heard_log_ms, asked_log_ms)
+
+    def _renewed(self, held: Delivered, before: Delivered) -> None:
+        """It stays with its client until that is silent for 30 s, or says good-bye."""
+        reader = held.reader
+        silent_ms = self.log_ms - reader.heard_log_ms
+        spoke = silent_ms < SILENCE_MS and before.log_ms > reader.silent_log_ms
+        if spoke and not reader.left and not before.acked and not before.in_doubt:
+            what = f"{self.who(held)}: its client was heard {silent_ms} ms ago"
+            self.complain("I3 no-early", what, held.story)
 
     def _timer(self, held: Delivered, who: str) -> None:
         message = held.message
@@ -147,6 +175,7 @@ class ClusterOracle:
             if message.topic != reader.topic or reader.story(message.number).given:
                 continue
             known = 0 < message.ok_at < ask.asked_at and not message.delay_ms
+            known = known and not message.in_memory  # those are read when they are confirmed
             if known and message.asked_ms > reader.haunted_ms:
                 what = (
                     f"group {reader.group}: nothing at {self.at}, asked at {ask.asked_at}; "
@@ -169,6 +198,7 @@ class ClusterOracle:
         elapsed_ms = self.log_ms - held.log_ms
         known = not story.acked or elapsed_ms < OUTCOME_MS
         steady = not held.superseded and not held.asking and story.attempt == held.attempt
+        steady = steady and not held.reader.buffered  # a crash takes what was no record
         return known and steady and elapsed_ms < held.invisible_ms
 
     def acked(self, held: Delivered, ok: bool, refuse: str) -> None:
@@ -208,7 +238,7 @@ class ClusterOracle:
                 if not message.ok_at or message.topic != reader.topic or message.recall_asked:
                     continue
                 story = reader.story(message.number)
-                if story.acked or story.dead:
+                if story.acked or story.dead or message.excused:
                     continue
                 known = bool(story.given)
                 self.complain(
@@ -221,6 +251,15 @@ class ClusterOracle:
     @staticmethod
     def who(held: Delivered) -> str:
         return f"message {held.message.number}, attempt {held.attempt}, {held.reader.group}"
+
+
+def _doubt(reader: ClusterReader, from_ms: int) -> None:
+    """What was given since then is not renewed by the next master (EPOCH_START).
+
+    By true time: no clock of ours knows whether log time jumped as far as it may have."""
+    for story in reader.stories.values():
+        for held in story.given.values():
+            held.in_doubt |= held.got_ms >= from_ms
 
 
 def _wall(true_ms: int) -> int:

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable
 
-from popmq.testing.cluster_clients import DELAY, FIFO, INVISIBLE_MS, NORMAL
+from popmq.testing.cluster_clients import DELAY, FIFO, INVISIBLE_MS, NORMAL, QUICK
 from popmq.testing.cluster_drain import drain
 from popmq.testing.cluster_faults import ClusterFaults
 from popmq.testing.cluster_history import Delivered
@@ -30,6 +30,7 @@ class ClusterRun:
             (lambda: world.clients.send(NORMAL), 10),
             (lambda: world.clients.send(FIFO), 6),
             (lambda: world.clients.send(DELAY), 4),
+            (lambda: world.clients.send(QUICK), 4),
             (self._receive, 14),
             (self._ack, 14),
             (self._change, 3),
@@ -47,6 +48,7 @@ class ClusterRun:
             world.clients.make()
             world.go(6_000)
             self._move()
+            self._report()
             world.go(1_000)
             for _ in range(self.rng.choice((4, 10, 18))):
                 if oracle.violations:
@@ -82,6 +84,12 @@ class ClusterRun:
             world.tally.hit(ClusterSometimes.STALE_MASTER)
         world.time.after(self.rng.choice((1, self._beat_ms, 2 * self._beat_ms)), self._move)
 
+    def _report(self) -> None:
+        world = self.world
+        if not world.healed and not world.oracle.violations:
+            world.clients.report()
+            world.time.after(1_000, self._report)
+
     def _receive(self) -> None:
         rng, world = self.rng, self.world
         world.clients.receive(
@@ -108,7 +116,7 @@ class ClusterRun:
 
     def _change(self) -> None:
         held = self._some_held()
-        if held is not None:
+        if held is not None and not held.reader.renewed:
             self.world.clients.change(held, self.rng.choice((1, 800, 5_000)))
 
     def _recall(self) -> None:

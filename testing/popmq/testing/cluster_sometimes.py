@@ -76,3 +76,6 @@ class ClusterSometimes(Enum):
     RECALLED = "timer recalled"
     TIMER_OVER_SWITCH = "timer fired under another master than it was sent to"
     SLOW_DISK = "slow fsync"
+    IN_MEMORY = "broker died before what was OK in memory was on disks"
+    RENEWED = "delivery renewed beyond its invisible time"
+    BUFFERED = "check points in memory when a broker died"

@@ -19,11 +19,12 @@ from popmq.common.config import (
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.controller.group_record import GroupRecord
 from popmq.testing.cluster_broker import IDLE_MS, ClusterBroker
-from popmq.testing.cluster_clients import DELAY, FIFO, GROUP, NORMAL, ClusterClients
+from popmq.testing.cluster_clients import DELAY, FIFO, GROUP, NORMAL, QUICK, ClusterClients
 from popmq.testing.cluster_controller import ControllerNode
 from popmq.testing.cluster_golden import GoldenLog
 from popmq.testing.cluster_history import ClusterReader
 from popmq.testing.cluster_host import Host
+from popmq.testing.cluster_memory import InMemory
 from popmq.testing.cluster_net import Manners, SimNet
 from popmq.testing.cluster_oracle import ClusterOracle
 from popmq.testing.cluster_router import Router
@@ -62,7 +63,12 @@ class ClusterWorld:
             ClusterReader("h", NORMAL, 40),
             ClusterReader("f", FIFO, rng.choice((3, 16)), fifo=True),
             ClusterReader("d", DELAY, 40),
+            ClusterReader("q", QUICK, 40),
+            ClusterReader("k", NORMAL, 40, buffered=True),
+            ClusterReader("r", NORMAL, 40, renewed=True),
         ]
+        self.in_memory = InMemory()
+        self.clients.on_memory = lambda one: self.in_memory.told(one, self.golden.data)
         self._looked: dict[str, tuple[int, int, str, Role]] = {}
         self._hashes: dict[str, StateHashes] = {}
         self._compared: dict[str, int] = {}
@@ -70,6 +76,7 @@ class ClusterWorld:
         self._offsets_due_ms = 0
         self._struck = (0, 0)  # epoch and version of the last proposal that was looked at
         self._led: set[tuple[str, int]] = set()
+        self._renewed: dict[str, int] = {}
 
     def note(self, line: str) -> None:
         self.trace.append(f"{self.time.now_ms} {line}")
@@ -126,6 +133,7 @@ class ClusterWorld:
             on_moved=self._moved,
         )
         broker.host.after_each = broker.after_each
+        broker.on_dying = lambda: self._dying(broker)
         self.slow_or_not(broker)
         return broker
 
@@ -194,12 +202,14 @@ class ClusterWorld:
     def _moved(self, broker: ClusterBroker) -> None:
         """Something was done on its host."""
         moved = self.golden.look(broker)
+        self.in_memory.look(self.golden.data)
         node = broker.node
         if node is None:
             return
         self._count(broker, node)
         if node.leadership is None:
             return
+        self._count_renewals(broker, node)
         if moved:
             self._check_members(broker.name, node.broker.store.confirmed)
         self._strike(node.leadership.side.sync)
@@ -209,6 +219,17 @@ class ClusterWorld:
             self.clients.epoch = max(self.clients.epoch, node.leadership.epoch)
             self.oracle.took_over(broker.host.clock.error_ms)
             self.note(f"{broker.name} leads epoch {node.leadership.epoch}")
+
+    def _dying(self, broker: ClusterBroker) -> None:
+        self.tally.hit(ClusterSometimes.IN_MEMORY, int(self.in_memory.died() > 0))
+        node = broker.node
+        buffered = node.broker.buffer.held if node is not None and node.leadership else 0
+        self.tally.hit(ClusterSometimes.BUFFERED, int(buffered > 0))
+
+    def _count_renewals(self, broker: ClusterBroker, node: BrokerNode) -> None:
+        renewed = node.broker.revive.renewed
+        self.tally.hit(ClusterSometimes.RENEWED, int(renewed > self._renewed.get(broker.name, 0)))
+        self._renewed[broker.name] = renewed
 
     def _check_members(self, name: str, confirmed: int) -> None:
         """Whoever an election may pick now has on its disk what a master has just confirmed."""

@@ -199,6 +199,12 @@ class CoreBroker:
         reply = self.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
         return hop.decode_put_reply(reply)[0]
 
+    def put_ranked(self, topic: str, body: bytes, priority: int) -> hop.PutResult:
+        """One PRIORITY message, as a proxy puts it."""
+        entry = hop.PutEntry(MessageType.PRIORITY, body, b"", 0, priority)
+        reply = self.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
+        return hop.decode_put_reply(reply)[0]
+
     def receive(
         self,
         topic: str,

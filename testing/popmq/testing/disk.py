@@ -86,6 +86,9 @@ class LyingDisk:
     def make_folder(self, path: str) -> None:
         return
 
+    def add_folder(self, path: str) -> list[str]:
+        return []
+
     def remove(self, path: str) -> None:
         self.touch()
         del self._files[path]

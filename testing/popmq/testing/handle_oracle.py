@@ -6,6 +6,7 @@ Knows nothing of the product.  `log_ms` is an upper bound of how far log time ca
 from popmq.testing import chains
 from popmq.testing.client_lives import ClientLives
 from popmq.testing.history import Held, Life, Pop, Violation
+from popmq.testing.unanswered import Unanswered
 
 OUTCOME_MS = 600_000  # how long the answer to a repeated ack is known
 
@@ -18,6 +19,7 @@ class HandleOracle:
         self.era = 0  # crashes so far
         self.process = 0  # ends of the broker so far, clean or not
         self.clients = ClientLives()
+        self.unanswered = Unanswered()
         self.now_ms = 0
         self.log_ms = 0
 
@@ -88,6 +90,7 @@ class HandleOracle:
         life.events.append(f"{self.at} t={self.now_ms} change {held.attempt} {invisible_ms} OK")
         if why and held.reader.alive and not self.log_lost:
             self.complain("I6 stale-handle", f"{self._who(held)}: change of a {why} handle", life)
+        self.unanswered.recorded(asked.asked_log_ms)
         held.superseded = 2
         times = asked.asked_log_ms, asked.asked_ms, invisible_ms
         new = Held(held.reader, held.sent, held.attempt, handle, *times, era=self.era)

@@ -116,6 +116,7 @@ class Held:
     recorded: bool = False  # a change made it, so that it is a record
     chain: int = 0
     received_at: int = 0  # event number
+    answered_ms: int = 0  # in the time of Unanswered
     rejected: bool = False
     push: bool = False
     renewed_by: str = ""  # the client that keeps it by being alive

@@ -99,13 +99,14 @@ class _Run:
             replica.start()
 
     def _wipe(self) -> None:
-        """Only where another member of the recorded set has its disk still."""
+        """Only while no other disk of the recorded set is lost: two are min_in_sync, and then
+        nobody is elected by itself."""
         world, replica = self.world, self._replica()
         record = world.records.newest(GROUP)
         if replica.node is None or record is None:
             return
-        whole = {one.store_id for one in world.replicas if one is not replica}
-        if not whole & set(record.sync_state_set):
+        whole = {one.store_id for one in world.replicas}
+        if not whole.issuperset(record.sync_state_set):
             return
         world.note(f"{replica.host.name} loses its disk")
         world.tally.hit(ModelSometimes.WIPED)

@@ -71,7 +71,7 @@ class SlaveSide:
 
     def _shake_hands(self) -> None:
         node = self._node
-        asked = Handshake(self.epoch, node.identity.store_id, node.host.name, "", node.log.end)
+        asked = Handshake(self.epoch, node.identity.store_id, node.host.name, "", node.log.end, 0)
         agree = partial(self._agree, self._attempt)
         self._port.request(Kind.HANDSHAKE, encode_handshake(asked), 1_000, agree)
 

@@ -31,6 +31,7 @@ class Oracle(HandleOracle):
         """A send was OK, with this offset."""
         place = (sent.topic, sent.queue_id, offset)
         sent.offset = offset
+        self.unanswered.recorded(sent.asked_log_ms)
         other = self._numbered.setdefault(place, sent)
         if other is not sent and not self.log_lost:
             self.complain(
@@ -114,6 +115,9 @@ class Oracle(HandleOracle):
         held.push, held.renewed_by = bool(pop.client_id), pop.client_id
         held.process = self.process
         held.received_at = self.at
+        self.unanswered.delivered(held, self.log_ms)
+        if not (pop.attempt_id or reader.group.buffered):
+            self.unanswered.recorded(pop.asked_log_ms)
         life.attempt, life.lost_pops, life.held = attempt, pop.lost_before, held
         return held
 
@@ -146,7 +150,7 @@ class Oracle(HandleOracle):
                 f"{who}: again after {elapsed} ms, was invisible for {before.invisible_ms}",
                 life,
             )
-        if self.clients.keeps(before, self.log_ms):
+        if self.clients.keeps(before, self.log_ms) and not self.unanswered.covers(before):
             self.complain("I3 no-early", f"{who}: again while {before.renewed_by} lives", life)
         if self.healed_ms >= 0 and not self.limited:
             check_limbo(self, before, life, who)

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from popmq.broker.process import BrokerProcess
-from popmq.cli.one_process import OneProcess
-from popmq.cli.roles import UP_DEFAULTS
+from popmq.cli.one_process import UP_DEFAULTS, OneProcess
 from popmq.common.config import Settings, load_settings
 from popmq.common.steps import FlusherThread
 from popmq.testing.broker_calls import BrokerCalls, Duration, milliseconds

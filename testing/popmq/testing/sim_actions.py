@@ -2,6 +2,7 @@
 
 import random
 
+from popmq.testing.false_empty import kept_waiting
 from popmq.testing.history import Held, Place, Reader
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_clients import INVISIBLE_MS, MAX_INVISIBLE_MS
@@ -58,6 +59,16 @@ class Actions:
                 queue_id=rng.choice((-1, -1, -1, 0)),
                 client_id=rng.choice(PUSH_CLIENTS) if self._pushes and rng.random() < 0.3 else "",
             )
+
+    def _rest(self) -> None:
+        """The broker has nothing left to do: nobody may wait for what is there."""
+        broker = self.machine.broker
+        if broker.polling.unfinished or broker.store.confirmed != broker.store.end:
+            return
+        for pop in self.clients.waiting:
+            beside = any(held.reader is pop.reader for held in self.clients.held)
+            self.tally.hit(Sometimes.WAITED_BESIDE, int(beside))
+            kept_waiting(self.oracle, pop)
 
     def _leave(self) -> None:
         """A consumer asks, and does not wait for the answer; another one comes."""

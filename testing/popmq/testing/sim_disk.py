@@ -97,7 +97,7 @@ class SimDisk:
                 raise FileNotFoundError(path)
             content = self._names[path] = Content()
             self.faults.started(path)
-            self.faults.touch()
+            self.faults.touch(path)
         return SimFile(self, content, path)
 
     def exists(self, path: str) -> bool:
@@ -114,17 +114,20 @@ class SimDisk:
     def make_folder(self, path: str) -> None:
         return
 
+    def add_folder(self, path: str) -> list[str]:
+        return []
+
     def remove(self, path: str) -> None:
         self.before()
         if path not in self._names:
             raise FileNotFoundError(path)
         del self._names[path]
-        self.faults.touch()
+        self.faults.touch(path)
 
     def replace(self, source: str, target: str) -> None:
         self.before()
         self._names[target] = self._names.pop(source)
-        self.faults.touch()
+        self.faults.touch(target)
         self.before()  # the rename was seen, and is not durable
         for path in (source, target):
             self._kept_names.pop(path, None)
@@ -133,7 +136,7 @@ class SimDisk:
 
     def sync_folder(self, path: str) -> None:
         self.before()
-        self.faults.touch()
+        self.faults.touch(path)
         start = len(path) + 1
         for name in [name for name in self._kept_names if name.startswith(path)]:
             if name not in self._names and name.rfind("/") + 1 == start:
@@ -192,7 +195,7 @@ class SimFile:
         if size > len(self._content.now):
             self._do(size, None)
         else:
-            self._disk.faults.touch()
+            self._disk.faults.touch(self._path)
 
     def truncate(self, size: int) -> None:
         self._disk.before()
@@ -202,7 +205,7 @@ class SimFile:
         """What is written while it runs may miss it."""
         self._disk.before()
         faults, content = self._disk.faults, self._content
-        faults.touch()
+        faults.touch(self._path)
         end = content.synced + len(content.pending)
         self._disk.before()
         count = max(0, end - content.synced)  # unless another sync was faster
@@ -223,7 +226,7 @@ class SimFile:
         # The operation is under way when the power goes: it may yet reach the platter.
         apply(self._content.now, [(offset, data)])
         self._content.pending.append((offset, data))
-        self._disk.faults.touch()
+        self._disk.faults.touch(self._path)
 
 
 def go_ahead() -> None:

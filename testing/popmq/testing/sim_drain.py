@@ -51,7 +51,7 @@ def drain(
         before = clients.quiet
         _resume(machine, clients, lasting)
         for reader in lasting if number else lasting + auditors:
-            _empty(machine, clients, reader)
+            empty(machine, clients, reader)
         if not number and not oracle.log_lost:
             _check_stored(oracle, checks, auditors)
         if oracle.violations:
@@ -62,7 +62,7 @@ def drain(
         machine.advance(_ROUND_MS)
         machine.run_steps()
     for reader in lasting:
-        _empty(machine, clients, reader)
+        empty(machine, clients, reader)
     if retention.on:
         _grow_old(machine, clients, oracle, lasting + auditors, retention, topic_retention)
     if not oracle.log_lost:
@@ -98,7 +98,7 @@ def _send_back(machine: Machine, clients: Operators, oracle: Oracle, lasting: li
         clients.redrive(name)
         machine.settle()
         for reader in readers.values():
-            _empty(machine, clients, reader)
+            empty(machine, clients, reader)
         for number, life in wanted:
             if not life.loose and life.acked_at < at:
                 oracle.complain("redrive", f"letter of {number}, {name} did not come back", life)
@@ -152,7 +152,7 @@ def _grow_old(
             machine.advance(2 * _ROUND_MS)
             machine.run_steps()
             for reader in readers:
-                _empty(machine, clients, reader)
+                empty(machine, clients, reader)
     ends = []
     for last in (*[False] * 6, True):
         for _ in range(5):
@@ -161,7 +161,7 @@ def _grow_old(
             clients.send(clients.topics[QUIET])
         machine.settle()
         for reader in readers:
-            _empty(machine, clients, reader)
+            empty(machine, clients, reader)
         ends.append(machine.broker.store.end)
         machine.advance(1_800_000)
         machine.run_steps()
@@ -169,7 +169,7 @@ def _grow_old(
     retention.check_bound(ends[-1] - ends[-5])
 
 
-def _empty(machine: Machine, clients: Clients, reader: Reader) -> None:
+def empty(machine: Machine, clients: Clients, reader: Reader) -> None:
     """Read all that is ready, ack it at once."""
     more = True
 

@@ -25,6 +25,8 @@ class Faults:
         self.failed_pages = FailedPages.DROPPED
         self.budget: int | None = None  # bytes that files may still grow by
         self.sick = False  # an EIO was raised since the last crash
+        self.operations = 0  # since the run began
+        self.struck = ""  # the path at which the power went last
 
     def cut_at(self, operations: int, *, after_start_of: str = "") -> None:
         """The n-th following operation raises PowerCut, and so does every later one until
@@ -62,10 +64,13 @@ class Faults:
             self._cut_in = self._cut_after[1]
             self._cut_after = None
 
-    def touch(self) -> None:
+    def touch(self, path: str) -> None:
         """An operation is under way."""
+        self.operations += not self.off
         if self._cut_in is not None:
             self._cut_in -= 1
+            if self._cut_in == -1:
+                self.struck = path
             if self._cut_in < 0:
                 raise PowerCut
 

@@ -74,10 +74,6 @@ class LookupChecks:
             config = broker.registry.topic_by_id(ck.topic_id)
             for member in member_bits(ck.waiting):
                 unit = broker.table.moved.of_member(ck, member)
-                # A round that has begun comes to it: until then its names lead nowhere.
-                next_to_move = broker.store.retention._pieces is not None
-                if unit is not None and next_to_move and unit.position < broker.store.index.start:
-                    continue
                 if config is not None and unit is not None:
                     yield config, ck.queue_id, ck.offset_of(member), unit
 

@@ -145,6 +145,7 @@ class Operators(Clients):
         if whole:
             request.skip_retries = skips
         redrives = self._redrives
+        lost_before = [one.lost_pops for one in same]  # what is lost from now on may be behind it
 
         def hear(answer: bytes | PopmqError) -> None:
             closed()
@@ -163,11 +164,12 @@ class Operators(Clients):
                 for one in same:
                     chains.reset_lost(one, oracle.messages)
                 return
-            for one in same:
+            for one, lost_pops in zip(same, lost_before, strict=True):
                 chains.reset_done(
                     one,
                     oracle.messages,
                     offsets,
+                    lost_before=lost_pops,
                     whole=whole,
                     retries_left=not skips and not group.fifo,
                     parked_left=not skips and group.fifo and oracle.parks,

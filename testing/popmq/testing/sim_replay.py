@@ -30,8 +30,9 @@ from popmq.testing.oracle import Oracle
 from popmq.testing.sim_disk import SimDisk
 
 # What the log does not say of a live check point; the root is compared by its key.
-_SOFT = ("root", "due_ms", "snapshot", "undone", "given_again")
+_SOFT = ("root", "due_ms", "snapshot", "marks")
 _LIVE_FIELDS = [field.name for field in fields(PopCheckPoint) if field.name not in _SOFT]
+_LIVE_FIELDS.append("buffered")  # of the marks the only one that is not soft
 _INDEX_SHARE = 8  # one message of so many is looked for in both key indexes
 
 
@@ -56,9 +57,17 @@ class ReplayCheck:
         self._settings = settings
         self._clock = clock
         self._oracle = oracle
+        self._lived_ms = 0
 
-    def after_recovery(self, first: Broker, disk: SimDisk, seed: int) -> Replay:
-        """Right after `first.start()`: nothing was asked of it yet. `seed` is that of its dice."""
+    def after_recovery(
+        self, first: Broker, disk: SimDisk, seed: int, *, lived_ms: int = 0
+    ) -> Replay:
+        """Right after `first.start()`: nothing was asked of it yet. `seed` is that of its dice.
+
+        Brokers before it lived until `lived_ms`, by log time: what had faded then is missing in
+        their snapshots, though no record is as young as that.
+        """
+        self._lived_ms = lived_ms
         folder = f"{self._settings.broker.data}/snapshot"
         position = first.store.snapshots.position
         if not position or self._oracle.log_lost:
@@ -81,7 +90,8 @@ class ReplayCheck:
         )
         second.store.soon = lambda work: None
         try:
-            second.start()
+            # What the first has judged it has said in a record, which the second does not have.
+            second.start(first.epoch_start)
         except StoreDamaged as refusal:
             self._complain(f"the start without snapshot {position} is refused: {refusal}")
             return Replay.NOT_POSSIBLE
@@ -176,8 +186,11 @@ class ReplayCheck:
             elif _hard(mine) != _hard(theirs) or (not soft and _read(mine) != _read(theirs)):
                 self._complain(f"progress {place}: {_show(mine)} and {_show(theirs)}")
 
+    def _now_ms(self, first: Broker) -> int:
+        return max(first.store.log_ms(), self._lived_ms)
+
     def _compare_outcomes(self, first: Broker, second: Broker) -> None:
-        one, other, now_ms = _outcomes(first), _outcomes(second), first.store.log_ms()
+        one, other, now_ms = _outcomes(first), _outcomes(second), self._now_ms(first)
         for key in sorted(one.keys() | other.keys()):
             mine, theirs = one.get(key), other.get(key)
             log_ms = (mine or theirs or (0,))[0]
@@ -187,7 +200,7 @@ class ReplayCheck:
 
     def _compare_receipts(self, first: Broker, second: Broker) -> None:
         one, other = _receipts(first), _receipts(second)
-        old_ms = first.store.log_ms() - first.settings.dedup.window_ms
+        old_ms = self._now_ms(first) - first.settings.dedup.window_ms
         for key in sorted(one.keys() | other.keys()):
             mine, theirs = one.get(key), other.get(key)
             faded = (mine or theirs or (0,))[0] <= old_ms
@@ -197,7 +210,7 @@ class ReplayCheck:
 
     def _compare_endings(self, first: Broker, second: Broker) -> None:
         one, other = (set(broker.transactions.table.endings()) for broker in (first, second))
-        old_ms = first.store.log_ms() - KEEP_ENDED_MS
+        old_ms = self._now_ms(first) - KEEP_ENDED_MS
         for log_ms, offset, ending in sorted(one ^ other):
             if log_ms > old_ms:
                 self._complain(f"end of transaction {offset}: {ending.name} at {log_ms} in one")

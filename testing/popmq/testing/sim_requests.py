@@ -109,6 +109,12 @@ class Requests:
         """Requests that are not answered yet."""
         return list(self._open)
 
+    @property
+    def waiting(self) -> list[Pop]:
+        """Receives that may wait, have no answer, and whose clients are there."""
+        asked = [one for one in self._open.values() if not one.left]
+        return [one.pop for one in asked if one.pop is not None and one.pop.poll_ms]
+
     def dismissed(self) -> None:
         """The broker stops cleanly: whoever waits is sent home."""
         for request in self._open.values():

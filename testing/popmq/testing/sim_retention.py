@@ -142,6 +142,8 @@ class RetentionChecks:
         """Minimum offsets were raised: what each group will pass over is EXPIRED."""
         store = self._machine.broker.store
         for place, progress in self._machine.broker.table.progress_items():
+            if self._is_parking(place):
+                continue
             low = store.queue(*place[1:]).min_offset
             self._gaps += _unread(progress, self._owed.get(place, 0), low)
             self._owed[place] = low
@@ -160,8 +162,15 @@ class RetentionChecks:
         """Messages that expired before the group came to them, and that it was not told of."""
         broker = self._machine.broker
         progress = broker.table.progress(*place)
+        if self._is_parking(place):
+            return 0
         low = broker.store.queue(*place[1:]).min_offset
         return _unread(progress, 0, low) if progress is not None else 0
+
+    def _is_parking(self, place: _Place) -> bool:
+        """Nothing expires in a parking queue: what stands there is parked, or was given."""
+        topic = self._machine.broker.registry.topic_by_id(place[1])
+        return topic is not None and topics.is_parked_topic(topic.name)
 
     def _check_snapshots(self, position: int) -> None:
         folder = f"{self._machine.settings.broker.data}/snapshot"
@@ -198,7 +207,7 @@ class RetentionChecks:
         self._numbers[copy] = number
         if config.name.startswith(topics.DLQ_PREFIX):
             self._letters.add((config.name.removeprefix(topics.DLQ_PREFIX), number))
-        elif not topics.is_retry_topic(config.name):
+        elif not topics.is_retry_topic(config.name) and not topics.is_parked_topic(config.name):
             sent.expired = True
         return sent
 

@@ -78,7 +78,7 @@ class Simulator(Actions):
         self.oracle = Oracle()
         self.retains = seed % 3 == 0
         self.keeps_order = self.rng.random() < 0.5
-        self.oracle.parks = self.keeps_order and not self.retains and self.rng.random() < 0.5
+        self.oracle.parks = self.keeps_order and self.rng.random() < 0.5
         self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
         self.machine = self._machine()
         self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
@@ -246,6 +246,7 @@ class Simulator(Actions):
                 elif self.machine.at_rest:
                     self.tally.hit(Sometimes.BLOCKED, int(self.machine.blocked > 0))
                     self.checks.at_rest()
+                    self._rest()
                     if self.rng.random() < 0.05:
                         self.lookups.look(13)
             self._last_kind = self._end_life()
@@ -319,6 +320,8 @@ class Simulator(Actions):
             loss = rng.choice(_POWER) if power else Loss.NOTHING
             self.note(f"crash, lost: {loss.value}")
             machine.crash(loss)
+            if attempt or self._last_kind != "stop":
+                self.oracle.unanswered.crashed(self.oracle.process - 1)
             self.clients.crashed()
             self._while_down()
             if self.retains and attempt == 0 and rng.random() < 0.3:
@@ -341,11 +344,14 @@ class Simulator(Actions):
     def _recovered(self, seed: int) -> None:
         self.checks.tail_is_clean()
         machine = self.machine
-        replay = self.replay.after_recovery(machine.broker, machine.disk, seed)
+        replay = self.replay.after_recovery(
+            machine.broker, machine.disk, seed, lived_ms=machine.lived_log_ms
+        )
         self.tally.hit(Sometimes.LONGER_REPLAY, int(replay is Replay.LONGER))
         self.tally.hit(Sometimes.FULL_REPLAY, int(replay is Replay.FULL))
 
     def _started(self, damaged: str) -> None:
+        self.oracle.unanswered.started(self.machine.log_ms)
         store = self.machine.broker.store
         self.tally.hit(Sometimes.TORN_TAIL, int(store.metrics.torn_bytes > 0))
         self.tally.hit(Sometimes.SNAPSHOT_START, int(store.snapshots.position > 0))
@@ -410,6 +416,7 @@ class Simulator(Actions):
             self.tally.hit(Sometimes.CLEAN_STOP)
         else:
             self.oracle.era += 1
+            self.oracle.unanswered.crashed(self.oracle.process)
         self.oracle.process += 1
         self._count_store()
         self.retention.cut_power_in = None

@@ -77,7 +77,7 @@ class TopicRetention:
         self, config: TopicConfig, queue_id: int, queue: ConsumeQueue, before: int, wall_ms: int
     ) -> None:
         """Judge those that a cut did not take already."""
-        starts_at = self._machine.broker.store.index.start
+        starts_at = self._machine.broker.store.dispatch.log_start
         held = self._held(config.id, queue_id)
         newest = queue.min_offset - 1
         for offset, unit in enumerate(queue.units(before, queue.min_offset - before), before):

@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from popmq.testing.sim_pushes import PushSimulator
 from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
 from popmq.testing.sim_run import Outcome, Simulator
 from popmq.testing.sometimes import Sometimes, Tally
+from popmq.testing.timer_overtaken import OvertakenTimers
 from popmq.testing.timer_run import TimerSimulator
 from popmq.testing.timer_sometimes import TimerSometimes
+from popmq.testing.timer_thousand import CrashedAt, ThousandTimers
 from popmq.testing.transaction_run import TransactionSimulator
 from popmq.testing.transaction_sometimes import TransactionSometimes
 
@@ -24,8 +27,20 @@ def run_seed(seed: int) -> Outcome:
     return Simulator(seed).run()
 
 
+def run_push_seed(seed: int) -> Outcome:
+    return PushSimulator(seed).run()
+
+
 def run_timer_seed(seed: int) -> Outcome:
     return TimerSimulator(seed).run()
+
+
+def run_overtaken_seed(seed: int) -> Outcome:
+    return OvertakenTimers(seed).run()
+
+
+def run_thousand_timers(seed: int) -> Outcome:
+    return ThousandTimers(seed).run()
 
 
 def run_transaction_seed(seed: int) -> Outcome:
@@ -47,7 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--timers", action="store_true", help="the timer's world")
+    parser.add_argument("--overtaken-timers", action="store_true", help="one with a slow log")
+    parser.add_argument("--thousand-timers", action="store_true", help="that dies all the time")
     parser.add_argument("--transactions", action="store_true", help="that of transactions")
+    parser.add_argument("--pushes", action="store_true", help="of push consumers that live on")
     parser.add_argument("--replica", action="store_true", help="with a slave that follows")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a violation")
     chosen = parser.parse_args(arguments)
@@ -66,8 +84,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[Enum]]:
     if chosen.timers:
         return run_timer_replica_seed if chosen.replica else run_timer_seed, TimerSometimes
+    if chosen.overtaken_timers:
+        return run_overtaken_seed, TimerSometimes
+    if chosen.thousand_timers:
+        return run_thousand_timers, CrashedAt
     if chosen.transactions:
         return run_transaction_seed, TransactionSometimes
+    if chosen.pushes:
+        return run_push_seed, Sometimes
     return run_replica_seed if chosen.replica else run_seed, Sometimes
 
 

@@ -56,6 +56,7 @@ class Sometimes(Enum):
     CHANGE_LOST = "answer to a change lost"
     WOKEN = "long poll woken by a message"
     POLL_TIMEOUT = "long poll timed out"
+    WAITED_BESIDE = "long poll waited while others held messages of its group"
     REJECTED = "message rejected"
     REJECTED_TWICE = "repeated reject was OK"
     AFTER_REJECT = "ack after a reject refused"

@@ -27,6 +27,7 @@ class StoreChecks:
     def after_start(self) -> None:
         """The log ends where it may; what a filter passed over is no record and is redone,
         and so is what a buffered group took and did not ack."""
+        self._machine.broker.audit.asked()  # counts along, from here on
         soft = {r.group.name for r in self._oracle.readers if r.tags or r.group.buffered}
         groups = self._machine.broker.registry
         for place in list(self._committed):
@@ -90,6 +91,12 @@ class StoreChecks:
                         "I9 offset-monotonic",
                         f"{ck.place}: committed {seen[ck.place]}, {lowest} is in flight",
                     )
+        broker.audit.asked()
+        if broker.audit.unaccounted:
+            self._oracle.complain(
+                "I16 counts-true",
+                f"the audit misses {broker.audit.unaccounted} messages: {broker.audit.balances}",
+            )
         waiting = sum(ck.waiting.bit_count() for ck in broker.table)
         if not in_flight == broker.table.in_flight == waiting:
             self._oracle.complain(

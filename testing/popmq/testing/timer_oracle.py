@@ -109,7 +109,7 @@ class TimerOracle(Oracle):
         model.read_on()
         timers = model.of(story.number)
         last = timers[-1] if timers else None
-        start = self._machine.broker.store.index.start  # a cut comes before the delete
+        start = self._machine.broker.store.index.start
         gone = last is None or last.position < start or story.topic.gone
         ends = last.ends[-1:] if last else []
         return Ask(

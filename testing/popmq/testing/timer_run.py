@@ -8,6 +8,7 @@ damaged or gone.  The log says what came of each timer (docs/concepts/simulator.
 import errno
 import random
 import traceback
+from enum import Enum
 
 from popmq.common.config import (
     GroupSettings,
@@ -39,11 +40,14 @@ _SLEEPS = 80  # how often the clock is set to the next timer in the drain
 
 
 class TimerSimulator(TimerActions):
+    option = "--timers"  # of the command that runs this world
+    states: type[Enum] = States  # that its seeds have to reach
+
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.trace: list[str] = []
-        self.tally = Tally(States)
+        self.tally = Tally(self.states)
         self.retains = seed % 3 == 0
         self.oracle = TimerOracle()
         self.machine = self._machine()
@@ -64,11 +68,7 @@ class TimerSimulator(TimerActions):
     def run(self) -> Outcome:
         try:
             self._set_up()
-            for _ in range(self.rng.randrange(2, 5)):
-                self._live()
-                if self.oracle.violations:
-                    break
-                self._restart()
+            self._lives()
             if not self.oracle.violations:
                 self._drain()
         except Exception as error:  # of the product, or of the simulator: say where
@@ -78,9 +78,16 @@ class TimerSimulator(TimerActions):
             self.oracle.violations.append(Violation("I0 broken", what, places))
         for violation in self.oracle.violations:
             self.note(str(violation))
-        return Outcome(self.seed, self.oracle.violations, self.trace, self.tally, "--timers ")
+        return Outcome(self.seed, self.oracle.violations, self.trace, self.tally, f"{self.option} ")
 
     # -- a run
+
+    def _lives(self) -> None:
+        for _ in range(self.rng.randrange(2, 5)):
+            self._live()
+            if self.oracle.violations:
+                break
+            self._restart()
 
     def _machine(self) -> Machine:
         return Machine(self._settings(), self.rng, self.tally)
@@ -230,11 +237,17 @@ class TimerSimulator(TimerActions):
 
     def _recovered(self, seed: int) -> None:
         self.checks.tail_is_clean()
-        replay = self.replay.after_recovery(self.machine.broker, self.machine.disk, seed)
-        service, most = self.machine.broker.timers.service, self._most
-        service.enqueue_limit = service.load_limit = service.fire_limit = most
+        machine = self.machine
+        replay = self.replay.after_recovery(
+            machine.broker, machine.disk, seed, lived_ms=machine.lived_log_ms
+        )
+        self._limit()
         self.tally.hit(States.LONGER_REPLAY, int(replay is Replay.LONGER))
         self.tally.hit(States.FULL_REPLAY, int(replay is Replay.FULL))
+
+    def _limit(self) -> None:
+        service, most = self.machine.broker.timers.service, self._most
+        service.enqueue_limit = service.load_limit = service.fire_limit = most
 
     def _started(self) -> None:
         self.checks.after_start()

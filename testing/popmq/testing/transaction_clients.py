@@ -135,7 +135,7 @@ class TransactionClients(Requests):
         if story.transaction not in ("", check.transaction_id):
             self._complain(story, "I18 check", "is checked under another id")
         if self._rng.random() < self.knows and story.wanted != UNKNOWN:
-            self._end(story, story.wanted, check.transaction_id)
+            self._machine.later(lambda: self._end(story, story.wanted, check.transaction_id))
 
     # -- the onlooker
 

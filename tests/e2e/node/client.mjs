@@ -163,7 +163,7 @@ function refuseCommand(command) {
 
 function base(endpoints) {
   const logger = { debug() {}, info() {}, warn: console.error, error: console.error };
-  return { endpoints, namespace: '', logger, sslEnabled: process.argv[3] === 'tls' };
+  return { endpoints, namespace: start.namespace ?? '', logger, sslEnabled: process.argv[3] === 'tls' };
 }
 
 // Born times by message id, one for each request that left: the client tells nobody, and the

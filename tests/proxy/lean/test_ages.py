@@ -43,7 +43,7 @@ def answer_ping(peer: Peer) -> None:
 
 def test_the_first_goaway_lets_calls_that_are_on_their_way_arrive() -> None:
     peer = aged()
-    assert peer.goaway == (ErrorCode.NO_ERROR, "lean.max_age_ms")
+    assert peer.goaway == (ErrorCode.NO_ERROR, "the connection is old (lean.max_age_ms)")
     assert last_stream(peer) == frames.MAX_STREAM_ID
     on_its_way = peer.call("/s/echo", b"hello")
     peer.read()
@@ -57,6 +57,27 @@ def test_the_first_goaway_lets_calls_that_are_on_their_way_arrive() -> None:
     assert peer.core.done
     assert peer.counters.aged == 1
     assert not peer.counters.cut_off
+
+
+def test_a_server_that_stops_takes_the_calls_that_are_on_their_way() -> None:
+    peer = Peer()
+    peer.core.retire("the server stops")
+    peer.read()
+    assert peer.goaway == (ErrorCode.NO_ERROR, "the server stops")
+    assert last_stream(peer) == frames.MAX_STREAM_ID
+    on_its_way = peer.call("/s/echo", b"hello")
+    peer.read()
+    assert peer.answers[on_its_way].status == "0"
+    assert not peer.core.done
+    answer_ping(peer)
+    assert last_stream(peer) == on_its_way
+    assert peer.core.done
+
+
+def test_a_connection_without_settings_is_not_waited_for_when_the_server_stops() -> None:
+    peer = Peer(greet=False)
+    peer.core.retire("the server stops")
+    assert peer.core.done
 
 
 def test_a_call_behind_the_second_goaway_is_not_looked_at() -> None:

@@ -281,7 +281,7 @@ def test_a_lost_connection_is_heard_by_every_call_and_by_no_answered_one() -> No
 def test_a_connection_that_drains_finishes_its_calls_and_takes_no_new_ones() -> None:
     peer = Peer()
     running = peer.call("/s/held", b"")
-    peer.core.drain()
+    peer.core.drain("the server stops")
     assert not peer.core.done
     late = peer.call("/s/echo", b"x")
     peer.held.calls[0].finish()

@@ -35,6 +35,8 @@ class Follower:
     acked: int = 0
     told: int = 0  # confirmed position in the last answer
     fetch: WaitingFetch | None = None
+    told_round: int = 0  # in the last answer (received.py)
+    heard_round: int = 0  # it had that answer when it spoke
     mark_position: int = field(default=0)
     mark_ms: int = field(default=0)
 

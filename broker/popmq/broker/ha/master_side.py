@@ -12,6 +12,7 @@ from functools import partial
 
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.follower import Follower, Rate, WaitingFetch
+from popmq.broker.ha.received import Received
 from popmq.broker.ha.set_keeper import SetKeeper
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import Alter, SyncState
@@ -60,6 +61,13 @@ class MasterSide:
         self._number = 0
         self._waiting: dict[int, Follower] = {}
         self._rate = Rate(settings.catch_up_bytes_per_second, settings.fetch_bytes, now_ms())
+        self.received = Received(
+            sync,
+            self.followers,
+            end=lambda: store.end,
+            soon=lambda work: store.soon(work),
+            nudge=self._begin_round,
+        )
         self.keeper = SetKeeper(
             sync,
             self.followers,
@@ -88,6 +96,7 @@ class MasterSide:
         before = self.sync.members
         if self.sync.learn(epoch=epoch, version=version, members=members):
             self._confirmed()
+        self.received.look()
         if self.sync.members != before:
             logger.info(
                 "sync state set",
@@ -111,6 +120,7 @@ class MasterSide:
 
     def stop(self) -> None:
         """Not the master any more: nobody is told anything but that."""
+        self.received.stop()
         for follower in list(self._waiting.values()):
             self._refuse_fetch(follower, NotMaster("this broker is not the master any more"))
 
@@ -132,6 +142,12 @@ class MasterSide:
         if follower is not None:
             follower.fetch = None
             follower.closed(self._now_ms(), self._settings.laggard_ms)
+
+    def lost(self, node: str) -> None:
+        """A connection of that node ended, whether it waited for an answer or not."""
+        for follower in self.followers.values():
+            if follower.node == node:
+                follower.closed(self._now_ms(), self._settings.laggard_ms)
 
     def _serve(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
         match kind:
@@ -176,6 +192,13 @@ class MasterSide:
                 f"node {asked.node} has the log of another broker group ({asked.log_id[:32]}, "
                 f"this one's is {log_id}): give it a data directory of its own",
             )
+        segment_bytes = self._store.replicas.segment_bytes
+        if asked.segment_bytes != segment_bytes:
+            raise Refused(
+                Code.PRECONDITION_FAILED,
+                f"node {asked.node} has segments of {asked.segment_bytes} bytes, the master's have "
+                f"{segment_bytes} (store.segment_bytes): the logs of a broker group are the same",
+            )
         now_ms = self._now_ms()
         known = self.followers.get(asked.store_id)
         if known is not None:
@@ -192,6 +215,7 @@ class MasterSide:
             mark_ms=now_ms,
         )
         self.followers[asked.store_id] = follower
+        self.sync.holds.pop(asked.store_id, None)  # it may have restarted, and lost its memory
         logger.info("slave connected", extra={"node": asked.node, "end_bytes": asked.end})
         snapshot_position, snapshot_bytes = self._snapshots.newest()
         return replication.encode_handshake_reply(
@@ -238,6 +262,7 @@ class MasterSide:
         follower.ack(asked.position, end=self._store.end, now_ms=self._now_ms())
         if self.sync.fsynced(asked.store_id, asked.position):
             self._confirmed()
+        self.received.look()
         follower.told = self.sync.confirmed
         reply = replication.AckedReply(self.sync.epoch, self.sync.confirmed)
         return replication.encode_acked_reply(reply)
@@ -258,12 +283,18 @@ class MasterSide:
         )
         follower.fetch = fetch
         self._waiting[fetch.number] = follower
+        self.received.heard(follower, asked)
+        self.received.look()
         self._try(follower)
 
     def _try(self, follower: Follower) -> None:
         """Answer its fetch if there is something to copy, and it may."""
         fetch = follower.fetch
-        if fetch is None or fetch.reading or fetch.position == self._store.end:
+        if fetch is None or fetch.reading:
+            return
+        if fetch.position == self._store.end:
+            if follower.told_round < self.received.round:
+                self._answer(follower, fetch, b"")  # it is to speak again
             return
         limit = min(fetch.max_bytes, self._settings.fetch_bytes)
         held_back = follower.store_id not in self.sync.in_force
@@ -314,6 +345,7 @@ class MasterSide:
     def _answer(self, follower: Follower, fetch: WaitingFetch, data: bytes) -> None:
         self._waiting.pop(fetch.number, None)
         follower.fetch = None
+        follower.told_round = self.received.round
         entry = self._epochs.entry_at(fetch.position)
         block_epoch, epoch_start = entry or (0, 0)
         follower.told = self.sync.confirmed
@@ -325,8 +357,13 @@ class MasterSide:
             self.sync.confirmed,
             self._store.end,
             data,
+            follower.told_round,
         )
         fetch.on_reply(replication.encode_block(block))
+
+    def _begin_round(self) -> None:
+        for follower in list(self._waiting.values()):
+            self._try(follower)
 
     def _refuse_fetch(self, follower: Follower, refusal: PopmqError) -> None:
         fetch, follower.fetch = follower.fetch, None

@@ -51,6 +51,9 @@ class SetKeeper:
                 follower.excuse(stood_ms)
         for follower in self._followers.values():
             follower.look(end=end, now_ms=now_ms)
+        for store_id in self._sync.awaited:
+            if self._is_gone(store_id, now_ms) or self._lags(store_id, now_ms):
+                self._sync.leave_out(store_id)
         proposal = self._sync.proposal
         if proposal is not None:
             dead = [one for one in self._sync.pending if self._is_gone(one, now_ms)]

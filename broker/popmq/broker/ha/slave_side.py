@@ -95,6 +95,7 @@ class SlaveSide:
         self._session = 0
         self._confirmed = 0  # as the master told it, in this session
         self._acked = -1
+        self._round = 0  # of the master's last block
         self._acking = self._fetching = self._asking_timers = False
         self._timers_due_ms = 0
 
@@ -139,11 +140,16 @@ class SlaveSide:
 
     def _shake_hands(self) -> None:
         self.phase = Phase.SHAKING
-        self._session, self._acked = 0, -1
+        self._session, self._acked, self._round = 0, -1, 0
         self._acking = self._fetching = self._asking_timers = False
         body = replication.encode_handshake(
             replication.Handshake(
-                self._epoch, self._identity.store_id, self._node, self._log_id(), self._store.end
+                self._epoch,
+                self._identity.store_id,
+                self._node,
+                self._log_id(),
+                self._store.end,
+                self._store.replicas.segment_bytes,
             )
         )
         self._link.begin()
@@ -278,6 +284,7 @@ class SlaveSide:
                 self._settings.fetch_bytes,
                 self._confirmed,
                 wait_ms,
+                self._round,
             )
         )
         self._link.ask(Kind.FETCH, body, wait_ms + 2_000, self._fetched)
@@ -289,6 +296,7 @@ class SlaveSide:
             self._lose(f"the master speaks of epoch {block.epoch}")
             return
         self.master_end = max(self.master_end, block.end)
+        self._round = block.round
         if block.data:
             try:
                 self._take_block(block)

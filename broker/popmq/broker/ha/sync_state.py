@@ -47,6 +47,10 @@ class SyncState:
         self.min_in_sync = min_in_sync
         self.acked: dict[str, int] = {}  # fsynced by each store, told in this epoch
         self.proposal: Alter | None = None  # the newest that is not seen decided
+        # Of what clients are told before disks have it (D2, `memory`):
+        self.holds: dict[str, int] = {}  # received by each store since it connected last
+        self.awaited: frozenset[str] = frozenset()  # about to be proposed
+        self.promised = confirmed  # clients were told of something up to here
 
     # -- confirming
 
@@ -76,6 +80,28 @@ class SyncState:
         self.confirmed = position
         return True
 
+    # -- before disks have it
+
+    def held(self, store_id: str) -> int:
+        """Everything below is with that store: on its disk, or in its memory."""
+        return max(self.acked.get(store_id, 0), self.holds.get(store_id, 0))
+
+    @property
+    def received(self) -> int:
+        """Everything below is with all of the set, and with whoever is or will be added; never less
+        than is promised. Too small a set has received nothing."""
+        if not self.has_quorum:
+            return self.promised
+        return max(self.promised, min(map(self.held, self.in_force | self.awaited)))
+
+    def promise(self, position: int) -> None:
+        """Clients are told: from now on nobody joins the set who does not hold it."""
+        self.promised = max(self.promised, position)
+
+    def leave_out(self, store_id: str) -> None:
+        """A candidate that fell behind again is not waited for."""
+        self.awaited -= {store_id}
+
     # -- the set
 
     def can_shrink(self) -> bool:
@@ -98,6 +124,10 @@ class SyncState:
         """Ask for the set with one more; from now on nothing is confirmed without it (R19)."""
         if store_id in self.in_force or not self.may_join(store_id):
             return None
+        if self.held(store_id) < self.promised:
+            self.awaited |= {store_id}  # what is promised from now on, it holds, too
+            return None
+        self.leave_out(store_id)
         self.pending |= {store_id}
         return self._propose(self.members | {store_id})
 

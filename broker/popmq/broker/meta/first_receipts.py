@@ -2,8 +2,9 @@
 
 The key is (topic, full message id); it is entered when the record is appended and again when the
 log is replayed.  Within `dedup.window_ms` of log time a second send of the id gets the first one's
-receipt, once all that was appended before is confirmed.  At the bound the oldest leave, and a
-metric says so.
+receipt, once all that was appended before is confirmed.  At the bound (`dedup.max_ids`) the oldest
+leave, and a metric says so; what has left is let go of in sixteenths of the window or of the bound,
+so that no more than another sixteenth is ever held.
 """
 
 import struct
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from popmq.common.hop import PutResult
 from popmq.common.send_settings import DedupSettings
 
-_BUCKETS = 16  # that a window is cut into; an id may stay that much longer
+_BUCKETS = 16  # that a window and the bound are cut into; an id may stay that much longer
 _PER_PIECE = 512
 _PER_STEP = 2_048
 _PIECE = struct.Struct(">QI")  # log time from which its entries are, their number
@@ -48,10 +49,12 @@ class FirstReceipts:
         self._window_ms = settings.window_ms
         self._width_ms = max(1, settings.window_ms // _BUCKETS)
         self._limit = settings.max_ids
+        self._bucket_ids = max(1, settings.max_ids // _BUCKETS)
         self._receipts: dict[bytes, int] = {}
         self._buckets: deque[_Bucket] = deque()
         self._until_ms = 0  # from then on there is another bucket
         self._gone = 0  # of the oldest bucket
+        self._entered = 0  # in all buckets, those that are gone left out
         self.duplicates = 0
         self.pushed_out = 0  # ids that left before their time, for lack of room
 
@@ -93,8 +96,9 @@ class FirstReceipts:
         half: bool = False,
     ) -> None:
         """A message with that id was appended, so no earlier one was known then: at a replay,
-        which forgets nothing, the newest counts."""
+        which may know it still, the newest counts."""
         if self._window_ms and message_id:
+            self.step(log_ms)  # or a long log would be held on to until its end
             queue_id |= _HALF if half else 0
             receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | queue_offset
             self._enter(_key(topic_id, message_id), receipt, log_ms)
@@ -107,23 +111,36 @@ class FirstReceipts:
                 yield bucket.keys[at], bucket.receipts[at], bucket.from_ms
             start = 0
 
+    @property
+    def held(self) -> int:
+        """Entries in memory, those included that are forgotten and not let go of yet."""
+        return self._entered + self._gone
+
     def step(self, log_ms: int) -> int:
         """Forget some of what is older than the window; returns how many."""
         old_ms = log_ms - self._window_ms - self._width_ms
-        due = self._buckets and self._buckets[0].from_ms <= old_ms
-        return self._forget(_PER_STEP) if due else 0
+        forgotten = 0
+        while forgotten < _PER_STEP and self._buckets and self._buckets[0].from_ms <= old_ms:
+            forgotten += self._forget(_PER_STEP - forgotten)
+        return forgotten
 
     def _enter(self, key: bytes, receipt: int, log_ms: int) -> None:
         if log_ms >= self._until_ms or not self._buckets:
-            self._buckets.append(_Bucket(log_ms, [], []))
-            self._until_ms = log_ms + self._width_ms
+            self._begin_bucket(log_ms)
         _, keys, receipts = self._buckets[-1]
         keys.append(key)
         receipts.append(receipt)
         self._receipts[key] = receipt
-        if len(self._receipts) > self._limit:
+        self._entered += 1
+        if len(keys) >= self._bucket_ids:
+            self._until_ms = 0  # it is full
+        if self._entered > self._limit:
             self.pushed_out += 1
             self._forget(1)
+
+    def _begin_bucket(self, from_ms: int) -> None:
+        self._buckets.append(_Bucket(from_ms, [], []))
+        self._until_ms = from_ms + self._width_ms
 
     def _forget(self, limit: int) -> int:
         """The oldest ids of the oldest bucket."""
@@ -133,6 +150,7 @@ class FirstReceipts:
             if self._receipts.get(keys[at]) == receipts[at]:  # else a newer one stands for it
                 del self._receipts[keys[at]]
         forgotten, self._gone = end - self._gone, end
+        self._entered -= forgotten
         if end == len(keys):
             self._buckets.popleft()
             self._gone = 0
@@ -161,12 +179,16 @@ class FirstReceipts:
     def restore(self, content: bytes) -> None:
         from_ms, count = _PIECE.unpack_from(content)
         at = _PIECE.size
+        if not self._window_ms:
+            return
+        if not self._buckets or self._buckets[-1].from_ms != from_ms:
+            # Never into one that began earlier: it would leave before its time.
+            self._begin_bucket(from_ms)
         for _ in range(count):
             size, queue_id, offset, due_ms = _ENTRY.unpack_from(content, at)
             at += _ENTRY.size
             key, at = content[at : at + size], at + size
-            if self._window_ms and len(self._receipts) < self._limit:
-                self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset, from_ms)
+            self._enter(key, due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset, from_ms)
 
     def restored(self) -> None:
         return

@@ -3,6 +3,7 @@
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.topics import (
     CheckPoints,
+    Durability,
     GroupType,
     MessageType,
     Permission,
@@ -22,6 +23,7 @@ def topic_record(topic: TopicConfig) -> TopicRecord:
         permission=topic.permission,
         retention_ms=topic.retention_ms,
         brokers=topic.brokers,
+        durability=topic.durability,
     )
 
 
@@ -34,6 +36,7 @@ def topic_of(record: TopicRecord) -> TopicConfig:
         Permission(record.permission),
         record.retention_ms,
         tuple(record.brokers),
+        Durability(record.durability or Durability.DISK),
     )
 
 

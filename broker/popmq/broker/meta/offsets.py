@@ -23,6 +23,7 @@ class Reason(IntEnum):
     START_AT_NEWEST = 1
     COMMITTED = 2  # everything below is over, and has no record of its own (buffered groups)
     RESET = 3
+    PULLED = 4  # a pull consumer says where its group reads on
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from popmq.common import topics
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind
 from popmq.common.topics import (
+    Durability,
     GroupType,
     MessageType,
     SubscriptionGroup,
@@ -259,6 +260,12 @@ class Registry:
                 Code.BAD_REQUEST,
                 f"topic {topic.name} with a retention of {topic.retention_ms} ms: it takes up to "
                 f"{longest_ms} ms, that of the store (store.retention_hours)",
+            )
+        if topic.type is MessageType.TRANSACTION and topic.durability is Durability.MEMORY:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"topic {topic.name} is TRANSACTION: its durability is disk, because a transaction "
+                "that was committed must not be lost",
             )
 
     # -- apply

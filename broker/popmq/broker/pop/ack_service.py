@@ -10,15 +10,27 @@ from collections.abc import Sequence
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate
-from popmq.broker.pop.outcomes import Key
-from popmq.broker.pop.pop_check_point import AUTO_RENEW, PUSH, ReviveKind, ReviveRecord
+from popmq.broker.pop.pair_counts import PairCounts
+from popmq.broker.pop.pop_check_point import (
+    AUTO_RENEW,
+    PUSH,
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+)
 from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import InvalidReceiptHandle, PopmqError
 from popmq.common.hop import ACKED, AckResult
-from popmq.common.receipt import ReceiptHandle, ReceiptReader
+from popmq.common.observe import Histogram
+from popmq.common.receipt import ReceiptHandle, ReceiptReader, Signed, receipt_of
+
+LATENCY_MS = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+    *(1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000),
+)
 
 
 class AckService:
@@ -46,22 +58,30 @@ class AckService:
         self.rejected = 0
         self.refused = 0
         self.changed = 0
+        self.by_pair = PairCounts()
+        self.latency = Histogram(LATENCY_MS, divisor=1_000)
 
     def ack(self, *, topic: str, group: str, handles: Sequence[bytes]) -> list[AckResult]:
-        """Append the acks, one record for each check point; tell the client when they are
-        confirmed.  One result per handle, in order: repeating an ack is fine, and what is refused
-        says why.
+        """Take the acks; one record for each check point leaves with the next group commit.  Tell
+        the client when they are confirmed.  One result per handle, in order: repeating an ack is
+        fine, and what is refused says why.
         """
         results = []
-        taken: dict[Key, int] = {}
+        taken: dict[PopCheckPoint, int] = {}
+        before = self.acked
         for handle in handles:
             try:
-                self._take(self._receipt(topic, group, handle), taken)
+                self._take(*self._opened(topic, group, handle), taken)
                 results.append(ACKED)
             except PopmqError as error:
                 results.append(AckResult(error.code, str(error)))
-        for key, bits in taken.items():
-            self._end(key, bits)
+        if taken:
+            self.by_pair.add((topic, group), self.acked - before)
+            now_ms = self._store.log_ms()
+            for ck, bits in taken.items():
+                self._buffer.ack(ck, bits)
+                delivered = ck.root or ck  # a change of the invisible duration delivers nothing
+                self.latency.observe_each(now_ms - delivered.popped_at_ms, bits.bit_count())
         return results
 
     def reject(self, *, topic: str, group: str, handle: bytes) -> None:
@@ -70,10 +90,12 @@ class AckService:
         Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead, with
         nothing changed, when the message has to come from the disk first.
         """
+        self._buffer.write_acks()
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
         ck = live_check_point(self._table, receipt)
         if fate is Fate.WAITING and ck is not None:
+            self._check_offset(ck, receipt.queue_offset, receipt.member)
             self._revive.reject(ck, receipt.member)
             self.rejected += 1
         elif fate is not Fate.DEAD_LETTERED:
@@ -85,12 +107,14 @@ class AckService:
         this one.  A push consumer's duration is raised to the group's back-off for the
         attempt, because the Node client sends 0 for every failure.
         """
+        self._buffer.write_acks()
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
         ck = live_check_point(self._table, receipt)
         if fate is not Fate.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)
+        self._check_offset(ck, receipt.queue_offset, receipt.member)
         self._buffer.write(ck)
         if ck.flags & PUSH:
             config = self._registry.group(group)
@@ -134,45 +158,59 @@ class AckService:
             return self._buffer.fate(receipt.epoch, receipt.sequence, receipt.member)
         return fate
 
-    def _take(self, receipt: ReceiptHandle, taken: dict[Key, int]) -> None:
+    def _take(
+        self, signed: Signed, offset: int, member: int, taken: dict[PopCheckPoint, int]
+    ) -> None:
         """Enter one ack into `taken`, the bits of each check point. InvalidReceiptHandle when the
         delivery is over."""
-        match self._fate(receipt):
-            case Fate.WAITING:
-                key = (receipt.epoch, receipt.sequence)
-                bit = 1 << receipt.member
-                bits = taken.get(key, 0)
-                taken[key] = bits | bit
-                self.acked += not bits & bit
-                self.repeated += bool(bits & bit)
-            case Fate.ACKED:
-                self.repeated += 1
-            case fate:
+        ck = self._table.find(signed.epoch, signed.sequence)
+        bit = 1 << member
+        if ck is None or not ck.waiting & bit:
+            receipt = receipt_of(signed, offset, member)
+            fate = self._fate(receipt)
+            if fate is not Fate.ACKED:
                 self.refused += 1
                 raise _no_good(receipt, fate)
-
-    def _end(self, key: Key, bits: int) -> None:
-        ck = self._table.find(*key)
-        if ck is not None and ck.buffered:
-            self._buffer.ack(ck, bits)
+            self.repeated += 1
+            return
+        if ck.start_offset + member != offset:
+            self._check_offset(ck, offset, member)
+        bits = taken.get(ck, 0)
+        if (bits | self._buffer.unwritten(ck.key)) & bit:
+            self.repeated += 1
         else:
-            put_revive(self._store, self._table, ReviveRecord(ReviveKind.ACK, *key, bits))
+            taken[ck] = bits | bit
+            self.acked += 1
+
+    def _check_offset(self, ck: PopCheckPoint, offset: int, member: int) -> None:
+        """Neither of the two is signed: the check point knows whether they belong together."""
+        if ck.offset_of(member) != offset:
+            self.refused += 1
+            raise InvalidReceiptHandle(
+                f"the receipt handle names message {offset} of its queue, but its delivery was of "
+                f"message {ck.offset_of(member)}: it was changed"
+            )
 
     def _receipt(self, topic: str, group: str, handle: bytes) -> ReceiptHandle:
+        return receipt_of(*self._opened(topic, group, handle))
+
+    def _opened(self, topic: str, group: str, handle: bytes) -> tuple[Signed, int, int]:
+        """What the handle says, if this group got it from this topic and broker."""
         self._store.guard.check_write()
+        registry = self._registry
         try:
-            receipt = self._receipts.decode(handle, self._registry.receipt_key)
-            if receipt.broker != self._broker:
+            opened = self._receipts.open(handle, registry.receipt_key)
+            broker, topic_id, group_id, _, _, _, _ = opened[0]
+            config, read = registry.group_by_id(group_id), registry.topic_by_id(topic_id)
+            if broker != self._broker:
                 raise InvalidReceiptHandle(
-                    f"the receipt handle belongs to broker {receipt.broker}, this is {self._broker}"
+                    f"the receipt handle belongs to broker {broker}, this is {self._broker}"
                 )
-            config = self._registry.group_by_id(receipt.group_id)
             if config is None or config.name != group:
                 owner = config.name if config else "a group that was deleted"
                 raise InvalidReceiptHandle(
                     f"the receipt handle was given to consumer group {owner}, not to {group}"
                 )
-            read = self._registry.topic_by_id(receipt.topic_id)
             name = read.name if read else ""
             if name != topic and name not in (
                 topics.retry_topic(group, topic),
@@ -185,7 +223,7 @@ class AckService:
         except InvalidReceiptHandle:
             self.refused += 1
             raise
-        return receipt
+        return opened
 
 
 def _no_good(receipt: ReceiptHandle, fate: Fate) -> InvalidReceiptHandle:

@@ -2,10 +2,10 @@
 
 from popmq.broker.filter.message_filter import MessageFilter
 from popmq.broker.store.unit_check import Unit
+from popmq.common.delivered import Deliveries
 from popmq.common.disk import ColdRead
-from popmq.common.hop import Delivery
 
-SCAN_UNITS = 800  # index units that one pop of one queue looks through for its filter
+SCAN_UNITS = 800  # index units that one pop looks through for its filter, in all queues together
 # Messages, and their bytes, that one pop reads in all for a filter on their content: a few
 # milliseconds of a loop that others need.
 LOOK_UNITS = 256
@@ -23,6 +23,7 @@ class Batch:
         "position",
         "refusal",
         "rest",
+        "scan_units",
     )
 
     def __init__(self, limit: int, reply_bytes: int) -> None:
@@ -30,7 +31,8 @@ class Batch:
         self.bytes_left = reply_bytes
         self.look_units = LOOK_UNITS
         self.look_bytes = LOOK_BYTES
-        self.deliveries: list[Delivery] = []
+        self.scan_units = SCAN_UNITS
+        self.deliveries = Deliveries()
         self.position = 0  # of the last one
         self.rest = 0
         self.refusal = ""
@@ -38,7 +40,29 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        return len(self.deliveries) >= self.limit
+        return self.deliveries.count >= self.limit
+
+    def share(self, queues: int) -> int:
+        """Units to look through in the next one of so many queues: what is left is divided evenly,
+        and what a short queue does not use is the others'."""
+        return max(1, self.scan_units // queues)
+
+    def choose_all(self, units: list[Unit], room: int) -> list[Unit]:
+        """The first of the units, within room and bytes.
+
+        The first message of a reply always fits, whatever its size.
+        """
+        left = self.bytes_left - sum([size for _, size, _ in units])
+        if left >= 0 and len(units) <= room:
+            self.bytes_left = left
+            return units
+        taken: list[Unit] = []
+        for unit in units[:room]:
+            if unit.size > self.bytes_left and (taken or self.deliveries.count):
+                break
+            taken.append(unit)
+            self.bytes_left -= unit.size
+        return taken
 
     def choose(
         self, units: list[Unit], offset: int, wanted: MessageFilter, room: int
@@ -48,10 +72,9 @@ class Batch:
         The first message of a reply always fits, whatever its size.
         """
         taken: list[tuple[int, Unit]] = []
-        everything = wanted.everything
-        first = not self.deliveries
+        first = not self.deliveries.count
         for passed, unit in enumerate(units):
-            if not (everything or wanted.may_accept(unit.tag_hash)):
+            if not wanted.may_accept(unit.tag_hash):
                 continue
             if len(taken) == room or (unit.size > self.bytes_left and not first):
                 return taken, passed

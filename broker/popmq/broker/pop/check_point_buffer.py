@@ -1,9 +1,14 @@
-"""CheckPointBuffer: check points of groups that chose `buffered`, before they are records.
+"""CheckPointBuffer: what of pop waits in memory for the next group commit.
 
-A pop of such a group writes nothing, so its reply does not wait for the disk.  Its acks do: they
-leave as one commit of the queue's offset for all acks of one group commit, when they are the
-head of the line, else as the check point with its acks.  What met in memory is no record.  A
-crash brings unacked messages back early, and nothing that was acked (docs/concepts/pop.md).
+Acks of check points that are records wait as bits, so that those of one check point which come
+in requests of their own are one record.  They are applied when that is appended, not before:
+whatever decides by what is acked calls `write_acks` first.
+
+Check points of groups that chose `buffered` wait here before they are records.  A pop of such
+a group writes nothing, so its reply does not wait for the disk.  Its acks do: they leave as one
+commit of the queue's offset for all acks of one group commit, when they are the head of the
+line, else as the check point with its acks.  What met in memory is no record.  A crash brings
+unacked messages back early, and nothing that was acked (docs/concepts/pop.md).
 
 The order rule: when a check point becomes a record, those made before it in its queue are
 records already, or over.  A start reads on behind the newest that it finds.
@@ -15,7 +20,7 @@ from collections.abc import Callable
 
 from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.pop.check_point_table import CheckPointTable, Fate, Place
-from popmq.broker.pop.outcomes import Outcomes
+from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -35,8 +40,9 @@ class CheckPointBuffer:
         self._store = store
         self._table = table
         self._lines: dict[Place, deque[PopCheckPoint]] = {}  # in the order in which they were made
-        self._deadlines: list[tuple[int, tuple[int, int]]] = []
-        self._acked: dict[tuple[int, int], PopCheckPoint] = {}  # since the last group commit
+        self._deadlines: list[tuple[int, Key]] = []
+        self._acked: dict[Key, PopCheckPoint] = {}  # since the last group commit
+        self._unwritten: dict[Key, int] = {}  # acks of check points that are records
         self._replies: list[Callable[[], None]] = []
         self.ended = Outcomes()
         self.held = 0
@@ -61,12 +67,29 @@ class CheckPointBuffer:
 
     def ack(self, ck: PopCheckPoint, bits: int) -> None:
         """Acked in memory; tell the client when `when_confirmed` says so."""
+        if not ck.buffered:
+            key = ck.key
+            self._unwritten[key] = self._unwritten.get(key, 0) | bits
+            self._store.want_commit()
+            return
         now_ms = self._store.log_ms()
         self._table.end_buffered(ck, bits, now_ms)
         self._acked[ck.key] = ck
         if ck.finished:
             self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.moved))
         self._store.want_commit()
+
+    def unwritten(self, key: Key) -> int:
+        """The members whose acks wait for their record."""
+        return self._unwritten.get(key, 0)
+
+    def write_acks(self) -> None:
+        """Append a record for each check point that was acked since the last one, and apply it."""
+        if self._unwritten:
+            unwritten, self._unwritten = self._unwritten, {}
+            for key, bits in unwritten.items():
+                record = ReviveRecord(ReviveKind.ACK, *key, bits)
+                self._table.apply(record, self._append(record))
 
     def fate(self, epoch: int, sequence: int, member: int) -> Fate:
         """Of a delivery that the table does not know."""
@@ -76,24 +99,25 @@ class CheckPointBuffer:
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         """Run `callback` once everything that was appended or acked so far is confirmed."""
-        if self._acked:
+        if self._acked or self._unwritten:
             self._replies.append(callback)
         else:
             self._store.when_confirmed(callback)
 
     def before_batch(self) -> None:
         """A group commit begins: the acks since the last one go with it."""
-        if not self._acked:
-            return
-        acked, self._acked = self._acked, {}
-        by_place: dict[Place, list[PopCheckPoint]] = {}
-        for ck in acked.values():
-            by_place.setdefault(ck.place, []).append(ck)
-        for place, check_points in by_place.items():
-            self._commit(place, check_points)
+        # Taken first: a commit may write check points, and comes back here.
         replies, self._replies = self._replies, []
-        for callback in replies:
-            self._store.when_confirmed(callback)
+        self.write_acks()
+        if self._acked:
+            acked, self._acked = self._acked, {}
+            by_place: dict[Place, list[PopCheckPoint]] = {}
+            for ck in acked.values():
+                by_place.setdefault(ck.place, []).append(ck)
+            for place, check_points in by_place.items():
+                self._commit(place, check_points)
+        if replies:
+            self._store.when_confirmed(*replies)
 
     def write(self, ck: PopCheckPoint) -> None:
         """Make it a record, and those before it in its queue that are not over."""
@@ -155,7 +179,12 @@ class CheckPointBuffer:
         if head is not None and head.buffered:
             waiting = head.members & ~head.acked
             offset = head.offset_of((waiting & -waiting).bit_length() - 1)
-        if any(ck.start_offset < offset for ck in acked if ck.buffered):
+        passes = any(ck.start_offset < offset for ck in acked if ck.buffered)
+        # The offset comes last: a torn commit must not keep it without the acks that it counts.
+        for ck in acked:
+            if ck.buffered and ck.acked >> max(0, offset - ck.start_offset):
+                self.write(ck)
+        if passes:
             self._store.put_record(
                 RecordKind.OFFSET,
                 topic_id=topics.OFFSETS_TOPIC_ID,
@@ -164,9 +193,6 @@ class CheckPointBuffer:
             )
             self._table.commit(*place, offset)
             self.commits += 1
-        for ck in acked:
-            if ck.buffered and ck.acked >> max(0, offset - ck.start_offset):
-                self.write(ck)
 
     def _write_one(self, ck: PopCheckPoint) -> None:
         self.written += 1
@@ -191,8 +217,9 @@ class CheckPointBuffer:
         self._acked.pop(ck.key, None)
         self._table.written(ck, self._store.log_ms())
 
-    def _append(self, record: ReviveRecord) -> None:
-        self._store.put_record(
+    def _append(self, record: ReviveRecord) -> int:
+        """Returns its log time."""
+        return self._store.put_record(
             RecordKind.REVIVE,
             topic_id=topics.REVIVE_TOPIC_ID,
             queue_id=record.sequence % topics.REVIVE_QUEUES,

@@ -202,7 +202,7 @@ class TableRestorer:
         table = self._table
         table.sort_live()
         for ck in table:
-            progress = table.progress(ck.group_id, ck.topic_id, ck.queue_id)
+            progress = table.progress(*ck.place)
             if ck.flags & FIFO and isinstance(progress, FifoProgress):
                 progress.held.update(ck.offset_of(member) for member in member_bits(ck.waiting))
                 progress.in_flight = len(progress.held)
@@ -214,6 +214,7 @@ class TableRestorer:
             progress.cursor, progress.logged = cursor, logged
             for epoch, sequence, next_offset, finished in opened:
                 ck = _ended(next_offset) if finished else table.live((epoch, sequence))
+                ck.place = progress.place
                 progress.open.append(ck)
                 count = (ck.members & ~(ck.acked | ck.revived)).bit_count()
                 progress.in_flight += count
@@ -223,14 +224,11 @@ class TableRestorer:
         epoch, root_epoch, flags, topic_id, group_id, queue_id, sequence, root_sequence = fields[:8]
         members, start, following, popped, revive_at, client, acked, revived, moved = fields[8:]
         ck = PopCheckPoint(
-            epoch,
-            sequence,
+            (epoch, sequence),
+            (group_id, topic_id, queue_id),
             members,
             start,
-            topic_id,
-            group_id,
-            queue_id,
-            following,
+            following - start,
             popped,
             revive_at,
             client,
@@ -273,4 +271,4 @@ class TableRestorer:
 
 def _ended(next_offset: int) -> PopCheckPoint:
     """Stands in a queue's line for a check point that ended; only where it led to counts."""
-    return PopCheckPoint(0, 0, 0, 0, 0, 0, 0, next_offset, 0, 0, 0, 0)
+    return PopCheckPoint((0, 0), (0, 0, 0), 0, 0, next_offset, 0, 0, 0, 0)

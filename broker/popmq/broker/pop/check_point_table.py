@@ -14,7 +14,9 @@ from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.parked_keys import ParkedKeys
 from popmq.broker.pop.parking_records import ParkingRecords
 from popmq.broker.pop.pop_check_point import (
+    AUTO_RENEW,
     FIFO,
+    MEMBER_LIMIT,
     UNCOUNTED,
     PopCheckPoint,
     ReviveKind,
@@ -22,7 +24,7 @@ from popmq.broker.pop.pop_check_point import (
 )
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.pop.receive_index import ReceiveIndex
-from popmq.common.message import RevivalToken
+from popmq.common.message import BadRecord, RevivalToken
 
 Place = tuple[int, int, int]  # group, topic, queue
 # Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
@@ -87,7 +89,7 @@ class CheckPointTable:
 
     def attempts_before(self, ck: PopCheckPoint, member: int) -> int:
         """Deliveries from this place that ended before this one; retry copies carry their own."""
-        progress = self._progress.get((ck.group_id, ck.topic_id, ck.queue_id))
+        progress = self._progress.get(ck.place)
         if not isinstance(progress, FifoProgress):
             return 0
         return progress.attempts.get(ck.offset_of(member), 0)
@@ -124,15 +126,19 @@ class CheckPointTable:
         logged: bool = False,
     ) -> QueueProgress:
         """The group's first look at the queue; `logged` when a record says where it begins."""
-        made = FifoProgress(offset) if fifo else QueueProgress(offset)
+        place = (group_id, topic_id, queue_id)
+        made = FifoProgress(offset, place) if fifo else QueueProgress(offset, place)
         made.logged = offset if logged else 0
-        self._progress[(group_id, topic_id, queue_id)] = made
+        self._progress[made.place] = made
         if self._saving is not None:
             made.snapshot = self._saving.number
         return made
 
     def apply(self, record: ReviveRecord, log_ms: int) -> None:
-        """One record of the revive topic; `log_ms` is when it was written."""
+        """One record of the revive topic; `log_ms` is when it was written.
+
+        BadRecord, with nothing changed, for one that cannot be true.
+        """
         kind = record.kind
         if kind is _ACK or kind is _LOST or kind is _RETURNED:
             ended = self._live.get((record.epoch, record.sequence))
@@ -232,6 +238,16 @@ class CheckPointTable:
             self.parking.reset(place, offset, log_ms)
         return ended
 
+    def end_epochs(self, epoch: int, unanswered_from_ms: int) -> None:
+        """Another epoch begins. What was popped from that log time on may never have reached its
+        consumer, who would keep it for hours while it lives: it is renewed no more."""
+        for ck in self._live.values():
+            younger = ck.popped_at_ms >= unanswered_from_ms
+            if younger and ck.flags & AUTO_RENEW and ck.epoch < epoch:
+                if self._saving is not None:
+                    self._saving.keep(ck)
+                ck.flags &= ~AUTO_RENEW
+
     def take_back(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
         """A reset ended these deliveries, and their messages with them; the others go on."""
         self._end(ck, bits, log_ms=log_ms)
@@ -239,9 +255,7 @@ class CheckPointTable:
     def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
         """The live check points of one queue, those that changes made included."""
         if isinstance(progress, FifoProgress):
-            return [
-                ck for ck in self._live.values() if (ck.group_id, ck.topic_id, ck.queue_id) == place
-            ]
+            return [ck for ck in self._live.values() if ck.place == place]
         roots = {ck.key for ck in progress.open if ck.key in self._live}
         if any(self._live[key].moved for key in roots):
             after = [ck for ck in self._live.values() if ck.root and ck.root.key in roots]
@@ -295,10 +309,11 @@ class CheckPointTable:
     # -- inside
 
     def _open(self, ck: PopCheckPoint, log_ms: int) -> None:
-        place = (ck.group_id, ck.topic_id, ck.queue_id)
+        place = ck.place
         fifo = bool(ck.flags & FIFO)
         start = ck.next_offset if fifo else ck.start_offset
         progress = self._progress.get(place) or self.start(*place, start, fifo=fifo)
+        ck.place = progress.place
         if self._saving is not None:
             self._saving.keep_progress(place, progress)
             ck.snapshot = self._saving.number
@@ -324,10 +339,14 @@ class CheckPointTable:
         old = self._live.get(old_key)
         if old is None:
             return
+        member = ck.start_offset - old.start_offset
+        if not 0 <= member < MEMBER_LIMIT:
+            # Brokers that believed a made-up offset in a handle wrote such a record.
+            raise BadRecord(f"a change of message {ck.start_offset}, not one of {old.key}")
         if self._saving is not None:
             self._saving.keep(old)
             ck.snapshot = self._saving.number
-        old.moved |= 1 << (ck.start_offset - old.start_offset)
+        old.moved |= 1 << member
         if not old.waiting:
             self.due_times.remove(old)
         ck.root = old.root or old
@@ -353,7 +372,7 @@ class CheckPointTable:
         if not bits:
             return
         root = ck.root or ck
-        place = (ck.group_id, ck.topic_id, ck.queue_id)
+        place = ck.place
         progress = self._progress[place]
         if self._saving is not None:
             self._saving.keep(ck)

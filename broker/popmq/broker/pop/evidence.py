@@ -144,7 +144,7 @@ def gather(
     for queue_id in range(topics.REVIVE_QUEUES):
         queue = store.queue(topics.REVIVE_TOPIC_ID, queue_id)
         if popped_ms is None:
-            at = yield from read(partial(_first, queue, _POSITION_AT, position))
+            at = yield from read(partial(first_record, queue, position))
         else:
             at = yield from read(partial(_first, queue, _LOG_MS_AT, popped_ms))
         end = queue.count
@@ -235,7 +235,12 @@ def _first(queue: ConsumeQueue, at: int, value: int) -> int:
     return low
 
 
-def _first_unit(queue: ConsumeQueue, position: int) -> int:
+def first_record(queue: ConsumeQueue, position: int) -> int:
+    """The first revive record at log position `position` or behind it; may raise ColdRead."""
+    return _first(queue, _POSITION_AT, position)
+
+
+def first_unit(queue: ConsumeQueue, position: int) -> int:
     """The first unit whose record stands at log position `position` or behind it."""
     low, high = queue.min_offset, queue.count
     while low < high:
@@ -250,7 +255,7 @@ def _first_unit(queue: ConsumeQueue, position: int) -> int:
 
 def _gather_sets(store: MessageStore, place: Place, position: int, found: Evidence) -> Steps[None]:
     queue = store.queue(topics.OFFSETS_TOPIC_ID, 0)
-    first = yield from read(partial(_first_unit, queue, position))
+    first = yield from read(partial(first_unit, queue, position))
     end = queue.count
     if end - first > OFFSETS_LIMIT:
         first = end - OFFSETS_LIMIT

@@ -27,6 +27,7 @@ from popmq.common.message import StoredMessage
 from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
 
 _TRIES = 3
+TTL_OVER = "its time to live (user property TTL_MS) was over before a receive could take it"
 
 
 class Explainer:
@@ -209,6 +210,8 @@ class Explainer:
         if not begun and group.start_at is StartAt.NEWEST and not self._reads(copy, group):
             text = "the group never read the topic and starts at the newest message"
             return over(group, State.SKIPPED, 0, attempt, text, [])
+        if expired_ms := self._store.reader.expired_at_ms(copy.message):
+            return over(group, State.EXPIRED, expired_ms, attempt, TTL_OVER, [])
         for hold_of in self.holds:
             hold = hold_of(copy, group)
             if hold is not None:
@@ -250,6 +253,10 @@ class Explainer:
             text = "acked, or passed over by a filter: buffered check points leave no record of it"
             proof = Proof("committed", done.position, done.wall_ms, f"to {done.offset}")
             return over(group, State.ACKED, done.wall_ms, attempt, text, [proof])
+        if skip is not None and skip.reason is Reason.PULLED:
+            text = f"a pull consumer set the group's offset to {skip.offset}, behind it"
+            proof = Proof("offset", skip.position, skip.wall_ms, f"to {skip.offset}")
+            return over(group, State.ACKED, skip.wall_ms, attempt, text, [proof])
         if skip is not None:
             start = skip.reason is Reason.START_AT_NEWEST
             proof = Proof(
@@ -265,6 +272,9 @@ class Explainer:
         ):
             text = "it went by retention before the group read it"
             return over(group, State.EXPIRED, passed_ms, attempt, text, [])
+        expired_ms = self._store.reader.expired_at_ms(copy.message)
+        if expired_ms and (not passed_ms or passed_ms >= expired_ms):
+            return over(group, State.EXPIRED, expired_ms, attempt, TTL_OVER, [])
         text = "the filter of the receives that came by did not accept it" + self._filter(
             copy, group
         )

@@ -9,7 +9,7 @@ from popmq.broker.filter.message_filter import EVERYTHING
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.batch import Batch
 from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.fifo_visit import FifoVisit
+from popmq.broker.pop.fifo_visit import FifoVisit, units_to_look_at
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.order_info import OrderInfo
 from popmq.broker.pop.parked_keys import ParkedKey
@@ -31,8 +31,8 @@ from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.config import PopSettings
+from popmq.common.delivered import Deliveries, content_of
 from popmq.common.disk import ColdRead
-from popmq.common.hop import Delivery
 from popmq.common.message import StoredMessage
 from popmq.common.topics import TopicConfig
 
@@ -56,7 +56,7 @@ class FifoService:
         self._pops = pops
         self._settings = settings
 
-    def pop(self, want: Want) -> tuple[list[Delivery], int]:
+    def pop(self, want: Want) -> tuple[Deliveries, int]:
         """Like `PopService.pop`, in order; the same attempt id gets the same again."""
         self._pops.begin_pop(want)
         batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
@@ -64,8 +64,10 @@ class FifoService:
             self._give_again(ck, batch)
         if not batch.deliveries:
             self._take_resumed(want, batch)
-            for queue_id in self._pops.queue_order(want.topic, want.queue_id):
-                self._take(want, want.topic, queue_id, batch)
+            queues = self._pops.queue_order(want)
+            batch.scan_units = units_to_look_at(want.filter)
+            for number, queue_id in enumerate(queues):
+                self._take(want, want.topic, queue_id, batch, batch.share(len(queues) - number))
             if not batch.deliveries:  # the queues may have been looked at far enough by now
                 self._take_resumed(want, batch)
         return self._pops.finish(want, batch)
@@ -78,13 +80,16 @@ class FifoService:
             visit.rest or visit.order.has_ready()
             for visit in (
                 self._visit(want, want.topic, queue_id)
-                for queue_id in self._pops.queue_order(want.topic, want.queue_id)
+                for queue_id in self._pops.queue_order(want, begins=False)
             )
         )
 
-    def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch) -> None:
-        """Fill the batch from one queue and write the check points of what was taken."""
-        visit = self._visit(want, topic, queue_id)
+    def _take(
+        self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch, share: int
+    ) -> None:
+        """Fill the batch from one queue and write the check points of what was taken; at most
+        about `share` units are looked at."""
+        visit = self._visit(want, topic, queue_id, share)
         room = self._pops.room(visit.progress, batch)
         left = batch.bytes_left
         try:
@@ -95,10 +100,11 @@ class FifoService:
             batch.cold.append(cold)
         else:
             self._deliver(want, topic, visit, found, batch)
+        batch.scan_units -= share - visit.left
         self._parking.look(want.group, topic, queue_id, visit)
         batch.rest += visit.rest
 
-    def _visit(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoVisit:
+    def _visit(self, want: Want, topic: TopicConfig, queue_id: int, look_at: int = 0) -> FifoVisit:
         progress = self._progress(want, topic, queue_id)
         if progress.order is None:
             progress.order = OrderInfo(progress.committed)
@@ -114,6 +120,7 @@ class FifoService:
             progress,
             wanted=want.filter,
             open_limit=self._settings.fifo_open_offsets,
+            look_at=look_at,
         )
 
     def _progress(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoProgress:
@@ -156,9 +163,8 @@ class FifoService:
                 flags=FIFO | AUTO_RENEW | PUSH if want.auto_renew else FIFO,
             )
             put_revive(self._store, self._table, record)
-            batch.deliveries += self._pops.deliveries(
-                record, found[first:behind], visit.progress.attempts
-            )
+            some = [(offset, content_of(message)) for offset, message in found[first:behind]]
+            self._pops.deliver(batch.deliveries, record, some, visit.progress.attempts)
             first = behind
 
     # -- parked keys that were resumed
@@ -183,7 +189,7 @@ class FifoService:
             progress,
             wanted=EVERYTHING,
             open_limit=1 << 60,
-            look_on=False,
+            look_at=0,
         )
         room = self._pops.room(progress, batch)
         left = batch.bytes_left
@@ -257,12 +263,12 @@ class FifoService:
         )
         messages = self._store.reader.read(units, wait=False)
         found = [
-            (ck.offset_of(member), message)
+            (ck.offset_of(member), content_of(message))
             for member, message in zip(members, messages, strict=True)
             if not isinstance(message, DamagedMessage)
         ]
-        progress = self._table.progress(ck.group_id, ck.topic_id, ck.queue_id)
+        progress = self._table.progress(*ck.place)
         assert isinstance(progress, FifoProgress), "a FIFO check point without progress"
-        batch.deliveries += self._pops.deliveries(record, found, progress.attempts)
         if found:
-            batch.position = found[-1][1].header.position
+            self._pops.deliver(batch.deliveries, record, found, progress.attempts)
+            batch.position = units[-1].position

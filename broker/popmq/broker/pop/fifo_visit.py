@@ -10,7 +10,7 @@ from popmq.broker.filter.message_filter import MessageFilter
 from popmq.broker.pop.batch import LOOK_UNITS, Batch
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.message_group import message_group
-from popmq.broker.pop.pop_service import PopMetrics
+from popmq.broker.pop.pop_metrics import PopMetrics
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
@@ -18,7 +18,7 @@ from popmq.broker.store.unit_check import Unit
 from popmq.common.disk import ColdRead
 from popmq.common.message import StoredMessage
 
-_LOOK_UNITS = 800  # that one receive looks at in one queue
+_LOOK_UNITS = 800  # that one receive looks at, in all queues together
 _READ_UNITS = 32  # of them in one read
 _READ_BYTES = 1 << 20
 
@@ -35,8 +35,9 @@ class FifoVisit:
         *,
         wanted: MessageFilter,
         open_limit: int,
-        look_on: bool = True,
+        look_at: int,
     ) -> None:
+        """`look_at`: about how many units it may look at beyond those that are known."""
         self._store = store
         self._bodies = bodies
         self._metrics = metrics
@@ -44,7 +45,7 @@ class FifoVisit:
         self.queue = store.queue(topic_id, queue_id)
         self._wanted = wanted
         self._open_limit = open_limit
-        self._left = _units_to_look_at(wanted) if look_on else 0
+        self.left = look_at
         self._read: dict[int, StoredMessage] = {}  # by this visit
         self.progress = progress
         self.queue_id = queue_id
@@ -141,22 +142,23 @@ class FifoVisit:
         # What was passed over last may have joined the committed offset with what was over
         # behind it.
         offset = order.scanned = max(order.scanned, progress.committed)
-        if offset >= self.queue.count or self._left <= 0 or self.full:
+        if offset >= self.queue.count or self.left <= 0 or self.full:
             return False
         over_end = progress.over.end_of(offset)
         if over_end > offset:
             order.scanned = over_end
             return True
-        limit = min(_READ_UNITS, self._open_limit - len(order))
+        limit = min(_READ_UNITS, self.left, self._open_limit - len(order))
         next_over = progress.over.next_start(offset)
         if next_over is not None:
             limit = min(limit, next_over - offset)
         wanted: list[tuple[int, Unit]] = []
-        passed: list[int] = []
+        passed: list[tuple[int, int]] = []  # runs of them
         end, size = offset, 0
         for unit in self.queue.units(offset, limit, wait=False):
             if end not in progress.held and not self._wanted.may_accept(unit.tag_hash):
-                passed.append(end)
+                start = passed.pop()[0] if passed and passed[-1][1] == end else end
+                passed.append((start, end + 1))
             elif wanted and size + unit.size > _READ_BYTES:
                 break
             else:
@@ -164,10 +166,10 @@ class FifoVisit:
                 size += unit.size
             end += 1
         self._enter(wanted)
-        for one in passed:
-            progress.pass_over(one, one + 1)
-        self._metrics.filtered += len(passed)
-        self._left -= end - offset
+        for start, behind in passed:
+            progress.pass_over(start, behind)
+            self._metrics.filtered += behind - start
+        self.left -= end - offset
         order.scanned = end
         progress.cursor = max(progress.cursor, end)
         return True
@@ -188,6 +190,10 @@ class FifoVisit:
     def _is_wanted(self, message: StoredMessage | DamagedMessage) -> TypeGuard[StoredMessage]:
         if isinstance(message, DamagedMessage):
             return False
+        if self._store.reader.is_expired(message):
+            self._metrics.passed_over(0, 1)
+            self.progress.expired += 1
+            return False
         accepted = self._wanted.accepts(message)
         self._metrics.filtered += not accepted
         return accepted
@@ -201,7 +207,7 @@ class FifoVisit:
         self.progress.pass_over(offset, offset + 1)
 
 
-def _units_to_look_at(wanted: MessageFilter) -> int:
-    """In one visit; less where each message has to be looked into."""
+def units_to_look_at(wanted: MessageFilter) -> int:
+    """In one receive; less where each message has to be looked into."""
     reads_all = not (wanted.everything or wanted.by_hash)
     return max(1, (LOOK_UNITS if reads_all else _LOOK_UNITS) // wanted.work)

@@ -6,6 +6,7 @@ the log here; `heads` says whose store times tell the age of the oldest ready me
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -72,7 +73,38 @@ def _pairs(
             yield group, topic
 
 
+class QueueLag(NamedTuple):
+    """One queue that a group reads for a topic: of the topic, its retry or its parking topic."""
+
+    topic: TopicConfig  # the one that is read
+    queue_id: int
+    progress: QueueProgress | None
+    min_offset: int
+    max_offset: int
+    ready: int = 0
+    in_flight: int = 0
+    blocked: int = 0
+    expired: int = 0
+    head: int = -1  # offset of the oldest ready message
+    retry: bool = False
+    parked: bool = False
+
+
 def _count(store: MessageStore, registry: Registry, table: CheckPointTable, lag: Lag) -> None:
+    for queue in queue_lags(store, registry, table, lag):
+        lag.ready += queue.ready
+        lag.in_flight += queue.in_flight
+        lag.blocked += queue.blocked
+        lag.expired += queue.expired
+        lag.retries += queue.ready if queue.retry else 0
+        if queue.head >= 0:
+            lag.heads.append((queue.topic.id, queue.queue_id, queue.head))
+
+
+def queue_lags(
+    store: MessageStore, registry: Registry, table: CheckPointTable, lag: Lag
+) -> Iterator[QueueLag]:
+    """What the sums of one group in one topic are made of."""
     places = [
         (queue_id, table.progress(lag.group.id, lag.topic.id, queue_id))
         for queue_id in range(lag.topic.queues)
@@ -81,43 +113,44 @@ def _count(store: MessageStore, registry: Registry, table: CheckPointTable, lag:
     if not met and lag.group.start_at is StartAt.NEWEST:
         return
     for queue_id, progress in places:
-        lag.ready += _add_queue(store, lag, lag.topic, queue_id, progress)
+        yield _queue_lag(store, lag.topic, queue_id, progress)
     retry = registry.find_topic(topics.retry_topic(lag.group.name, lag.topic.name))
     if retry is not None:
-        lag.retries = _add_queue(store, lag, retry, 0, table.progress(lag.group.id, retry.id, 0))
-        lag.ready += lag.retries
+        found = _queue_lag(store, retry, 0, table.progress(lag.group.id, retry.id, 0))
+        yield found._replace(retry=True)
     parked = registry.find_topic(topics.parked_topic(lag.group.name, lag.topic.name))
     progress = table.progress(lag.group.id, parked.id, 0) if parked is not None else None
     if parked is not None and progress is not None:
-        lag.in_flight += progress.in_flight
-        lag.blocked += progress.waiting(store.queue(parked.id, 0).count)
+        queue = store.queue(parked.id, 0)
+        yield QueueLag(
+            *(parked, 0, progress, queue.min_offset, queue.count),
+            in_flight=progress.in_flight,
+            blocked=progress.waiting(queue.count),
+            parked=True,
+        )
 
 
-def _add_queue(
-    store: MessageStore,
-    lag: Lag,
-    topic: TopicConfig,
-    queue_id: int,
-    progress: QueueProgress | None,
-) -> int:
-    """Add all but the ready messages of one queue; returns how many those are."""
+def _queue_lag(
+    store: MessageStore, topic: TopicConfig, queue_id: int, progress: QueueProgress | None
+) -> QueueLag:
     queue = store.queue(topic.id, queue_id)
-    start = queue.min_offset
+    start, count = queue.min_offset, queue.count
     if isinstance(progress, FifoProgress):
-        lag.in_flight += progress.in_flight
-        lag.expired += progress.expired
-        lag.blocked += progress.blocked
-        ready = max(0, progress.waiting(queue.count) - progress.blocked)
-        if ready:
-            lag.heads.append((topic.id, queue_id, max(start, progress.committed)))
-        return ready
+        blocked = progress.blocked
+        ready = max(0, progress.waiting(count) - blocked)
+        head = max(start, progress.committed) if ready else -1
+        return QueueLag(
+            *(topic, queue_id, progress, start, count),
+            *(ready, progress.in_flight, blocked, progress.expired, head),
+        )
+    first, in_flight, expired = start, 0, 0
     if progress is not None:
-        lag.in_flight += progress.in_flight
-        lag.expired += progress.expired + max(0, start - progress.cursor)
-        start = max(start, progress.cursor)
-    if queue.count > start:
-        lag.heads.append((topic.id, queue_id, start))
-    return max(0, queue.count - start)
+        in_flight = progress.in_flight
+        expired = progress.expired + max(0, start - progress.cursor)
+        first = max(start, progress.cursor)
+    ready = max(0, count - first)
+    head = first if ready else -1
+    return QueueLag(topic, queue_id, progress, start, count, ready, in_flight, 0, expired, head)
 
 
 def bounded(found: Iterable[Lag], limit: int) -> tuple[list[Lag], list[Lag]]:

@@ -5,6 +5,7 @@ broker that starts gives everybody 30 s, once.  Renewal itself writes nothing.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from popmq.common.message import tag_hash
 
@@ -28,14 +29,20 @@ class ClientNames:
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
+        self._numbers: dict[str, int] = {}  # one object for all check points of a client
 
     def number(self, client_id: str) -> int:
-        number = client_number(client_id)
-        if number not in self._names:
-            self._names[number] = client_id
-            if len(self._names) > NAMES_LIMIT:
-                self._names.popitem(last=False)
+        known = self._numbers.get(client_id)
+        if known is not None:
+            return known
+        number = self._numbers[client_id] = client_number(client_id)
+        self._names[number] = client_id
+        if len(self._names) > NAMES_LIMIT:
+            self._numbers.pop(self._names.popitem(last=False)[1], None)
         return number
+
+    def items(self) -> Iterator[tuple[int, str]]:
+        return iter(list(self._names.items()))
 
     def name(self, number: int) -> str:
         return self._names.get(number) or f"#{number:016x}"

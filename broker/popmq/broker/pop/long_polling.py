@@ -42,13 +42,17 @@ class LongPolling:
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._number = 0
         self._unfinished: dict[Key, None] = {}
+        self._later: list[tuple[int, int, Key, Callable[[], None]]] = []
         self.count = 0
         self.woken = 0
         self.timed_out = 0
+        self.refused = 0
+        self.hits = 0  # receives that may wait and need not: their first look found something
 
     def park(self, waiter: Waiter) -> None:
         """Wait. Raises TooManyRequests at the bound."""
         if self.count >= self._limit:
+            self.refused += 1
             raise TooManyRequests(
                 f"{self.count} receives wait already, the limit is {self._limit} (poll.waiters)"
             )
@@ -75,6 +79,10 @@ class LongPolling:
 
     def step(self, now_ms: int, limit: int = 256) -> int:
         """Answer up to `limit` waiters whose time is over; returns how many."""
+        while self._later and self._later[0][0] <= now_ms:
+            _, _, key, then = heapq.heappop(self._later)
+            then()
+            self._unfinished[key] = None
         ended = self._go_on()
         while self._deadlines and ended < limit and self._deadlines[0][0] <= now_ms:
             _, _, waiter = heapq.heappop(self._deadlines)
@@ -94,9 +102,8 @@ class LongPolling:
 
     def next_ms(self, now_ms: int, at_most_ms: int) -> int:
         """How long until the first waiter's time is over; at most `at_most_ms`."""
-        if not self._deadlines:
-            return at_most_ms
-        return min(at_most_ms, self._deadlines[0][0] - now_ms)
+        firsts = [heap[0][0] - now_ms for heap in (self._deadlines, self._later) if heap]
+        return min(at_most_ms, *firsts) if firsts else at_most_ms
 
     def dismiss(self, *, topic_id: int | None = None, group_id: int | None = None) -> None:
         """Everybody (of that topic, of that group) gets an empty reply now."""
@@ -109,6 +116,11 @@ class LongPolling:
     def look_again(self, key: Key) -> None:
         """A receive that parks has not looked through everything: the next step goes on."""
         self._unfinished[key] = None
+
+    def look_later(self, key: Key, at_ms: int, then: Callable[[], None]) -> None:
+        """Call `then`, and let those who wait look again, at that time."""
+        self._number += 1
+        heapq.heappush(self._later, (at_ms, self._number, key, then))
 
     def _go_on(self) -> int:
         """Let receives whose filter passes over much look a little further."""

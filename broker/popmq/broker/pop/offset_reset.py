@@ -149,7 +149,7 @@ def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int, *, f
     """One OFFSET record, in log order."""
     place = (record.group_id, record.topic_id, record.queue_id)
     match record.reason:
-        case Reason.RESET:
+        case Reason.RESET | Reason.PULLED:
             table.reset(*place, record.queue_offset, log_ms, fifo=fifo)
         case Reason.COMMITTED:
             table.commit(*place, record.queue_offset)

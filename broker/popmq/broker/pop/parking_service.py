@@ -21,6 +21,7 @@ from popmq.common import topics
 from popmq.common.config import PopSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
+from popmq.common.expiry import without_deadline
 from popmq.common.message import RevivalToken, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
@@ -204,7 +205,8 @@ class ParkingService:
             topic_id=target.id,
             queue_id=0,
             head=message.head,
-            properties=message.properties,
+            # Parked, or dead: it waits for a person.
+            properties=without_deadline(message.properties),
             tag_hash=message.tag_hash,
             token=token.encode(),
             attempt=attempt,

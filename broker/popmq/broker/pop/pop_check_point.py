@@ -38,6 +38,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from popmq.common.errors import StoreDamaged
+from popmq.common.message import BadRecord
 
 CHECK_POINT_VERSION = 1
 MEMBER_LIMIT = 64  # a wider span makes several check points
@@ -48,6 +49,8 @@ UNCOUNTED = 8
 _LAYOUT = struct.Struct(">BBHIQQQIIIIQQQ")
 RECORD_SIZE = 128
 assert _LAYOUT.size == 72
+# Members without a gap between them: one object for all check points that have the same.
+_RUNS = {mask: mask for mask in ((1 << count) - 1 for count in range(1, MEMBER_LIMIT + 1))}
 
 
 class ReviveKind(IntEnum):
@@ -57,6 +60,9 @@ class ReviveKind(IntEnum):
     LOST = 4
     RETURNED = 5
     UNPARKED = 6
+
+
+_KINDS = frozenset(int(kind) for kind in ReviveKind)
 
 
 class Unpark(IntEnum):
@@ -103,14 +109,11 @@ class ReviveRecord(NamedTuple):
     def check_point(self, log_ms: int) -> "PopCheckPoint":
         """What the record makes, written at `log_ms`; for a check point and a change."""
         return PopCheckPoint(
-            self.epoch,
-            self.sequence,
-            self.members,
+            (self.epoch, self.sequence),
+            (self.group_id, self.topic_id, self.queue_id),
+            _RUNS.get(self.members, self.members),
             self.start_offset,
-            self.topic_id,
-            self.group_id,
-            self.queue_id,
-            self.link,
+            self.link - self.start_offset,
             log_ms,
             self.revive_at_ms,
             self.client,
@@ -119,6 +122,7 @@ class ReviveRecord(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes) -> "ReviveRecord":
+        """StoreDamaged for a version of a newer popmq, BadRecord for what no popmq writes."""
         (
             version,
             kind,
@@ -140,6 +144,8 @@ class ReviveRecord(NamedTuple):
                 f"a record of the revive topic has version {version}, this build reads "
                 f"{CHECK_POINT_VERSION}: start a newer popmq"
             )
+        if kind not in _KINDS:
+            raise BadRecord(f"a record of the revive topic has kind {kind}, which does not exist")
         return cls(
             ReviveKind(kind),
             epoch,
@@ -157,9 +163,23 @@ class ReviveRecord(NamedTuple):
         )
 
 
+class _Mark:
+    """A bit of a check point's `marks`, like an attribute: an attribute takes 8 bytes."""
+
+    def __init__(self, bit: int) -> None:
+        self._bit = bit
+
+    def __get__(self, ck: "PopCheckPoint", owner: type) -> bool:
+        return ck.marks & self._bit != 0
+
+    def __set__(self, ck: "PopCheckPoint", value: bool) -> None:
+        ck.marks = ck.marks | self._bit if value else ck.marks & ~self._bit
+
+
 @dataclass(slots=True, eq=False)
 class PopCheckPoint:
-    """A check point in memory; bits of its members say what became of them.
+    """A check point in memory, where there may be many: what it takes is counted in
+    tests/broker/test_check_point_memory.py.  Bits of its members say what became of them.
 
     A member that is both acked and revived became a dead letter.
     `moved` members live on in a check point of their own (made by a change), whose `root`
@@ -167,14 +187,11 @@ class PopCheckPoint:
     offset of the queue waits for this one.
     """
 
-    epoch: int
-    sequence: int
+    key: tuple[int, int]  # epoch, sequence
+    place: tuple[int, int, int]  # group, topic, queue; one object for all of a queue
     members: int
     start_offset: int
-    topic_id: int
-    group_id: int
-    queue_id: int
-    next_offset: int
+    span: int  # from `start_offset` to `next_offset`: mostly a number that Python has once
     popped_at_ms: int
     revive_at_ms: int
     client: int
@@ -184,20 +201,38 @@ class PopCheckPoint:
     moved: int = 0
     root: "PopCheckPoint | None" = None
     attempt_id: int = 0  # FIFO: 32 bits of the receive's attempt id
-    buffered: bool = False  # no record yet (check_point_buffer.py)
-    undone: bool = False  # soft: its reply reached nobody (pop_undo.py)
-    given_again: bool = False  # soft: to a second receive of the same attempt id
+    marks: int = 0
     snapshot: int = 0  # number of the last snapshot that has it
     due_ms: int = 0  # when to look at it; soft, `revive_at_ms` is the record's
 
-    @property
-    def key(self) -> tuple[int, int]:
-        return (self.epoch, self.sequence)
+    buffered = _Mark(1)  # no record yet (check_point_buffer.py)
+    undone = _Mark(2)  # soft: its reply reached nobody (pop_undo.py)
+    given_again = _Mark(4)  # soft: to a second receive of the same attempt id
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Group, topic and queue."""
-        return (self.group_id, self.topic_id, self.queue_id)
+    def epoch(self) -> int:
+        return self.key[0]
+
+    @property
+    def sequence(self) -> int:
+        return self.key[1]
+
+    @property
+    def group_id(self) -> int:
+        return self.place[0]
+
+    @property
+    def topic_id(self) -> int:
+        return self.place[1]
+
+    @property
+    def queue_id(self) -> int:
+        return self.place[2]
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next pop goes on (FIFO: the committed offset)."""
+        return self.start_offset + self.span
 
     @property
     def waiting(self) -> int:
@@ -212,7 +247,8 @@ class PopCheckPoint:
     @property
     def receive(self) -> tuple[int, int, int, int]:
         """Names the receive that a FIFO check point answers, as long as it has an attempt id."""
-        return (self.group_id, self.topic_id, self.client, self.attempt_id)
+        group_id, topic_id, _ = self.place
+        return (group_id, topic_id, self.client, self.attempt_id)
 
     def offset_of(self, member: int) -> int:
         return self.start_offset + member

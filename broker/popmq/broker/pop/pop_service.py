@@ -7,8 +7,9 @@ the layer above.
 
 import random
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -16,11 +17,12 @@ from popmq.broker.filter.last_filters import LastFilters
 from popmq.broker.filter.message_filter import MessageFilter
 from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.batch import SCAN_UNITS, Batch
+from popmq.broker.pop.batch import Batch
 from popmq.broker.pop.catch_up import CatchUp
 from popmq.broker.pop.check_point_buffer import CheckPointBuffer
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.cold_fetch import ColdFetch
+from popmq.broker.pop.pair_counts import PairCounts
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
@@ -29,18 +31,20 @@ from popmq.broker.pop.pop_check_point import (
     ReviveKind,
     ReviveRecord,
 )
+from popmq.broker.pop.pop_metrics import PopMetrics
+from popmq.broker.pop.priority_order import PriorityOrder
 from popmq.broker.pop.queue_progress import QueueProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
 from popmq.common import topics
 from popmq.common.config import PopSettings
+from popmq.common.delivered import Content, Deliveries, content_of
 from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
-from popmq.common.hop import Delivery
-from popmq.common.message import RecordKind, StoredMessage
-from popmq.common.receipt import ReceiptHandle, encode_member, sign_check_point
-from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.message import RecordKind
+from popmq.common.receipt import ReceiptHandle, encode_members, sign_check_point
+from popmq.common.topics import GroupType, MessageType, StartAt, SubscriptionGroup, TopicConfig
 
 
 class Want(NamedTuple):
@@ -56,17 +60,6 @@ class Want(NamedTuple):
     auto_renew: bool
     reply_bytes: int
     attempt_id: int = 0  # 32 bits of the receive's attempt id; 0 when it has none
-
-
-@dataclass(slots=True)
-class PopMetrics:
-    pops: int = 0
-    empty_pops: int = 0
-    delivered: int = 0
-    refused_in_flight: int = 0
-    cold_pops: int = 0  # had to wait for the disk
-    expired: int = 0  # went by retention before this group read them
-    filtered: int = 0  # passed over because no receive wanted them
 
 
 class PopService:
@@ -93,8 +86,10 @@ class PopService:
         self._sequence = 0
         self.wrote = False  # whether the last pop appended anything
         self._cold_fetch = ColdFetch(store)
+        self._priorities = PriorityOrder(settings.priority_turn)
         self.filters = LastFilters()
         self.metrics = PopMetrics()
+        self.delivered = PairCounts()
 
     @property
     def sequence(self) -> int:
@@ -106,7 +101,7 @@ class PopService:
         self._sequence += 1
         return self._sequence
 
-    def pop(self, want: Want) -> tuple[list[Delivery], int]:
+    def pop(self, want: Want) -> tuple[Deliveries, int]:
         """Deliveries, and how many more messages the visited queues hold.
 
         Every delivery's check point is appended when this returns; it may be told to the
@@ -119,12 +114,12 @@ class PopService:
         batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
         retry_first = self._rng.randrange(100) < self._settings.retry_first_percent
-        sources = [(want.topic, self.queue_order(want.topic, want.queue_id))]
+        sources = [(want.topic, self.queue_order(want))]
         if retry is not None:
             sources.insert(0 if retry_first else 1, (retry, [0]))
-        for topic, queue_ids in sources:
-            for queue_id in queue_ids:
-                self._take(want, topic, queue_id, batch)
+        places = [(topic, queue_id) for topic, queue_ids in sources for queue_id in queue_ids]
+        for number, (topic, queue_id) in enumerate(places):
+            self._take(want, topic, queue_id, batch, len(places) - number)
         self.wrote = self._store.end != end
         return self.finish(want, batch)
 
@@ -134,10 +129,10 @@ class PopService:
         self.metrics.pops += 1
         self.filters.used((want.group.name, want.topic.name), want.filter)
 
-    def finish(self, want: Want, batch: Batch) -> tuple[list[Delivery], int]:
+    def finish(self, want: Want, batch: Batch) -> tuple[Deliveries, int]:
         """What the batch came to; raises what `pop` raises."""
         place = (want.topic.name, want.group.name)
-        if not batch.deliveries:
+        if not batch.deliveries.count:
             if batch.cold:
                 self.metrics.cold_pops += 1
                 raise batch.cold[0]
@@ -148,15 +143,16 @@ class PopService:
                 raise TooManyRequests(batch.refusal)
         else:
             self._catch_up.delivered(place, batch.position, self._store.end)
+            self.delivered.add(place, len(batch.deliveries))
             if batch.cold:
                 self._cold_fetch.fetch(batch.cold[0])
-        self.metrics.delivered += len(batch.deliveries)
+        self.metrics.delivered += batch.deliveries.count
         return batch.deliveries, batch.rest
 
     def has_ready(self, want: Want) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
-        places = [(want.topic, q) for q in self.queue_order(want.topic, want.queue_id)]
+        places = [(want.topic, q) for q in self.queue_order(want, begins=False)]
         if retry is not None:
             places.append((retry, 0))
         return any(
@@ -169,11 +165,25 @@ class PopService:
         """The group's first look at the queue, if it had none yet."""
         self.progress(group, topic, queue_id)
 
-    def queue_order(self, topic: TopicConfig, queue_id: int) -> list[int]:
-        if queue_id >= 0:
-            return [queue_id]
+    def queue_order(self, want: Want, *, begins: bool = True) -> list[int]:
+        """The queues that a receive visits; `begins`: it does so now."""
+        topic = want.topic
+        if want.queue_id >= 0:
+            return [want.queue_id]
+        if topic.type is MessageType.PRIORITY:
+            waiting = partial(self._is_waiting, want.group, topic)
+            place = (want.group.id, topic.id)
+            return (
+                self._priorities.order(place, topic.queues, waiting)
+                if begins
+                else [*range(topic.queues)]
+            )
         first = self._rng.randrange(topic.queues)
         return [(first + i) % topic.queues for i in range(topic.queues)]
+
+    def _is_waiting(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> bool:
+        progress = self.progress(group, topic, queue_id)
+        return progress.waiting(self._store.queue(topic.id, queue_id).count) > 0
 
     def progress(
         self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int
@@ -206,18 +216,24 @@ class PopService:
             fifo = group.type is GroupType.FIFO
             self._table.start(*place, start, fifo=fifo, logged=True)
 
-    def _take(self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch) -> None:
-        """Fill the batch from one queue and write the check points of what was taken."""
+    def _take(
+        self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch, queues: int
+    ) -> None:
+        """Fill the batch from one queue and write the check points of what was taken; it is the
+        first of so many queues that are left."""
         progress = self.progress(want.group, topic, queue_id)
         queue = self._store.queue(topic.id, queue_id)
+        if batch.full:
+            batch.rest += queue.count - min(max(progress.cursor, queue.min_offset), queue.count)
+            return
         if progress.cursor < queue.min_offset:
             self.metrics.expired += queue.min_offset - progress.cursor
             progress.expired += queue.min_offset - progress.cursor
             progress.skip_to(queue.min_offset)
-        room = self.room(progress, batch) if not batch.full else 0
+        room = self.room(progress, batch)
         if room > 0 and progress.cursor < queue.count:
             try:
-                self._read_on(want, topic, queue_id, batch, progress, room)
+                self._read_on(want, topic, queue_id, batch, progress, room, queues)
             except ColdRead as cold:
                 batch.cold.append(cold)
         batch.rest += queue.count - min(progress.cursor, queue.count)
@@ -230,61 +246,75 @@ class PopService:
         batch: Batch,
         progress: QueueProgress,
         room: int,
+        queues: int,
     ) -> None:
         """Deliver from the queue's cursor; ColdRead, with nothing changed, when not in memory."""
         queue = self._store.queue(topic.id, queue_id)
         offset, left = progress.cursor, batch.bytes_left
-        wanted = want.filter
+        wanted, reader = want.filter, self._store.reader
+        expired = reader.expired
         try:
             if wanted.everything:
-                units = queue.units(offset, room, wait=False)
-                found, passed = self._chosen(units, offset, wanted, batch, room)
+                units = batch.choose_all(queue.units(offset, room, wait=False), room)
+                contents = enumerate(reader.contents(units), offset)
+                found = [(number, one) for number, one in contents if one is not None]
+                passed = len(units)
             elif wanted.by_hash:
-                units = queue.units(offset, SCAN_UNITS, wait=False)
+                units = queue.units(offset, batch.share(queues), wait=False)
+                batch.scan_units -= len(units)
                 found, passed = self._chosen(units, offset, wanted, batch, room)
             else:
                 limit = batch.may_look_at(wanted.work)
                 units = queue.units(offset, limit, wait=False) if limit else []
                 found, passed = self._looked_through(units, offset, wanted, batch, room)
         except ColdRead:
-            batch.bytes_left = left
+            batch.bytes_left, reader.expired = left, expired
             raise
-        if not wanted.everything:
-            self.metrics.filtered += passed - len(found)
+        if len(found) < passed:
+            expired = reader.expired - expired
+            unwanted = passed - len(found) - expired
+            progress.filtered += unwanted
+            progress.expired += expired
+            self.metrics.passed_over(0 if wanted.everything else unwanted, expired)
         if found:
+            batch.position = units[found[-1][0] - offset].position
             self._deliver(want, topic, queue_id, found, offset + passed, batch)
         else:
             progress.skip_to(offset + passed)
 
     def _chosen(
         self, units: list[Unit], offset: int, wanted: MessageFilter, batch: Batch, room: int
-    ) -> tuple[list[tuple[int, StoredMessage]], int]:
+    ) -> tuple[list[tuple[int, Content]], int]:
         """Messages chosen by their units and then read, and how many units were passed in all."""
         taken, passed = batch.choose(units, offset, wanted, room)
-        read = self._store.reader.read([unit for _, unit in taken], wait=False) if taken else []
-        everything = wanted.everything
+        reader = self._store.reader
+        read = reader.read([unit for _, unit in taken], wait=False) if taken else []
         found = [
-            (offset, message)
+            (offset, content_of(message))
             for (offset, _), message in zip(taken, read, strict=True)
-            if not isinstance(message, DamagedMessage) and (everything or wanted.accepts(message))
+            if not isinstance(message, DamagedMessage)
+            and wanted.accepts(message)
+            and not reader.is_expired(message)
         ]
         return found, passed
 
     def _looked_through(
         self, units: list[Unit], offset: int, wanted: MessageFilter, batch: Batch, room: int
-    ) -> tuple[list[tuple[int, StoredMessage]], int]:
+    ) -> tuple[list[tuple[int, Content]], int]:
         """Messages read and then chosen by their content, and how many were passed in all."""
         units = batch.to_look_at(units, wanted.work)
-        found: list[tuple[int, StoredMessage]] = []
+        found: list[tuple[int, Content]] = []
         read = self._store.reader.read(units, wait=False)
         for passed, message in enumerate(read):
             if isinstance(message, DamagedMessage) or not wanted.accepts(message):
                 continue
-            first = not (found or batch.deliveries)
+            if self._store.reader.is_expired(message):
+                continue
+            first = not (found or batch.deliveries.count)
             if len(found) == room or (message.header.size > batch.bytes_left and not first):
                 return found, passed
             batch.bytes_left -= message.header.size
-            found.append((offset + passed, message))
+            found.append((offset + passed, content_of(message)))
         return found, len(units)
 
     def room(self, progress: QueueProgress, batch: Batch) -> int:
@@ -302,19 +332,18 @@ class PopService:
                 f"the limit is {self._settings.max_in_flight_per_broker} "
                 "(pop.max_in_flight_per_broker): ack some first"
             )
-        return min(batch.limit - len(batch.deliveries), per_queue, per_broker)
+        return min(batch.limit - batch.deliveries.count, per_queue, per_broker)
 
     def _deliver(
         self,
         want: Want,
         topic: TopicConfig,
         queue_id: int,
-        found: list[tuple[int, StoredMessage]],
+        found: list[tuple[int, Content]],
         end: int,
         batch: Batch,
     ) -> None:
         """Check points of at most 64 offsets each, and their deliveries; read up to `end`."""
-        batch.position = found[-1][1].header.position
         while found:
             beyond = found[0][0] + MEMBER_LIMIT
             count = bisect_left(found, beyond, key=itemgetter(0))
@@ -327,15 +356,15 @@ class PopService:
         want: Want,
         topic: TopicConfig,
         queue_id: int,
-        group: list[tuple[int, StoredMessage]],
+        group: list[tuple[int, Content]],
         next_offset: int,
         batch: Batch,
     ) -> None:
         """One check point and its deliveries."""
         start = group[0][0]
-        members = 0
-        for offset, _ in group:
-            members |= 1 << (offset - start)
+        members = (1 << len(group)) - 1
+        if group[-1][0] - start >= len(group):  # with gaps
+            members = sum(1 << (offset - start) for offset, _ in group)
         record = ReviveRecord(
             ReviveKind.CHECK_POINT,
             self._store.epoch,
@@ -355,38 +384,52 @@ class PopService:
         else:
             self._buffer.write_queue((want.group.id, topic.id, queue_id))
             put_revive(self._store, self._table, record)
-        batch.deliveries += self.deliveries(record, group, {})
+        self.deliver(batch.deliveries, record, group, {})
 
-    def deliveries(
+    def deliver(
         self,
+        deliveries: Deliveries,
         check_point: ReviveRecord,
-        messages: list[tuple[int, StoredMessage]],
+        messages: list[tuple[int, Content]],
         attempts: Mapping[int, int],
-    ) -> list[Delivery]:
+    ) -> None:
         """Members as their consumer sees them, with their handles; `attempts` counts those that
         ended where the message stands."""
-        key, broker = self._registry.receipt_key, self._broker
-        topic_id, group_id = check_point.topic_id, check_point.group_id
-        queue_id, start = check_point.queue_id, check_point.start_offset
-        epoch, sequence = check_point.epoch, check_point.sequence
-        made = []
-        signed: dict[int, bytes] = {}  # by attempt
-        for offset, (header, _, attempt, _, head, properties) in messages:
-            if attempts:
-                attempt += attempts.get(offset, 0)
-            common = signed.get(attempt)
-            if common is None:
-                common = signed[attempt] = sign_check_point(
-                    key, broker, topic_id, group_id, queue_id, attempt, epoch, sequence
-                )
-            handle = encode_member(common, offset, offset - start)
-            fields = (queue_id, offset, attempt, header.wall_ms, handle, head, properties)
-            made.append(tuple.__new__(Delivery, fields))  # half of what calling the class costs
-        return made
+        for attempt, some in _by_attempt(messages, attempts):
+            signed = sign_check_point(
+                self._registry.receipt_key,
+                self._broker,
+                check_point.topic_id,
+                check_point.group_id,
+                check_point.queue_id,
+                attempt,
+                check_point.epoch,
+                check_point.sequence,
+            )
+            start = check_point.start_offset
+            handle, tails = encode_members(signed, [(at, at - start) for at, _ in some])
+            deliveries.add(check_point.queue_id, attempt, handle, tails, some)
 
 
-def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> None:
-    """Append the record to the revive topic and apply it (D1: at append)."""
+def _by_attempt(
+    messages: list[tuple[int, Content]], attempts: Mapping[int, int]
+) -> Iterator[tuple[int, list[tuple[int, Content]]]]:
+    """Runs of messages that are delivered as the same attempt; nearly always one."""
+    first = messages[0][1].attempt
+    if not attempts and all([content.attempt == first for _, content in messages]):
+        yield first, messages
+        return
+
+    def attempt_of(message: tuple[int, Content]) -> int:
+        offset, content = message
+        return content.attempt + attempts.get(offset, 0)
+
+    for attempt, run in groupby(messages, attempt_of):
+        yield attempt, list(run)
+
+
+def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord) -> int:
+    """Append the record to the revive topic and apply it (D1: at append); returns its log time."""
     log_ms = store.put_record(
         RecordKind.REVIVE,
         topic_id=topics.REVIVE_TOPIC_ID,
@@ -394,6 +437,7 @@ def put_revive(store: MessageStore, table: CheckPointTable, record: ReviveRecord
         body=record.encode(),
     )
     table.apply(record, log_ms)
+    return log_ms
 
 
 def live_check_point(table: CheckPointTable, handle: ReceiptHandle) -> PopCheckPoint | None:

@@ -15,14 +15,19 @@ from popmq.broker.pop.pop_check_point import PopCheckPoint
 class QueueProgress:
     """One group in one queue: where it reads on, and what it has open."""
 
-    __slots__ = ("committed", "cursor", "expired", "in_flight", "logged", "open", "snapshot")
+    __slots__ = (
+        *("committed", "cursor", "expired", "filtered"),
+        *("in_flight", "logged", "open", "place", "snapshot"),
+    )
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, place: tuple[int, int, int]) -> None:
+        self.place = place  # group, topic, queue
         self.committed = start
         self.cursor = start
         self.logged = 0  # the part of `cursor` that records say; a first look is none
         self.in_flight = 0
         self.expired = 0  # soft: went by retention unread, since the broker started
+        self.filtered = 0  # soft: passed over since then, unwanted or damaged
         self.snapshot = 0
         self.open: deque[PopCheckPoint] = deque()
 
@@ -55,8 +60,8 @@ class FifoProgress(QueueProgress):
 
     __slots__ = ("attempts", "expired_to", "held", "order", "over", "park_look_ms")
 
-    def __init__(self, start: int) -> None:
-        super().__init__(start)
+    def __init__(self, start: int, place: tuple[int, int, int]) -> None:
+        super().__init__(start, place)
         self.over = OffsetRanges()
         self.held: set[int] = set()
         self.attempts: dict[int, int] = {}

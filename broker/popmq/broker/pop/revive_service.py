@@ -13,6 +13,7 @@ from popmq.broker.pop.liveness import Liveness
 from popmq.broker.pop.pop_check_point import (
     AUTO_RENEW,
     FIFO,
+    PUSH,
     UNCOUNTED,
     PopCheckPoint,
     ReviveKind,
@@ -25,6 +26,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
+from popmq.common.expiry import without_deadline
 from popmq.common.message import DeadReason, RevivalToken, StoredMessage
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
@@ -96,9 +98,11 @@ class ReviveService:
         self._revive_one(ck, member, topic, group, message, DeadReason.REJECTED)
 
     def hand_back(self, client: int) -> int:
-        """The client said good-bye: what it holds by auto-renew comes back now."""
+        """The client said good-bye: what it holds as a push consumer, and has not given back by
+        a change, comes back now; also what another master's end keeps from being renewed."""
         self._liveness.gone(client)
-        held = [ck for ck in self._table if ck.client == client and ck.flags & AUTO_RENEW]
+        mine = (ck for ck in self._table if ck.client == client)
+        held = [ck for ck in mine if ck.flags & PUSH and ck.root is None]
         for ck in held:
             if ck.waiting:
                 self._table.due_times.remove(ck)
@@ -116,7 +120,7 @@ class ReviveService:
 
     def _revive(self, ck: PopCheckPoint, limit: int) -> int:
         topic, group = self._owners(ck)
-        self._buffer.write(ck)  # a revival names its check point
+        self._buffer.write(ck)  # a revival names its check point; acks that wait come first
         revived = 0
         for member in member_bits(ck.waiting):
             if revived == limit or self._store.pending_bytes >= _STEP_BYTES:
@@ -197,7 +201,7 @@ class ReviveService:
             topic_id=target.id,
             queue_id=0,
             head=message.head,
-            properties=message.properties,
+            properties=without_deadline(message.properties) if dead else message.properties,
             tag_hash=message.tag_hash,
             token=token.encode(),
             attempt=attempt if dead or ck.undone else attempt + 1,

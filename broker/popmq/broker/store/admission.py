@@ -12,12 +12,14 @@ class Admission:
         self._log = log
         self._guard = guard
         self._settings = settings
+        self.refused = 0
 
     def check(self) -> None:
         """Raise TooManyRequests while the disk is full, or too much waits for it."""
         self._guard.check_send()
         pending = self._log.pending_bytes
         if pending > self._settings.max_pending_bytes:
+            self.refused += 1
             raise TooManyRequests(
                 f"{pending} bytes wait for the disk, the limit is "
                 f"{self._settings.max_pending_bytes} (store.max_pending_bytes); try again"

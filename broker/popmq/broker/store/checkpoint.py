@@ -4,10 +4,14 @@
     16 position u64   records below it are durable, dispatched, and their units synced
     24 epoch u32      | 28 reserved u32 | 32 wall_ms u64
     40 durable u64    records below it are durable, whatever became of their units
+    48 log_start u64  the log's first segment begins here, or before: a crash keeps what was to be
+                      deleted; all ones where nothing is known
+    56 crc32c u32     over bytes [0, 56)
 
 `durable` is ahead of `position` while a start writes units anew: a loss below it is still a loss
-of what clients were told is safe.  Version 1 ends at 40; its index has no checks, so it vouches
-for records only.
+of what clients were told is safe.  `log_start` tells a first segment that retention deleted from
+one that somebody removed.  An older popmq wrote 48 bytes of version 2, and reads no more of them.
+Version 1 ends at 40; its index has no checks, so it vouches for records only.
 
 Written by atomic replace.  It only says where to look; the log says what is true, so a
 missing or damaged checkpoint costs time and nothing else.
@@ -24,6 +28,8 @@ _MAGIC = b"popmqckp"
 _FRONT = struct.Struct(">8sII")
 _BODY = struct.Struct(">QIIQQ")
 _BODY_1 = struct.Struct(">QIIQ")
+_START = struct.Struct(">QI")
+UNKNOWN = (1 << 64) - 1  # where the log starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class Checkpoint:
     epoch: int = 0
     wall_ms: int = 0
     durable: int = 0
+    log_start: int = UNKNOWN
 
     @property
     def vouched(self) -> int:
@@ -40,7 +47,8 @@ class Checkpoint:
 
     def encode(self) -> bytes:
         body = _BODY.pack(self.position, self.epoch, 0, self.wall_ms, self.vouched)
-        return _FRONT.pack(_MAGIC, 2, crc32c(body)) + body
+        data = _FRONT.pack(_MAGIC, 2, crc32c(body)) + body + self.log_start.to_bytes(8, "big")
+        return data + crc32c(data).to_bytes(4, "big")
 
 
 def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
@@ -50,12 +58,13 @@ def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     except FileNotFoundError:
         return None
     try:
-        data = file.read(_FRONT.size + _BODY.size, 0)
+        data = file.read(_FRONT.size + _BODY.size + _START.size, 0)
     finally:
         file.close()
     if len(data) < _FRONT.size:
         return None
-    (magic, version, crc), body = _FRONT.unpack_from(data), data[_FRONT.size :]
+    behind = _FRONT.size + _BODY.size
+    (magic, version, crc), body = _FRONT.unpack_from(data), data[_FRONT.size : behind]
     if magic != _MAGIC or crc32c(body) != crc:
         return None
     if (version, len(body)) == (1, _BODY_1.size):
@@ -63,8 +72,15 @@ def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
         return Checkpoint(0, epoch, wall_ms, durable=position)
     if (version, len(body)) != (2, _BODY.size):
         return None
+    log_start = UNKNOWN
+    if len(data) > behind:
+        if len(data) < behind + _START.size:
+            return None
+        log_start, crc = _START.unpack_from(data, behind)
+        if crc32c(data[:-4]) != crc:
+            return None
     position, epoch, _, wall_ms, durable = _BODY.unpack(body)
-    return Checkpoint(position, epoch, wall_ms, durable)
+    return Checkpoint(position, epoch, wall_ms, durable, log_start)
 
 
 def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint) -> None:

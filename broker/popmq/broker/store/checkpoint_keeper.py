@@ -1,12 +1,16 @@
-"""When checkpoints are made: each 10 s if a queue grew, and when a snapshot waits for one."""
+"""When checkpoints are made: each 10 s if a queue grew, and when a snapshot waits for one.
+
+Each says where the log starts, and before the log's first segments are deleted that is durable.
+"""
 
 import errno
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from popmq.broker.store.checkpoint import UNKNOWN, Checkpoint, read_checkpoint, write_checkpoint
+from popmq.broker.store.mapped_file import Synced
 from popmq.common.disk import Disk
 from popmq.common.steps import Flusher
 
@@ -15,12 +19,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_MS = 10_000
 RETRY_MS = 1_000
 
-
-class SyncedFile(Protocol):
-    def sync(self) -> None: ...
-
-
-FlushIndex = Callable[[], Sequence[SyncedFile]]
+FlushIndex = Callable[[], Sequence[Synced]]
 
 
 class CheckpointKeeper:
@@ -39,7 +38,11 @@ class CheckpointKeeper:
         self._failed: OSError | None = None  # set on the flusher's thread
         self._due_ms = 0
         self._retry_ms = 0
-        self._found = Checkpoint()
+        self._found = self._written = Checkpoint()
+        self.log_start = UNKNOWN
+        # A slave lowers its checkpoint on the loop while retention says where the log starts: each
+        # writes what the other one wrote before.
+        self._writing = threading.Lock()
         self.position = 0  # index files are synced up to here
         self.made = 0
 
@@ -47,14 +50,29 @@ class CheckpointKeeper:
         """What the last run left; position 0 when there is none."""
         found = read_checkpoint(self._disk, self._path) or Checkpoint()
         self.position = found.position
-        self._found = found
+        self._found = self._written = found
         return found
 
     def lower(self) -> None:
         """Vouch for no index any more, durably; the next checkpoint vouches again."""
-        lowered = replace(self._found, position=0, durable=self._found.vouched)
-        write_checkpoint(self._disk, self._path, lowered)
+        with self._writing:
+            self._put(replace(self._found, position=0, durable=self._found.vouched))
         self.position = 0
+
+    def log_starts_at(self, position: int) -> None:
+        """What is below is about to be deleted; runs on the flusher.  Where there is no room for a
+        checkpoint the old one goes: without any a start trusts less and misses nothing.
+        """
+        with self._writing:
+            self.log_start = position
+            try:
+                self._put(self._written)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if self._disk.exists(self._path):
+                    self._disk.remove(self._path)
+                    self._disk.sync_folder(self._path.rpartition("/")[0])
 
     def write_now(self, flush: FlushIndex, checkpoint: Checkpoint) -> None:
         """On this thread, at a clean stop with an idle flusher.
@@ -66,7 +84,8 @@ class CheckpointKeeper:
             raise self._failed
         for file in flush():
             file.sync()
-        write_checkpoint(self._disk, self._path, checkpoint)
+        with self._writing:
+            self._put(checkpoint)
         self.position = checkpoint.position
 
     def step(
@@ -92,7 +111,7 @@ class CheckpointKeeper:
             try:
                 for file in dirty:
                     file.sync()
-                write_checkpoint(self._disk, self._path, made)
+                self._write(made)
             except OSError as error:
                 self._failed = error
                 raise
@@ -100,9 +119,24 @@ class CheckpointKeeper:
         self._flusher.submit(work, lambda error: self._done(made, error))
         return 1
 
+    def _write(self, made: Checkpoint) -> None:
+        """What it vouches for is synced, so that one without room may be left out."""
+        try:
+            with self._writing:
+                self._put(made)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _NoRoom(*error.args) from error
+            raise
+
+    def _put(self, made: Checkpoint) -> None:
+        self._written = replace(made, log_start=self.log_start)
+        write_checkpoint(self._disk, self._path, self._written)
+
     def _done(self, made: Checkpoint, error: BaseException | None) -> None:
-        if error is not None and not _is_full(error):
-            # Still "running": after a failed fsync nothing may be vouched for any more.
+        if error is not None and not isinstance(error, _NoRoom):
+            # Still "running": after a failed fsync, of a full disk too, nothing may be vouched
+            # for any more.
             self._on_failure(error)
             return
         self._running = False
@@ -115,5 +149,5 @@ class CheckpointKeeper:
             self.made += 1
 
 
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+class _NoRoom(OSError):
+    """For the checkpoint's own file."""

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from popmq.broker.store.checkpoint import UNKNOWN
 from popmq.broker.store.log_block import LogBlock
 from popmq.broker.store.log_tail import LogTail
 from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, Refused
+from popmq.common.errors import Code, Refused, StoreDamaged
 from popmq.common.message import (
     HEADER_SIZE,
     BadRecord,
@@ -48,6 +49,7 @@ class ScannedRecord:
 class CommitLog:
     def __init__(self, disk: Disk, folder: str, *, segment_bytes: int) -> None:
         self._files = MappedFileQueue(disk, folder, segment_bytes=segment_bytes, preallocate=True)
+        self._folder = folder
         self._segment_bytes = segment_bytes
         self._runs: list[tuple[int, list[bytes]]] = []
         self._run_end = -1
@@ -58,9 +60,21 @@ class CommitLog:
         self.end = 0
         self.last_position = 0  # of the newest record
 
-    def load(self) -> None:
+    def load(self, known_start: int = UNKNOWN) -> int:
+        """Open what is there; returns the log's start.  `known_start` is where the checkpoint says
+        that it is, or before.
+
+        Raises StoreDamaged when a segment is missing that retention did not delete.
+        """
         self._files.load()
         self.end = self.start
+        if self.start > known_start:
+            raise StoreDamaged(
+                f"{self.path_of(known_start)} is missing: the log began at position {known_start}, "
+                f"and its first segment begins at {self.start}. Bring it back from a copy, or let "
+                f"`popmq doctor --data {self._folder.rpartition('/')[0]}` say what goes on without"
+            )
+        return self.start
 
     @property
     def start(self) -> int:
@@ -140,6 +154,10 @@ class CommitLog:
 
     def segment_start(self, position: int) -> int:
         return position - position % self._segment_bytes
+
+    def path_of(self, position: int) -> str:
+        """The segment that holds `position`, or that has to: for whoever reads an error."""
+        return f"{self._folder}/{self.segment_start(position):020d}"
 
     def restart_at(self, start: int) -> None:
         """The first segment of an empty log begins at `start`. On the flusher, after `ends_at`."""
@@ -260,6 +278,8 @@ class CommitLog:
         """On the loop, after a cut; whoever appends next says where the newest record is."""
         self.end = position
         self._run_end = self._buffer_at = -1
+        if self.tail is not None:
+            self.tail.cut(position)
 
     def _filled_from(self, position: int) -> Iterator[tuple[int, bytes]]:
         """Position and bytes of the pieces from `position` that may be more than zeros."""
@@ -311,6 +331,8 @@ class CommitLog:
         if segment_end - self.end < HEADER_SIZE:
             return None
         front = self._window(HEADER_SIZE)
+        if len(front) < HEADER_SIZE:  # the file itself ends inside a header
+            return None
         size = int.from_bytes(front[:4], "big")
         if size < HEADER_SIZE or self.end + size > segment_end:
             return None

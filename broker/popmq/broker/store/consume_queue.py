@@ -13,7 +13,7 @@ import logging
 import struct
 from contextlib import suppress
 
-from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
+from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue, Synced
 from popmq.broker.store.unit_check import (
     UNIT,
     UNIT_SIZE,
@@ -55,7 +55,11 @@ class ConsumeQueue:
         self._find = find
         self._found: dict[int, Unit | None] = {}
         self._files = MappedFileQueue(
-            disk, folder, segment_bytes=unit_size * _UNITS_PER_FILE, preallocate=False
+            disk,
+            folder,
+            segment_bytes=unit_size * _UNITS_PER_FILE,
+            preallocate=False,
+            names_later=True,
         )
         self._tail = bytearray()
         self._written = 0
@@ -185,9 +189,9 @@ class ConsumeQueue:
         dirty, self._dirty = self._dirty, False
         return dirty
 
-    def files(self) -> list[MappedFile]:
+    def files(self) -> list[Synced]:
         """To be synced on the flusher, after `flush` on the loop."""
-        return list(self._files)
+        return [*self._files, *self._files.names]
 
     def close(self) -> None:
         self._files.close()

@@ -57,6 +57,11 @@ class DiskGuard:
         )
 
     @property
+    def copies_unlimited(self) -> bool:
+        """Whether segments can be reserved: any number of copies is allowed until that changes."""
+        return not self._cannot_reserve
+
+    @property
     def copies_allowed(self) -> bool:
         """Whether revivals may copy bodies: not into the last reserved segment."""
         return not self._cannot_reserve or self._log.reserved >= 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.mapped_file import MappedFile
+from popmq.broker.store.mapped_file import MappedFile, Synced
 from popmq.broker.store.snapshot import entry_hash
 from popmq.broker.store.unit_check import FindUnit
 from popmq.common.disk import Disk
@@ -132,15 +132,19 @@ class Dispatch:
 
     def advance(self, confirmed: int) -> set[tuple[int, int]]:
         """Enter every waiting record that ends at or below `confirmed`; which queues grew."""
-        grown: set[tuple[int, int]] = set()
+        grown: dict[tuple[int, int], ConsumeQueue] = {}
         waiting = self._waiting
         while waiting and waiting[0].end <= confirmed:
             queued = waiting.popleft()
-            if queued.topic_id in self._topics:
-                self._append(self.queue(queued.topic_id, queued.queue_id), queued)
-                grown.add((queued.topic_id, queued.queue_id))
+            _, _, topic_id, queue_id, _, _ = queued
+            queue = grown.get((topic_id, queue_id))
+            if queue is None:
+                if topic_id not in self._topics:
+                    continue
+                queue = grown[topic_id, queue_id] = self.queue(topic_id, queue_id)
+            self._append(queue, queued)
         self.position = max(self.position, confirmed)
-        return grown
+        return set(grown)
 
     def enter(self, queued: Queued) -> None:
         """Put one record's unit at its offset; a queue that already has it is left alone."""
@@ -152,9 +156,11 @@ class Dispatch:
         self._append(queue, queued)
 
     def _append(self, queue: ConsumeQueue, queued: Queued) -> None:
-        if queued.queue_offset == queue.count:
-            queue.append(queued.unit, queued.position)
-            self.rewrites_vouched |= queued.position < self._trusted_position
+        _, position, _, _, queue_offset, unit = queued
+        if queue_offset == queue.count:
+            queue.append(unit, position)
+            if position < self._trusted_position:
+                self.rewrites_vouched = True
             if queue.unwritten_bytes >= _SPILL_BYTES:
                 self._long_tails[queue] = None
         elif queued.queue_offset > queue.count:
@@ -172,6 +178,11 @@ class Dispatch:
         self.rebuilding = False
 
     # -- retention (store/retention.py)
+
+    @property
+    def log_start(self) -> int:
+        """Queues begin with the first record from here on; the log may still begin before it."""
+        return self._log_start
 
     def log_starts_at(self, position: int) -> None:
         """Records below `position` are about to be deleted."""
@@ -216,7 +227,7 @@ class Dispatch:
             queue.flush()
         self._long_tails.clear()
 
-    def flush(self) -> list[MappedFile]:
+    def flush(self) -> list[Synced]:
         """Write all units to their files; returns the files that have to be synced.
 
         OSError when the disk is full: nothing is lost, and the next call tries again.

@@ -48,6 +48,9 @@ class RehearsalDisk:
     def make_folder(self, path: str) -> None:
         return
 
+    def add_folder(self, path: str) -> list[str]:
+        return []
+
     def remove(self, path: str) -> None:
         if not self.exists(path):
             raise FileNotFoundError(path)

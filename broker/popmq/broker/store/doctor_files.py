@@ -6,6 +6,7 @@ from popmq.broker.store.abort_file import owner
 from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint
 from popmq.broker.store.doctor_finding import Finding, MoveFiles, Need
 from popmq.broker.store.doctor_log import Record
+from popmq.broker.store.doctor_texts import missing_head_finding
 from popmq.broker.store.snapshot import read_snapshot, snapshot_names
 from popmq.common.disk import Disk
 
@@ -71,6 +72,8 @@ def small_file_findings(
     findings = []
     if checkpoint is None:
         findings += _no_checkpoint(disk, data, log_end)
+    elif checkpoint.log_start < log_start:
+        findings.append(missing_head_finding(checkpoint.log_start, log_start))
     elif log_start < checkpoint.position < log_end and not order.at_boundary:
         findings.append(
             Finding(

@@ -7,10 +7,11 @@ crash between any two operations leaves the bytes in at least one place.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
+from popmq.broker.store.checkpoint import read_checkpoint, write_checkpoint
 from popmq.common.disk import Disk, RealDisk
 
 _COPY_BYTES = 4 << 20
@@ -132,6 +133,27 @@ class MendPadding:
             file.sync()
         finally:
             file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptStart:
+    """Let the checkpoint say that the log starts at `position`; all else in it stays."""
+
+    position: int
+
+    def __str__(self) -> str:
+        return f"copy the checkpoint to the repair folder, then let it begin at {self.position}"
+
+    def save(self, disk: SavingDisk, data: str, room: str) -> None:
+        found = read_checkpoint(disk, f"{data}/checkpoint")
+        if found is not None:
+            _write_pieces(disk, f"{room}/checkpoint.before", iter([found.encode()]))
+
+    def cut(self, disk: Disk, data: str) -> None:
+        found = read_checkpoint(disk, f"{data}/checkpoint")
+        if found is not None:
+            accepted = replace(found, log_start=self.position)
+            write_checkpoint(disk, f"{data}/checkpoint", accepted)
 
 
 def _filled_pieces(disk: Disk, path: str, start: int) -> Iterator[bytes]:

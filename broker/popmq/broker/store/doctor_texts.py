@@ -1,6 +1,12 @@
 """What the doctor says about the commoner findings."""
 
-from popmq.broker.store.doctor_finding import Finding, MendPadding, MoveFiles, Need
+from popmq.broker.store.doctor_finding import (
+    AcceptStart,
+    Finding,
+    MendPadding,
+    MoveFiles,
+    Need,
+)
 from popmq.broker.store.doctor_log import Hole, Padding
 
 MENDED = "rebuilt from the log, at the start or when somebody reads them"
@@ -92,6 +98,21 @@ def stranger_finding(folder: str, paths: list[str]) -> Finding:
         "move them away",
         Need.NOTHING,
         (MoveFiles(tuple(paths)),),
+    )
+
+
+def missing_head_finding(known_start: int, start: int) -> Finding:
+    return Finding(
+        "oldest segment missing",
+        f"commitlog/{known_start:020d}",
+        known_start,
+        f"the checkpoint says that the log began here, and its first segment begins at {start}: "
+        "retention did not delete what was before",
+        "the broker refuses to start",
+        f"{COPY}; or go on without it with --repair --accept-loss: gives up what these "
+        f"{start - known_start} bytes held",
+        Need.ACCEPT_LOSS,
+        (AcceptStart(start),),
     )
 
 

@@ -55,6 +55,8 @@ class GroupCommit:
         self._flushing = False
         self._scheduled = False
         self._began_ms = 0
+        self._records = 0  # of all batches, that in flight included
+        self._batch_records = 0
         self._cut: tuple[int, int, Callable[[], None]] | None = None
         # Hears when a batch is about to go to the disk: slaves may have it, too.
         self.on_batch: Callable[[], None] = lambda: None
@@ -68,12 +70,15 @@ class GroupCommit:
             self._scheduled = True
             self._soon(self._hand_over)
 
-    def when_confirmed(self, callback: Callable[[], None]) -> None:
-        """Run `callback` once everything appended so far is confirmed; at once if it is."""
-        if self.confirmed >= self._log.end:
+    def when_confirmed(self, *callbacks: Callable[[], None]) -> None:
+        """Run them once everything appended so far is confirmed; at once if it is."""
+        end = self._log.end
+        if self.confirmed < end:
+            for callback in callbacks:
+                self._waiters.append((end, callback))
+            return
+        for callback in callbacks:
             callback()
-        else:
-            self._waiters.append((self._log.end, callback))
 
     def confirm(self, position: int) -> None:
         """Everything below `position` is confirmed; an older position changes nothing."""
@@ -103,6 +108,7 @@ class GroupCommit:
         """Confirm nothing any more: after a failed fsync nobody can say which pages the kernel
         dropped.  The process ends."""
         self.failed = True
+        self._metrics.disk_failed |= isinstance(error, OSError)
         self._on_failure(error)
 
     def _hand_over(self) -> None:
@@ -119,6 +125,8 @@ class GroupCommit:
             return
         self._flushing = True
         self._began_ms = self._clock.boot_ms()
+        records = self._metrics.records
+        self._batch_records, self._records = records - self._records, records
         self.on_batch()
         self._flusher.submit(
             lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
@@ -172,7 +180,9 @@ class GroupCommit:
     def _count(self, batch: Batch) -> None:
         metrics = self._metrics
         took_ms = self._clock.boot_ms() - self._began_ms
-        metrics.flush_ms += took_ms
+        metrics.flush_ms.observe(took_ms)
+        metrics.flush_records.observe(self._batch_records)
+        metrics.flush_bytes.observe(batch.end - self.durable)
         if took_ms >= SLOW_FLUSH_MS:
             metrics.slow_flushes += 1
             logger.warning("slow disk", extra={"flush_ms": took_ms, "bytes": batch.end})

@@ -7,9 +7,10 @@ import errno
 from collections.abc import Callable, Sequence
 
 from popmq.broker.store.checkpoint import Checkpoint
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper, SyncedFile
+from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.dispatch import Dispatch
 from popmq.broker.store.key_index import KeyIndex
+from popmq.broker.store.mapped_file import Synced
 from popmq.common.clock import Clock
 
 
@@ -52,7 +53,7 @@ class IndexKeeper:
         """Everything, and a checkpoint, on this thread: at a clean stop with an idle flusher."""
         self._checkpoints.write_now(self._flush, self._checkpoint())
 
-    def _flush(self) -> Sequence[SyncedFile]:
+    def _flush(self) -> Sequence[Synced]:
         """Write all index files; returns those that have to be synced. OSError when full."""
         return [*self._index().flush(self._dispatch.position), *self._dispatch.flush()]
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from popmq.broker.store.commit_log import ScannedRecord
 from popmq.broker.store.index_file import (
@@ -24,23 +23,19 @@ from popmq.broker.store.index_file import (
 )
 from popmq.broker.store.index_jobs import MERGED_FILES, Job, merge, seal
 from popmq.broker.store.index_tail import IndexTail
+from popmq.broker.store.mapped_file import Synced
 from popmq.broker.store.message_keys import name_hash, names_in
 from popmq.common.disk import Disk
 from popmq.common.message import RecordKind, decode_message
 
 ENTRIES_PER_FILE = 1 << 16
+_pack = ENTRY.pack
 _LARGEST_BITS = 16  # 16 million entries, 400 MB
 # A message that retention moved is found at its new place.
 _WITH_NAMES = (RecordKind.MESSAGE, RecordKind.MOVED)
 _FULL_TAILS_LIMIT = 4
 _UNNAMED_LIMIT = 16
 _NAME = re.compile(r"(\d{20})\.(\d{1,2}|tail)")
-
-
-class Synced(Protocol):
-    """A file that a checkpoint makes durable on the flusher."""
-
-    def sync(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -83,9 +78,13 @@ class KeyIndex:
 
     def advance(self, confirmed: int) -> None:
         """Add every expected message that ends at or below `confirmed`."""
-        waiting = self._waiting
-        while waiting and waiting[0][0] + waiting[0][1] <= confirmed:
-            self.add(*waiting.popleft())
+        waiting, add = self._waiting, self.add
+        while waiting:
+            position, size, _, _, _ = one = waiting[0]
+            if position + size > confirmed:
+                break
+            add(*one)
+            waiting.popleft()
 
     def add(
         self, position: int, size: int, topic_id: int, stored_ms: int, properties: bytes
@@ -97,12 +96,12 @@ class KeyIndex:
         if position < self.covered:
             return
         entries = [
-            ENTRY.pack(name_hash(topic_id, kind, name), position, size, kind)
+            _pack(name_hash(topic_id, kind, name), position, size, kind)
             for kind, name in names_in(properties)
         ]
         self.covered = position + size
         tail = self._tail
-        tail.add(entries, end=position + size, stored_ms=stored_ms)
+        tail.add(entries, end=self.covered, stored_ms=stored_ms)
         self.metrics.entries += len(entries)
         if tail.count >= self._entries_per_file:
             self._full.append(tail)

@@ -4,7 +4,7 @@ A record is here from the moment it is appended, so that a slave's disk and this
 side by side.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 
 class LogTail:
@@ -20,6 +20,14 @@ class LogTail:
         self._positions.append(position)
         self._pieces.append(piece)
         self._bytes += len(piece)
+
+    def cut(self, position: int) -> None:
+        """The log ends here now, and goes on with other bytes."""
+        at = bisect_left(self._positions, position)
+        del self._positions[at:], self._pieces[at:]
+        if at and self._positions[-1] + len(self._pieces[-1]) > position:
+            self._pieces[-1] = self._pieces[-1][: position - self._positions[-1]]
+        self._bytes = sum(map(len, self._pieces))
 
     def trim(self, durable: int) -> None:
         """Forget the oldest beyond the limit; what is not durable can be read nowhere else."""

@@ -5,12 +5,21 @@ would stop the event loop in the middle of an instruction (D3).  A file is named
 20-digit position of its first byte, so a folder listing is the index.
 """
 
+import os
 from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Protocol
 
 from popmq.common.disk import Disk, DiskFile, read_or_cold, skip_unwritten, view_or_cold
 from popmq.common.errors import StoreDamaged
 
 _PIECE_BYTES = 4 << 20
+
+
+class Synced(Protocol):
+    """What the flusher makes durable."""
+
+    def sync(self) -> None: ...
 
 
 class MappedFile:
@@ -22,6 +31,7 @@ class MappedFile:
         self.size = size
         self._disk = disk
         self._file: DiskFile = disk.open(path, create=create)
+        self._removed = False
 
     @property
     def end(self) -> int:
@@ -69,21 +79,37 @@ class MappedFile:
         self._file.close()
 
     def delete(self) -> None:
-        """Gone for good when this returns, so that files which go one by one leave no gap."""
-        self._file.close()
-        self._disk.remove(self.path)
+        """Gone for good when this returns, so that files which go one by one leave no gap.  Where
+        that fails it can be tried again."""
+        if not self._removed:
+            self._disk.remove(self.path)
+            self._removed = True
         self._disk.sync_folder(self.path.rpartition("/")[0])
+        self._file.close()
 
 
 class MappedFileQueue:
     """The segments of one folder, in order, without gaps."""
 
-    def __init__(self, disk: Disk, folder: str, *, segment_bytes: int, preallocate: bool) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        *,
+        segment_bytes: int,
+        preallocate: bool,
+        names_later: bool = False,
+    ) -> None:
+        """With `names_later` a new segment's name is durable once `names` was synced: a folder is
+        not synced on the loop."""
         self._disk = disk
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._preallocate = preallocate
+        self._names_later = names_later
         self._files: dict[int, MappedFile] = {}
+        self._unnamed: dict[int, str] = {}  # folders that hold names which are not durable yet
+        self._numbers = count()
 
     def load(self) -> None:
         """Open what is there. Raises StoreDamaged when names are odd or a segment is missing."""
@@ -111,6 +137,20 @@ class MappedFileQueue:
                     f"{path} has {made.file_bytes()} bytes, a segment has {self._segment_bytes}: "
                     "store.segment_bytes was changed; set it back"
                 )
+        if self._files and self._names_later:
+            parent = os.path.dirname(self._folder)
+            self._name_later([os.path.dirname(parent) or ".", parent])
+
+    @property
+    def names(self) -> Sequence[Synced]:
+        """What is to be synced for the names, if anything is."""
+        return [SegmentNames(self)] if self._unnamed else []
+
+    def sync_names(self) -> None:
+        """On the flusher, or on the loop; either may find the other one at it."""
+        for number, folder in list(self._unnamed.items()):
+            self._disk.sync_folder(folder)
+            self._unnamed.pop(number, None)
 
     @property
     def first(self) -> MappedFile | None:
@@ -129,16 +169,19 @@ class MappedFileQueue:
         return self._files.get(position - position % self._segment_bytes)
 
     def at_or_new(self, position: int) -> MappedFile:
-        """The segment that holds `position`, made if it is missing; its name is then durable."""
+        """The segment that holds `position`, made if it is missing; its name is then durable,
+        unless `names_later`."""
         found = self.at(position)
         if found is not None:
             return found
         if not self._files:
-            self._disk.make_folder(self._folder)
+            self._name_later(self._disk.add_folder(self._folder))
         # Never with a gap: a crash in between must not look like a lost segment.
         last = self.last
         target = position - position % self._segment_bytes
         for start in range(last.end if last else target, target + 1, self._segment_bytes):
+            if self._folder in self._unnamed.values():
+                self.sync_names()
             made = self._open(start, create=True)
             if self._preallocate:
                 try:
@@ -147,7 +190,9 @@ class MappedFileQueue:
                     self._remove(start)
                     raise
                 made.sync()
-            self._disk.sync_folder(self._folder)
+            self._name_later([self._folder])
+            if not self._names_later:
+                self.sync_names()
         return made
 
     def reserve(self, position: int, segments: int) -> None:
@@ -219,6 +264,9 @@ class MappedFileQueue:
         self._files.clear()
         return gone
 
+    def _name_later(self, folders: Sequence[str]) -> None:
+        self._unnamed.update((next(self._numbers), folder) for folder in folders)
+
     def _open(self, start: int, *, create: bool) -> MappedFile:
         path = f"{self._folder}/{start:020d}"
         size = self._segment_bytes
@@ -228,3 +276,13 @@ class MappedFileQueue:
 
     def _remove(self, start: int) -> None:
         self._files.pop(start).delete()
+
+
+class SegmentNames:
+    """The names of a queue's segments, as something to sync."""
+
+    def __init__(self, files: MappedFileQueue) -> None:
+        self._files = files
+
+    def sync(self) -> None:
+        self._files.sync_names()

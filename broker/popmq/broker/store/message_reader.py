@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.unit_check import Unit
+from popmq.common.clock import Clock
+from popmq.common.delivered import Content, content_of, intact_contents
+from popmq.common.disk import ColdRead
 from popmq.common.errors import StoreDamaged
+from popmq.common.expiry import deadline_of
 from popmq.common.message import (
     HEADER_SIZE,
     BadRecord,
@@ -34,10 +38,12 @@ class DamagedMessage:
 
 
 class MessageReader:
-    def __init__(self, log: CommitLog, folder: str) -> None:
+    def __init__(self, log: CommitLog, folder: str, clock: Clock) -> None:
         self._log = log
         self._folder = folder
+        self._clock = clock
         self.damaged = 0
+        self.expired = 0  # times that a message was not delivered because its deadline was over
 
     def read(self, units: list[Unit], *, wait: bool = True) -> list[StoredMessage | DamagedMessage]:
         """The messages of confirmed units, in order; those near each other in the log in one read.
@@ -51,19 +57,89 @@ class MessageReader:
         for span in self._spans(units):
             start, last = span[0].position, span[-1]
             data = memoryview(read(start, last.position + last.size - start))
-            messages += [self._checked(data, unit, start) for unit in span]
+            try:
+                messages += [
+                    intact_message(data, position - start, position, size)
+                    or self._checked(data, position, size, start)
+                    for position, size, _ in span
+                ]
+            except BadRecord:  # of a token: one by one, and all but that one are read
+                messages += [self._checked(data, one.position, one.size, start) for one in span]
         return messages
 
-    def touch(self, units: list[Unit]) -> None:
-        """Raise ColdRead unless the bytes of all these units are in memory."""
+    def raw(self, units: list[Unit], head_bytes: int = 0, *, wait: bool = True) -> list[bytes]:
+        """The records of confirmed units as they lie in the log, for reports; with `head_bytes`
+        that many bytes of each, padded with zeros.
+
+        Unchecked but for its place: of a unit that leads elsewhere there are zeros, or nothing.
+        """
+        read = self._log.read_up_to if wait else self._log.view_warm
+        records: list[bytes] = []
         for span in self._spans(units):
             start, last = span[0].position, span[-1]
-            self._log.view_warm(start, last.position + last.size - start)
+            data = memoryview(read(start, last.position + last.size - start))
+            for position, size, _ in span:
+                at = position - start
+                record = bytes(data[at : at + (min(size, head_bytes) or size)])
+                if not _stands_at(record, position, size):
+                    record = b""
+                records.append(record.ljust(head_bytes, b"\0"))
+        return records
+
+    def contents(self, units: list[Unit]) -> list[Content | None]:
+        """Like `read`, for deliveries and without waiting; None for what is damaged or expired."""
+        found: list[Content | None] = []
+        for span in self._spans(units):
+            start, last = span[0].position, span[-1]
+            data = memoryview(self._log.view_warm(start, last.position + last.size - start))
+            contents = intact_contents(data, start, span)
+            if None in contents:
+                contents = [
+                    content or self._content(data, unit, start)
+                    for content, unit in zip(contents, span, strict=True)
+                ]
+            found += contents
+        return found
+
+    def _content(self, data: memoryview, unit: Unit, start: int) -> Content | None:
+        message = self._checked(data, unit.position, unit.size, start)
+        if isinstance(message, DamagedMessage) or self.is_expired(message):
+            return None
+        return content_of(message)
+
+    def is_expired(self, message: StoredMessage) -> bool:
+        """Whether its deadline is over, so that nobody is to get it any more. It is counted."""
+        if message.any_token is None or not self.expired_at_ms(message):
+            return False
+        self.expired += 1
+        return True
+
+    def expired_at_ms(self, message: StoredMessage) -> int:
+        """Its deadline, if that is over; else 0."""
+        deadline_ms = deadline_of(message.properties) if message.any_token is not None else 0
+        return deadline_ms if self._clock.wall_ms() >= deadline_ms else 0
+
+    def touch(self, units: list[Unit]) -> None:
+        """Raise ColdRead unless the bytes of all these units are in memory; it warms all of them,
+        and nothing that lies between."""
+        cold: list[tuple[int, int]] = []
+        for span in self._spans(units):
+            start, last = span[0].position, span[-1]
+            size = last.position + last.size - start
+            try:
+                self._log.view_warm(start, size)
+            except ColdRead:
+                cold.append((start, size))
+        if cold:
+            raise ColdRead(lambda: [self._log.read_up_to(*one) for one in cold])
 
     def _spans(self, units: list[Unit]) -> Iterator[list[Unit]]:
         """The units in pieces, of which each costs less to read in one go."""
         span: list[Unit] = []
         end = limit = 0
+        if self._is_one_span(units):
+            yield units
+            return
         for unit in units:
             position, size, _ = unit
             if span and 0 <= position - end <= _GAP_BYTES and position + size <= limit:
@@ -76,6 +152,17 @@ class MessageReader:
             end = position + size
         if span:
             yield span
+
+    def _is_one_span(self, units: list[Unit]) -> bool:
+        """As `_spans` would say; nearly always so, and cheaper to see."""
+        if not units:
+            return False
+        end = start = units[0][0]
+        for position, size, _ in units:
+            if not 0 <= position - end <= _GAP_BYTES:
+                return False
+            end = position + size
+        return end <= min(start + _SPAN_BYTES, self._log.segment_end(start))
 
     def stored_ms(self, unit: Unit, *, wait: bool = True) -> int:
         """Wall time at which a confirmed unit's record was written; 0 when it is damaged.
@@ -97,13 +184,14 @@ class MessageReader:
             check_record(data, 0, unit.position)
         except BadRecord as error:
             raise StoreDamaged(
-                f"{self._folder}/commitlog: the record at position {unit.position} is damaged "
-                f"({error}): look with `popmq doctor --data {self._folder}`"
+                f"{self._log.path_of(unit.position)}: the record at position {unit.position} is "
+                f"damaged ({error}): look with `popmq doctor --data {self._folder}`"
             ) from error
         return data
 
-    def _checked(self, data: memoryview, unit: Unit, start: int) -> StoredMessage | DamagedMessage:
-        position, size, _ = unit
+    def _checked(
+        self, data: memoryview, position: int, size: int, start: int
+    ) -> StoredMessage | DamagedMessage:
         offset = position - start
         try:
             message = intact_message(data, offset, position, size)
@@ -118,10 +206,18 @@ class MessageReader:
             logger.error(
                 "damaged message",
                 extra={
-                    "path": f"{self._folder}/commitlog",
+                    "path": self._log.path_of(position),
                     "position": position,
                     "reason": str(error),
                     "what_to_do": f"popmq doctor --data {self._folder}",
                 },
             )
             return DamagedMessage(position, str(error))
+
+
+def _stands_at(record: bytes, position: int, size: int) -> bool:
+    try:
+        header = decode_header(record)
+    except BadRecord:
+        return False
+    return header.position == position and header.size == size

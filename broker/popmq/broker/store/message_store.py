@@ -3,7 +3,7 @@
 The invariant: nobody outside hears of a record (reply, queue unit) before it is confirmed (D2).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from popmq.broker.store.abort_file import ABORT, FOLLOWS, leads, mark_running
@@ -12,12 +12,13 @@ from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
+from popmq.broker.store.copies import Copy, put_copies, put_moved
 from popmq.broker.store.disk_guard import DiskGuard
 from popmq.broker.store.dispatch import Dispatch, Queued
 from popmq.broker.store.group_commit import GroupCommit
 from popmq.broker.store.index_keeper import IndexKeeper
 from popmq.broker.store.key_index import KeyIndex
-from popmq.broker.store.message_reader import DamagedMessage, MessageReader
+from popmq.broker.store.message_reader import MessageReader
 from popmq.broker.store.recovery import Apply, Recovery, Replayed
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.retention import Body, Retention
@@ -25,8 +26,8 @@ from popmq.broker.store.slave_apply import SlaveApply
 from popmq.broker.store.slave_store import SlaveStore
 from popmq.broker.store.snapshot import SnapshotHead
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
-from popmq.broker.store.store_metrics import StoreMetrics
-from popmq.broker.store.unit_check import UNIT_SIZE, Unit, find_unit, index_unit
+from popmq.broker.store.store_metrics import Lived, StoreMetrics
+from popmq.broker.store.unit_check import UNIT_SIZE, find_unit, index_unit
 from popmq.common.clock import Clock, LogClock
 from popmq.common.config import StoreSettings
 from popmq.common.disk import Disk
@@ -59,7 +60,7 @@ class MessageStore:
         self._housekeeper = housekeeper or flusher
         self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
-        self.reader = MessageReader(self._log, folder)
+        self.reader = MessageReader(self._log, folder, clock)
         self.metrics = StoreMetrics()
         self._commit = GroupCommit(
             self._log,
@@ -85,8 +86,7 @@ class MessageStore:
         self.index = KeyIndex(disk, f"{folder}/index")
         self.dispatch: Dispatch
         self.retention: Retention
-        self.epoch = 0
-        self.stopped_cleanly = False
+        self.epoch, self.stopped_cleanly = 0, False
         # The shell sets these: how to run something at the end of this tick, who hears of
         # grown queues, and what to do when the disk failed (the process stops: D2).
         self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
@@ -105,7 +105,7 @@ class MessageStore:
         """Open the files. System topics are added next, then `recover` is called."""
         self._disk.make_folder(self._folder)
         self._checkpoint = self.checkpoints.read()
-        self._log.load()
+        self.checkpoints.log_start = self._log.load(self._checkpoint.log_start)
         self.index.load(self._log.start)
         self.dispatch = Dispatch(
             self._disk,
@@ -115,7 +115,8 @@ class MessageStore:
             find=partial(find_unit, self._log),
         )
         self.retention = Retention(self._log, self.dispatch, self._settings, self._housekeeper)
-        self.retention.on_cut = self.index.drop_below
+        self.retention.on_delete = self.index.drop_below
+        self.retention.log_starts_at = self.snapshots.log_starts_at = self.checkpoints.log_starts_at
         self._index_keeper = IndexKeeper(
             self.dispatch, lambda: self.index, self.checkpoints, self._clock, lambda: self.epoch
         )
@@ -138,7 +139,7 @@ class MessageStore:
 
         Snapshot, checkpoint and key index, and the record at `known`, prove what is confirmed.
         """
-        followed = self._recovery().follow(self._checkpoint, known)
+        followed = self._recovery().follow(self._checkpoint, known, self.replicas.on_tail_lost)
         self._recovered(followed.passed)
         self._commit.confirmed = followed.confirmed
         self.dispatch.position = followed.begin
@@ -147,11 +148,10 @@ class MessageStore:
             self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
         applies = SlaveApply(log, commit, self.dispatch, self.index, apply, followed, lower)
-        house = (self.snapshots, self.retention, self.guard)
-        self.slave = SlaveStore(applies, self.replicas, *house)
+        self.slave = SlaveStore(applies, self.replicas, self.snapshots, self.retention, self.guard)
         return self.slave
 
-    def lead(self, epoch: int) -> None:
+    def lead(self, epoch: int, start: bytes) -> None:
         """Begin an epoch at the log's end, all of which is durable (R11, R12).
 
         Nothing else may be appended before `opened`.
@@ -161,7 +161,7 @@ class MessageStore:
         assert epoch > newest.epoch, f"epoch {epoch} behind epoch {newest.epoch}"
         self.epoch = epoch - 1
         self._log_clock = newest.clock(self._clock)
-        self.start_epoch()
+        self.start_epoch(start)
 
     def opened(self) -> None:
         """Everything is applied, and confirmed: whatever a master does may begin (R14)."""
@@ -172,10 +172,10 @@ class MessageStore:
         # Should it fail, the next start trusts fewer records, and that is all.
         self._housekeeper.submit(mark, lambda error: None)
 
-    def start_epoch(self) -> None:
+    def start_epoch(self, start: bytes) -> None:
         """Write the first record of this start as master; later records carry its epoch."""
         self.epoch = self.begin_epoch(self.epoch + 1, self.end)
-        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=b"")
+        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=start)
 
     def close(self) -> None:
         """A clean stop: everything durable, a last checkpoint, no abort file.
@@ -288,44 +288,29 @@ class MessageStore:
         )
         self._log.append(record)
         unit = index_unit(position, size, tag_hash)
-        self.dispatch.expect(
-            Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
-        )
+        queued = Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
+        self.dispatch.expect(queued)
         self.index.expect(position, size, topic_id, stamp.wall_ms, properties)
         self._appended(size)
         return queue_offset
+
+    def put_copies(self, copies: Sequence[Copy], stamp: Stamp) -> list[int]:
+        """`put_message` of many in one step; returns their positions."""
+        log, index, confirmed = self._log, self.index, self._commit.confirmed
+        positions, size = put_copies(log, self.dispatch, index, copies, stamp, confirmed)
+        self._appended(size, records=len(positions))
+        return positions
 
     def move(self, body: Body) -> None:
         """Append a live body again at the tail, under its old identity (retention).
 
         ColdRead, with nothing changed, instead of a wait for the disk.
         """
-        (message,) = self.reader.read([body.unit], wait=False)
-        if isinstance(message, DamagedMessage):
-            return
-        token = message.any_token.encode() if message.any_token else b""
-        stamp = self.stamp()._replace(wall_ms=message.header.wall_ms)  # when it was stored
-        size = message_size(message.head, message.properties, token)
-        position = self._log.place(size, stamp)
-        self._log.append(
-            encode_message(
-                stamp=stamp,
-                position=position,
-                topic_id=body.topic_id,
-                queue_id=body.queue_id,
-                queue_offset=body.queue_offset,
-                tag_hash=message.tag_hash,
-                head=message.head,
-                properties=message.properties,
-                token=token,
-                attempt=message.attempt,
-                kind=RecordKind.MOVED,
-                unconfirmed=position - self._commit.confirmed,
-            )
-        )
-        self.index.expect(position, size, body.topic_id, stamp.wall_ms, message.properties)
-        self._appended(size)
-        self.on_moved(body._replace(unit=Unit(position, size, message.tag_hash)))
+        stamp, confirmed = self.stamp(), self._commit.confirmed
+        moved = put_moved(self._log, self.index, self.reader, body, stamp, confirmed)
+        if moved is not None:
+            self._appended(moved.unit.size)
+            self.on_moved(moved)
 
     def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> int:
         """Append a system record; a topic id of 0 belongs to no queue. Returns its log time."""
@@ -345,15 +330,14 @@ class MessageStore:
         self._log.append(record)
         if topic_id:
             unit = record if kind == RecordKind.REVIVE else index_unit(position, size, 0)
-            self.dispatch.expect(
-                Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
-            )
+            queued = Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
+            self.dispatch.expect(queued)
         self._appended(size)
         return stamp.log_ms
 
-    def when_confirmed(self, callback: Callable[[], None]) -> None:
-        """Run `callback` once everything appended so far is confirmed; at once if it is."""
-        self._commit.when_confirmed(callback)
+    def when_confirmed(self, *callbacks: Callable[[], None]) -> None:
+        """Run them once everything appended so far is confirmed; at once if it is."""
+        self._commit.when_confirmed(*callbacks)
 
     def want_commit(self) -> None:
         """Something will be appended in `before_batch`."""
@@ -405,7 +389,7 @@ class MessageStore:
 
     def _recovered(self, replayed: Replayed) -> None:
         """The log's end is found: nothing stands behind it, and what stands before is synced."""
-        self.metrics.recovered_records = replayed.records
+        self.metrics.recovered(replayed.records, Lived(replayed.epoch, replayed.log_ms))
         self.metrics.torn_bytes = self._log.cut_tail()
         if not self.stopped_cleanly:
             self._log.write_again(self._checkpoint.vouched)
@@ -415,8 +399,8 @@ class MessageStore:
         self.snapshots.position = replayed.snapshot_position
         self._commit.durable = self._log.end
 
-    def _appended(self, size: int) -> None:
-        self.metrics.records += 1
+    def _appended(self, size: int, *, records: int = 1) -> None:
+        self.metrics.records += records
         self.metrics.bytes += size
         self._commit.want()
 
@@ -437,13 +421,8 @@ class MessageStore:
     def _snapshot_head(self) -> SnapshotHead:
         if self.slave is not None:
             return self.slave.head()
-        return SnapshotHead(
-            self._log.end,
-            self.epoch,
-            self.log_ms(),
-            self._clock.wall_ms(),
-            self._log.last_position,
-        )
+        log, wall_ms = self._log, self._clock.wall_ms()
+        return SnapshotHead(log.end, self.epoch, self.log_ms(), wall_ms, log.last_position)
 
 
 def _raise(error: BaseException) -> None:

@@ -70,6 +70,10 @@ class Followed:
     passed: Replayed
 
 
+# The position of the first record that is lost, and that of one behind it which shows that.
+OnTailLost = Callable[[int, int], None]
+
+
 class Recovery:
     def __init__(
         self,
@@ -98,7 +102,7 @@ class Recovery:
         done = Replayed()
         snapshot = self._load_snapshot()
         if snapshot is not None:
-            done.begin(snapshot.head)
+            done.begin(snapshot)
         lowered = False
         start = min(self._first_to_enter(done), self._index.covered)
         for record in self._log.scan(max(start, self._log.start)):
@@ -127,21 +131,25 @@ class Recovery:
                 self._index.spill()
         return done
 
-    def follow(self, trusted: Checkpoint, known: int) -> Followed:
+    def follow(self, trusted: Checkpoint, known: int, on_tail_lost: OnTailLost) -> Followed:
         """Restore the tables and find the log's end; what is between is for SlaveApply.
 
-        The record at `known` was confirmed once, says an index.  Raises StoreDamaged like
-        `replay`.
+        The record at `known` was confirmed once, says an index.  Raises StoreDamaged when what
+        the checkpoint vouches for is missing, and tells `on_tail_lost` before a tail goes of which
+        the master said that it was confirmed.
         """
         done = Replayed()
         snapshot = self._load_snapshot()
         if snapshot is not None:
-            done.begin(snapshot.head)
+            done.begin(snapshot)
         begin = self._first_to_enter(done)
         for _ in self._log.scan(max(done.snapshot_position, self._log.start)):
             done.records += 1
         vouched = max(trusted.vouched, done.snapshot_position)
         self._check_end(vouched)
+        lost = self._log.durable_beyond(self._log.end)
+        if lost is not None:
+            on_tail_lost(self._log.end, lost)
         self._index.truncate(self._log.end)
         confirmed = max(vouched, self._log.behind(self._index.covered))
         last = self._log.record_at(known) if known < self._log.end else None
@@ -162,20 +170,21 @@ class Recovery:
         """What stands behind a torn tail was never confirmed; behind damage it may have been."""
         if self._log.end < vouched:
             raise StoreDamaged(
-                f"{self._folder}/commitlog: no intact record at position {self._log.end}, but "
-                f"everything below {vouched} was durable: the file was damaged. Look with "
-                f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
+                f"{self._log.path_of(self._log.end)}: no intact record at position "
+                f"{self._log.end}, but everything below {vouched} was durable: the file was "
+                f"damaged. Look with `popmq doctor --data {self._folder}`, or restore the folder "
+                "from a copy"
             )
         own = own_from_epoch(self._disk, self._folder)
         proof = self._log.durable_beyond(self._log.end, from_epoch=own)
         if proof is not None:
             raise StoreDamaged(
-                f"{self._folder}/commitlog: the record at position {self._log.end} is damaged, "
-                f"and the one at {proof} shows that it was durable. Look with "
+                f"{self._log.path_of(self._log.end)}: the record at position {self._log.end} is "
+                f"damaged, and the one at {proof} shows that it was durable. Look with "
                 f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
             )
 
-    def _load_snapshot(self) -> Snapshot | None:
+    def _load_snapshot(self) -> SnapshotHead | None:
         folder = f"{self._folder}/snapshot"
         for name in reversed(snapshot_names(self._disk, folder)):
             snapshot = read_snapshot(self._disk, f"{folder}/{name}")
@@ -183,12 +192,12 @@ class Recovery:
                 logger.warning("snapshot not used", extra={"path": f"{folder}/{name}"})
                 continue
             by_number = {table.table_number: table for table in self._tables}
-            for number, content in snapshot.pieces:
+            for number, content in snapshot.pieces():
                 if number in by_number:
                     by_number[number].restore(content)
             for table in self._tables:
                 table.restored()
-            return snapshot
+            return snapshot.head
         if self._log.start > 0:
             raise StoreDamaged(
                 f"{folder}: no snapshot can be read, and the log begins at {self._log.start}: "

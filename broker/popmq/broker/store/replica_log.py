@@ -11,6 +11,7 @@ from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.group_commit import GroupCommit
 from popmq.broker.store.log_block import LogBlock, checked_block, whole_records
 from popmq.broker.store.log_tail import LogTail
+from popmq.broker.store.recovery import OnTailLost
 from popmq.common.errors import StoreDamaged
 from popmq.common.message import HEADER_SIZE
 
@@ -22,6 +23,12 @@ class ReplicaLog:
         # A slave's tables hear of what is appended, and of a cut before it happens.
         self.on_block: Callable[[LogBlock], None] = lambda block: None
         self.before_cut: Callable[[int], None] = lambda position: None
+        # At a slave's start: before a tail is cut of which the master had confirmed a part.
+        self.on_tail_lost: OnTailLost = lambda position, proof: None
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._log.segment_end(0)
 
     def keep_tail(self, limit: int) -> None:
         """Keep the newest `limit` bytes in memory from now on; 0 keeps none."""
@@ -60,7 +67,10 @@ class ReplicaLog:
             data = log.view_warm(position, min(size, most))
             count = whole_records(data, size)
         if not count:
-            raise StoreDamaged(f"no record begins at position {position}: run `popmq doctor`")
+            raise StoreDamaged(
+                f"{log.path_of(position)}: no record begins at position {position}: "
+                "run `popmq doctor`"
+            )
         return bytes(data[:count])
 
     def append_block(self, position: int, data: bytes) -> LogBlock:

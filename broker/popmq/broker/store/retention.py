@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.dispatch import Dispatch
+from popmq.broker.store.mapped_file import MappedFile
 from popmq.broker.store.unit_check import Unit
 from popmq.common.config import StoreSettings
 from popmq.common.disk import ColdRead
@@ -69,11 +70,20 @@ class Retention:
         self._cut = 0
         self._wait_until = 0
         self._deleting = self._warming = False
+        # Forgotten, and on the disk still: what could not be deleted goes first the next time, or
+        # a start would find a gap behind it.
+        self._leaving: list[MappedFile] = []
         self.live: Sequence[LiveBodies] = ()
         self.exact: Sequence[LiveBodies] = ()  # of those, the ones that say what lives and no more
         # Told where the log begins from now on, in the step in which it does.
         self.on_start: Callable[[int], None] = lambda position: None
+        # Queues begin there from now on; what waits to be moved is found by its id until the
+        # segments are deleted.
         self.on_cut: Callable[[int], object] = lambda position: None
+        self.on_delete: Callable[[int], object] = lambda position: None
+        # Makes durable where the log starts, on the flusher, before the segments go: a start takes
+        # a first segment that is missing otherwise for damage.
+        self.log_starts_at: Callable[[int], None] = lambda position: None
         self.moved = 0
         self.deleted_segments = 0
         self.error: BaseException | None = None
@@ -210,13 +220,16 @@ class Retention:
     def _delete(self) -> None:
         cut, self._wait_until = self._cut, 0
         self._deleting = True
+        self.on_delete(cut)
         gone = self._log.drop_before(cut)
         self.on_start(cut)
-        queues = self._dispatch.queue_files_below_minimum()
+        self._leaving += (*gone, *self._dispatch.queue_files_below_minimum())
 
         def work() -> None:
-            for file in (*gone, *queues):
-                file.delete()
+            self.log_starts_at(cut)
+            while self._leaving:
+                self._leaving[0].delete()
+                del self._leaving[0]
 
         self._flusher.submit(work, self._deleted)
         self.deleted_segments += len(gone)
@@ -227,6 +240,6 @@ class Retention:
 
     def _deleted(self, error: BaseException | None) -> None:
         self._deleting = False
-        self.error = error  # the files stay; the next start sees them again
+        self.error = error  # what stays is tried again with the next ones, or seen by a start
         if error is not None:
             logger.warning("segments not deleted", extra={"reason": str(error)})

@@ -131,7 +131,10 @@ class SlaveApply:
         while at < end:
             header = self._log.record_at(at)
             if header is None:
-                raise StoreDamaged(f"no intact record at position {at}: run `popmq doctor`")
+                raise StoreDamaged(
+                    f"{self._log.path_of(at)}: no intact record at position {at}: "
+                    "run `popmq doctor`"
+                )
             if header.kind != RecordKind.PADDING:
                 found.passed(header)
             at = self._log.behind(header.end)
@@ -167,7 +170,8 @@ class SlaveApply:
             return check_record(self._chunk, at, self.applied)
         except BadRecord as error:
             raise StoreDamaged(
-                f"the record at position {self.applied} is damaged ({error}): run `popmq doctor`"
+                f"{self._log.path_of(self.applied)}: the record at position {self.applied} is "
+                f"damaged ({error}): run `popmq doctor`"
             ) from error
 
     def _apply_one(self, header: Header) -> None:

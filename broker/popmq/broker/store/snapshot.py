@@ -5,7 +5,10 @@ A file `snapshot/<20-digit position>` (big-endian):
     magic "popmqsnp" | version u32 = 1 | epoch u32 | position u64 | log_ms u64 | wall_ms u64 |
     last_position u64   of the record that ends at position: a log without it is another log
     pieces: crc32c u32 over what follows | table u8 | size u32 | content
+    first piece: table 0, content = crc32c u32 over all that is before it
     last piece: table 255, content = 16 bytes state hash | pieces u64
+
+An older popmq wrote no piece of table 0, and passes over one that it reads.
 
 Pieces are made in bounded steps on the loop and written by the flusher.  A table that changes
 meanwhile keeps its pre-images, so every piece states the position at which the
@@ -28,6 +31,7 @@ KEPT = 2
 _MAGIC = b"popmqsnp"
 _HEAD = struct.Struct(">8sIIQQQQ")
 _PIECE = struct.Struct(">IBI")
+_HEAD_CHECK = 0
 _LAST = 255
 _WRITE_BYTES = 256 << 10
 _HASH_MASK = (1 << 128) - 1
@@ -55,6 +59,10 @@ class SnapshotTable(Protocol):
         ...
 
 
+def _check_of_head(data: bytes | bytearray) -> bytes:
+    return crc32c(bytes(data[: _HEAD.size])).to_bytes(4, "big")
+
+
 def entry_hash(entry: bytes) -> int:
     return int.from_bytes(blake2b(entry, digest_size=16).digest(), "big")
 
@@ -74,7 +82,14 @@ class Snapshot:
 
     head: SnapshotHead
     state_hash: int
-    pieces: list[tuple[int, bytes]]
+    data: bytes
+    places: list[tuple[int, int, int]]  # of the pieces: table, start and end of the content
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Table and content of each.  One at a time: copies of all of them would leave holes in
+        the process's memory that it never gives back."""
+        for number, start, end in self.places:
+            yield number, self.data[start:end]
 
 
 class SnapshotWriter:
@@ -108,6 +123,7 @@ class SnapshotWriter:
         self._jobs = 0
         self._pieces = 0
         self._complete = False
+        self._append(_HEAD_CHECK, _check_of_head(self._buffer))
         self.head = head
         self.state_hash = 0
         self.finished = False
@@ -220,18 +236,22 @@ def read_snapshot(disk: Disk, path: str) -> Snapshot | None:
     magic, version, epoch, position, log_ms, wall_ms, last_position = _HEAD.unpack_from(data)
     if magic != _MAGIC or version != 1:
         return None
-    pieces: list[tuple[int, bytes]] = []
-    at = _HEAD.size
+    places: list[tuple[int, int, int]] = []
+    view, at = memoryview(data), _HEAD.size
     while at + _PIECE.size <= len(data):
         crc, number, size = _PIECE.unpack_from(data, at)
-        end = at + _PIECE.size + size
-        if end > len(data) or crc32c(data[at + 4 : end]) != crc:
+        start = at + _PIECE.size
+        end = start + size
+        if end > len(data) or crc32c(view[at + 4 : end]) != crc:
             return None
-        content = data[at + _PIECE.size : end]
+        if number == _HEAD_CHECK and data[start:end] != _check_of_head(data):
+            return None
         if number == _LAST:
-            whole = len(content) == 24 and int.from_bytes(content[16:], "big") == len(pieces)
+            last = data[start:end]
+            if len(last) != 24 or int.from_bytes(last[16:], "big") != len(places):
+                return None
             head = SnapshotHead(position, epoch, log_ms, wall_ms, last_position)
-            return Snapshot(head, int.from_bytes(content[:16], "big"), pieces) if whole else None
-        pieces.append((number, content))
+            return Snapshot(head, int.from_bytes(last[:16], "big"), data, places)
+        places.append((number, start, end))
         at = end
     return None

@@ -33,6 +33,7 @@ class SnapshotInstall:
         start: int,
         housekeeper: Flusher,
         flusher: Flusher,
+        log_starts_at: Callable[[int], None],
         restored: Callable[[SnapshotHead], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -51,6 +52,7 @@ class SnapshotInstall:
         self._tables = tables
         self._housekeeper = housekeeper
         self._flusher = flusher
+        self._log_starts_at = log_starts_at
         self._restored = restored
         self._on_failure = on_failure
         self._start = start
@@ -85,7 +87,7 @@ class SnapshotInstall:
         def checked(error: BaseException | None) -> None:
             if self._failed(error):
                 return
-            if self._found is None or self._found.head.position < self._start:
+            if self._found is None:
                 then(f"the snapshot that came is not whole, or older than the log at {self._start}")
                 return
             self._log.ends_at(self._start)
@@ -131,11 +133,14 @@ class SnapshotInstall:
         self._file.sync()
         self._file.close()
         self._disk.sync_folder(self._folder)
-        self._found = read_snapshot(self._disk, self._path)
+        found = read_snapshot(self._disk, self._path)
+        if found is not None and found.head.position >= self._start:
+            self._log_starts_at(self._start)  # durable, before it does
+            self._found = found
 
     def _restore(self, snapshot: Snapshot) -> Iterator[None]:
         by_number = {table.table_number: table for table in self._tables}
-        for at, (number, content) in enumerate(snapshot.pieces):
+        for at, (number, content) in enumerate(snapshot.pieces()):
             if number in by_number:
                 by_number[number].restore(content)
             if at % _PIECES_PER_STEP == 0:

@@ -36,6 +36,8 @@ class SnapshotKeeper:
         self.before: Callable[[], None] = lambda: None  # makes records of what is none yet
         # Told position and state hash of each that was made while the broker runs.
         self.on_finished: Callable[[int, int], None] = lambda position, state_hash: None
+        # Makes durable where the log will start, before it is begun anew with another's snapshot.
+        self.log_starts_at: Callable[[int], None] = lambda position: None
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
         self._kept: list[int] = []
@@ -94,6 +96,7 @@ class SnapshotKeeper:
             start=start,
             housekeeper=self._flusher,
             flusher=flusher,
+            log_starts_at=self.log_starts_at,
             restored=restored,
             on_failure=on_failure,
         )

@@ -16,6 +16,7 @@ from popmq.common.message import HEADER_SIZE, RecordKind, peek_message
 
 UNIT = struct.Struct(">QIQ")
 UNIT_SIZE = UNIT.size
+_CHECKED = struct.Struct(">2x18s")  # of a unit, what its check is over
 POSITION_LIMIT = 1 << 48
 _POSITION_MASK = POSITION_LIMIT - 1
 _BLANK = UNIT.pack(0, 1, 0)
@@ -62,14 +63,13 @@ def intact_units(data: bytes, seed: int, offset: int) -> list[Unit | None]:
     In one go, because this runs for all that is delivered.
     """
     found: list[Unit | None] = []
-    make, at = tuple.__new__, 0
-    for marked, size, tag_hash in UNIT.iter_unpack(data):
-        check = crc_hqx(data[at + 2 : at + UNIT_SIZE], seed ^ (offset & 0xFFFF))
-        if size and marked >> 48 == check:
+    make, first = tuple.__new__, offset
+    both = zip(UNIT.iter_unpack(data), _CHECKED.iter_unpack(data), strict=True)
+    for (marked, size, tag_hash), (rest,) in both:
+        if size and marked >> 48 == crc_hqx(rest, seed ^ (offset & 0xFFFF)):
             found.append(make(Unit, (marked & _POSITION_MASK, size, tag_hash)))
         else:
-            found.append(intact_unit(data, at, seed, offset))
-        at += UNIT_SIZE
+            found.append(intact_unit(data, (offset - first) * UNIT_SIZE, seed, offset))
         offset += 1
     return found
 

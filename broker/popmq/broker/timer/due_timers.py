@@ -4,6 +4,7 @@ A slot is loaded ahead of its time, in slices, so that two million timers in one
 stop the loop.  What arrives for a slot that is loaded, or was, joins it here.
 """
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -16,9 +17,12 @@ from popmq.common.config import TimerSettings
 
 LOOK_MS = 60_000
 UNITS_PER_MS = 50  # that are loaded, beside other work
+# What the kernel dropped comes from the disk in this time, bodies too; some 200 B for a timer.
+EARLY_MS, EARLY_TIMERS = 5_000, 100_000
 _TOUCHED = 128  # bodies fetched ahead at once
 _TOUCH_LIMIT = 100_000  # and that are noted for it
 # A timer as one number: due time, identity (48 bits), size and topic (32 bits each), from the top.
+_new = tuple.__new__  # half of what calling a named tuple costs
 _REST_BITS, _SIZE_BITS, _IDENTITY_BITS = 64, 32, 48
 _32_MASK, _IDENTITY_MASK = (1 << 32) - 1, (1 << _IDENTITY_BITS) - 1
 
@@ -142,8 +146,10 @@ class DueTimers:
             else:
                 self.add(due.due_ms, due.identity, due.unit, due.topic_id)
 
-    def ended(self, due: Due) -> None:
-        self._moved.pop(due.identity, None)
+    def ended(self, dues: Iterable[Due]) -> None:
+        if self._moved:
+            for due in dues:
+                self._moved.pop(due.identity, None)
 
     def forget_over(self) -> None:
         """Drop the first ones as far as the log says that they are over."""
@@ -189,8 +195,8 @@ class DueTimers:
             identity, due_ms = rest & _IDENTITY_MASK, rest >> _IDENTITY_BITS
             if (due_ms, identity) > over and not is_cancelled(identity):
                 over = due_ms, identity
-                unit = moved.get(identity) or Unit(identity, size, 0)
-                found.append(Due(due_ms, identity, unit, key & _32_MASK, False))
+                unit = moved.get(identity) or _new(Unit, (identity, size, 0))
+                found.append(_new(Due, (due_ms, identity, unit, key & _32_MASK, False)))
         return found
 
     def _open_next(self, now_ms: int, window_end_ms: int) -> None:
@@ -205,7 +211,10 @@ class DueTimers:
             self.loaded_until = self.ready_until = max(self.loaded_until, begun)
             return
         slot = self._files.slot(slot_ms, wait=False)
-        lead_ms = min(self._look_ms, self._slot_ms + slot.num // UNITS_PER_MS)
+        lead_ms = self._slot_ms + slot.num // UNITS_PER_MS
+        if len(self._heap) + slot.num <= EARLY_TIMERS:
+            lead_ms = max(lead_ms, EARLY_MS)
+        lead_ms = min(self._look_ms, lead_ms)
         if slot_ms - lead_ms > now_ms and slot_ms >= self._load_now_ms:
             self.loaded_until = self.ready_until = max(self.loaded_until, min(slot_ms, begun))
             return
@@ -215,17 +224,22 @@ class DueTimers:
 
     def _take_units(self, limit: int) -> int:
         taken = 0
-        while self._units and taken < limit:
-            unit = self._units.pop()
+        units, cursor, is_cancelled = self._units, self._state.cursor, self._state.is_cancelled
+        room = _TOUCH_LIMIT - len(self._to_touch)
+        while units and taken < limit:
+            unit = units.pop()
             taken += 1
-            pending = (unit.due_ms, unit.identity) > self._state.cursor
-            if not pending or self._state.is_cancelled(unit.identity):
+            _, roll, _, position, size, topic_id, due_ms, identity, _ = unit
+            if (due_ms, identity) <= cursor:
                 continue
-            if unit.roll:
+            if roll:
                 self.rolled.append(unit)
                 continue
-            body = Unit(unit.position, unit.size, 0)
-            self.add(unit.due_ms, unit.identity, body, unit.topic_id)
-            if len(self._to_touch) < _TOUCH_LIMIT:
+            if is_cancelled(identity):
+                continue
+            body = _new(Unit, (position, size, 0))
+            self.add(due_ms, identity, body, topic_id)
+            if room > 0:
                 self._to_touch.append(body)
+                room -= 1
         return taken

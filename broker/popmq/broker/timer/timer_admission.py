@@ -1,10 +1,11 @@
 """Which timers are taken, and when they are due: horizon, spread, and a bound per slot."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from zlib import crc32
 
 from popmq.broker.store.message_store import MessageStore
+from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue
 from popmq.broker.timer.timer_state import Timer, TimerState
@@ -25,6 +26,7 @@ class TimerAdmission:
         queue: TimerQueue,
         state: TimerState,
         files: TimerFiles,
+        enqueue: TimerEnqueue,
         settings: TimerSettings,
         *,
         wall_ms: Callable[[], int],
@@ -36,9 +38,11 @@ class TimerAdmission:
         self._queue = queue
         self._state = state
         self._files = files
+        self._enqueue = enqueue
         self._settings = settings
         self._wall_ms = wall_ms
-        self._counts: OrderedDict[int, dict[int, int]] = OrderedDict()  # slot -> topic -> timers
+        self._counts: OrderedDict[int, Counter[int]] = OrderedDict()  # slot -> topic -> timers
+        self._counted_far = False  # the counts have all that is due in the slot
         self.refused = 0
         self.spread = 0
 
@@ -97,8 +101,8 @@ class TimerAdmission:
         at_ms = due_ms
         while at_ms <= last_ms:
             counts = self._counted(at_ms - at_ms % slot_ms)
-            if counts.get(topic_id, 0) < limit:
-                counts[topic_id] = counts.get(topic_id, 0) + 1
+            if counts[topic_id] < limit:
+                counts[topic_id] += 1
                 self.spread += at_ms != due_ms
                 return at_ms
             at_ms += slot_ms - at_ms % slot_ms
@@ -108,36 +112,49 @@ class TimerAdmission:
             "more are taken (timer.slot_limit): choose another time, or a spread"
         )
 
-    def _counted(self, slot_ms: int) -> dict[int, int]:
-        """Timers of the slot by topic; counted from its units when it comes up first."""
+    def _counted(self, slot_ms: int) -> Counter[int]:
+        """How many timers of each topic are due in the slot; counted when it comes up first."""
+        far = self._enqueue.far
+        if far.complete and not self._counted_far:
+            self._counts.clear()
+        elif not far.complete and slot_ms >= self._enqueue.window_end_ms:
+            raise TooManyRequests(
+                "the timers beyond the wheel's window are counted since the start "
+                "(timer.slot_limit): try again"
+            )
+        self._counted_far = far.complete
         counts = self._counts.get(slot_ms)
         if counts is None:
-            counts = {}
-            try:
-                for units in self._files.read_slot(slot_ms, wait=False):
-                    for unit in units:
-                        if not unit.roll:
-                            counts[unit.topic_id] = counts.get(unit.topic_id, 0) + 1
-            except ColdRead as cold:
-                warm = cold.warm
-                self._store.readers.submit(lambda: _do(warm), lambda error: None)
-                raise TooManyRequests(
-                    "the timers of that slot are read from the disk: try again"
-                ) from None
-            except TimerDamaged as damage:
-                self._on_damage(damage)
-                raise TooManyRequests(
-                    "the timer wheel is damaged, and is made anew: try again"
-                ) from None
-            for timer in self._queue.not_enqueued():
-                if timer.due_ms - timer.due_ms % self._settings.slot_ms == slot_ms:
-                    counts[timer.topic_id] = counts.get(timer.topic_id, 0) + 1
-            self._counts[slot_ms] = counts
+            counts = self._counts[slot_ms] = Counter(self._due_in(slot_ms).values())
             if len(self._counts) > _COUNTED_SLOTS:
                 self._counts.popitem(last=False)
         else:
             self._counts.move_to_end(slot_ms)
         return counts
+
+    def _due_in(self, slot_ms: int) -> dict[int, int]:
+        """The topics of the timers that are due in the slot, by identity: retention gives one whose
+        body moves another unit."""
+        slot_size_ms = self._settings.slot_ms
+        topics = dict(self._enqueue.far.due_in(slot_ms))
+        try:
+            for units in self._files.read_slot(slot_ms, wait=False):
+                topics.update((unit.identity, unit.topic_id) for unit in units if not unit.roll)
+        except ColdRead as cold:
+            warm = cold.warm
+            self._store.readers.submit(lambda: _do(warm), lambda error: None)
+            raise TooManyRequests(
+                "the timers of that slot are read from the disk: try again"
+            ) from None
+        except TimerDamaged as damage:
+            self._on_damage(damage)
+            raise TooManyRequests(
+                "the timer wheel is damaged, and is made anew: try again"
+            ) from None
+        for timer in self._queue.not_enqueued():
+            if timer.due_ms - timer.due_ms % slot_size_ms == slot_ms:
+                topics[timer.identity] = timer.topic_id
+        return topics
 
 
 def _do(warm: Callable[[], object]) -> None:

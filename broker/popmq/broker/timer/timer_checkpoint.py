@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
+from popmq.broker.store.store_metrics import Lived
 from popmq.common.disk import Disk
 
 FILE_BYTES = 4096
@@ -29,9 +30,14 @@ class TimerCheckPoint:
     queue_offset: int = 0
     master_offset: int = 0
     epoch: int = 0
-    wall_ms: int = 0
+    log_ms: int = 0
     counter: int = 0
     early_ms: int = 0  # the latest slot with timers that are due before it
+
+    @property
+    def lived(self) -> Lived:
+        """When its master still lived."""
+        return Lived(self.epoch, self.log_ms)
 
     def encode(self) -> bytes:
         body = _BODY.pack(
@@ -40,7 +46,7 @@ class TimerCheckPoint:
             self.queue_offset,
             self.master_offset,
             self.epoch,
-            self.wall_ms,
+            self.log_ms,
             self.counter,
             self.early_ms,
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.due_timers import DueTimers
+from popmq.broker.timer.far_timers import FarTimers
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_queue import Entry, TimerQueue
 from popmq.broker.timer.timer_state import Timer, TimerState
@@ -35,6 +36,7 @@ class TimerEnqueue:
         self._window = window(settings.wheel_slots)
         self._wall_ms = wall_ms
         self.judging = True  # off on a slave: records say what the master judged, and when
+        self.far = FarTimers(files, settings, lambda: self.base_ms)
         self.curr_queue_offset = 0
         self.commit_queue_offset = 0  # records below it are in the files
         self.base_ms = 0
@@ -52,6 +54,7 @@ class TimerEnqueue:
         self.base_ms = self._closing_ms = base_ms
         self._fire_from = self._queue.count
         self.caught_up_ms = self._wall_ms()
+        self.far.begin()
 
     @property
     def caught_up(self) -> bool:
@@ -98,13 +101,18 @@ class TimerEnqueue:
     def judge_until(self, offset: int) -> None:
         """At recovery: a firing says that the records below `offset` were enqueued before it."""
         state = self._state
-        state.skip(min(offset, self._queue.queue.min_offset))
+        self.skip_gone(offset)
         while state.judged < offset:
             entries = self._queue.read(state.judged, min(_BATCH, offset - state.judged))
             if not entries:
                 break  # below an index that is built anew: retention has had them
             for entry in entries:
                 self._judge(entry)
+
+    def skip_gone(self, offset: int) -> None:
+        """Of the records below `offset` retention took some: they were judged before that."""
+        gone = min(offset, self._queue.queue.min_offset)
+        self._state.skip(gone, log_start=self._queue.log_start)
 
     def _enqueue(self, entry: Entry) -> None:
         timer, state = entry.timer, self._state
@@ -116,7 +124,7 @@ class TimerEnqueue:
             return
         if entry.offset >= self.commit_queue_offset:
             # Over or not: what ended it may not be confirmed, and a crash may take that back.
-            self._place(timer)
+            self._place(timer, known=entry.moved)
         if self.judging and entry.offset >= state.judged:
             known = timer.identity in state.late
             self._judge(entry)
@@ -129,8 +137,11 @@ class TimerEnqueue:
         else:
             self._state.judge(entry.timer, moved=entry.moved)
 
-    def _place(self, timer: Timer) -> None:
-        """Into its slot; one that is loaded already takes it at once, too."""
+    def _place(self, timer: Timer, *, known: bool) -> None:
+        """Into its slot; one that is loaded already takes it at once, too.
+
+        A timer that is `known` may have had a unit that rolls.
+        """
         slot_ms = timer.due_ms - timer.due_ms % self._slot_ms
         ahead = (slot_ms - self.base_ms) // self._slot_ms
         roll = ahead >= self._window
@@ -153,6 +164,10 @@ class TimerEnqueue:
         if not roll and slot_ms < self._due.loaded_until:
             unit = Unit(timer.position, timer.size, 0)
             self._due.add(timer.due_ms, timer.identity, unit, timer.topic_id)
+        if roll:
+            self.far.add(timer.due_ms, timer.identity, timer.topic_id)
+        elif known:
+            self.far.remove(timer.due_ms, timer.identity)
 
     def _roll(self, limit: int) -> int:
         """Units that were met before their due slot go on; the record stays where it is."""
@@ -162,9 +177,12 @@ class TimerEnqueue:
             if unit.position < self._queue.log_start:
                 # Its body moved, and has another unit, or is about to get it.
                 self._fire_from = self._queue.count
-            elif not self._state.is_cancelled(unit.identity):
+            elif self._state.is_cancelled(unit.identity):
+                self.far.remove(unit.due_ms, unit.identity)
+            else:
                 self._place(
-                    Timer(unit.due_ms, unit.identity, unit.position, unit.size, unit.topic_id, 0)
+                    Timer(unit.due_ms, unit.identity, unit.position, unit.size, unit.topic_id, 0),
+                    known=True,
                 )
             self._due.rolled.pop()
             self.rolled += 1

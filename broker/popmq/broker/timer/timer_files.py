@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from popmq.broker.store.mapped_file import MappedFile
+from popmq.broker.store.mapped_file import MappedFile, Synced
 from popmq.broker.timer.timer_checkpoint import (
     TimerCheckPoint,
     read_checkpoint,
@@ -39,7 +39,7 @@ class Cursors(NamedTuple):
     queue_offset: int = 0
     master_offset: int = 0
     epoch: int = 0
-    wall_ms: int = 0
+    log_ms: int = 0  # 0: something is not confirmed yet
 
 
 class _DiskFull(OSError):
@@ -201,6 +201,18 @@ class TimerFiles:
         """
         return self._log.chain(self._wheel.get(time_ms, wait=wait), wait=wait)
 
+    @property
+    def log_start(self) -> int:
+        return self._log.start
+
+    @property
+    def log_end(self) -> int:
+        return self._log.end
+
+    def units_before(self, position: int, limit: int) -> tuple[list[TimerUnit], int]:
+        """Units of all slots, over or not: as `TimerLog.units_before`."""
+        return self._log.units_before(position, limit)
+
     def clear_slot(self, time_ms: int) -> None:
         """The slot is over: all its timers fired or moved on, and that is confirmed."""
         self._wheel.clear(time_ms)
@@ -290,7 +302,7 @@ class TimerFiles:
             queue_offset=cursors.queue_offset,
             master_offset=cursors.master_offset,
             epoch=cursors.epoch,
-            wall_ms=cursors.wall_ms,
+            log_ms=cursors.log_ms,
             early_ms=self.early_ms,
         )
 
@@ -299,7 +311,7 @@ class TimerFiles:
         return replace(checkpoint, counter=self.checkpoint.counter + 1)
 
     def _write(
-        self, files: Sequence[MappedFile], taken: Mapping[int, Held | None], made: TimerCheckPoint
+        self, files: Sequence[Synced], taken: Mapping[int, Held | None], made: TimerCheckPoint
     ) -> None:
         """The documented order; the log was written. On the flusher while the broker runs."""
         for file in files:
@@ -318,10 +330,11 @@ class TimerFiles:
             while replaced:
                 replaced[0].delete()
                 del replaced[0]
-            known, over_ms = self.checkpoint, self._over_ms
-            made = self._next(TimerCheckPoint(last_read_ms=over_ms, epoch=known.epoch))
-            write_checkpoint(self._disk, self._path, made)
-            self.checkpoint = made
+            made = TimerCheckPoint(last_read_ms=self._over_ms, epoch=self.checkpoint.epoch)
+            for _ in range(2):  # over both copies: should one be damaged, the other counts
+                following = self._next(made)
+                write_checkpoint(self._disk, self._path, following)
+                self.checkpoint = following
             self._wheel.begin_file()
 
     def _done(self, error: BaseException | None) -> None:

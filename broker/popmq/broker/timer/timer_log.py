@@ -5,10 +5,12 @@ once.  Each unit leads to the one before it in its slot; a chain only goes down.
 in memory until `flush` (docs/concepts/timer.md).
 """
 
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 
-from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
+from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue, Synced
 from popmq.broker.timer.timer_unit import (
     BLANK_SIZE,
     UNIT_SIZE,
@@ -20,10 +22,15 @@ from popmq.broker.timer.timer_unit import (
     intact_unit,
 )
 from popmq.broker.timer.timer_wheel import Slot
-from popmq.common.disk import Disk
+from popmq.common.disk import ColdRead, Disk
 from popmq.common.errors import StoreDamaged
 
 _BLOCK_BYTES = 32 * UNIT_SIZE
+_PREV = struct.Struct(">q")
+_PREV_AT = 4
+# One trip of a thread that waits: others wait behind it.
+_TRIP_READS, _TRIP_BYTES = 256, 8 << 20
+_LEAST_BYTES, _MOST_BYTES = 2 * _BLOCK_BYTES, 160 * _BLOCK_BYTES
 _BLOCKS = 256
 _PIECE_BYTES = 16384 * UNIT_SIZE
 _SLICE_UNITS = 512
@@ -38,7 +45,9 @@ class TimerLog:
         self._segment_bytes = segment_bytes
         self._slot_ms = slot_ms
         self._blank_at = (segment_bytes - BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE
-        self._files = MappedFileQueue(disk, folder, segment_bytes=segment_bytes, preallocate=False)
+        self._files = MappedFileQueue(
+            disk, folder, segment_bytes=segment_bytes, preallocate=False, names_later=True
+        )
         self._tail = bytearray()
         self._written = 0
         self._next_blank = self._blank_at  # position of the newest segment's blank
@@ -133,7 +142,7 @@ class TimerLog:
     def unwritten_bytes(self) -> int:
         return len(self._tail)
 
-    def flush(self) -> list[MappedFile]:
+    def flush(self) -> list[Synced]:
         """Write what is in memory to the files (page cache); returns what is to be synced.
 
         OSError when the disk is full; what was not written stays in memory.
@@ -144,17 +153,71 @@ class TimerLog:
             file.write(self._written, [piece])
             del self._tail[: len(piece)]
             self._written += len(piece)
-        return [file for file in self._files if file.end > self.synced]
+        return [*(file for file in self._files if file.end > self.synced), *self._files.names]
 
     # -- out
 
     def unit(self, position: int, *, wait: bool = True) -> TimerUnit:
         """TimerDamaged when none stands there; with `wait` off ColdRead instead of waiting."""
-        data, offset = self._bytes_at(position, wait)
+        data, offset = self.bytes_at(position, wait=wait)
+        return self.unit_in(data, offset, position)
+
+    def unit_in(self, data: bytes | bytearray, offset: int, position: int) -> TimerUnit:
+        """The unit at `position`, which is at `offset` of what `bytes_at` gave."""
         unit = intact_unit(data, offset, position, self._slot_ms)
         if unit is None:
             raise TimerDamaged(f"{self._folder}: the unit at {position} is not what was written")
         return unit
+
+    def bytes_at(self, position: int, *, wait: bool) -> tuple[bytes | bytearray, int]:
+        """Bytes that hold the unit at `position`, and where in them it is."""
+        if position >= self._written:
+            return self._tail, position - self._written
+        offset = position % self._segment_bytes % _BLOCK_BYTES
+        start = position - offset
+        block = self._blocks.get(start)
+        if block is not None and len(block) >= offset + UNIT_SIZE:
+            self._blocks.move_to_end(start)
+            return block, offset
+        place = start % self._segment_bytes
+        size = min(_BLOCK_BYTES, self._blank_at - place, self._written - start)
+        block = self._blocks[start] = self._from_files(start, size, wait)
+        self._blocks.move_to_end(start)
+        if len(self._blocks) > _BLOCKS:
+            self._blocks.popitem(last=False)
+        return block, offset
+
+    def fetch(self, position: int, count: int) -> None:
+        """Bring up to `count` units of a chain into memory, from the one at `position` down.
+
+        On a thread that may wait.  A chain goes down, where no kernel reads ahead: as long as it
+        stays near, each read is twice the one before.  It judges nothing; who reads the units
+        does, and asks again where one trip was not enough.
+        """
+        begin = end = position
+        data, size, left = b"", 0, _TRIP_BYTES
+        for _ in range(_TRIP_READS):
+            near = begin - position <= size
+            size = min(2 * size, _MOST_BYTES) if size and near else _LEAST_BYTES
+            begin, end = self._piece(position, size)
+            file = self._files.at(position)
+            data = file.read(begin, end - begin) if file is not None else b""
+            left -= len(data)
+            while begin <= position and position - begin + UNIT_SIZE <= len(data):
+                (prev,) = _PREV.unpack_from(data, position - begin + _PREV_AT)
+                count -= 1
+                if count <= 0 or not 0 <= prev < position:
+                    return
+                position = prev
+            if position >= begin or left <= 0:
+                return  # what is not there cannot be waited for
+
+    def _piece(self, position: int, size: int) -> tuple[int, int]:
+        """Whole blocks of one segment, of which the last one holds `position`."""
+        start = position - position % self._segment_bytes
+        offset = (position - start) // _BLOCK_BYTES * _BLOCK_BYTES
+        end = min(start + offset + _BLOCK_BYTES, start + self._blank_at, self._written)
+        return max(start, start + offset + _BLOCK_BYTES - size), end
 
     def chain(self, slot: Slot, *, wait: bool = True, limit: int = _SLICE_UNITS) -> "Chain":
         """The units of a slot, newest first."""
@@ -185,6 +248,33 @@ class TimerLog:
                 self.scanned = position + UNIT_SIZE
                 yield position, unit
                 position += UNIT_SIZE
+
+    def units_before(self, position: int, limit: int) -> tuple[list[TimerUnit], int]:
+        """Some `limit` intact units below `position`, of all slots, newest first; and where to go
+        on.  Fewer, or none, do not say that it is the end: that is at `start`.
+
+        Raises ColdRead: call again.
+        """
+        found: list[TimerUnit] = []
+        while len(found) < limit and position > self.start:
+            before = position - 1
+            blank = before - before % self._segment_bytes + self._blank_at
+            before = min(before, blank - 1)
+            before -= before % self._segment_bytes % UNIT_SIZE
+            try:
+                data, offset = self.bytes_at(before, wait=False)
+            except ColdRead:
+                if found:
+                    break
+                begin, end = self._piece(before, _MOST_BYTES)
+                raise ColdRead(partial(self._from_files, begin, end - begin, True)) from None
+            begin = before - offset
+            position = max(begin, before - before % self._segment_bytes)
+            for at in range(before, position - 1, -UNIT_SIZE):
+                unit = intact_unit(data, at - begin, at, self._slot_ms)
+                if unit is not None:
+                    found.append(unit)
+        return found, position
 
     # -- recovery and cleaning
 
@@ -253,24 +343,6 @@ class TimerLog:
         data = self._from_files(position, BLANK_SIZE, True)
         return intact_blank(data, position, self._segment_bytes - self._blank_at)
 
-    def _bytes_at(self, position: int, wait: bool) -> tuple[bytes | bytearray, int]:
-        """Bytes that hold the unit at `position`, and where in them it is."""
-        if position >= self._written:
-            return self._tail, position - self._written
-        offset = position % self._segment_bytes % _BLOCK_BYTES
-        start = position - offset
-        block = self._blocks.get(start)
-        if block is not None and len(block) >= offset + UNIT_SIZE:
-            self._blocks.move_to_end(start)
-            return block, offset
-        place = start % self._segment_bytes
-        size = min(_BLOCK_BYTES, self._blank_at - place, self._written - start)
-        block = self._blocks[start] = self._from_files(start, size, wait)
-        self._blocks.move_to_end(start)
-        if len(self._blocks) > _BLOCKS:
-            self._blocks.popitem(last=False)
-        return block, offset
-
     def _from_files(self, position: int, size: int, wait: bool) -> bytes:
         file = self._files.at(position)
         if file is None:
@@ -297,15 +369,29 @@ class Chain:
         if self._left == 0:
             raise StopIteration
         found: list[TimerUnit] = []
-        log, wait, time_ms = self._log, self._wait, self._slot.time_ms
+        log, time_ms, first = self._log, self._slot.time_ms, self._slot.first
         position, left = self._next, self._left
+        begin = end = 0  # of the bytes at hand: the unit before is mostly among them
         for _ in range(min(self._limit, left)):
-            unit = log.unit(position, wait=wait)
+            if not begin <= position <= end - UNIT_SIZE:
+                data, offset = self._bytes_at(position, left)
+                begin, end = position - offset, position - offset + len(data)
+            unit = log.unit_in(data, position - begin, position)
             left -= 1
-            is_right = unit.slot_time_ms == time_ms and unit.prev < position
-            if not is_right or (left == 0) != (position == self._slot.first):
+            prev = unit.prev
+            if (
+                unit.slot_time_ms != time_ms
+                or prev >= position
+                or (not left) != (position == first)
+            ):
                 raise TimerDamaged(f"the chain of slot {time_ms} breaks at {position}")
             found.append(unit)
-            position = unit.prev
+            position = prev
         self._next, self._left = position, left
         return found
+
+    def _bytes_at(self, position: int, left: int) -> tuple[bytes | bytearray, int]:
+        try:
+            return self._log.bytes_at(position, wait=self._wait)
+        except ColdRead:  # not block by block: what is left of the chain is fetched at once
+            raise ColdRead(partial(self._log.fetch, position, left)) from None

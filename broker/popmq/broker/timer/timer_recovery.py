@@ -40,12 +40,15 @@ def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
 
 def _revise(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered:
     """Count the units that the wheel does not know. The last one may have rolled, and be of an
-    older record than the newest."""
+    older record than the newest.  Raises TimerDamaged."""
     vouched, over_ms = checkpoint.log_position, checkpoint.last_read_ms
     unit, newest, early_ms = None, None, 0
     for position, unit in log.scan(log.segment_before(vouched)):
         newest = unit.position if newest is None else max(newest, unit.position)
         if unit.slot_time_ms < over_ms:
+            if position >= vouched:
+                # Of a wheel that was turned back, whose checkpoint never came to be.
+                raise TimerDamaged(f"the unit at {position} came into a slot that was over")
             continue
         if unit.due_ms < unit.slot_time_ms:
             early_ms = max(early_ms, unit.slot_time_ms)

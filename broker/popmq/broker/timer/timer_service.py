@@ -6,14 +6,17 @@ delivery and moves the cursor, so a timer fires once whatever crashes.
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.store.copies import Copy
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.cold_parts import ColdParts
 from popmq.broker.timer.due_timers import Due, DueTimers
 from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
@@ -23,6 +26,7 @@ from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.common import topics
 from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
+from popmq.common.expiry import without_deadline
 from popmq.common.message import Header, RecordKind, Stamp, StoredMessage
 from popmq.common.observe import Histogram
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
@@ -30,7 +34,10 @@ from popmq.common.timer_token import FiringToken, Outcome, TimerToken
 logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
-_BATCH = 64
+# And so many: what one group commit confirms is entered into queues and key index in one turn of
+# the loop, some 4 us each.
+_FIRINGS_LIMIT = 4_096
+_BATCH = 256
 LATENESS_MS = (5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
 _TURN_BACK_MS = 600_000  # ahead of the clock by more, the wheel is made anew where the clock is
 
@@ -53,7 +60,8 @@ class TimerService:
         self._slot_ms = settings.slot_ms
         self._wall_ms = wall_ms
         self._boot_ms = boot_ms
-        self._begun = self._warming = False
+        self._begun = False
+        self.cold = ColdParts(store)
         self._over = (0, 0)  # slots before this time are over, once the log is confirmed to there
         self._last_read_ms = 0
         self._look_until = (-1, 0)  # position of a body that is gone, offset in the queue
@@ -67,12 +75,13 @@ class TimerService:
         self.masters_read_ms = self.masters_offset = 0
         # Of one step: records, units, firings.
         self.enqueue_limit, self.load_limit, self.fire_limit = 512, 1_024, 256
+        self.load_limit_beside = 256  # while others are due, and it is early enough
         self.fired = 0
         self.dead_lettered = 0
         self.lost = 0
         self.rebuilds = 0
         self.turned_back = 0
-        self.lateness = Histogram(LATENESS_MS)
+        self.lateness = Histogram(LATENESS_MS, divisor=1_000)
 
     # -- start and stop
 
@@ -93,7 +102,8 @@ class TimerService:
             in_files = 0
         in_files = min(max(in_files, queue.min_offset), count)
         if self.firing:
-            self._begin(min(in_files, max(self.state.judged, queue.min_offset)), in_files)
+            self.enqueue.skip_gone(count)
+            self._begin(min(in_files, self.state.judged), in_files)
         else:
             self._begin(in_files, in_files)
 
@@ -101,8 +111,8 @@ class TimerService:
         """From now on this broker judges and fires, as after a start."""
         self.firing = self.enqueue.judging = True
         in_files = self.enqueue.commit_queue_offset
-        judged = max(self.state.judged, self.queue.queue.min_offset)
-        self._begin(min(in_files, judged), in_files)
+        self.enqueue.skip_gone(self.queue.count)
+        self._begin(min(in_files, self.state.judged), in_files)
 
     def follow(self) -> None:
         """Before `recover`: on a slave."""
@@ -143,9 +153,11 @@ class TimerService:
 
     def cursors(self) -> Cursors:
         """What a checkpoint of this moment may say."""
-        enqueued = self.enqueue.commit_queue_offset
+        store, enqueued = self._store, self.enqueue.commit_queue_offset
         masters = enqueued if self.firing else self.masters_offset
-        return Cursors(self._last_read_ms, enqueued, masters, self._store.epoch, self._wall_ms())
+        # That it lived says that it has answered, but for what waits for a disk (EpochStart).
+        log_ms = store.log_ms() if store.confirmed == store.end else 0
+        return Cursors(self._last_read_ms, enqueued, masters, store.epoch, log_ms)
 
     def hear_master(self, last_read_ms: int, queue_offset: int) -> None:
         """On a slave: the master's TimerCheckPoint; an older one says nothing."""
@@ -157,25 +169,11 @@ class TimerService:
     def step(self) -> int:
         """One round of enqueue, load and fire; returns how much was done."""
         done = self._files.step(self._boot_ms(), self.cursors)
-        if self._warming:
-            return done
         if self.firing and self.enqueue.base_ms - self._wall_ms() > _TURN_BACK_MS:
             self._turn_back()
         try:
-            done += self.enqueue.step(self.enqueue_limit)
-            if self.firing and self.enqueue.caught_up and not self.due.rolled:
-                window_end_ms = self.enqueue.window_end_ms
-                done += self.due.load(self._wall_ms(), self.load_limit, window_end_ms)
-            if self.firing and self.enqueue.caught_up and self.due.begun and not self.due.rolled:
-                done += self._fire(self.fire_limit)
-            if self.firing and self.enqueue.caught_up:
-                done += self._mark_over(self._wall_ms())
-            if self.firing:
-                self._touch()
-            else:
-                done += self._turn()
-        except ColdRead as cold:
-            self._warm(cold)
+            done += self.cold.run("enqueue", partial(self.enqueue.step, self.enqueue_limit))
+            done += self._step_firing() if self.firing else self.cold.run("turn", self._turn)
         except TimerDamaged as damage:
             self.rebuild(damage)
             done += 1
@@ -209,9 +207,8 @@ class TimerService:
         return max(0, self._wall_ms() - min(times)) if self.firing else 0
 
     def end(self, due: Due, offset: int, outcome: Outcome) -> FiringToken:
-        return FiringToken(
-            due.topic_id, due.due_ms, due.identity, self.state.judged, offset, due.late, outcome
-        )
+        due_ms, identity, _, topic_id, late = due
+        return FiringToken(topic_id, due_ms, identity, self.state.judged, offset, late, outcome)
 
     def is_firing(self, identity: int) -> bool:
         """Whether its firing waits to be confirmed: no lookup finds the message yet."""
@@ -226,11 +223,36 @@ class TimerService:
 
     # -- inside
 
+    def _step_firing(self) -> int:
+        """Of the parts only the one waits whose bytes are cold: what comes into memory ahead of its
+        time holds up nothing that is due."""
+        done, run = 0, self.cold.run
+        if self.enqueue.caught_up and not self.due.rolled:
+            done += run("load", self._load)
+        if self.enqueue.caught_up and self.due.begun and not self.due.rolled:
+            done += run("fire", partial(self._fire, self.fire_limit))
+        if self.enqueue.caught_up:
+            done += run("over", lambda: self._mark_over(self._wall_ms()))
+            done += run("far", self.enqueue.far.step)
+        return done + run("touch", self._touch)
+
+    def _load(self) -> int:
+        now_ms = self._wall_ms()
+        return self.due.load(now_ms, self._load_slice(now_ms), self.enqueue.window_end_ms)
+
+    def _load_slice(self, now_ms: int) -> int:
+        """Timers that are due are not to wait for those of a slot that comes."""
+        due_ms = self.due.next_due_ms
+        early = self.due.ready_until - now_ms > self._slot_ms // 2
+        beside = early and due_ms is not None and due_ms <= now_ms
+        return min(self.load_limit, self.load_limit_beside) if beside else self.load_limit
+
     def _fire(self, limit: int) -> int:
         fired = 0
         store = self._store
         while self._firing and self._firing[0][0] < store.confirmed:
             self._firing.popleft()
+        limit = min(limit, _FIRINGS_LIMIT - len(self._firing))
         while fired < limit and self._has_room:
             batch = self.due.take(self._wall_ms(), min(_BATCH, limit - fired))
             units = [one.unit for one in batch]
@@ -243,9 +265,12 @@ class TimerService:
                 messages = store.reader.read(units, wait=False)
             except ColdRead:
                 self.due.put_back(batch)
+                store.reader.touch(units)  # all of them in one go
                 raise
             stamp = store.stamp()
-            for at, message in enumerate(messages):
+            plain = self._fire_plain(batch, messages, stamp)
+            fired += plain
+            for at, message in enumerate(messages[plain:], plain):
                 damaged = isinstance(message, DamagedMessage)
                 waits = damaged and self._may_have_moved(batch[at].unit.position)
                 if waits or not self._has_room:
@@ -255,6 +280,37 @@ class TimerService:
                     stamp = store.stamp()  # of other records meanwhile: log time never goes back
                 fired += 1
         return fired
+
+    def _fire_plain(
+        self, batch: list[Due], messages: list[StoredMessage | DamagedMessage], stamp: Stamp
+    ) -> int:
+        """Fire the first ones in one go, up to one that does not go to its topic just so."""
+        if not self._store.guard.copies_unlimited:
+            return 0
+        room = _STEP_BYTES - self._store.pending_bytes
+        copies: list[Copy] = []
+        topic_by_id = self._registry.topic_by_id
+        for due, message in zip(batch, messages, strict=True):
+            if isinstance(message, DamagedMessage) or room <= 0:
+                break
+            header, _, _, token, head, properties = message
+            if not isinstance(token, TimerToken) or topic_by_id(token.topic_id) is None:
+                break
+            room -= due.unit.size
+            ending = self.end(due, header.queue_offset, Outcome.FIRED).encode()
+            topic_id, queue_id, tag_hash, *_ = token
+            copies.append(Copy(topic_id, queue_id, tag_hash, ending, head, properties))
+        if not copies:
+            return 0
+        positions = self._store.put_copies(copies, stamp)
+        fired = batch[: len(copies)]
+        self._firing += [(at, one.identity) for at, one in zip(positions, fired, strict=True)]
+        self.state.fired(fired)
+        self.due.ended(fired)
+        self.fired += len(fired)
+        for due_ms, times in Counter([one.due_ms for one in fired]).items():
+            self.lateness.observe(stamp.wall_ms - due_ms, times=times)
+        return len(fired)
 
     def _may_have_moved(self, position: int) -> bool:
         """Retention may have taken a body whose new record waits to be enqueued.
@@ -277,8 +333,9 @@ class TimerService:
             self._give_up(due)
             return False
         topic = self._registry.topic_by_id(token.topic_id)
-        outcome, queue_id = Outcome.FIRED, token.queue_id
+        outcome, queue_id, properties = Outcome.FIRED, token.queue_id, message.properties
         if topic is None:
+            properties = without_deadline(properties)
             outcome, queue_id = Outcome.DEAD_LETTERED, 0
             topic = self._registry.internal_topic(topics.TIMER_DLQ_TOPIC)
             stamp = self._store.stamp()
@@ -288,14 +345,14 @@ class TimerService:
             topic_id=topic.id,
             queue_id=queue_id,
             head=message.head,
-            properties=message.properties,
+            properties=properties,
             tag_hash=token.tag_hash,
             token=ending.encode(),
             stamp=stamp,
         )
         self._firing.append((self._store.last_position, due.identity))
         self.state.ended(ending)
-        self.due.ended(due)
+        self.due.ended([due])
         self.fired += 1
         self.lateness.observe(stamp.wall_ms - due.due_ms)
         return outcome is Outcome.FIRED
@@ -307,7 +364,7 @@ class TimerService:
         ending = self.end(due, 0, Outcome.LOST)
         self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
         self.state.ended(ending)
-        self.due.ended(due)
+        self.due.ended([due])
 
     def _turn(self) -> int:
         """On a slave the wheel turns as far as the master's did: slots of which all fired go, and
@@ -345,20 +402,13 @@ class TimerService:
             self._files.clear_slot(found)
             at_ms = self._last_read_ms = found + self._slot_ms
 
-    def _touch(self) -> None:
+    def _touch(self) -> int:
         """Bodies that are due soon come into memory before they are."""
         units = self.due.bodies_to_touch()
         if units:
             self._store.reader.touch(units)
             self.due.touched(len(units))
-
-    def _warm(self, cold: ColdRead) -> None:
-        self._warming = True
-
-        def done(error: BaseException | None) -> None:
-            self._warming = False  # an error shows again, at the read that waits
-
-        self._store.readers.submit(lambda: _read(cold), done)
+        return 0
 
     def _turn_back(self) -> None:
         """The clock was far ahead once: what comes now would all wait in memory, and in one slot
@@ -373,7 +423,3 @@ class TimerService:
     def _begin_anew(self) -> None:
         start = self.queue.queue.min_offset
         self._begin(start, start)
-
-
-def _read(cold: ColdRead) -> None:
-    cold.warm()

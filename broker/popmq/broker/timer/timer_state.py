@@ -6,7 +6,8 @@ of the log, judging what was enqueued when it was, has the same state.
 """
 
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -35,6 +36,19 @@ class Timer(NamedTuple):
     @property
     def key(self) -> tuple[int, int]:
         return self.due_ms, self.identity
+
+
+class Fired(Protocol):
+    """What the state has to know of a timer that fired."""
+
+    @property
+    def due_ms(self) -> int: ...
+    @property
+    def identity(self) -> int: ...
+    @property
+    def topic_id(self) -> int: ...
+    @property
+    def late(self) -> bool: ...
 
 
 class Watch(Protocol):
@@ -117,16 +131,23 @@ class TimerState:
         if known is None or known.position < timer.position:
             self.late[timer.identity] = timer
 
-    def skip(self, offset: int) -> None:
-        """Records below `offset` are not there any more, or their timers are over."""
-        self.judged = max(self.judged, offset)
+    def skip(self, offset: int, *, log_start: int = 0) -> None:
+        """Records below `offset` are not there any more, or their timers are over.
+
+        None of a position below `log_start` is judged again: recalls of them may be forgotten.
+        """
+        if offset > self.judged:
+            self.judged = offset
+            self._judged_position = max(self._judged_position, log_start - 1)
 
     def ended(self, token: FiringToken) -> None:
         """A timer fired, or came to another end."""
         if token.outcome is Outcome.CANCELLED:
             self.cancel(token.due_ms, token.identity, token.topic_id)
             return
-        self._count_down(token.identity, token.topic_id)
+        self._count_down(token.topic_id)
+        if self.watch is not None:
+            self.watch.ended(token.identity, token.topic_id)
         if token.outcome is Outcome.LOST and self.watch is not None:
             self.watch.lost()
         if token.late:
@@ -135,9 +156,26 @@ class TimerState:
         self.cursor = (token.due_ms, token.identity)
         self._forget_cancelled(token.due_ms - KEEP_CANCELLED_MS)
 
+    def fired(self, timers: Sequence[Fired]) -> None:
+        """`ended` of many that fired, in their order; all of the wheel, or all late."""
+        for topic_id, count in Counter([one.topic_id for one in timers]).items():
+            self._count_down(topic_id, count)
+        if self.watch is not None:
+            for one in timers:
+                self.watch.ended(one.identity, one.topic_id)
+        last = timers[-1]
+        if last.late:
+            for one in timers:
+                self.late.pop(one.identity, None)
+            return
+        self.cursor = (last.due_ms, last.identity)
+        self._forget_cancelled(last.due_ms - KEEP_CANCELLED_MS)
+
     def cancel(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It was recalled, or another timer stands for it now."""
-        self._count_down(identity, topic_id)
+        self._count_down(topic_id)
+        if self.watch is not None:
+            self.watch.ended(identity, topic_id)
         self.late.pop(identity, None)
         self._cancelled[identity] = due_ms
         heappush(self._cancelled_by_due, (due_ms, identity))
@@ -160,14 +198,12 @@ class TimerState:
         for one in kept:
             heappush(by_due, one)
 
-    def _count_down(self, identity: int, topic_id: int) -> None:
-        left = self.pending.get(topic_id, 0) - 1
+    def _count_down(self, topic_id: int, ended: int = 1) -> None:
+        left = self.pending.get(topic_id, 0) - ended
         if left > 0:
             self.pending[topic_id] = left
         else:
             self.pending.pop(topic_id, None)
-        if self.watch is not None:
-            self.watch.ended(identity, topic_id)
 
     # -- snapshots (store/snapshot.py)
 

@@ -53,6 +53,7 @@ class Timers:
             queue,
             self.state,
             self.files,
+            self.service.enqueue,
             settings,
             wall_ms=clock.wall_ms,
             on_damage=self.service.rebuild,
@@ -120,6 +121,24 @@ class Timers:
         """
         done = self.service.step() + self.forecast.step()
         return done + self.check.step() if self.service.firing else done
+
+    @property
+    def busy(self) -> bool:
+        """Whether steps have something to do that no time says."""
+        service = self.service
+        beginning = service.firing and self.state.pending_total > 0 and not service.due.begun
+        return (
+            beginning
+            or bool(service.due.rolled)
+            or service.cold.waiting
+            or not service.enqueue.caught_up
+        )
+
+    def next_ms(self, at_most_ms: int) -> int:
+        """How long until a timer may be due; at most `at_most_ms`, which is less than the time by
+        which slots are loaded ahead."""
+        next_due_ms = self.service.due.next_due_ms if self.service.firing else None
+        return at_most_ms if next_due_ms is None else min(at_most_ms, next_due_ms - self._wall_ms())
 
     # -- on a slave
 

@@ -12,6 +12,7 @@ from popmq.broker.store.unit_check import Unit
 from popmq.broker.transaction.transaction_table import Half, TransactionTable
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
+from popmq.common.expiry import without_deadline
 from popmq.common.hop import PutEntry, PutResult
 from popmq.common.message import RecordKind, StoredMessage, message_size
 from popmq.common.send_settings import TransactionSettings
@@ -156,11 +157,14 @@ class HalfService:
     ) -> None:
         stamp = self._store.stamp()
         token = EndToken(ending, half.topic_id, half.offset)
+        properties = message.properties
+        if ending is Ending.GIVEN_UP:
+            properties = without_deadline(properties)
         self._store.put_message(
             topic_id=topic.id,
             queue_id=queue_id,
             head=message.head,
-            properties=message.properties,
+            properties=properties,
             tag_hash=message.tag_hash,
             token=token.encode(),
             stamp=stamp,

@@ -32,6 +32,7 @@ class Topic(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     queues: _builtins.int
     type: _builtins.str
@@ -41,6 +42,8 @@ class Topic(_message.Message):
     id: _builtins.int
     retention_ms: _builtins.int
     """0: that of the store (alter: as it is; -1: back to the store's)"""
+    durability: _builtins.str
+    """disk | memory: what a send waits for"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """over which FIFO messages spread; none: all"""
@@ -55,10 +58,11 @@ class Topic(_message.Message):
         id: _builtins.int = ...,
         retention_ms: _builtins.int = ...,
         brokers: _abc.Iterable[_builtins.str] | None = ...,
+        durability: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "durability", b"durability", "id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

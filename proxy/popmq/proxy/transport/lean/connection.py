@@ -395,7 +395,11 @@ class LeanConnection:
             stream.remote_closed = True
             self._gone(stream)
 
-    def drain(self, why: str = "the server stops") -> None:
+    def retire(self, why: str) -> None:
+        """`drain` as soon as no call can be on its way; the client opens another connection."""
+        self.watch.retire(self._now_ms, why)
+
+    def drain(self, why: str) -> None:
         """Take no new calls; the client opens another connection for them."""
         if not self.draining and not self.closing:
             self.draining = True

@@ -6,18 +6,22 @@ Implements `seam.Transport`.  Callbacks only; no task per connection or call.
 import asyncio
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.lean_settings import LeanSettings
+from popmq.common.listening import stop_listening
+from popmq.common.turn import TurnEnd
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.client_socket import LINGER_S, ClientSocket
+from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.seam import Method
 
 TICK_S = 1.0
 BACKLOG = 1_024
 AGE_JITTER = 0.1
+STOPS = "the server stops"
 
 
 class LeanTransport:
@@ -37,6 +41,7 @@ class LeanTransport:
         reuse_port: bool = False,
         certificates: Certificates | None = None,
         tls_only: bool = False,
+        turn: TurnEnd | None = None,
     ) -> None:
         self.methods = {method.path: method for method in methods}
         self.limits = limits or LeanSettings()
@@ -46,6 +51,7 @@ class LeanTransport:
         self.stopping = False
         self.certificates = certificates
         self.tls_only = tls_only
+        self.turn = turn or TurnEnd()
         self._chance = random.Random()
         self._host = host
         self._port = port
@@ -73,14 +79,11 @@ class LeanTransport:
     async def stop(self, grace_s: float) -> None:
         if self._listener is None:
             return
-        self._listener.close()
         self.stopping = True
+        await stop_listening(self._listener)
         self._emptied = asyncio.Event()
-        for one in tuple(self.connections):
-            one.core.drain()
-            one.flush()
-        if self.connections and grace_s > 0:
-            await self._wait(grace_s)
+        await self._each(lambda core: core.retire(STOPS), grace_s / 2)
+        await self._each(lambda core: core.drain(STOPS), grace_s / 2)
         for one in tuple(self.connections):
             one.cut()
         if self.connections:
@@ -100,6 +103,14 @@ class LeanTransport:
         self.counters.connections = len(self.connections)
         if self._emptied is not None and not self.connections:
             self._emptied.set()
+
+    async def _each(self, end: Callable[[LeanConnection], None], limit_s: float) -> None:
+        """Tell every connection, and wait until they are gone."""
+        for one in tuple(self.connections):
+            end(one.core)
+            one.flush()
+        if self.connections and limit_s > 0:
+            await self._wait(limit_s)
 
     async def _wait(self, limit_s: float) -> None:
         assert self._emptied is not None

@@ -29,6 +29,7 @@ class Watch:
         "_retired_ms",
         "_since_ms",
         "_whole_ms",
+        "_why",
         "heard_ms",
         "quiet_ms",
     )
@@ -42,6 +43,7 @@ class Watch:
         self._moved = 0
         self._pinged_ms: int | None = None
         self._retired_ms: int | None = None
+        self._why = "the connection is old (lean.max_age_ms)"
 
     def check(self, now_ms: int) -> None:
         """Raises ConnectionFault for a connection that has passed a bound of time."""
@@ -55,7 +57,19 @@ class Watch:
     def answered(self, content: bytes) -> None:
         """The client acknowledged a PING."""
         if content == _RETIRING and self._retired_ms is not None:
-            self._connection.drain("the connection is old (lean.max_age_ms)")
+            self._connection.drain(self._why)
+
+    def retire(self, now_ms: int, why: str) -> None:
+        """End the connection in two steps, so that no call is lost that was on its way (RFC 9113,
+        section 6.8): a GOAWAY that names no stream, and when the client has read it, as its answer
+        to a PING says, one that names the last.  Who does not answer: `drain`."""
+        connection = self._connection
+        if not connection.settled:
+            connection.drain(why)
+        elif self._retired_ms is None and not (connection.draining or connection.closing):
+            self._retired_ms, self._why = now_ms, why
+            say = frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR, why)
+            connection.outbox.control(say + frames.ping(_RETIRING))
 
     def _check_handshake(self, now_ms: int) -> None:
         connection = self._connection
@@ -107,25 +121,22 @@ class Watch:
             connection.drain("no call for a long time (lean.idle_ms)")
 
     def _check_age(self, now_ms: int) -> None:
-        """Two steps, so that no call is lost that was on its way (RFC 9113, section 6.8)."""
         connection = self._connection
         if not self._max_age_ms or not connection.settled or connection.closing:
             return
         if self._retired_ms is None:
             if now_ms - self._since_ms > self._max_age_ms and not connection.draining:
-                self._retired_ms = now_ms
                 connection.counters.aged += 1
-                say = frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR, "lean.max_age_ms")
-                connection.outbox.control(say + frames.ping(_RETIRING))
+                self.retire(now_ms, self._why)
         elif now_ms - self._retired_ms > connection.limits.max_age_grace_ms:
             self._end_calls()
         elif now_ms - self._retired_ms > RETIRING_MS:
-            connection.drain("the connection is old (lean.max_age_ms)")
+            connection.drain(self._why)
 
     def _end_calls(self) -> None:
         """What is left are calls without an end; their clients open them elsewhere."""
         connection = self._connection
-        connection.drain("the connection is old (lean.max_age_ms)")
+        connection.drain(self._why)
         detail = "the connection is old and its grace is over (lean.max_age_grace_ms)"
         for stream in tuple(connection.streams.values()):
             connection.inbox.refuse(stream, GrpcStatus.UNAVAILABLE, detail)

@@ -1,0 +1,111 @@
+"""Alert: a rule for Prometheus, and the promtool tests that it fires and that it does not.
+
+JSON strings are YAML strings, so they are written without a library.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from popmq.cli.monitoring.dashboard import check
+
+_STEPS = 120  # of 15 s in a test: 30 minutes
+_AT = "28m"
+
+
+class Severity(Enum):
+    CRITICAL = "critical"  # somebody has to look now
+    WARNING = "warning"  # somebody has to look today
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Fires when `value` has passed `beyond` for `lasting`.
+
+    `firing` and `quiet` are series of tests: what a name with its labels reads at each 15 s, in
+    promtool's notation, in which N means the number of steps.  `labels` are those of the result.
+    """
+
+    name: str
+    value: str
+    beyond: str
+    lasting: str
+    severity: Severity
+    summary: str
+    what_to_do: str
+    firing: Mapping[str, str]
+    quiet: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check(self.value)
+
+    @property
+    def expression(self) -> str:
+        return f"{self.value} {self.beyond}"
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return {"summary": self.summary, "description": self.what_to_do}
+
+
+def rules(alerts: Iterable[Alert]) -> str:
+    lines = [
+        "# Made from cli/monitoring/alerts.py by `make metrics`; do not edit.",
+        "groups:",
+        "  - name: popmq",
+        "    rules:",
+    ]
+    for alert in alerts:
+        lines += [
+            f"      - alert: {alert.name}",
+            f"        expr: {_text(alert.expression)}",
+            f"        for: {alert.lasting}",
+            f"        labels: {{severity: {alert.severity.value}}}",
+            "        annotations:",
+            *(f"          {key}: {_text(text)}" for key, text in alert.annotations.items()),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def rule_tests(alerts: Iterable[Alert], rule_file: str) -> str:
+    """For `promtool test rules`: two for each alert."""
+    lines = [
+        "# Made from cli/monitoring/alerts.py by `make metrics`; do not edit.",
+        f"rule_files: [{rule_file}]",
+        "evaluation_interval: 15s",
+        "tests:",
+    ]
+    for alert in alerts:
+        lines += _test(alert, alert.firing, fires=True) + _test(alert, alert.quiet, fires=False)
+    return "\n".join(lines) + "\n"
+
+
+def _test(alert: Alert, series: Mapping[str, str], *, fires: bool) -> list[str]:
+    lines = [
+        f"  - name: {alert.name} {'fires' if fires else 'stays quiet'}",
+        "    interval: 15s",
+        "    input_series:",
+    ]
+    for name, values in series.items():
+        lines.append(f"      - series: {_text(name)}")
+        lines.append(f"        values: {_text(values.replace('N', str(_STEPS)))}")
+    lines += [
+        "    alert_rule_test:",
+        f"      - eval_time: {_AT}",
+        f"        alertname: {alert.name}",
+    ]
+    if not fires:
+        return [*lines, "        exp_alerts: []"]
+    labels = {"severity": alert.severity.value, **alert.labels}
+    return [
+        *lines,
+        "        exp_alerts:",
+        f"          - exp_labels: {json.dumps(labels)}",
+        f"            exp_annotations: {json.dumps(dict(alert.annotations), ensure_ascii=False)}",
+    ]
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

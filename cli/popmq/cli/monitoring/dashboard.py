@@ -1,0 +1,121 @@
+"""Dashboard: rows of panels as Grafana's JSON. A query may only name metrics of the table."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from popmq.common.metric_table import TABLE
+from popmq.common.metric_table.row import PREFIX
+
+_WIDTH = 24  # of Grafana's grid
+_HEIGHT = 8
+_SCHEMA = 39
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_NAMED = re.compile(rf"\b{PREFIX}[a-z0-9_]+")
+_KNOWN = {series for row in TABLE.values() for series in row.series}
+
+
+class UnknownMetric(KeyError):
+    """A query names a metric that is not in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """PromQL; `legend` may name labels as {{label}}."""
+
+    expression: str
+    legend: str = ""
+
+    def __post_init__(self) -> None:
+        check(self.expression)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """`unit` is one of Grafana's: short, s, Bps, bytes, percentunit, mps (messages a second)."""
+
+    title: str
+    what: str
+    unit: str
+    queries: Sequence[Query]
+    kind: str = "timeseries"  # or stat
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    name: str  # of the file, and what Grafana knows it by
+    title: str
+    panels: Sequence[Panel]
+    variables: Sequence[tuple[str, str]] = ()  # name, and the query of its values
+    columns: int = 3
+
+
+def check(expression: str) -> None:
+    """Raise UnknownMetric unless every metric of ours in it is in the table."""
+    for name in _NAMED.findall(expression):
+        if name not in _KNOWN:
+            raise UnknownMetric(f"{name} in {expression!r} is not in the table of metrics")
+
+
+def to_json(dashboard: Dashboard) -> str:
+    shown = {
+        "uid": f"popmq-{dashboard.name}",
+        "title": f"popmq / {dashboard.title}",
+        "tags": ["popmq"],
+        "schemaVersion": _SCHEMA,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [_source_variable(), *map(_variable, dashboard.variables)]},
+        "panels": [_panel(dashboard, at) for at in range(len(dashboard.panels))],
+    }
+    return json.dumps(shown, indent=1) + "\n"
+
+
+def _panel(dashboard: Dashboard, at: int) -> dict[str, object]:
+    panel, width = dashboard.panels[at], _WIDTH // dashboard.columns
+    row, column = divmod(at, dashboard.columns)
+    drawn = {"stacking": {"mode": "normal"}, "fillOpacity": 30} if panel.stacked else {}
+    return {
+        "id": at + 1,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.what,
+        "datasource": _SOURCE,
+        "gridPos": {"x": column * width, "y": row * _HEIGHT, "w": width, "h": _HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": drawn}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}}
+        if panel.kind == "timeseries"
+        else {"reduceOptions": {"calcs": ["lastNotNull"]}},
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": _SOURCE,
+                "expr": query.expression,
+                "legendFormat": query.legend or "__auto",
+            }
+            for number, query in enumerate(panel.queries)
+        ],
+    }
+
+
+def _source_variable() -> dict[str, object]:
+    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source"}
+
+
+def _variable(one: tuple[str, str]) -> dict[str, object]:
+    name, query = one
+    check(query)
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }

@@ -1,0 +1,57 @@
+"""Namespaces: the same topic and group names twice in one cluster.
+
+A resource of a namespace has a whole name, `NAMESPACE%NAME` (RocketMQ's form); the brokers know
+nothing else.  Clients that name a namespace write and read the short one.  Dead letters keep
+their prefix in front: `%DLQ%NAMESPACE%GROUP`.
+"""
+
+import re
+from functools import lru_cache
+
+from popmq.common.errors import Code, Refused
+from popmq.common.topics import DLQ_PREFIX, is_group_owned, is_system_topic
+
+NAMESPACE_LIMIT = 64
+SEPARATOR = "%"
+_ALLOWED = re.compile(r"[|a-zA-Z0-9_-]+")
+
+
+@lru_cache(maxsize=4_096)  # for those that are fine: a refusal is not kept
+def check_namespace(namespace: str) -> None:
+    """Raise BAD_REQUEST unless the name may be a namespace's."""
+    if len(namespace) > NAMESPACE_LIMIT:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"namespace of {len(namespace)} characters is longer than the limit {NAMESPACE_LIMIT}",
+        )
+    if not _ALLOWED.fullmatch(namespace):
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"namespace {namespace!r} has characters outside ^[|a-zA-Z0-9_-]+$",
+        )
+
+
+def whole_name(namespace: str, name: str) -> str:
+    """The name that the brokers know. What has the namespace already stays as it is, and so do
+    system names, which are refused whoever says them."""
+    prefix = namespace + SEPARATOR
+    if not (namespace and name) or name.startswith(prefix) or _is_reserved(name):
+        return name
+    if name.startswith(DLQ_PREFIX):
+        group = name.removeprefix(DLQ_PREFIX)
+        return name if group.startswith(prefix) else f"{DLQ_PREFIX}{prefix}{group}"
+    return prefix + name
+
+
+def short_name(namespace: str, name: str) -> str | None:
+    """What `whole_name` was made of; None for a name that is not of this namespace."""
+    prefix = namespace + SEPARATOR
+    if name.startswith(prefix):
+        return name.removeprefix(prefix)
+    if name.startswith(DLQ_PREFIX + prefix):
+        return DLQ_PREFIX + name.removeprefix(DLQ_PREFIX + prefix)
+    return None
+
+
+def _is_reserved(name: str) -> bool:
+    return is_system_topic(name) or is_group_owned(name) or name.startswith("CID_RMQ_SYS_")

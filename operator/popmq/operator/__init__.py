@@ -1,0 +1,1 @@
+"""The Kubernetes operator: a BrokerCluster in, objects out (docs/concepts/operator.md)."""

@@ -1,0 +1,195 @@
+"""The cluster's own CA and the certificate of its proxies, made and renewed in time.
+
+The proxies read their certificate again when it changes, so a renewal restarts nothing.  A CA that
+is replaced stays in `ca.crt` beside the new one: clients go on trusting what was signed before.
+"""
+
+import base64
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS, AUTHORITY_RENEW_DAYS = 3650, 365
+SERVING_DAYS, SERVING_RENEW_DAYS = 90, 30
+# A node's clock may be behind ours.
+EARLY = timedelta(hours=1)
+
+CERTIFICATE, KEY, TRUSTED = "tls.crt", "tls.key", "ca.crt"
+Data = Mapping[str, str]  # of a Secret: base64
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+def authority(found: Data | None, cluster: str, now: datetime) -> dict[str, str]:
+    """The Secret of the CA: as it is while it is good for long enough, else a new one."""
+    old = _pair(found)
+    if old is not None and _good(old, now, AUTHORITY_RENEW_DAYS):
+        return dict(found or {})
+    made = _make_authority(cluster, now)
+    trusted = [made.certificate]
+    if old is not None and _good(old, now, 0):
+        trusted.append(old.certificate)
+    return _encoded(made, b"".join(trusted))
+
+
+def serving(found: Data | None, ca: Data, names: Iterable[str], now: datetime) -> dict[str, str]:
+    """The Secret of the proxies: as it is while it is good for `names` and signed by `ca`."""
+    wanted = sorted(set(names))
+    signer = _pair(ca)
+    assert signer is not None, "a CA was made before"
+    trusted = base64.b64decode(ca[TRUSTED])
+    old = _pair(found)
+    if (
+        old is not None
+        and _good(old, now, SERVING_RENEW_DAYS)
+        and _names_in(old) == wanted
+        and _signed_by(old, signer)
+    ):
+        return _encoded(old, trusted)
+    return _encoded(_make_serving(signer, wanted, now), trusted)
+
+
+def expiry(data: Data) -> datetime:
+    pair = _pair(data)
+    assert pair is not None
+    return x509.load_pem_x509_certificate(pair.certificate).not_valid_after_utc
+
+
+def _encoded(pair: Pair, trusted: bytes) -> dict[str, str]:
+    parts = {CERTIFICATE: pair.certificate, KEY: pair.key, TRUSTED: trusted}
+    return {name: base64.b64encode(part).decode() for name, part in parts.items()}
+
+
+def _pair(data: Data | None) -> Pair | None:
+    """None for what is missing or damaged: it is made again."""
+    if not data or CERTIFICATE not in data or KEY not in data or TRUSTED not in data:
+        return None
+    try:
+        pair = Pair(base64.b64decode(data[CERTIFICATE]), base64.b64decode(data[KEY]))
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        key = serialization.load_pem_private_key(pair.key, None)
+    except ValueError:
+        return None
+    return pair if key.public_key() == certificate.public_key() else None
+
+
+def _good(pair: Pair, now: datetime, days: int) -> bool:
+    certificate = x509.load_pem_x509_certificate(pair.certificate)
+    return certificate.not_valid_after_utc - now > timedelta(days=days)
+
+
+def _names_in(pair: Pair) -> list[str]:
+    certificate = x509.load_pem_x509_certificate(pair.certificate)
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = [str(one) for one in found.get_values_for_type(x509.IPAddress)]
+    return sorted([*found.get_values_for_type(x509.DNSName), *addresses])
+
+
+def _signed_by(pair: Pair, signer: Pair) -> bool:
+    certificate = x509.load_pem_x509_certificate(pair.certificate)
+    try:
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(signer.certificate))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _make_authority(cluster: str, now: datetime) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"popmq {cluster} {now:%Y-%m-%d}")
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    made = (
+        _builder(name, name, key.public_key(), now, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _as_pem(made, key)
+
+
+def _make_serving(signer: Pair, names: list[str], now: datetime) -> Pair:
+    by = x509.load_pem_x509_certificate(signer.certificate)
+    signing_key = serialization.load_pem_private_key(signer.key, None)
+    assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    own_id = by.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    made = (
+        _builder(_name("popmq proxy"), by.subject, key.public_key(), now, SERVING_DAYS)
+        .add_extension(
+            x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own_id), critical=False
+        )
+        .sign(signing_key, hashes.SHA256())
+    )
+    return _as_pem(made, key)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    days: int,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLY)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _as_pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+    return Pair(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )

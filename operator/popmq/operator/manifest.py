@@ -1,0 +1,115 @@
+"""Objects of Kubernetes as they are written: nested dicts, and the few questions asked of them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+# JSON of the API server, whose types are its own: nothing here says more than that.
+Manifest: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """What objects are asked for by. `api_version` is `v1` or `group/version`."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str, name: str = "") -> str:
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        where = f"{root}{self.api_version}"
+        if namespace:
+            where += f"/namespaces/{namespace}"
+        return f"{where}/{self.plural}/{name}".rstrip("/")
+
+
+BROKER_CLUSTER = Kind("popmq.io/v1beta1", "BrokerCluster", "brokerclusters")
+TOPIC = Kind("popmq.io/v1beta1", "Topic", "topics")
+CONSUMER_GROUP = Kind("popmq.io/v1beta1", "ConsumerGroup", "consumergroups")
+LAG_REPORT = Kind("popmq.io/v1beta1", "LagReport", "lagreports")
+STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+POD = Kind("v1", "Pod", "pods")
+CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SERVICE = Kind("v1", "Service", "services")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SECRET = Kind("v1", "Secret", "secrets")
+EVENT = Kind("v1", "Event", "events")
+ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+RULES = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
+CRON_JOB = Kind("batch/v1", "CronJob", "cronjobs")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses")
+
+# What a cluster may own, in the order in which it is made: what pods need comes before them.
+OWNED = (
+    SERVICE_ACCOUNT,
+    ROLE,
+    ROLE_BINDING,
+    SECRET,
+    CONFIG_MAP,
+    NETWORK_POLICY,
+    SERVICE,
+    DISRUPTION_BUDGET,
+    DEPLOYMENT,
+    STATEFUL_SET,
+    AUTOSCALER,
+    POD_MONITOR,
+    RULES,
+)
+# Kinds that a cluster has only with the Prometheus operator.
+OPTIONAL = (POD_MONITOR, RULES)
+
+_BY_NAME = {(one.api_version, one.kind): one for one in OWNED}
+
+
+def kind_of(manifest: Manifest) -> Kind:
+    return _BY_NAME[manifest["apiVersion"], manifest["kind"]]
+
+
+def name_of(manifest: Manifest) -> str:
+    name: str = manifest["metadata"]["name"]
+    return name
+
+
+def make(kind: Kind, name: str, namespace: str, labels: Mapping[str, str]) -> Manifest:
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
+    }
+
+
+def at(manifest: Manifest | None, *path: str) -> Any:
+    """What is below the path, or None."""
+    found: Any = manifest
+    for step in path:
+        if not isinstance(found, dict):
+            return None
+        found = found.get(step)
+    return found
+
+
+def condition(manifest: Manifest, kind: str) -> str:
+    """The status of a condition: True, False, Unknown, or nothing."""
+    for one in at(manifest, "status", "conditions") or []:
+        if one.get("type") == kind:
+            return str(one.get("status", ""))
+    return ""
+
+
+def without_none(**values: Any) -> Manifest:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def sorted_manifests(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """In the order in which they are applied."""
+    order = {kind: place for place, kind in enumerate(OWNED)}
+    return sorted(manifests, key=lambda one: (order[kind_of(one)], name_of(one)))

@@ -1,0 +1,184 @@
+"""The status of a BrokerCluster: conditions, and a line that a person can take in at a glance."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from popmq.operator.manifest import DEPLOYMENT, Manifest, at, kind_of, name_of
+from popmq.operator.names import TEMPLATE_ANNOTATION
+from popmq.operator.observed import GroupHealth, Observed, Pod
+from popmq.operator.plan import Plan
+from popmq.operator.spec import ClusterSpec
+
+TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
+# Always there, so that whoever waits for one finds it.
+ALWAYS = ("Ready", "Progressing", "Paused")
+BLOCKED = ("ScaleInBlocked", "StorageBlocked", "RollBlocked")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    status: str
+    reason: str
+    message: str
+
+
+def cluster_status(
+    spec: ClusterSpec, observed: Observed, plan: Plan, before: Manifest, now: datetime
+) -> Manifest:
+    """`before` is the status as it is; times of conditions move only when they change."""
+    groups = [_group(spec, observed, plan, index) for index in sorted(_indices(spec, observed))]
+    ready = _ready(groups, observed, spec)
+    verdicts = {
+        "Ready": ready,
+        "Progressing": _progressing(spec, observed, plan),
+        "Paused": Verdict(TRUE, "Annotated", "popmq.io/pause is true: nothing is changed")
+        if spec.paused
+        else Verdict(FALSE, "NotPaused", ""),
+    }
+    if plan.growing:
+        verdicts["StorageResizing"] = Verdict(TRUE, "Growing", "volumes are being made larger")
+    for kind, (reason, message) in plan.blocked.items():
+        verdicts[kind] = Verdict(TRUE, reason, message)
+    masters = sum(1 for one in groups if one["master"])
+    replicas, ready_proxies = _proxies(spec, observed)
+    return {
+        "observedGeneration": spec.generation,
+        "version": spec.image.rpartition(":")[2] if ":" in spec.image else spec.image,
+        "glance": {
+            "masters": f"{masters}/{len(groups)}",
+            "inSync": f"{sum(len(one['inSync']) for one in groups)}/"
+            f"{spec.brokers.groups * spec.brokers.replicas}",
+            "proxies": f"{ready_proxies}/{replicas}",
+        },
+        "plan": plan.steps,
+        "groups": groups,
+        "proxies": {
+            "replicas": replicas,
+            "ready": ready_proxies,
+            "selector": _selector(spec),
+            "endpoint": spec.names.proxy_endpoint,
+        },
+        "conditions": conditions(verdicts, before, spec.generation, now),
+    }
+
+
+def refused_status(generation: int, why: str, before: Manifest, now: datetime) -> Manifest:
+    """Of a spec that cannot be: all is left as it is, also what the status said before."""
+    verdicts = {
+        "Ready": Verdict(FALSE, "InvalidSpec", why),
+        "Progressing": Verdict(FALSE, "InvalidSpec", "nothing is changed until the spec is right"),
+    }
+    kept = {key: value for key, value in before.items() if key not in ("conditions", "plan")}
+    return {
+        **kept,
+        "observedGeneration": generation,
+        "plan": [],
+        "conditions": conditions(verdicts, before, generation, now),
+    }
+
+
+def conditions(
+    verdicts: Mapping[str, Verdict], before: Manifest, generation: int, now: datetime
+) -> list[Manifest]:
+    old = {one["type"]: one for one in before.get("conditions") or []}
+    made = []
+    for kind, verdict in verdicts.items():
+        known = old.get(kind, {})
+        since = known.get("lastTransitionTime", "")
+        if known.get("status") != verdict.status or not since:
+            since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        made.append(
+            {
+                "type": kind,
+                "status": verdict.status,
+                "reason": verdict.reason,
+                "message": verdict.message,
+                "lastTransitionTime": since,
+                "observedGeneration": generation,
+            }
+        )
+    return made
+
+
+def _indices(spec: ClusterSpec, observed: Observed) -> set[int]:
+    return set(range(spec.brokers.groups)) | set(observed.sets)
+
+
+def _group(spec: ClusterSpec, observed: Observed, plan: Plan, index: int) -> Manifest:
+    name = spec.names.group(index)
+    health = (observed.health or {}).get(name, GroupHealth())
+    pods: Sequence[Pod] = observed.pods.get(index, ())
+    found = observed.sets.get(index)
+    return {
+        "name": name,
+        "master": health.master,
+        "epoch": health.epoch,
+        "inSync": sorted(health.in_sync),
+        "pods": len(pods),
+        "ready": sum(1 for pod in pods if pod.ready),
+        "updated": sum(1 for pod in pods if found and pod.template == found.template),
+        "trouble": health.trouble,
+    }
+
+
+def _ready(groups: Sequence[Manifest], observed: Observed, spec: ClusterSpec) -> Verdict:
+    if observed.health is None:
+        return Verdict(UNKNOWN, "NoController", "no controller answers; brokers may serve on")
+    for group in groups:
+        if not group["master"]:
+            why = group["trouble"] or "no broker leads it"
+            return Verdict(FALSE, "NoMaster", f"{group['name']}: {why}")
+        if len(group["inSync"]) < spec.brokers.min_in_sync:
+            why = f"{len(group['inSync'])} in sync, {spec.brokers.min_in_sync} have to be"
+            return Verdict(FALSE, "NotInSync", f"{group['name']}: {why}")
+    replicas, ready = _proxies(spec, observed)
+    if replicas and not ready:
+        return Verdict(FALSE, "NoProxy", f"none of {replicas} proxies is ready")
+    return Verdict(TRUE, "Serving", "every broker group has a master, and a proxy is ready")
+
+
+def _progressing(spec: ClusterSpec, observed: Observed, plan: Plan) -> Verdict:
+    if plan.actions:
+        return Verdict(TRUE, type(plan.actions[0]).__name__, plan.steps[0])
+    if not spec.paused and (name := _replaces_pods(observed, plan)):
+        return Verdict(TRUE, "RollingOut", f"{name} is to have other pods than it has")
+    return Verdict(FALSE, "AsWanted", "")
+
+
+def _replaces_pods(observed: Observed, plan: Plan) -> str:
+    """A Deployment that is not as it is wanted yet. Its own controller sees to its pods; so it is
+    no step of ours, and yet whoever waits for a change waits for it, too."""
+    for wanted in plan.objects:
+        if kind_of(wanted) != DEPLOYMENT:
+            continue
+        found = observed.objects.get((DEPLOYMENT, name_of(wanted)))
+        if found is None or _template(found) != _template(wanted) or not _is_rolled_out(found):
+            return name_of(wanted)
+    return ""
+
+
+def _template(deployment: Manifest) -> object:
+    return at(deployment, "spec", "template", "metadata", "annotations", TEMPLATE_ANNOTATION)
+
+
+def _is_rolled_out(deployment: Manifest) -> bool:
+    status = deployment.get("status") or {}
+    updated = status.get("updatedReplicas") or 0
+    return (
+        (status.get("observedGeneration") or 0) >= deployment["metadata"].get("generation", 0)
+        and updated >= (at(deployment, "spec", "replicas") or 0)
+        and (status.get("replicas") or 0) <= updated
+    )
+
+
+def _proxies(spec: ClusterSpec, observed: Observed) -> tuple[int, int]:
+    deployment = observed.objects.get((DEPLOYMENT, spec.names.proxy))
+    replicas = at(deployment, "spec", "replicas")
+    wanted = spec.proxies.replicas if replicas is None else replicas
+    return wanted, at(deployment, "status", "readyReplicas") or 0
+
+
+def _selector(spec: ClusterSpec) -> str:
+    labels = spec.names.selector("proxy")
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))

@@ -1,0 +1,132 @@
+"""A task for each cluster that looks at it again and again: when woken, and when time has passed.
+
+A wake while a look goes on makes another look; many wakes make one.  A look that fails is repeated
+after a second, doubling up to `resync_s`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from popmq.operator.admin_port import DataPlaneAway
+from popmq.operator.kube import ApiAway, ApiError
+from popmq.operator.reconcile import LeaseLost, Outcome
+
+logger = logging.getLogger(__name__)
+
+SOON_S = 1.0
+GAP_S = 0.1  # so that a burst of events makes one look
+AT_ONCE = 8  # looks; others wait
+
+Key = tuple[str, str]  # namespace, name
+Look = Callable[[str, str], Awaitable[Outcome]]
+
+
+@dataclass
+class Counted:
+    """For metrics."""
+
+    looks: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    ready: dict[Key, bool] = field(default_factory=dict)
+
+
+class Workers:
+    """`lost` is called once when a look finds that the Lease is gone."""
+
+    def __init__(
+        self,
+        look: Look,
+        *,
+        resync_s: float,
+        monotonic: Callable[[], float],
+        lost: Callable[[], None],
+    ) -> None:
+        self._look = look
+        self._resync_s = resync_s
+        self._monotonic = monotonic
+        self._lost = lost
+        self._woken: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._begun: dict[Key, float] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self.counted = Counted()
+
+    @property
+    def clusters(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def longest_look_s(self) -> float:
+        """Of the looks that go on now; large when one hangs."""
+        now = self._monotonic()
+        return max((now - begun for begun in self._begun.values()), default=0.0)
+
+    def wake(self, namespace: str, name: str) -> None:
+        key = (namespace, name)
+        if key not in self._tasks:
+            self._woken[key] = asyncio.Event()
+            task = self._tasks[key] = asyncio.get_running_loop().create_task(self._work(key))
+            task.add_done_callback(lambda done: self._ended(key, done))
+        self._woken[key].set()
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self, key: Key) -> None:
+        back_off_s = SOON_S
+        while True:
+            await asyncio.sleep(GAP_S)
+            self._woken[key].clear()
+            outcome = await self._once(key)
+            if outcome is None:
+                delay_s = back_off_s
+                back_off_s = min(back_off_s * 2, self._resync_s)
+            elif outcome.gone:
+                return
+            else:
+                back_off_s = SOON_S
+                delay_s = min(SOON_S, self._resync_s) if outcome.soon else self._resync_s
+                self.counted.ready[key] = outcome.ready
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._woken[key].wait()
+            except TimeoutError:
+                continue
+
+    async def _once(self, key: Key) -> Outcome | None:
+        """None: it failed, and is to be repeated."""
+        async with self._slots:
+            begun = self._begun[key] = self._monotonic()
+            try:
+                self.counted.looks += 1
+                return await self._look(*key)
+            except (ApiError, ApiAway, DataPlaneAway) as error:
+                self.counted.failed += 1
+                logger.warning("look failed", extra={"cluster": "/".join(key), "why": str(error)})
+                return None
+            except LeaseLost:
+                self._lost()
+                raise
+            except Exception:
+                # One cluster with something unheard of must not stop the others.
+                self.counted.failed += 1
+                logger.exception("look failed", extra={"cluster": "/".join(key)})
+                return None
+            finally:
+                self._begun.pop(key, None)
+                self.counted.seconds += self._monotonic() - begun
+
+    def _ended(self, key: Key, done: "asyncio.Task[None]") -> None:
+        woken = self._woken.pop(key)
+        del self._tasks[key]
+        self.counted.ready.pop(key, None)
+        if done.cancelled() or done.exception() is not None:
+            return
+        if woken.is_set():  # made again while the last look found it gone
+            self.wake(*key)

@@ -1,0 +1,1 @@
+"""Reports over what brokers keep: lag, revive, delay (docs/concepts/reports.md)."""

@@ -1,0 +1,187 @@
+"""History: what brokers kept, appended to Parquet as it comes, put together by day, deleted by age.
+
+    <folder>/<table>/new-<batch>/      rows of one batch of a stream
+    <folder>/<table>/day-<date>-<n>/   rows of one day, put together
+    <folder>/<table>/manifest.json     which of them count
+    <folder>/checkpoint/<table>/       how far the stream is (Spark's)
+    <folder>/moments.json              how far all tables are
+
+A batch is written under its number, so one that is repeated after a crash replaces itself.
+Compaction writes new folders, then the manifest by rename, then deletes: a crash leaves either the
+old rows or the new ones, and each row once.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from popmq.common.errors import Code, Refused
+from popmq.reports.endpoint import ReportEndpoint
+from popmq.reports.moments import Moments
+from popmq.reports.source.options import pin
+from popmq.reports.tables import TABLES
+from popmq.reports.whole_file import write_json
+
+# What a history keeps; messages themselves are for whoever reads them as a stream.
+KEPT = tuple(name for name in TABLES if name != "messages")
+_NEW = re.compile(r"new-(\d+)")
+
+
+@dataclass(slots=True)
+class TableHistory:
+    """The folder of one table. One process at a time writes."""
+
+    folder: Path
+    compacted: int = -1  # batches up to this one are in days
+    days: dict[str, str] = field(default_factory=dict)  # date -> folder's name
+
+    @classmethod
+    def open(cls, folder: Path) -> "TableHistory":
+        found = cls(folder)
+        manifest = folder / "manifest.json"
+        if manifest.exists():
+            said = json.loads(manifest.read_text())
+            found.compacted, found.days = said["compacted"], said["days"]
+        return found
+
+    def batches(self) -> dict[int, Path]:
+        """Those that are in no day yet, by number."""
+        found = {}
+        for path in self.folder.glob("new-*"):
+            match = _NEW.fullmatch(path.name)
+            if match and int(match[1]) > self.compacted and (path / "_SUCCESS").exists():
+                found[int(match[1])] = path
+        return dict(sorted(found.items()))
+
+    def paths(self) -> list[str]:
+        """Everything that counts."""
+        return [
+            *(str(self.folder / name) for _, name in sorted(self.days.items())),
+            *map(str, self.batches().values()),
+        ]
+
+    def publish(self, *, compacted: int, days: dict[str, str]) -> None:
+        """From now on these count; what does not is deleted."""
+        write_json(self.folder / "manifest.json", {"compacted": compacted, "days": days})
+        self.compacted, self.days = compacted, days
+        for path in self._dead():
+            shutil.rmtree(path)
+
+    def _dead(self) -> Iterator[Path]:
+        for path in self.folder.glob("new-*"):
+            match = _NEW.fullmatch(path.name)
+            if match and int(match[1]) <= self.compacted:
+                yield path
+        for path in self.folder.glob("day-*"):
+            if path.name not in self.days.values():
+                yield path
+
+
+def append(
+    spark: Any, endpoint: str, folder: Path, *, patience_s: float, tables: Sequence[str] = KEPT
+) -> dict[str, int]:
+    """Add what came since the last time; rows by table. Every table ends at the same moment, and
+    a broker group that does not answer then stays where it was."""
+    with ReportEndpoint(endpoint, patience_s=patience_s) as asked:
+        found, _ = asked.describe(tables, partial=True)
+    rows = dict.fromkeys(tables, 0)
+    queries = [
+        _start(spark, endpoint, folder, name, patience_s, pin(found), rows) for name in tables
+    ]
+    try:
+        for query in queries:
+            query.awaitTermination()
+    finally:
+        for query in queries:
+            query.stop()
+    Moments.load(folder).add(tables, found)
+    return rows
+
+
+def _start(
+    spark: Any,
+    endpoint: str,
+    folder: Path,
+    name: str,
+    patience_s: float,
+    pinned: str,
+    rows: dict[str, int],
+) -> Any:
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+
+    def write(frame: Any, number: int) -> None:
+        path = place / f"new-{number}"
+        frame.coalesce(1).write.mode("overwrite").option("compression", "zstd").parquet(str(path))
+        rows[name] += sum(pq.read_metadata(one).num_rows for one in path.glob("*.parquet"))
+
+    stream = (
+        spark.readStream.format("popmq")
+        .option("endpoint", endpoint)
+        .option("patienceSeconds", str(patience_s))
+        .option("pinned", pinned)
+        .load(name)
+    )
+    return (
+        stream.writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(folder / "checkpoint" / name))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def compact(spark: Any, folder: Path, *, keep_days: int, today: str) -> dict[str, int]:
+    """Put batches together by day (of `wall_time`, UTC), and drop days older than `keep_days`.
+
+    `today` as 2026-11-22. Returns the number of days that are kept, by table.
+    """
+    oldest = datetime.fromisoformat(today).replace(tzinfo=UTC) - timedelta(days=keep_days)
+    kept = {}
+    for name in KEPT:
+        if (folder / name).is_dir():
+            table = TableHistory.open(folder / name)
+            _compact_table(spark, table, oldest.date().isoformat())
+            kept[name] = len(table.days)
+    return kept
+
+
+def _compact_table(spark: Any, table: TableHistory, oldest: str) -> None:
+    from pyspark.sql import functions as F
+
+    batches = table.batches()
+    days = {day: name for day, name in table.days.items() if day >= oldest}
+    if not batches and days == table.days:
+        return
+    if batches:
+        fresh = spark.read.parquet(*map(str, batches.values()))
+        fresh = fresh.withColumn("day", F.date_format("wall_time", "yyyy-MM-dd"))
+        found = [row["day"] for row in fresh.select("day").distinct().collect()]
+        for day in sorted(found):
+            if day < oldest:
+                continue
+            rows = fresh.where(F.col("day") == day).drop("day")
+            if day in days:
+                rows = rows.unionByName(spark.read.parquet(str(table.folder / days[day])))
+            name = f"day-{day}-{max(batches)}"
+            ordered = rows.repartition(1).sortWithinPartitions("broker", "wall_time")
+            place = str(table.folder / name)
+            ordered.write.mode("overwrite").option("compression", "zstd").parquet(place)
+            days[day] = name
+    table.publish(compacted=max(batches, default=table.compacted), days=days)
+
+
+def read_history(spark: Any, folder: Path, name: str) -> Any:
+    paths = TableHistory.open(folder / name).paths() if (folder / name).is_dir() else []
+    if not paths:
+        raise Refused(
+            Code.NOT_FOUND,
+            f"{folder} has no history of {name}: popmq report history --history {folder}",
+        )
+    return spark.read.parquet(*paths)

@@ -1,0 +1,115 @@
+"""Inputs: the tables that jobs calculate from, live from brokers or out of a history."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from popmq.common.errors import Code, Refused
+from popmq.reports.endpoint import PATIENCE_S, ReportEndpoint
+from popmq.reports.history import read_history
+from popmq.reports.moments import Moments, moment_of
+from popmq.reports.report import Moment
+from popmq.reports.source.options import pin
+from popmq.reports.tables import SAMPLES
+
+DataFrame = Any
+
+
+class Inputs(Protocol):
+    """Every table as it was at one moment."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def moments(self) -> tuple[Moment, ...]: ...
+    @property
+    def incomplete(self) -> str: ...
+    def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame: ...
+
+
+@dataclass(slots=True)
+class LiveInputs:
+    """Asks the brokers once what there is; every table is read up to there, and no further."""
+
+    spark: Any
+    endpoint: str
+    tables: Sequence[str]
+    topics: Sequence[str] = ()
+    skip_down: bool = False
+    patience_s: float = PATIENCE_S
+    moments: tuple[Moment, ...] = field(default=(), init=False)
+    incomplete: str = field(default="", init=False)
+    _pinned: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        with ReportEndpoint(self.endpoint, patience_s=self.patience_s) as endpoint:
+            found, self.incomplete = endpoint.describe(
+                self.tables, topics=self.topics, partial=self.skip_down
+            )
+        self._pinned = pin(found)
+        self.moments = tuple(map(moment_of, found))
+
+    @property
+    def source(self) -> str:
+        return self.endpoint
+
+    def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
+        reader = self.spark.read.format("popmq").option("endpoint", self.endpoint)
+        for key, value in {
+            "pinned": self._pinned,
+            "pushdown": "true",
+            "columns": ",".join(columns),
+            "patienceSeconds": str(self.patience_s),
+            "failOnDataLoss": "false" if self.skip_down else "true",
+        }.items():
+            reader = reader.option(key, value)
+        return reader.load(name)
+
+
+@dataclass(slots=True)
+class HistoryInputs:
+    """Parquet as `popmq report history` writes it: the same tables, as they were at its end."""
+
+    spark: Any
+    folder: str
+    tables: Sequence[str]
+    incomplete: str = ""
+    moments: tuple[Moment, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self.moments = Moments.load(Path(self.folder)).shared(self.tables)
+        if not self.moments:  # an empty report would look as if all were well
+            raise Refused(
+                Code.NOT_FOUND,
+                f"{self.folder} has no history of {', '.join(self.tables)} that is complete: "
+                f"popmq report history --history {self.folder}",
+            )
+
+    @property
+    def source(self) -> str:
+        return self.folder
+
+    def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
+        frame = read_history(self.spark, Path(self.folder), name).where(self._until(name))
+        return frame.select(*columns) if columns else frame
+
+    def _until(self, table: str) -> Any:
+        """Tables are appended one by one: what only some of them have yet does not count."""
+        from pyspark.sql import functions as F
+
+        until = F.lit(False)
+        for one in self.moments:
+            if table in SAMPLES:
+                earlier = F.col("epoch") < one.epoch
+                same = (F.col("epoch") == one.epoch) & (F.col("sample") <= one.sample)
+                inside = earlier | same
+            else:
+                inside = F.col("position") < one.end_position
+            until |= (F.col("broker") == one.broker) & inside
+        return until
+
+
+def made_now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""What reports calculate: pure functions of data frames (docs/concepts/reports.md)."""

@@ -1,0 +1,156 @@
+"""Makes a report: reads the tables that a job needs, runs its plans, and collects what is small."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from popmq.reports.inputs import Inputs, made_now_ms
+from popmq.reports.report import Report, ReportTable, rows_of
+
+CHARTED = 8  # groups whose lag over time is shown
+_SERIES_POINTS = 500
+# What the lag report reads of the sampled tables, and the revive report of its own.
+LAG_TABLES = ("offsets", "topics", "timers")
+REVIVE_TABLES = ("revive",)
+DELAY_TABLES = ("fired", "timers")
+TABLES = {"lag": LAG_TABLES, "revive": REVIVE_TABLES, "delay": DELAY_TABLES}
+_REVIVE_COLUMNS = (
+    *("broker", "kind", "wall_time", "log_ms", "epoch", "sequence", "messages", "group", "topic"),
+    *("queue", "start_offset", "revive_at_ms", "old_epoch", "old_sequence", "client", "attempt"),
+    "reason",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a report is to look at."""
+
+    group: str = ""
+    topic: str = ""
+    since_ms: int = 0  # before now; 0: all that is kept
+    window_ms: int = 300_000  # of speeds and statuses
+    allowed: int = 100  # messages of lag in a queue that are well
+    dead_letters: int = 20  # of which the newest are listed
+
+
+def make_report(name: str, inputs: Inputs, wanted: Wanted) -> Report:
+    """`lag`, `revive` or `delay`."""
+    tables, notes, series = _MAKERS[name](inputs, wanted)
+    return Report(
+        name=name,
+        source=inputs.source,
+        made_ms=max((one.wall_ms for one in inputs.moments), default=made_now_ms()),
+        moments=inputs.moments,
+        tables=tuple(tables),
+        incomplete=inputs.incomplete,
+        notes=tuple(notes),
+        series=series,
+    )
+
+
+_Made = tuple[list[ReportTable], list[str], dict[str, Sequence[tuple[int, float]]]]
+
+
+def _lag(inputs: Inputs, wanted: Wanted) -> _Made:
+    from popmq.reports.jobs import lag
+
+    rules = lag.LagRules(window_ms=wanted.window_ms, allowed=wanted.allowed)
+    offsets, topics, timers = (inputs.table(name).cache() for name in LAG_TABLES)
+    some = _of(offsets, wanted, "group", "topic")
+    queues = lag.plan_queues(some, topics, timers, rules).cache()
+    groups = _table(
+        "groups", "Consumer groups", lag.plan_groups(queues, some, topics, timers, rules)
+    )
+    tables = [
+        groups,
+        _table(
+            "queues", "Queues", queues.orderBy("group", "topic", "broker", "read_topic", "queue")
+        ),
+        _table(
+            "dead_letters",
+            "Dead letters that are kept",
+            _of(lag.plan_dead_letters(topics, timers), wanted, "group"),
+        ),
+        _table("topics", "Topics", _of(lag.plan_topics(topics, timers), wanted, "topic")),
+    ]
+    series: dict[str, list[tuple[int, float]]] = {}
+    shown = {(row["group"], row["topic"]) for row in groups.rows[:CHARTED]}
+    for row in rows_of(lag.plan_history(some, rules)):
+        if (row["group"], row["topic"]) in shown:
+            name = f"{row['group']} · {row['topic']}"
+            name += f" · {row['broker']}" if len(inputs.moments) > 1 else ""
+            series.setdefault(name, []).append((row["wall_ms"], float(row["lag"])))
+    for frame in (queues, offsets, topics, timers):
+        frame.unpersist()
+    notes = []
+    if any(row["status"] == "UNKNOWN" for row in groups.rows):
+        notes.append(
+            f"UNKNOWN: fewer than {rules.least} samples in the last {wanted.window_ms // 1_000} s"
+        )
+    return tables, notes, {name: one[-_SERIES_POINTS:] for name, one in series.items()}
+
+
+def _revive(inputs: Inputs, wanted: Wanted) -> _Made:
+    from popmq.reports.jobs import revive
+
+    now = {one.broker: one.log_ms for one in inputs.moments}
+    since = {broker: log_ms - wanted.since_ms for broker, log_ms in now.items()}
+    rules = revive.ReviveRules(now, since if wanted.since_ms else {})
+    records = inputs.table("revive", _REVIVE_COLUMNS).cache()
+
+    def of(frame: Any, *names: str) -> Any:
+        return _of(frame, wanted, *names)
+
+    tables = [
+        _table(
+            "groups",
+            "What became of deliveries",
+            of(revive.plan_groups(records, rules), "group", "topic"),
+        ),
+        _table(
+            "attempts",
+            "Attempts of messages that came back",
+            of(revive.plan_attempts(records, rules), "group"),
+        ),
+        _table("consumers", "Consumers", of(revive.plan_consumers(records, rules), "group")),
+        _table(
+            "dead_letters",
+            "Last dead letters",
+            of(revive.plan_dead_letters(records, rules, wanted.dead_letters), "group", "topic"),
+        ),
+    ]
+    records.unpersist()
+    return tables, [], {}
+
+
+def _delay(inputs: Inputs, wanted: Wanted) -> _Made:
+    from popmq.reports.jobs import delay
+
+    fired = _of(inputs.table("fired"), wanted, "topic").cache()
+    tables = [
+        _table("topics", "How late, by topic", delay.plan_topics(fired)),
+        _table("hours", "How late, by hour", delay.plan_hours(fired)),
+        _table("waiting", "Timers that wait", delay.plan_waiting(inputs.table("timers"))),
+    ]
+    fired.unpersist()
+    return tables, [], {}
+
+
+_MAKERS: dict[str, Callable[[Inputs, Wanted], _Made]] = {
+    "lag": _lag,
+    "revive": _revive,
+    "delay": _delay,
+}
+
+
+def _table(name: str, title: str, frame: Any) -> ReportTable:
+    columns = tuple(one for one in frame.columns if one != "level")
+    return ReportTable(name, title, columns, list(rows_of(frame)))
+
+
+def _of(frame: Any, wanted: Wanted, *names: str) -> Any:
+    for name in names:
+        value = getattr(wanted, name)
+        if value:
+            frame = frame.where(frame[name] == value)
+    return frame

@@ -1,0 +1,53 @@
+"""Names: what stands behind the ids of one broker group's records."""
+
+from dataclasses import dataclass, field
+
+from popmq.common import topics
+from popmq.common.wire import report_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """An id that nobody knows any more, of a deleted topic for example, is shown as `#id`."""
+
+    topics: dict[int, str] = field(default_factory=dict)
+    groups: dict[int, str] = field(default_factory=dict)
+    clients: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_wire(cls, names: pb.BrokerNames) -> "Names":
+        return cls(
+            {one.id: one.name for one in names.topics},
+            {one.id: one.name for one in names.groups},
+            {one.id: one.name for one in names.clients},
+        )
+
+    def topic(self, number: int) -> str:
+        return self.topics.get(number) or f"#{number}"
+
+    def base_topic(self, number: int) -> str:
+        """Of a retry or parking topic, the topic that it belongs to."""
+        name = self.topic(number)
+        return split_retry(name)[1] if is_of_group(name) else name
+
+    def is_retry(self, number: int) -> bool:
+        return self.topic(number).startswith(topics.RETRY_PREFIX)
+
+    def group(self, number: int) -> str:
+        return self.groups.get(number) or f"#{number}"
+
+    def client(self, number: int) -> str:
+        return self.clients.get(number) or f"#{number:016x}"
+
+
+def is_of_group(topic: str) -> bool:
+    return topic.startswith((topics.RETRY_PREFIX, topics.PARKED_PREFIX))
+
+
+def split_retry(topic: str) -> tuple[str, str]:
+    """Group and base topic of a retry or parking topic; of a dead-letter topic the group alone."""
+    for prefix in (topics.RETRY_PREFIX, topics.PARKED_PREFIX, topics.DLQ_PREFIX):
+        if topic.startswith(prefix):
+            group, _, base = topic.removeprefix(prefix).partition("+")
+            return group, base
+    return "", topic

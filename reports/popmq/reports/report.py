@@ -1,0 +1,75 @@
+"""Report: what came out, as plain values, whatever it is shown as."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """`columns` are names of values in the rows, in the order to show them in."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where one broker group was when the report was made; positions are bytes of its log."""
+
+    broker: str
+    epoch: int
+    end_position: int
+    wall_ms: int
+    log_ms: int
+    sample: int = 0  # number of the newest one, in this epoch; 0: none was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    name: str  # lag | revive | delay
+    source: str  # the endpoint, or the history's folder
+    made_ms: int
+    moments: tuple[Moment, ...]
+    tables: tuple[ReportTable, ...]
+    incomplete: str = ""  # why some broker group is missing
+    notes: tuple[str, ...] = ()
+    series: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)  # wall ms, lag
+
+    def table(self, name: str) -> ReportTable:
+        return next(one for one in self.tables if one.name == name)
+
+    @property
+    def first(self) -> ReportTable:
+        return self.tables[0]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "report": self.name,
+            "source": self.source,
+            "made_ms": self.made_ms,
+            "incomplete": self.incomplete,
+            "notes": list(self.notes),
+            "brokers": [
+                {
+                    "broker": one.broker,
+                    "epoch": one.epoch,
+                    "end_position": one.end_position,
+                    "wall_ms": one.wall_ms,
+                }
+                for one in self.moments
+            ],
+            **{
+                one.name: [{name: row[name] for name in one.columns} for row in one.rows]
+                for one in self.tables
+            },
+        }
+
+
+def rows_of(frame: Any) -> Iterator[dict[str, Any]]:
+    """A small data frame's rows, in its order."""
+    return (row.asDict() for row in frame.collect())

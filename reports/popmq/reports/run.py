@@ -1,0 +1,59 @@
+"""One report from start to end: session, inputs, plans."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from popmq.reports.endpoint import PATIENCE_S
+from popmq.reports.history import append, compact
+from popmq.reports.inputs import HistoryInputs, Inputs, LiveInputs
+from popmq.reports.make import TABLES, Wanted, make_report
+from popmq.reports.report import Report
+from popmq.reports.session import SHORT, spark_session
+
+# Small tables: to compile their plans takes longer than to run them.
+SMALL = SHORT | {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+def run(
+    name: str,
+    *,
+    endpoint: str = "",
+    history: str = "",
+    master: str = "local[2]",
+    skip_down: bool = False,
+    patience_s: float = PATIENCE_S,
+    group: str = "",
+    topic: str = "",
+    since_ms: int = 0,
+    window_ms: int = 300_000,
+    allowed: int = 100,
+) -> Report:
+    """Of the brokers behind `endpoint`, or of a `history`. Raises PopmqError when a broker group
+    does not answer, unless `skip_down`."""
+    wanted = Wanted(group, topic, since_ms, window_ms, allowed)
+    settings = {} if name == "revive" else SMALL
+    with spark_session(f"popmq-{name}", master=master, settings=settings) as spark:
+        inputs: Inputs
+        if history:
+            inputs = HistoryInputs(spark, history, TABLES[name])
+        else:
+            inputs = LiveInputs(
+                spark, endpoint, TABLES[name], skip_down=skip_down, patience_s=patience_s
+            )
+        return make_report(name, inputs, wanted)
+
+
+def add_to_history(
+    endpoint: str, folder: Path, *, master: str, keep_days: int, patience_s: float
+) -> dict[str, int]:
+    """What came since the last time, put together by day; rows that were added, by table."""
+    with spark_session("popmq-history", master=master) as spark:
+        added = append(spark, endpoint, folder, patience_s=patience_s)
+        today = datetime.now(UTC).date().isoformat()
+        compact(spark, folder, keep_days=keep_days, today=today)
+        return added

@@ -1,0 +1,1 @@
+"""The data source `popmq` of Spark (docs/concepts/reports.md#the-data-source)."""

@@ -1,0 +1,42 @@
+"""A task's work: its ranges of records, as Arrow record batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from popmq.common.errors import Code, Unavailable
+from popmq.common.wire import report_pb2 as pb
+from popmq.reports.arrow_rows import Source, record_batch
+from popmq.reports.endpoint import ReportEndpoint
+from popmq.reports.layout import RecordLayout
+from popmq.reports.names import Names
+from popmq.reports.source.options import SourceOptions
+from popmq.reports.source.ranges import Share
+from popmq.reports.tables import SAMPLES
+
+_NAMED = ("group", "topic", "read_topic", "client", "is_retry")
+
+
+def read_share(options: SourceOptions, share: Share) -> Iterator[Any]:
+    layouts = {
+        layout.name: layout
+        for layout in (RecordLayout.from_wire(pb.Layout.FromString(one)) for one in share.layouts)
+    }
+    skip = not options.fail_on_data_loss
+    with ReportEndpoint(
+        options.endpoint, patience_s=options.patience_s, skip_gone=skip
+    ) as endpoint:
+        names = _names(options, endpoint, share.broker)
+        for one in share.ranges:
+            end = 0 if one.table in SAMPLES else share.end_position
+            source = Source(share.broker, one.topic, one.queue_id, names, end)
+            for piece in endpoint.read(share.broker, one.to_wire(), epoch=share.epoch):
+                yield record_batch(options.schema, layouts[one.layout], piece.data, source)
+
+
+def _names(options: SourceOptions, endpoint: ReportEndpoint, broker: str) -> Names:
+    if not any(name in _NAMED for name, _ in options.schema.columns):
+        return Names()
+    found = endpoint.names(partial=True).get(broker)
+    if found is None:
+        raise Unavailable(f"broker {broker} did not tell its names ({Code.HA_NOT_AVAILABLE})")
+    return Names.from_wire(found)

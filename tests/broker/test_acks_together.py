@@ -1,0 +1,107 @@
+"""Acks that wait for their group commit: one record for all of a check point, and nobody who
+looks at what is acked overlooks them."""
+
+import pytest
+
+from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
+from popmq.common import hop, topics
+from popmq.common.errors import Code, InvalidReceiptHandle
+from popmq.common.hop import Delivery, Kind
+from popmq.common.message import HEADER_SIZE
+from popmq.common.topics import GroupType, MessageType
+from popmq.testing.core import Answer, CoreBroker, pop
+
+
+def ask_ack(core: CoreBroker, one: Delivery) -> Answer:
+    """An ack whose group commit has not begun."""
+    request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
+    return core.ask(Kind.ACK, request, settle=False)
+
+
+def held(core: CoreBroker, count: int, *, invisible_ms: int = 60_000) -> list[Delivery]:
+    core.topic("orders", queues=1)
+    for number in range(count):
+        core.send("orders", b"%d" % number)
+    return core.receive("orders", "g", invisible_ms=invisible_ms)
+
+
+def ack_records(core: CoreBroker) -> list[ReviveRecord]:
+    found = []
+    for queue_id in range(topics.REVIVE_QUEUES):
+        queue = core.broker.store.queue(topics.REVIVE_TOPIC_ID, queue_id)
+        for offset in range(queue.count):
+            record = ReviveRecord.decode(queue.raw(offset, 1)[HEADER_SIZE:])
+            if record.kind is ReviveKind.ACK:
+                found.append(record)
+    return found
+
+
+def test_acks_of_one_receive_in_requests_of_their_own_are_one_record() -> None:
+    core = CoreBroker()
+    answers = [ask_ack(core, one) for one in held(core, 5)]
+    assert not any(answer.heard for answer in answers)
+    core.settle()
+    assert [answer.body is not None for answer in answers] == [True] * 5
+    assert [record.members for record in ack_records(core)] == [0b11111]
+    assert core.broker.acks.acked == 5
+
+
+def test_an_ack_that_is_repeated_before_its_record_is_ok_and_counted_once() -> None:
+    core = CoreBroker()
+    (one,) = held(core, 1)
+    answers = [ask_ack(core, one), ask_ack(core, one)]
+    core.settle()
+    assert all(answer.body is not None for answer in answers)
+    assert (core.broker.acks.acked, core.broker.acks.repeated) == (1, 1)
+
+
+def test_no_answer_leaves_before_the_record_of_its_ack_is_durable() -> None:
+    core = CoreBroker()
+    (one,) = held(core, 1)
+    answer = ask_ack(core, one)
+    core.start()  # nothing of it was written
+    assert not answer.heard
+    core.advance(60_100)
+    assert [again.attempt for again in core.receive("orders", "g")] == [2]
+
+
+def test_a_message_that_is_due_in_the_moment_of_its_ack_is_not_revived() -> None:
+    core = CoreBroker()
+    (one,) = held(core, 1, invisible_ms=1_000)
+    core.clock.advance(2_000)
+    answer = ask_ack(core, one)
+    core.broker.step()
+    core.settle()
+    assert answer.body is not None
+    assert core.broker.revive.retried == 0
+    assert core.receive("orders", "g") == []
+
+
+def test_a_change_behind_an_ack_of_the_same_turn_is_refused() -> None:
+    core = CoreBroker()
+    (one,) = held(core, 1)
+    ask_ack(core, one)
+    with pytest.raises(InvalidReceiptHandle, match="was acked"):
+        core.broker.acks.change(topic="orders", group="g", handle=one.handle, invisible_ms=0)
+    core.settle()
+
+
+def test_a_reject_behind_an_ack_of_the_same_turn_is_refused() -> None:
+    core = CoreBroker()
+    (one,) = held(core, 1)
+    ask_ack(core, one)
+    result = core.reject("orders", "g", one.handle)
+    assert (result.code, "was acked" in result.message) == (Code.INVALID_RECEIPT_HANDLE, True)
+
+
+def test_a_repeated_fifo_receive_does_not_give_again_what_was_acked_in_the_same_turn() -> None:
+    core = CoreBroker()
+    core.topic("orders", queues=1, type=MessageType.FIFO)
+    core.group("g", type=GroupType.FIFO)
+    for number in range(2):
+        core.send("orders", b"%d" % number, message_group=f"key {number}")
+    first, _ = core.receive("orders", "g", attempt_id="x")
+    ask_ack(core, first)
+    again = core.ask(Kind.POP, pop("orders", "g", attempt_id="x"))
+    assert again.body is not None
+    assert [one.head for one in hop.decode_pop_reply(again.body).deliveries] == [b"1"]

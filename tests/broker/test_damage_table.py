@@ -1,0 +1,409 @@
+"""Every damage at every place: all is there, or the start is refused with a way out.
+
+Makes the table of docs/concepts/store.md.  A variant is one damage at one place;
+POPMQ_DAMAGE_STRIDE says how far apart the flipped bytes are (1: every byte), POPMQ_DAMAGE_SEED
+repeats a run.
+"""
+
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from popmq.common import hop
+from popmq.common.config import MessageSettings, Settings, StoreSettings, TimerSettings
+from popmq.common.errors import Code, StoreDamaged
+from popmq.common.hop import Delivery, Kind, PutEntry, PutRequest
+from popmq.common.message import HEADER_SIZE, check_record
+from popmq.common.topics import MessageType
+from popmq.testing.core import CoreBroker
+from popmq.testing.disk import LyingDisk, PowerCut
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "store.md"
+STRIDE = int(os.environ.get("POPMQ_DAMAGE_STRIDE", "199"))
+SEED = int(os.environ.get("POPMQ_DAMAGE_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
+SETTINGS = Settings(
+    store=StoreSettings(segment_bytes=16 << 10, snapshot_bytes=6 << 10, reserved_segments=1),
+    message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
+    timer=TimerSettings(wheel_slots=60, log_segment_bytes=16 << 10),
+)
+DATA = SETTINGS.broker.data
+LOG, KEYS, SNAPSHOT = f"{DATA}/commitlog/", f"{DATA}/index/", f"{DATA}/snapshot/"
+INDEX = (f"{DATA}/consumequeue/", f"{DATA}/system/")
+CHECKPOINT = f"{DATA}/checkpoint"
+TOPICS = ("orders", "bills")
+SEARCHED = 7  # each so-many-th message is looked for by its id
+
+ALL = "all is there"
+COUNTED = "all but the damaged record, which is counted"
+TAKEN = "taken for retention: what it held is gone"
+REFUSED = "refused"
+# What an error has to say besides: the file, and what to do.
+NAMES = re.compile(rf"{DATA}/[\w/]+")
+WAY_OUT = re.compile(r"popmq doctor|from a copy|move it away|set it back")
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A store, and what its clients were told."""
+
+    files: Files
+    sent: frozenset[bytes] = frozenset()  # answered OK
+    acked: frozenset[bytes] = frozenset()  # by the group "worker"
+    unanswered: frozenset[bytes] = frozenset()
+    earlier: "Made | None" = None
+
+
+@dataclass(slots=True)
+class Client:
+    core: CoreBroker
+    sent: set[bytes] = field(default_factory=set)
+    acked: set[bytes] = field(default_factory=set)
+
+    def send(self, numbers: range) -> None:
+        for number in numbers:
+            for topic in TOPICS:
+                reply = self.core.reply(Kind.PUT, put(topic, number))
+                assert hop.decode_put_reply(reply)[0].code == Code.OK
+                self.sent.add(body(topic, number))
+
+    def work(self, count: int) -> None:
+        """Receive some, and ack every second one."""
+        got = self.core.receive("orders", "worker", limit=count, invisible_ms=3_600_000)
+        for one in got[::2]:
+            assert self.core.ack("orders", "worker", one.handle)[0].code == Code.OK
+            self.acked.add(one.head)
+
+    def made(self, *unanswered: bytes, earlier: Made | None = None) -> Made:
+        return Made(
+            files_of(self.core.disk),
+            frozenset(self.sent),
+            frozenset(self.acked),
+            frozenset(unanswered),
+            earlier,
+        )
+
+
+def body(topic: str, number: int) -> bytes:
+    return b"%s-%03d-" % (topic.encode(), number) + b"x" * 150
+
+
+def name_of(head: bytes) -> bytes:
+    return head[:10].ljust(32, b"-")
+
+
+def put(topic: str, number: int) -> bytes:
+    head = body(topic, number)
+    entry = PutEntry(MessageType.NORMAL, head, b"\x1a\x20" + name_of(head), 0, number % 2)
+    return hop.encode_put(PutRequest(topic, [entry]))
+
+
+def files_of(disk: object) -> Files:
+    assert isinstance(disk, LyingDisk)
+    return {path: bytes(content.now) for path, content in sorted(disk._files.items())}
+
+
+def disk_of(files: Files) -> LyingDisk:
+    """All of it durable."""
+    disk = LyingDisk()
+    for path, data in files.items():
+        file = disk.open(path, create=True)
+        file.write(data, 0)
+        file.sync()
+        disk.sync_folder(path.rpartition("/")[0])
+    return disk
+
+
+def made_store(*, clean: bool) -> Made:
+    """Several segments, checkpoint and snapshots in the middle of a killed store and at the end of
+    one that was stopped; the last record of a killed one was on the disk and not answered yet."""
+    core = CoreBroker(settings=SETTINGS)
+    for topic in TOPICS:
+        core.topic(topic, queues=2)
+    core.group("worker")
+    client = Client(core)
+    client.send(range(40))
+    client.work(8)
+    core.advance(11_000)  # a checkpoint
+    earlier = client.made()
+    client.send(range(40, 50))
+    core.advance(11_000)
+    client.send(range(50, 60))
+    client.work(4)
+    if clean:
+        core.stop()
+        return client.made(earlier=earlier)
+    core.ask(Kind.PUT, put("orders", 60), settle=False)
+    last = body("orders", 60)
+    while not any(last in data for data in files_of(core.disk).values()):
+        core.tick()
+    return client.made(last, earlier=earlier)
+
+
+# -- damages: each yields the files of its variants, and whose clients are asked afterwards
+
+Variants = Iterator[tuple[Files, Made]]
+
+
+def of(made: Made, *roots: str) -> list[str]:
+    return [path for path in made.files if path.startswith(roots)]
+
+
+def without(made: Made, *roots: str) -> Files:
+    return {path: data for path, data in made.files.items() if not path.startswith(roots)}
+
+
+def nothing(made: Made) -> Variants:
+    yield made.files, made
+
+
+def cut_in_the_last_record(made: Made) -> Variants:
+    """The file itself ends there."""
+    path, first, end = last_record(made.files)
+    for at in range(first, end):
+        yield {**made.files, path: made.files[path][:at]}, made
+
+
+def last_record(files: Files) -> tuple[str, int, int]:
+    at = first = 0
+    path = found = ""
+    for path in sorted(path for path in files if path.startswith(LOG)):
+        data, start = files[path], int(path.rpartition("/")[2])
+        offset = 0
+        while len(data) - offset >= HEADER_SIZE and any(data[offset : offset + 8]):
+            size = check_record(data, offset, start + offset).size
+            found, first, at = path, offset, offset + size
+            offset += size
+    return found, first, at
+
+
+def flipped(*roots: str) -> Callable[[Made], Variants]:
+    """A bit of every STRIDE-th byte, and of some zeros behind the last one."""
+
+    def damage(made: Made) -> Variants:
+        rng = random.Random(SEED)
+        for path in of(made, *roots):
+            data = made.files[path]
+            used = min(len(data), len(data.rstrip(b"\0")) + 200)
+            for at in range(rng.randrange(min(STRIDE, max(1, used))), used, STRIDE):
+                wrong = bytearray(data)
+                wrong[at] ^= 1 << rng.randrange(8)
+                yield {**made.files, path: bytes(wrong)}, made
+
+    return damage
+
+
+def missing(*roots: str) -> Callable[[Made], Variants]:
+    """All of it, and each file by itself."""
+
+    def damage(made: Made) -> Variants:
+        yield without(made, *roots), made
+        for path in of(made, *roots):
+            yield without(made, path), made
+
+    return damage
+
+
+def oldest_missing(*more: str) -> Callable[[Made], Variants]:
+    """What people do who need room."""
+
+    def damage(made: Made) -> Variants:
+        yield without(made, of(made, LOG)[0], *more), made
+
+    return damage
+
+
+def segment_missing(made: Made) -> Variants:
+    """Each that holds a record but the first."""
+    for path in of(made, LOG)[1:-1]:
+        yield without(made, path), made
+
+
+def stale(*roots: str) -> Callable[[Made], Variants]:
+    """As it was before: somebody copied it back."""
+
+    def damage(made: Made) -> Variants:
+        assert made.earlier is not None
+        old = {path: made.earlier.files[path] for path in of(made.earlier, *roots)}
+        yield {**without(made, *roots), **old}, made
+
+    return damage
+
+
+def ahead(*roots: str) -> Callable[[Made], Variants]:
+    """The log is that of before, and these files know of more."""
+
+    def damage(made: Made) -> Variants:
+        assert made.earlier is not None
+        new = {path: made.files[path] for path in of(made, *roots)}
+        yield {**without(made.earlier, *roots), **new}, made.earlier
+
+    return damage
+
+
+def two_crashes_in_a_start(made: Made) -> Variants:
+    """The power goes at each operation of a start, and at some of the next one; with the index
+    as it is, and without one."""
+    rebuilt = without(made, *INDEX, KEYS)
+    for files, second in ((made.files, 0), (rebuilt, 1), (rebuilt, 9)):
+        operations, whole = 0, False
+        while not whole:
+            disk = disk_of(files)
+            whole = started(disk, operations)
+            disk.restore_power()
+            started(disk, second)
+            disk.restore_power()
+            yield files_of(disk), made
+            operations += 1
+
+
+def started(disk: LyingDisk, operations: int) -> bool:
+    """Whether a start came to its end before the power went."""
+    disk.cut_at(operations)
+    with suppress(PowerCut):
+        CoreBroker(disk=disk, settings=SETTINGS)
+        return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    name: str
+    variants: Callable[[Made], Variants]
+    killed: tuple[str, ...] = (ALL,)
+    stopped: tuple[str, ...] = (ALL,)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DAMAGES = (
+    Damage("none", nothing),
+    Damage(
+        "the last segment cut at each byte of its last record",
+        cut_in_the_last_record,
+        stopped=(REFUSED,),
+    ),
+    Damage(
+        "a byte of the log flipped",
+        flipped(LOG),
+        killed=(ALL, COUNTED, REFUSED),
+        stopped=(ALL, COUNTED, REFUSED),
+    ),
+    Damage("a byte of the consume queues flipped", flipped(*INDEX)),
+    Damage("a byte of the key index flipped", flipped(KEYS)),
+    Damage("a byte of the checkpoint flipped", flipped(CHECKPOINT)),
+    Damage("a byte of a snapshot flipped", flipped(SNAPSHOT)),
+    Damage("a byte of abort flipped", flipped(f"{DATA}/abort")),
+    Damage("a byte of the timers' files flipped", flipped(f"{DATA}/timer")),
+    Damage("the oldest segment missing", oldest_missing(), (REFUSED,), (REFUSED,)),
+    Damage(
+        "the oldest segment and the checkpoint missing",
+        oldest_missing(CHECKPOINT),
+        (TAKEN,),
+        (TAKEN,),
+    ),
+    Damage("another segment missing", segment_missing, (REFUSED,), (REFUSED,)),
+    Damage("consume queues missing", missing(*INDEX)),
+    Damage("the key index missing", missing(KEYS)),
+    Damage("the checkpoint missing", missing(CHECKPOINT)),
+    Damage("snapshots missing", missing(SNAPSHOT)),
+    Damage("everything but the log missing", missing(*INDEX, KEYS, CHECKPOINT, SNAPSHOT)),
+    Damage("stale consume queues", stale(*INDEX)),
+    Damage("a stale key index", stale(KEYS)),
+    Damage("a stale checkpoint", stale(CHECKPOINT)),
+    Damage("stale snapshots", stale(SNAPSHOT)),
+    Damage("everything but the log stale", stale(*INDEX, KEYS, CHECKPOINT, SNAPSHOT)),
+    Damage("consume queues ahead of the log", ahead(*INDEX)),
+    Damage("the key index ahead of the log", ahead(KEYS)),
+    Damage("snapshots ahead of the log", ahead(SNAPSHOT)),
+    Damage("the checkpoint ahead of the log", ahead(CHECKPOINT), (REFUSED,), (REFUSED,)),
+    Damage("two power cuts in a row while it starts", two_crashes_in_a_start),
+)
+
+
+@pytest.fixture(scope="module")
+def stores() -> dict[bool, Made]:
+    return {clean: made_store(clean=clean) for clean in (False, True)}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_after_any_damage_all_is_there_or_the_start_is_refused_with_a_way_out(
+    damage: Damage, stores: dict[bool, Made]
+) -> None:
+    cells = []
+    for clean, expected in ((False, damage.killed), (True, damage.stopped)):
+        found: dict[str, int] = {}
+        for files, made in damage.variants(stores[clean]):
+            outcome = outcome_of(files, made)
+            found[outcome] = found.get(outcome, 0) + 1
+        assert set(found) <= set(expected), f"seed {SEED}: {found}"
+        # Which bytes are flipped is up to the seed; of the others each outcome was seen.
+        assert damage.name.endswith(" flipped") or set(found) == set(expected), found
+        cells.append("; ".join(expected))
+        print(f"{damage}, {'stopped' if clean else 'killed'}, seed {SEED}: {found}")
+    row = f"| {damage} | {cells[0]} | {cells[1]} |"
+    assert row in PAGE.read_text(encoding="utf-8"), f"not in {PAGE.name}: {row}"
+
+
+def outcome_of(files: Files, made: Made) -> str:
+    """What a start comes to; fails when it is none of those that are allowed."""
+    disk = disk_of(files)
+    try:
+        core = CoreBroker(disk=disk, settings=SETTINGS)
+    except StoreDamaged as refusal:
+        said = str(refusal)
+        assert NAMES.search(said), said
+        assert WAY_OUT.search(said), said
+        assert "position" in said or re.search(r"/\d{20}", said), said
+        now = files_of(disk)
+        assert {path: now[path] for path in now if path.startswith(LOG)} == {
+            path: data for path, data in files.items() if path.startswith(LOG)
+        }, "refused, and the log was changed"
+        return REFUSED
+    lost = made.sent - read_all(core, made, "fresh")
+    cut = core.broker.store.start > 0
+    if cut:
+        gone = b"".join(made.files[path] for path in of(made, LOG) if path not in files)
+        assert all(head in gone for head in lost), "more is gone than it held"
+    elif lost:
+        assert len(lost) == 1, f"{len(lost)} messages are gone"
+        assert core.broker.store.reader.damaged > 0, f"{lost} is gone and nobody says so"
+    for head in sorted(made.sent - lost)[::SEARCHED]:
+        assert_found(core, head)
+    mine = {one.head for one in everything(core, "orders", "worker")}
+    assert not mine & made.acked, "what was acked came again"
+    # And it goes on, over another start.
+    new = body("orders", 999)
+    reply = core.reply(Kind.PUT, put("orders", 999))
+    assert hop.decode_put_reply(reply)[0].code == Code.OK
+    core.broker.release_files()
+    core.start()
+    again = {one.head for topic in TOPICS for one in everything(core, topic, "later")}
+    assert again >= (made.sent - lost) | {new}
+    return TAKEN if cut else COUNTED if lost else ALL
+
+
+def read_all(core: CoreBroker, made: Made, group: str) -> set[bytes]:
+    heads = [one.head for topic in TOPICS for one in everything(core, topic, group)]
+    assert len(heads) == len(set(heads)), "a message came twice"
+    assert set(heads) <= made.sent | made.unanswered, "something came that nobody sent"
+    return set(heads)
+
+
+def everything(core: CoreBroker, topic: str, group: str) -> Iterator[Delivery]:
+    while batch := core.receive(topic, group):
+        yield from batch
+
+
+def assert_found(core: CoreBroker, head: bytes) -> None:
+    topic = core.broker.registry.topic(head.partition(b"-")[0].decode())
+    found = core.broker.lookup.by_id(topic.id, name_of(head).decode())
+    assert [one.head for one in found.messages] == [head], head[:10]

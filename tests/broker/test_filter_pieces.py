@@ -1,0 +1,116 @@
+"""A receive whose filter passes over much looks on piece by piece, and others have their turn."""
+
+import pytest
+
+from popmq.broker.pop.batch import SCAN_UNITS
+from popmq.common import hop
+from popmq.common.errors import TopicNotFound
+from popmq.common.hop import Kind, PutEntry, PutRequest
+from popmq.common.message import tag_hash
+from popmq.common.topics import GroupType, MessageType
+from popmq.testing.core import Answer, CoreBroker, pop, tagged
+
+QUEUES = 8
+FOREIGN = 300  # messages of another tag in each queue
+
+
+def entry(queue_id: int, number: int, tag: str, kind: MessageType) -> PutEntry:
+    name = b"key %d" % (number % 7)
+    group = b"\x8a\x01" + bytes((len(name),)) + name if kind is MessageType.FIFO else b""
+    return PutEntry(kind, b"%d" % number, tagged(tag) + group, tag_hash(tag), queue_id)
+
+
+@pytest.fixture(params=[GroupType.NORMAL, GroupType.FIFO])
+def core(request: pytest.FixtureRequest) -> CoreBroker:
+    made = CoreBroker()
+    kind = MessageType.FIFO if request.param is GroupType.FIFO else MessageType.NORMAL
+    made.topic("orders", queues=QUEUES, type=kind)
+    made.topic("others", queues=1)
+    made.group("g", type=request.param)
+    for queue_id in range(QUEUES):
+        entries = [entry(queue_id, number, "A", kind) for number in range(FOREIGN)]
+        made.reply(Kind.PUT, hop.encode_put(PutRequest("orders", entries)))
+    wanted = [entry(QUEUES - 1, FOREIGN, "B", kind)]
+    made.reply(Kind.PUT, hop.encode_put(PutRequest("orders", wanted)))
+    return made
+
+
+def looked_at(core: CoreBroker) -> list[int]:
+    """How many messages of each queue the group has passed, by queue."""
+    group, topic = core.broker.registry.group("g"), core.broker.registry.topic("orders")
+    found = []
+    for queue_id in range(QUEUES):
+        progress = core.broker.table.progress(group.id, topic.id, queue_id)
+        found.append(progress.cursor if progress else 0)
+    return found
+
+
+def ask(core: CoreBroker, *, poll_ms: int = 0) -> Answer:
+    request = pop("orders", "g", expression="B", poll_ms=poll_ms)
+    return core.ask(Kind.POP, request, settle=False)
+
+
+def test_one_piece_looks_at_so_many_units_in_all_and_at_every_queue(core: CoreBroker) -> None:
+    ask(core, poll_ms=5_000)
+    passed = looked_at(core)
+    assert sum(passed) <= SCAN_UNITS
+    assert min(passed) >= SCAN_UNITS // QUEUES // 2
+
+
+def test_a_receive_that_waits_finds_what_lies_behind_in_later_steps(core: CoreBroker) -> None:
+    answer = ask(core, poll_ms=5_000)
+    before = looked_at(core)
+    steps = 0
+    while not answer.heard:
+        core.broker.step()
+        core.settle()
+        steps += 1
+        assert sum(looked_at(core)) - sum(before) <= SCAN_UNITS
+        before = looked_at(core)
+    assert steps >= QUEUES * FOREIGN // SCAN_UNITS - 1
+    assert answer.body is not None
+    assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == [b"300"]
+
+
+def test_a_receive_that_does_not_wait_looks_on_between_the_requests_of_others(
+    core: CoreBroker,
+) -> None:
+    answer = ask(core)
+    core.send("others", b"x")  # settles: all of its turns have come
+    assert answer.body is not None
+    assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == [b"300"]
+    group = core.broker.registry.group("g")
+    core.broker.registry.delete_group(group.name)
+    core.group("g", type=group.type)
+    answer = ask(core)
+    assert sum(looked_at(core)) <= SCAN_UNITS
+    core.tick()
+    assert SCAN_UNITS < sum(looked_at(core)) <= 2 * SCAN_UNITS
+    assert not answer.heard
+    core.settle()
+    assert answer.heard
+
+
+def test_a_receive_whose_client_left_looks_no_further(core: CoreBroker) -> None:
+    answer = ask(core)
+    core.server.cancel(answer.id)
+    before = looked_at(core)
+    core.settle()
+    assert looked_at(core) == before
+    assert not answer.heard
+
+
+def test_a_receive_that_looks_on_is_refused_when_its_topic_goes(core: CoreBroker) -> None:
+    answer = ask(core)
+    core.broker.registry.delete_topic("orders")
+    core.settle()
+    assert isinstance(answer.error, TopicNotFound)
+
+
+def test_a_broker_that_leads_no_more_looks_no_further(core: CoreBroker) -> None:
+    answer = ask(core)
+    core.server.end()
+    before = looked_at(core)
+    core.settle()
+    assert looked_at(core) == before
+    assert not answer.heard

@@ -1,0 +1,102 @@
+"""Handles that a client made up or changed, with a check that is right: nothing comes of them."""
+
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import cast
+
+import pytest
+from crc32c import crc32c
+
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Delivery
+from popmq.common.topics import CheckPoints, GroupType, MessageType
+from popmq.testing.core import CoreBroker
+from popmq.testing.disk import LyingDisk
+
+KINDS = [
+    (GroupType.NORMAL, CheckPoints.DURABLE),
+    (GroupType.NORMAL, CheckPoints.BUFFERED),
+    (GroupType.FIFO, CheckPoints.DURABLE),
+]
+MEMBER = struct.Struct(">QB")  # queue offset, member; behind it the check
+kinds = pytest.mark.parametrize(("type", "check_points"), KINDS)
+
+
+def raw(handle: bytes) -> bytearray:
+    return bytearray(urlsafe_b64decode(handle + b"=" * (-len(handle) % 4)))
+
+
+def checked(data: bytearray) -> bytes:
+    """As text, with the check that belongs to it."""
+    data[-4:] = crc32c(bytes(data[:-4])).to_bytes(4, "big")
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def renamed(handle: bytes, offset: int, member: int) -> bytes:
+    data = raw(handle)
+    data[-4 - MEMBER.size : -4] = MEMBER.pack(offset, member)
+    return checked(data)
+
+
+def delivered(type: GroupType, check_points: CheckPoints) -> tuple[CoreBroker, list[Delivery]]:
+    """A broker, and messages 5, 6 and 7 of a queue in flight; those before are acked."""
+    core = CoreBroker(disk=LyingDisk())
+    core.topic("orders", queues=1, type=MessageType.MIXED)
+    core.group("g", type=type, check_points=check_points)
+    for number in range(8):
+        core.send("orders", b"%d" % number, message_group="k" if type is GroupType.FIFO else "")
+    before = core.receive("orders", "g", limit=5)
+    core.ack("orders", "g", *(one.handle for one in before))
+    got = core.receive("orders", "g")
+    assert [one.head for one in got] == [b"5", b"6", b"7"]
+    return core, got
+
+
+def refused(core: CoreBroker, handle: bytes) -> None:
+    (result,) = core.ack("orders", "g", handle)
+    assert result.code == Code.INVALID_RECEIPT_HANDLE
+    assert core.reject("orders", "g", handle).code == Code.INVALID_RECEIPT_HANDLE
+    with pytest.raises(PopmqError) as told:
+        core.change("orders", "g", handle, 1_000)
+    assert told.value.code == Code.INVALID_RECEIPT_HANDLE
+
+
+@kinds
+def test_a_handle_that_names_another_offset_or_member_is_refused_and_nothing_is_written(
+    type: GroupType, check_points: CheckPoints
+) -> None:
+    core, got = delivered(type, check_points)
+    end = core.broker.store.end
+    for member, one in enumerate(got):
+        for offset in (0, 4, 5, 6, 7, 8, 69, 1 << 40, (1 << 64) - 1):
+            if offset != 5 + member:
+                refused(core, renamed(one.handle, offset, member))
+        for other in (3, 40, 63, 64, 255):
+            refused(core, renamed(one.handle, 5 + member, other))
+            refused(core, renamed(one.handle, 5 + other, other))
+    assert core.broker.store.end == end
+    for one in got:
+        assert core.ack("orders", "g", one.handle)[0].code == Code.OK
+    cast(LyingDisk, core.disk).restore_power()
+    core.start()
+    core.advance(120_000)
+    assert core.receive("orders", "g") == []
+
+
+@kinds
+def test_a_handle_with_any_bit_changed_and_a_check_that_fits_is_refused(
+    type: GroupType, check_points: CheckPoints
+) -> None:
+    """Its topic, group, queue, attempt, check point, offset and member: none can be made up."""
+    core, got = delivered(type, check_points)
+    handles = {one.handle for one in got}
+    end = core.broker.store.end
+    for at in range(2, len(raw(got[0].handle)) - 4):
+        for bit in range(8):
+            changed = raw(got[0].handle)
+            changed[at] ^= 1 << bit
+            handle = checked(changed)
+            assert handle not in handles
+            (result,) = core.ack("orders", "g", handle)
+            assert result.code == Code.INVALID_RECEIPT_HANDLE, (at, bit)
+    assert core.broker.store.end == end

@@ -1,0 +1,194 @@
+"""What the broker counts for an operator, beside what its parts' own tests look at."""
+
+from math import inf
+
+import pytest
+
+from popmq.broker import metrics
+from popmq.broker.metrics import broker_metrics
+from popmq.broker.pop import pair_counts
+from popmq.broker.pop.due_times import DueTimes
+from popmq.broker.pop.lag_watch import APART_MS, ASKED_MS
+from popmq.broker.pop.pair_counts import PairCounts
+from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
+from popmq.common.hop import Kind, PutEntry, PutRequest, encode_put
+from popmq.common.observe import Metric
+from popmq.common.topics import MessageType
+from popmq.testing.core import CoreBroker, pop
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    core = CoreBroker()
+    core.start()
+    core.topic("orders", queues=2)
+    return core
+
+
+def readings(core: CoreBroker, name: str) -> list[Metric]:
+    return [one for one in broker_metrics(core.broker) if one.name == name]
+
+
+def by_labels(core: CoreBroker, name: str) -> dict[tuple[str, ...], float]:
+    return {tuple(one.labels.values()): one.value for one in readings(core, name)}
+
+
+def value(core: CoreBroker, name: str) -> float:
+    (found,) = readings(core, name)
+    return found.value
+
+
+def put(body: bytes) -> bytes:
+    entry = PutEntry(MessageType.NORMAL, body, b"")
+    return encode_put(PutRequest("orders", [entry]))
+
+
+def look(core: CoreBroker, ms: int) -> None:
+    """Let so much time pass, in looks at the lag."""
+    list(broker_metrics(core.broker))
+    for _ in range(ms // APART_MS):
+        core.advance(APART_MS)
+
+
+def test_deliveries_and_acks_are_counted_for_each_group_and_topic(core: CoreBroker) -> None:
+    for number in range(6):
+        core.send("orders", b"%d" % number)
+    first = core.receive("orders", "g", limit=4, invisible_ms=1_000)
+    core.receive("orders", "h", limit=6)
+    core.ack("orders", "g", *(one.handle for one in first[:3]))
+    core.ack("orders", "g", first[0].handle)  # again
+    core.advance(2_000)
+    core.receive("orders", "g", limit=1, queue_id=-1)
+    out, acked = (by_labels(core, f"group_messages_{name}") for name in ("out", "acked"))
+    assert out == {("g", "orders"): 5, ("h", "orders"): 6}
+    assert acked == {("g", "orders"): 3}
+    assert (value(core, "acks"), value(core, "messages_out")) == (3, 11)
+    core.broker.registry.delete_topic("orders")
+    assert by_labels(core, "group_messages_out") == {}
+    assert by_labels(core, "group_messages_acked") == {}
+
+
+def test_of_many_pairs_the_rest_is_counted_together(
+    core: CoreBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_counts, "PAIRS_LIMIT", 2)
+    counts = PairCounts()
+    for group in ("a", "b", "c", "d", "a"):
+        counts.add(("orders", group), 2)
+    assert counts.counts == {("orders", "a"): 4, ("orders", "b"): 2, ("_others", "_others"): 4}
+    monkeypatch.setattr(metrics, "CONSUMER_PAIRS_LIMIT", 1)
+    core.broker.pops.delivered = counts
+    assert by_labels(core, "group_messages_out") == {("a", "orders"): 4, ("_others", "_others"): 6}
+    monkeypatch.setattr(metrics, "TOPICS_LIMIT", 1)
+    core.broker.sends.stored_by_topic.update(orders=5, bills=2, letters=1)
+    assert by_labels(core, "messages_in") == {("orders",): 5, ("_others",): 3}
+
+
+def test_the_time_from_a_delivery_to_its_ack_is_a_histogram(core: CoreBroker) -> None:
+    for number in range(3):
+        core.send("orders", b"%d" % number)
+    taken = core.receive("orders", "g", limit=3)
+    core.clock.advance(400)
+    core.ack("orders", "g", *(one.handle for one in taken[:2]))
+    core.clock.advance(4_000)
+    core.ack("orders", "g", taken[2].handle)
+    (found,) = readings(core, "ack_latency_seconds")
+    buckets = dict(found.buckets)
+    assert (buckets["0.2"], buckets["0.5"], buckets["2"], buckets["5"]) == (0, 2, 2, 3)
+    assert found.value == pytest.approx(0.4 + 0.4 + 4.4)
+
+
+def test_group_commits_are_counted_with_their_records_and_bytes(core: CoreBroker) -> None:
+    before = {name: value(core, name) for name in ("store_flushes", "store_flush_records")}
+    for number in range(3):
+        core.ask(Kind.PUT, put(b"%d" % number), settle=False)
+    core.settle()
+    flushed = value(core, "store_flushes") - before["store_flushes"]
+    assert flushed == 1
+    assert value(core, "store_flush_records") - before["store_flush_records"] == 3
+    assert value(core, "store_flush_bytes") == value(core, "store_appended_bytes")
+    (seconds,) = readings(core, "store_flush_seconds")
+    assert dict(seconds.buckets)["+Inf"] == value(core, "store_flushes")
+
+
+def test_the_age_of_the_oldest_ready_message_is_found_while_somebody_scrapes(
+    core: CoreBroker,
+) -> None:
+    core.receive("orders", "g")
+    core.send("orders", b"1", queue_id=1)
+    core.advance(10_000)
+    assert by_labels(core, "consumer_queueing_latency_seconds") == {}, "nobody asked before"
+    core.send("orders", b"0", queue_id=0)
+    look(core, APART_MS)
+    ages = by_labels(core, "consumer_queueing_latency_seconds")
+    assert ages == {("g", "orders"): 10 + APART_MS / 1_000}
+    core.receive("orders", "g", limit=10)
+    assert by_labels(core, "consumer_queueing_latency_seconds") == {("g", "orders"): 0}
+    core.advance(ASKED_MS + APART_MS)
+    core.advance(1)
+    looks = core.broker.lag_watch.pairs["g", "orders"].looks
+    last = looks[-1]
+    core.advance(10 * APART_MS)
+    assert looks[-1] == last, "it goes on looking though nobody asks"
+
+
+def test_how_long_the_lag_will_last_is_told_by_its_slope(core: CoreBroker) -> None:
+    for number in range(30):
+        core.send("orders", b"%d" % number)
+    (first,) = core.receive("orders", "g", limit=1)
+    look(core, 2 * APART_MS)
+    assert by_labels(core, "consumer_eta_seconds") == {("g", "orders"): inf}
+    for _ in range(4):
+        taken = core.receive("orders", "g", limit=5)
+        core.ack("orders", "g", *(one.handle for one in taken))
+        core.advance(APART_MS)
+    ((_, eta_s),) = by_labels(core, "consumer_eta_seconds").items()
+    assert 5 < eta_s < 20, "10 are left, at less than 1 a second"
+    while taken := core.receive("orders", "g", limit=32):
+        core.ack("orders", "g", *(one.handle for one in taken))
+    core.ack("orders", "g", first.handle)
+    core.advance(60_000)
+    look(core, APART_MS)
+    assert by_labels(core, "consumer_eta_seconds") == {("g", "orders"): 0}
+
+
+def test_check_points_that_are_overdue_are_counted_each_once() -> None:
+    times = DueTimes(16)
+    for sequence, due_ms in enumerate((10, 10, 40, 900)):
+        record = ReviveRecord(ReviveKind.CHECK_POINT, 1, sequence, 1, revive_at_ms=due_ms)
+        times.add(record.check_point(0))
+    assert times.overdue(15) == (0, 0)
+    assert times.overdue(100) == (3, 84)
+    for bucket in list(times._buckets.values()):
+        for ck in list(bucket.line):
+            times.remove(ck)
+            times.add(ck)  # buckets are in the heap for a second time now
+    assert times.overdue(100) == (3, 84)
+    assert times.overdue(912) == (4, 896)
+
+
+def test_dead_letters_that_are_kept_are_counted_by_group(core: CoreBroker) -> None:
+    for number in range(2):
+        core.send("orders", b"%d" % number)
+    for one in core.receive("orders", "g", limit=2):
+        core.reject("orders", "g", one.handle)
+    assert by_labels(core, "dlq_messages") == {("g",): 2}
+    assert value(core, "send_to_dlq_messages") == 2
+
+
+def test_a_waiting_receive_that_needs_no_wait_is_a_hit(core: CoreBroker) -> None:
+    core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000))
+    core.send("orders", b"wakes it")
+    core.send("orders", b"is there")
+    core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000))
+    core.ask(Kind.POP, pop("orders", "g"))
+    assert (value(core, "receives_woken"), value(core, "is_short_polling_hit")) == (1, 1)
+
+
+def test_refusals_by_a_bound_name_it(core: CoreBroker) -> None:
+    core.broker.polling._limit = 1
+    for _ in range(2):
+        core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000))
+    limits = by_labels(core, "limits_hit")
+    assert limits["poll.waiters",] == 1
+    assert sum(limits.values()) == 1

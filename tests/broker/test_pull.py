@@ -1,0 +1,279 @@
+"""Pull consumers: PULL and the offsets of groups that keep their own place."""
+
+from typing import Any
+
+import pytest
+
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import FilterType, Kind, PutEntry, PutRequest, encode_put
+from popmq.common.topics import GroupType, MessageType, StartAt
+from popmq.common.wire import admin_pb2
+from popmq.common.wire import pull_pb2 as pb
+from popmq.proxy.api.definition_pb2 import SystemProperties
+from popmq.testing.core import Answer, CoreBroker
+
+BLUE: dict[str, Any] = {"filter_type": FilterType.TAG, "expression": "blue"}
+
+
+@pytest.fixture
+def core() -> CoreBroker:
+    made = CoreBroker()
+    made.topic("orders", queues=2)
+    made.group("g")
+    return made
+
+
+def send(core: CoreBroker, *bodies: str, tag: str = "") -> None:
+    for body in bodies:
+        core.send("orders", body.encode(), tag=tag, queue_id=0)
+
+
+def request(offset: int, **more: Any) -> bytes:
+    asked: dict[str, Any] = {"topic": "orders", "group": "g", "limit": 32, **more}
+    asked.setdefault("reply_bytes", 1 << 20)
+    return pb.PullRequest(offset=offset, **asked).SerializeToString()
+
+
+def pull(core: CoreBroker, offset: int, **more: Any) -> pb.PullReply:
+    return pb.PullReply.FromString(core.reply(Kind.PULL, request(offset, **more)))
+
+
+def wait(core: CoreBroker, offset: int, poll_ms: int = 5_000, **more: Any) -> Answer:
+    return core.ask(Kind.PULL, request(offset, poll_ms=poll_ms, **more))
+
+
+def told(answer: Answer) -> pb.PullReply:
+    assert answer.body is not None
+    return pb.PullReply.FromString(answer.body)
+
+
+def bodies(reply: pb.PullReply) -> list[str]:
+    return [one.head.decode() for one in reply.messages]
+
+
+def update(core: CoreBroker, offset: int, queue_id: int = 0, group: str = "g") -> None:
+    asked = pb.UpdateOffsetRequest(topic="orders", group=group, queue_id=queue_id, offset=offset)
+    core.reply(Kind.UPDATE_OFFSET, asked.SerializeToString())
+
+
+def get(core: CoreBroker, queue_id: int = 0, group: str = "g") -> int:
+    asked = pb.GetOffsetRequest(topic="orders", group=group, queue_id=queue_id)
+    return pb.OffsetReply.FromString(core.reply(Kind.GET_OFFSET, asked.SerializeToString())).offset
+
+
+def query(core: CoreBroker, **place: Any) -> int:
+    asked = pb.QueryOffsetRequest(topic="orders", queue_id=0, **place)
+    reply = core.reply(Kind.QUERY_OFFSET, asked.SerializeToString())
+    return pb.OffsetReply.FromString(reply).offset
+
+
+def named(core: CoreBroker, message_id: str) -> None:
+    properties = SystemProperties(message_id=message_id).SerializeToString()
+    entry = PutEntry(MessageType.NORMAL, message_id.encode(), properties, queue_id=0)
+    core.reply(Kind.PUT, encode_put(PutRequest("orders", [entry])))
+
+
+def explained(core: CoreBroker, message_id: str) -> admin_pb2.Explained:
+    asked = admin_pb2.ExplainRequest(message_id=message_id, topic="orders", group="g")
+    reply = admin_pb2.ExplainReply.FromString(core.reply(Kind.EXPLAIN, asked.SerializeToString()))
+    (message,) = reply.messages
+    (state,) = message.groups
+    return state
+
+
+def test_a_pull_reads_on_from_its_offset_and_says_where_the_next_begins(core: CoreBroker) -> None:
+    send(core, "a", "b", "c", "d")
+    first = pull(core, 1, limit=2)
+    assert (bodies(first), first.next_offset) == (["b", "c"], 3)
+    assert [one.queue_offset for one in first.messages] == [1, 2]
+    rest = pull(core, first.next_offset)
+    assert (bodies(rest), rest.next_offset) == (["d"], 4)
+
+
+def test_a_pull_takes_nothing_away_from_anybody(core: CoreBroker) -> None:
+    send(core, "a", "b")
+    end = core.broker.store.end
+    assert bodies(pull(core, 0)) == bodies(pull(core, 0)) == ["a", "b"]
+    assert core.broker.store.end == end, "a pull wrote a record"
+    assert len(core.receive("orders", "g")) == 2
+
+
+def test_a_pull_at_the_end_waits_for_the_next_message(core: CoreBroker) -> None:
+    send(core, "a")
+    other, waiting = wait(core, 0, queue_id=1), wait(core, 1)  # who came first misses
+    assert not waiting.heard
+    send(core, "b")
+    core.run_steps()
+    assert (bodies(told(waiting)), told(waiting).next_offset) == (["b"], 2)
+    assert not other.heard, "it waits at another queue"
+
+
+def test_every_waiting_pull_of_a_queue_gets_the_message(core: CoreBroker) -> None:
+    waiting = [wait(core, 0), wait(core, 0)]
+    send(core, "a")
+    core.run_steps()
+    assert [bodies(told(one)) for one in waiting] == [["a"], ["a"]]
+
+
+def test_a_pull_that_waited_in_vain_is_answered_at_its_time(core: CoreBroker) -> None:
+    waiting = wait(core, 0, poll_ms=1_000)
+    core.advance(999)
+    assert not waiting.heard
+    core.advance(1)
+    assert (bodies(told(waiting)), told(waiting).next_offset) == ([], 0)
+    assert core.broker.polling.count == 0
+
+
+def test_a_pull_whose_client_left_waits_no_longer(core: CoreBroker) -> None:
+    waiting = wait(core, 0)
+    core.server.cancel(waiting.id)
+    assert core.broker.polling.count == 0
+    send(core, "a")
+    core.run_steps()
+    assert not waiting.heard
+
+
+@pytest.mark.parametrize(("offset", "nearest"), [(3, 2), (99, 2)])
+def test_an_offset_that_the_queue_lacks_is_answered_with_the_nearest(
+    core: CoreBroker, offset: int, nearest: int
+) -> None:
+    send(core, "a", "b")
+    reply = pull(core, offset)
+    assert (bodies(reply), reply.next_offset) == ([], nearest)
+    assert f"offset {offset} of queue 0 of topic orders: it has 0 to 2" in reply.illegal_offset
+
+
+def test_a_filter_is_applied_and_the_next_offset_is_behind_what_it_passed(core: CoreBroker) -> None:
+    send(core, "a", "b", tag="red")
+    send(core, "c", tag="blue")
+    send(core, "d", tag="red")
+    reply = pull(core, 0, **BLUE)
+    assert (bodies(reply), reply.next_offset) == (["c"], 4)
+    reply = pull(core, 3, **BLUE)
+    assert (bodies(reply), reply.next_offset) == ([], 4)
+
+
+def test_a_filter_that_passes_over_thousands_goes_on_where_it_was(core: CoreBroker) -> None:
+    send(core, *map(str, range(1_700)), tag="red")
+    send(core, "found", tag="blue")
+    assert bodies(pull(core, 0, **BLUE)) == ["found"]
+    waiting = wait(core, 0, **BLUE)
+    core.run_steps()
+    assert bodies(told(waiting)) == ["found"]
+
+
+def test_an_sql_filter_reads_what_it_chooses_from(core: CoreBroker) -> None:
+    send(core, "a", "b", "c")
+    reply = pull(core, 0, limit=2, filter_type=FilterType.SQL, expression="TAGS IS NULL")
+    assert (bodies(reply), reply.next_offset) == (["a", "b"], 2)
+
+
+def test_a_reply_ends_at_its_bytes_but_holds_one_message(core: CoreBroker) -> None:
+    send(core, "x" * 5_000, "y" * 5_000)
+    reply = pull(core, 0, reply_bytes=1_000)
+    assert (len(reply.messages), reply.next_offset) == (1, 1)
+
+
+def test_a_set_offset_is_the_groups_and_survives_a_restart(core: CoreBroker) -> None:
+    send(core, "a", "b", "c")
+    with pytest.raises(PopmqError, match="has no offset in queue 0") as none:
+        get(core)
+    assert none.value.code == Code.OFFSET_NOT_FOUND
+    update(core, 2)
+    core.stop()
+    core.start()
+    assert get(core) == 2
+    assert [one.head for one in core.receive("orders", "g")] == [b"c"], "pop goes on there"
+
+
+def test_an_offset_may_go_back(core: CoreBroker) -> None:
+    send(core, "a", "b", "c")
+    update(core, 3)
+    update(core, 1)
+    core.broker.store.release_files()
+    core.start()
+    assert get(core) == 1
+
+
+def test_an_offset_that_is_set_already_writes_nothing(core: CoreBroker) -> None:
+    send(core, "a", "b", "c")
+    update(core, 2)
+    end = core.broker.store.end
+    update(core, 2)
+    assert core.broker.store.end == end
+
+
+def test_the_offset_of_an_acking_group_is_read_but_not_set_under_its_deliveries(
+    core: CoreBroker,
+) -> None:
+    send(core, "a", "b", "c")
+    got = core.receive("orders", "g", limit=2)
+    with pytest.raises(PopmqError, match=r"2 messages of queue 0 .* are in flight") as refused:
+        update(core, 3)
+    assert refused.value.code == Code.PRECONDITION_FAILED
+    core.ack("orders", "g", *(one.handle for one in got))
+    assert get(core) == 2
+    update(core, 3)
+    assert core.receive("orders", "g") == []
+
+
+def test_an_offset_behind_the_end_is_refused_and_one_queues_is_not_anothers(
+    core: CoreBroker,
+) -> None:
+    send(core, "a")
+    with pytest.raises(PopmqError, match="its end is 1") as refused:
+        update(core, 2)
+    assert refused.value.code == Code.ILLEGAL_OFFSET
+    update(core, 1)
+    with pytest.raises(PopmqError, match="no offset in queue 1"):
+        get(core, queue_id=1)
+
+
+def test_groups_that_start_at_the_newest_or_keep_order_may_pull(core: CoreBroker) -> None:
+    send(core, "a", "b")
+    core.group("late", start_at=StartAt.NEWEST)
+    core.group("line", type=GroupType.FIFO)
+    for group in ("late", "line"):
+        update(core, 1, group=group)
+        assert get(core, group=group) == 1
+        assert [one.head for one in core.receive("orders", group)] == [b"b"]
+
+
+def test_offsets_of_places_and_times_are_told(core: CoreBroker) -> None:
+    send(core, "a")
+    core.advance(1_000)
+    later_ms = core.clock.wall_ms()
+    send(core, "b")
+    assert query(core, beginning=True) == 0
+    assert query(core, end=True) == 2
+    assert query(core, stored_ms=later_ms) == 1
+    assert query(core, stored_ms=later_ms + 1) == 2
+
+
+def test_a_queue_that_is_not_there_is_refused(core: CoreBroker) -> None:
+    with pytest.raises(PopmqError, match="queue 2 of topic orders, which has 2"):
+        pull(core, 0, queue_id=2)
+    with pytest.raises(PopmqError, match="queue 2 of topic orders, which has 2"):
+        get(core, queue_id=2)
+
+
+def test_lag_and_explain_know_what_a_pull_consumer_is_done_with(core: CoreBroker) -> None:
+    for message_id in ("A", "B", "C"):
+        named(core, message_id)
+    update(core, 2)
+    asked = admin_pb2.LagRequest(group="g").SerializeToString()
+    (lag,) = admin_pb2.LagReply.FromString(core.reply(Kind.LAG, asked)).lags
+    assert (lag.ready, lag.in_flight) == (1, 0)
+    state = explained(core, "A")
+    assert (state.state, state.text) == (
+        "ACKED",
+        "a pull consumer set the group's offset to 2, behind it",
+    )
+    assert explained(core, "C").state == "READY"
+
+
+def test_a_topic_that_goes_ends_its_pulls(core: CoreBroker) -> None:
+    waiting = wait(core, 0)
+    core.broker.registry.delete_topic("orders")
+    core.run_steps()
+    assert bodies(told(waiting)) == []

@@ -1,0 +1,59 @@
+"""The end of a turn: once for all that came in it, in order, with what is left meanwhile."""
+
+import asyncio
+
+import pytest
+
+from popmq.common.turn import TurnEnd, at_once
+
+
+def test_what_is_left_for_the_end_of_a_turn_comes_in_order_behind_the_turn() -> None:
+    said: list[str] = []
+
+    async def test() -> None:
+        turn = TurnEnd()
+        turn.at_end(lambda: said.append("first"))
+        turn.at_end(lambda: said.append("second"))
+        said.append("the turn")
+        await asyncio.sleep(0)
+
+    asyncio.run(test())
+    assert said == ["the turn", "first", "second"]
+
+
+def test_what_the_end_of_a_turn_leaves_is_done_in_the_same_pass() -> None:
+    said: list[str] = []
+
+    async def test() -> None:
+        turn = TurnEnd()
+        turn.at_end(lambda: turn.at_end(lambda: said.append("its own")))
+        turn.at_end(lambda: said.append("another's"))
+        await asyncio.sleep(0)
+        assert said == ["another's", "its own"]
+        turn.at_end(lambda: said.append("next turn"))
+        await asyncio.sleep(0)
+
+    asyncio.run(test())
+    assert said == ["another's", "its own", "next turn"]
+
+
+def test_one_that_fails_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+
+    async def test() -> None:
+        turn = TurnEnd()
+        turn.at_end(lambda: said.remove("absent"))
+        turn.at_end(lambda: said.append("after it"))
+        await asyncio.sleep(0)
+        turn.at_end(lambda: said.append("a turn later"))
+        await asyncio.sleep(0)
+
+    asyncio.run(test())
+    assert said == ["after it", "a turn later"]
+    assert "the end of a turn failed" in caplog.text
+
+
+def test_without_a_loop_nothing_is_gathered() -> None:
+    said: list[str] = []
+    at_once(lambda: said.append("now"))
+    assert said == ["now"]

@@ -1,0 +1,83 @@
+"""What a Service of Kubernetes does to connections: each new one goes to one of those that are
+ready, in turn, and stays there until one of its ends closes it."""
+
+import asyncio
+import contextlib
+import itertools
+from types import TracebackType
+from typing import Self
+
+from e2e.processes import LOCAL, free_port
+
+from popmq.common.listening import stop_listening
+from popmq.testing.loop_thread import LoopThread
+
+_PIECE = 64 << 10
+_WITHIN_S = 20.0
+
+
+class Balancer:
+    """Listens at `address` while entered; `ready` may be changed at any time."""
+
+    def __init__(self, *ready: str) -> None:
+        self.ready = list(ready)
+        self.address = f"{LOCAL}:{free_port()}"
+        self.accepted = 0
+        self._turn = itertools.count()
+        self._loop = LoopThread("balancer")
+        self._server: asyncio.Server | None = None
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._listen(), _WITHIN_S)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop.call(self._close(), _WITHIN_S)
+        self._loop.stop()
+
+    async def _listen(self) -> None:
+        host, port = self.address.rsplit(":", 1)
+        self._server = await asyncio.start_server(self._accept, host, int(port))
+
+    async def _close(self) -> None:
+        assert self._server is not None
+        await stop_listening(self._server)
+        for task in list(self._carrying):
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        task = asyncio.get_running_loop().create_task(self._carry(reader, writer))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there: asyncio.StreamWriter | None = None
+        try:
+            target = self.ready[next(self._turn) % len(self.ready)]
+            host, port = target.rsplit(":", 1)
+            from_there, there = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(_pour(reader, there), _pour(from_there, writer))
+        except OSError:
+            pass  # the client connects again
+        finally:
+            for one in (writer, there):
+                if one is not None:
+                    one.close()
+                    with contextlib.suppress(OSError):
+                        await one.wait_closed()
+
+
+async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(_PIECE):
+        writer.write(piece)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()

@@ -1,0 +1,203 @@
+"""Scenarios of the official Python client, one after the other (`python -m e2e.scenario_client`).
+
+What it is asked comes as one JSON object on stdin (endpoint, and what to run); what each scenario
+saw leaves as one JSON line on stdout.  test_official_scenarios.py judges it.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import Any
+
+from e2e.python_client import Command, configuration
+from rocketmq import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    FilterExpression,
+    Message,
+    Producer,
+    SimpleConsumer,
+    TransactionChecker,
+    TransactionResolution,
+)
+
+INVISIBLE_S = 30
+SQL = 2  # FilterType of the protocol
+_stdout = threading.Lock()
+
+
+def main() -> None:
+    start = json.loads(sys.stdin.readline())
+    for name in start["run"]:
+        try:
+            seen = SCENARIOS[name](start)
+        except Exception as error:
+            seen = {"error": repr(error)}
+        emit({"scenario": name, **seen})
+    os._exit(0)  # threads of the client that are no daemons would keep the interpreter alive
+
+
+def producer_of(start: Command, *topics: str, checker: Any = None) -> Any:
+    made = Producer(configuration(start), topics, checker=checker)
+    made.startup()
+    return made
+
+
+def consumer_of(start: Command, group: str, topic: str, await_s: int, **more: Any) -> Any:
+    expression = FilterExpression(**more) if more else FilterExpression()
+    made = SimpleConsumer(configuration(start), group, {topic: expression}, await_duration=await_s)
+    made.startup()
+    return made
+
+
+def message_to(topic: str, body: bytes, **fields: Any) -> Any:
+    message = Message()
+    message.topic, message.body = topic, body
+    for name, value in fields.items():
+        if name == "properties":
+            for key, text in value.items():
+                message.add_property(key, text)
+        else:
+            setattr(message, name, value)
+    return message
+
+
+def received(consumer: Any, *, rounds: int = 1, limit: int = 32) -> list[Any]:
+    """What so many receives brought, acknowledged."""
+    found = []
+    for _ in range(rounds):
+        got = consumer.receive(limit, INVISIBLE_S)
+        for one in got:
+            consumer.ack(one)
+        found += got
+    return found
+
+
+def awaits(start: Command) -> dict[str, Any]:
+    """Waits of every length at once: how long each took with nothing there, in seconds."""
+
+    def wait(await_s: int) -> float:
+        consumer = consumer_of(start, f"waits-{await_s}", "quiet", await_s)
+        all_started.wait()  # one that starts takes the interpreter from those that are timed
+        began_s = time.monotonic()
+        assert not consumer.receive(1, INVISIBLE_S)
+        return time.monotonic() - began_s
+
+    lengths = start["awaits"]
+    all_started = threading.Barrier(len(lengths))
+    with ThreadPoolExecutor(len(lengths)) as threads:
+        return {"took_s": dict(zip(map(str, lengths), threads.map(wait, lengths), strict=True))}
+
+
+def large(start: Command) -> dict[str, Any]:
+    body = os.urandom(start["large_bytes"])
+    consumer = consumer_of(start, "large", "large", 10)
+    producer_of(start, "large").send(message_to("large", body))
+    return {
+        "sent": sha256(body).hexdigest(),
+        "received": [sha256(one.body).hexdigest() for one in received(consumer)],
+    }
+
+
+def unpacked(start: Command) -> dict[str, Any]:
+    """What the test sent compressed."""
+    found = received(consumer_of(start, "gzip", "gzip", 10))
+    return {"received": [one.body.decode() for one in found]}
+
+
+def many_topics(start: Command) -> dict[str, Any]:
+    topics = [f"many-{number}" for number in range(200)]
+    began_s = time.monotonic()
+    producer = producer_of(start, *topics)
+    ready_s = time.monotonic() - began_s
+    ids = [producer.send(message_to(topic, b"x")).message_id for topic in topics]
+    return {"ready_s": ready_s, "sent": len(set(ids))}
+
+
+def filters(start: Command) -> dict[str, Any]:
+    producer = producer_of(start, "filtered")
+    for number in range(20):
+        producer.send(
+            message_to(
+                "filtered",
+                b"%d" % number,
+                tag="even" if number % 2 == 0 else "odd",
+                properties={"number": str(number)},
+            )
+        )
+    tags = consumer_of(start, "tags", "filtered", 5, expression="odd || none")
+    sql = consumer_of(
+        start,
+        "sql",
+        "filtered",
+        5,
+        expression="number BETWEEN 5 AND 8 AND TAGS = 'even'",
+        filter_type=SQL,
+    )
+    return {
+        name: sorted(int(one.body) for one in received(consumer, rounds=2))
+        for name, consumer in (("tags", tags), ("sql", sql))
+    }
+
+
+def transactions(start: Command) -> dict[str, Any]:
+    class Checker(TransactionChecker):  # type: ignore[misc]
+        def check(self, message: Any) -> Any:
+            checked.append(message.body.decode())
+            return TransactionResolution.COMMIT
+
+    checked: list[str] = []
+    producer = producer_of(start, "halves", checker=Checker())
+    for body, end in ((b"kept", "commit"), (b"dropped", "rollback")):
+        transaction = producer.begin_transaction()
+        producer.send(message_to("halves", body), transaction)
+        getattr(transaction, end)()
+    producer.send(message_to("halves", b"orphan"), producer.begin_transaction())
+    consumer = consumer_of(start, "ends", "halves", 5)
+    found: list[str] = []
+    until_s = time.monotonic() + start["check_s"]
+    while len(found) < 2 and time.monotonic() < until_s:
+        found += [one.body.decode() for one in received(consumer)]
+    found += [one.body.decode() for one in received(consumer)]
+    return {"received": sorted(found), "checked": checked}
+
+
+def ranks(start: Command) -> dict[str, Any]:
+    producer = producer_of(start, "ranked")
+    for priority in (1, 3, 2):
+        producer.send(message_to("ranked", b"%d" % priority, priority=priority))
+    consumer = consumer_of(start, "ranks", "ranked", 5)
+    return {"received": [int(received(consumer, limit=1)[0].body) for _ in range(3)]}
+
+
+def expiring(start: Command) -> dict[str, Any]:
+    producer = producer_of(start, "expiring")
+    producer.send(message_to("expiring", b"old", properties={"TTL_MS": "1000"}))
+    producer.send(message_to("expiring", b"stays", properties={"TTL_MS": "600000"}))
+    time.sleep(1.2)  # real time, which the broker measures: the first message's is over then
+    consumer = consumer_of(start, "late", "expiring", 3)
+    return {"received": sorted(one.body.decode() for one in received(consumer, rounds=2))}
+
+
+def emit(fields: dict[str, Any]) -> None:
+    with _stdout:
+        sys.stdout.write(json.dumps(fields) + "\n")
+        sys.stdout.flush()
+
+
+SCENARIOS: dict[str, Callable[[Command], dict[str, Any]]] = {
+    "awaits": awaits,
+    "large": large,
+    "gzip": unpacked,
+    "many_topics": many_topics,
+    "filters": filters,
+    "transactions": transactions,
+    "ranks": ranks,
+    "expiring": expiring,
+}
+
+if __name__ == "__main__":
+    main()

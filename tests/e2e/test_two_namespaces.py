@@ -1,0 +1,57 @@
+"""Official clients of two namespaces with the same topic and groups, at the same time."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from e2e.ledger import table
+from e2e.official import (
+    PYTHON_MS_PER_MIB,
+    Launch,
+    Outcome,
+    Scenario,
+    ensure_node_client,
+    launch_node,
+    launch_python,
+)
+from e2e.processes import Cluster
+
+COUNT = 60
+SEEDS = {"eu": 20_261_122, "us": 20_261_123}
+
+pytestmark = [pytest.mark.heavy, pytest.mark.alone]
+
+
+@pytest.mark.parametrize("language", ["python", "node"])
+@pytest.mark.timeout(300)  # the first run installs the Node client
+def test_clients_of_two_namespaces_get_their_own_messages_and_no_others(
+    tmp_path: Path, language: str
+) -> None:
+    launch: Launch = launch_python
+    if language == "node":
+        ensure_node_client()
+        launch = launch_node
+
+    def run(namespace: str) -> Outcome:
+        scenario = Scenario(
+            launch=launch,
+            seed=SEEDS[namespace],
+            count=COUNT,
+            max_body=64 << 10,
+            client_ms_per_mib=PYTHON_MS_PER_MIB if language == "python" else 0,
+            namespace=namespace,
+            late_ms=2_000,  # eight clients share two processors: this is about whose they are
+        )
+        return scenario.run(cluster, tmp_path / namespace)
+
+    # A message of the other namespace would be one that nobody sent.
+    with Cluster(tmp_path, proxies=2) as cluster, ThreadPoolExecutor(2) as threads:
+        outcomes = dict(zip(SEEDS, threads.map(run, SEEDS), strict=True))
+        topics = cluster.popmq("topic", "list")
+
+    for namespace, outcome in outcomes.items():
+        print(f"\nnamespace {namespace}, seed {SEEDS[namespace]}\n{table(outcome.reports)}")
+        assert f"{namespace}%official" in topics
+        assert outcome.errors == []
+        assert [report.faults for report in outcome.reports] == [[], [], []]
+        assert [report.sent for report in outcome.reports] == [COUNT] * 3

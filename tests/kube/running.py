@@ -1,0 +1,94 @@
+"""An operator in this process on a real API server, with simulated brokers."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kube.clusters import cluster
+from kube.control_plane import ControlPlane, LivePods
+from kube.fake_api import Object
+from kube.world import NOW, Brokers
+
+from popmq.operator.kube import Access, Api, ApiAway, ApiError
+from popmq.operator.reconcile import Reconciler
+
+
+def given(name: str, namespace: str, **spec: Any) -> Object:
+    """A BrokerCluster as somebody writes it."""
+    made = cluster(name, namespace, **spec)
+    for key in ("uid", "generation"):
+        del made["metadata"][key]
+    return made
+
+
+class Running:
+    """Its rights are those of `access`, the administrator's when none is given; `pause_s` is
+    between two looks."""
+
+    def __init__(
+        self, plane: ControlPlane, access: Access | None = None, *, pause_s: float = 0.2
+    ) -> None:
+        self.plane = plane
+        self._pause_s = pause_s
+        self.brokers = Brokers(LivePods(plane))
+        self._access = access
+
+    def until(self, name: str, namespace: str, *, limit_s: float = 60.0) -> Object:
+        """Look again and again until nothing goes on; the status then."""
+        self._look(name, namespace, lambda: False, limit_s)
+        return self.status(name, namespace)
+
+    def grow_volumes(self, name: str, namespace: str, size: str) -> None:
+        """The host-path driver grows nothing, so the test says that the volumes have grown."""
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+
+        def asked() -> bool:
+            claims = self.plane.items(path)
+            return {one["spec"]["resources"]["requests"]["storage"] for one in claims} == {size}
+
+        self._look(name, namespace, asked, 60.0)
+        capacity = f'{{"capacity":{{"storage":"{size}"}}}}'
+        where = ("-n", namespace, "--subresource=status", "--type=merge")
+        for claim in self.plane.items(path):
+            volume = claim["spec"]["volumeName"]
+            self.plane.kubectl(
+                "patch", "pv", volume, "--type=merge", "-p", f'{{"spec":{capacity}}}'
+            )
+            grown = f'{{"status":{capacity}}}'
+            self.plane.kubectl("patch", "pvc", claim["metadata"]["name"], *where, "-p", grown)
+        self.until(name, namespace)
+
+    def status(self, name: str, namespace: str) -> Object:
+        path = f"/apis/popmq.io/v1beta1/namespaces/{namespace}/brokerclusters/{name}"
+        found: Object = (self.plane.get(path) or {}).get("status") or {}
+        return found
+
+    def images(self, namespace: str) -> set[str]:
+        return {pod["spec"]["containers"][0]["image"] for pod in self.pods(namespace)}
+
+    def pods(self, namespace: str) -> list[Object]:
+        return self.plane.items(f"/api/v1/namespaces/{namespace}/pods")
+
+    def _look(self, name: str, namespace: str, done: Callable[[], bool], limit_s: float) -> None:
+        async def looks() -> None:
+            api = Api(self._access or self.plane.access)
+            operator = Reconciler(api, self.brokers, default_image="popmq:1", now=lambda: NOW)
+            try:
+                until = time.monotonic() + limit_s
+                while time.monotonic() < until:
+                    try:
+                        outcome = await operator.reconcile(namespace, name)
+                        if done() or not outcome.soon:
+                            return
+                    except ApiError as error:
+                        if error.status in (401, 403):
+                            raise
+                    except ApiAway:
+                        pass
+                    await asyncio.sleep(self._pause_s)
+                raise AssertionError(f"{name} does not settle: {self.status(name, namespace)}")
+            finally:
+                await api.close()
+
+        asyncio.run(looks())

@@ -1,0 +1,127 @@
+"""The CRDs: structural, and of one mind with the code that reads what they let through."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube.clusters import cluster, read
+
+from popmq.cli.metadata import GROUP_TYPES, TOPIC_TYPES
+from popmq.operator.declared import read_declared
+from popmq.operator.lag_reports import read_report
+from popmq.operator.manifest import CONSUMER_GROUP, TOPIC, Kind
+
+ROOT = Path(__file__).resolve().parents[2]
+CRDS = ROOT / "crds"
+NAMES = ("brokercluster", "consumergroup", "lagreport", "topic")
+
+
+def definition(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CRDS / f"{name}.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    (version,) = definition(name)["spec"]["versions"]
+    schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def parts(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, below in schema.get("properties", {}).items():
+        yield from parts(below, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from parts(schema[key], f"{path}[]")
+
+
+def with_defaults(schema: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
+    filled = dict(value)
+    for name, below in schema.get("properties", {}).items():
+        if name not in filled and "default" in below:
+            filled[name] = below["default"]
+        if isinstance(filled.get(name), dict):
+            filled[name] = with_defaults(below, filled[name])
+    return filled
+
+
+def test_there_is_a_file_for_each_kind() -> None:
+    assert sorted(path.stem for path in CRDS.glob("*.yaml")) == list(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_part_of_a_schema_has_a_type(name: str) -> None:
+    for path, part in parts(schema_of(name)):
+        assert "type" in part or part.get("x-kubernetes-int-or-string"), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_array_of_a_status_is_required(name: str) -> None:
+    status = schema_of(name)["properties"]["status"]
+    assert "required" not in status
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rule_says_what_to_do(name: str) -> None:
+    for path, part in parts(schema_of(name)):
+        for rule in part.get("x-kubernetes-validations", ()):
+            assert rule["message"], path
+
+
+def test_the_defaults_of_the_definition_are_those_of_the_code() -> None:
+    filled = with_defaults(schema_of("brokercluster")["properties"]["spec"], {})
+    assert filled
+    assert read(cluster(**filled)) == read(cluster())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("topic", TOPIC), ("consumergroup", CONSUMER_GROUP)])
+def test_the_defaults_of_what_is_declared_are_those_of_the_code(name: str, kind: Kind) -> None:
+    filled = with_defaults(schema_of(name)["properties"]["spec"], {})
+    assert filled
+    metadata = {"name": "x"}
+    with_them = read_declared(kind, {"metadata": metadata, "spec": filled})
+    without = read_declared(kind, {"metadata": metadata, "spec": {}})
+    assert with_them.settings == without.settings
+    assert with_them.delete == without.delete
+
+
+@pytest.mark.parametrize(
+    ("name", "types"), [("topic", TOPIC_TYPES), ("consumergroup", GROUP_TYPES)]
+)
+def test_every_type_can_be_declared(name: str, types: tuple[str, ...]) -> None:
+    declared = schema_of(name)["properties"]["spec"]["properties"]["type"]["enum"]
+    assert sorted(one.lower() for one in declared) == sorted(types)
+
+
+def test_the_defaults_of_a_report_are_those_of_the_code() -> None:
+    filled = with_defaults(schema_of("lagreport")["properties"]["spec"], {})
+    metadata = {"name": "x", "generation": 1}
+    with_them = read_report({"metadata": metadata, "spec": filled}, default_image="x")
+    without = read_report({"metadata": metadata, "spec": {}}, default_image="x")
+    assert replace(with_them, manifest={}) == replace(without, manifest={})
+
+
+def test_each_reason_of_a_condition_is_told_with_what_to_do() -> None:
+    said = re.compile(
+        r"""(?:Verdict\(\w+,|_refuse_removal\(stays,|\]\ =\ \(|reason\ =\ \(?)\s*"([A-Z]\w+)\"""",
+        re.VERBOSE,
+    )
+    sources = (ROOT / "operator/popmq/operator").glob("*.py")
+    reasons = {one for path in sources for one in said.findall(path.read_text(encoding="utf-8"))}
+    assert len(reasons) > 25, sorted(reasons)
+    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    assert [one for one in sorted(reasons) if f"`{one}`" not in page] == []
+
+
+def test_the_scale_of_a_cluster_is_its_proxies() -> None:
+    (version,) = definition("brokercluster")["spec"]["versions"]
+    assert version["subresources"]["scale"] == {
+        "specReplicasPath": ".spec.proxies.replicas",
+        "statusReplicasPath": ".status.proxies.replicas",
+        "labelSelectorPath": ".status.proxies.selector",
+    }

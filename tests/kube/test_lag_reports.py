@@ -1,0 +1,166 @@
+"""LagReports: the CronJob of each, and what its status says of the last run."""
+
+from typing import Any
+
+import pytest
+from kube.clusters import cluster, read
+from kube.fake_api import Object
+from kube.world import NOW, World, play, running
+
+from popmq.operator.lag_reports import read_report, report_status
+from popmq.operator.resources.proxies import tls_secret
+from popmq.operator.resources.reports import cron_job
+
+
+def report(name: str = "hourly", **spec: Any) -> Object:
+    metadata = {"name": name, "namespace": "apps", "uid": f"uid-of-{name}", "generation": 1}
+    return {
+        "apiVersion": "popmq.io/v1beta1",
+        "kind": "LagReport",
+        "metadata": metadata,
+        "spec": {"cluster": "demo", **spec},
+    }
+
+
+def built(given: Object | None = None, /, **spec: Any) -> Object:
+    one = read_report(report(**spec), default_image="popmq-reports:1")
+    return cron_job(read(given or cluster()), one)
+
+
+def pod_of(made: Object) -> Object:
+    found: Object = made["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    return found
+
+
+def condition(world: World, kind: str, name: str = "hourly") -> Object:
+    found = world.api.get("lagreports", "apps", name)
+    assert found is not None
+    return next(one for one in found["status"]["conditions"] if one["type"] == kind)
+
+
+def test_a_run_asks_the_proxies_and_has_no_rights() -> None:
+    made = built(schedule="5 4 * * *", report="revive", group="readers", arguments=["--json"])
+    assert made["spec"]["schedule"] == "5 4 * * *"
+    assert made["spec"]["timeZone"] == "Etc/UTC"
+    assert made["spec"]["concurrencyPolicy"] == "Forbid"
+    pod = pod_of(made)
+    (container,) = pod["containers"]
+    assert container["args"] == ["report", "revive", "--group", "readers", "--json"]
+    assert container["env"] == [{"name": "POPMQ_ENDPOINT", "value": "demo-proxy.apps.svc:8081"}]
+    assert container["image"] == "popmq-reports:1"
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_where_only_tls_is_taken_a_run_trusts_the_clusters_own_authority() -> None:
+    given = cluster(tls={"mode": "Own", "plainText": False})
+    pod = pod_of(built(given))
+    (container,) = pod["containers"]
+    assert container["env"] == [
+        {"name": "POPMQ_ENDPOINT", "value": "tls://demo-proxy.apps.svc:8081"},
+        {"name": "POPMQ_TLS_CA", "value": "/etc/popmq-tls/ca.crt"},
+    ]
+    (volume,) = (one for one in pod["volumes"] if one["name"] == "tls")
+    # Not the key.
+    assert volume["secret"] == {
+        "secretName": tls_secret(read(given)),
+        "items": [{"key": "ca.crt", "path": "ca.crt"}],
+    }
+
+
+def test_runs_are_let_in_where_clients_are_named() -> None:
+    async def story(world: World) -> None:
+        await running(world, cluster(networkPolicy={"clients": []}))
+        policy = world.api.get("networkpolicies", "apps", "demo-proxy")
+        assert policy is not None
+        labels = built()["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+        let_in = [one["podSelector"]["matchLabels"] for one in policy["spec"]["ingress"][0]["from"]]
+        assert any(one.items() <= labels.items() for one in let_in)
+
+    play(story)
+
+
+@pytest.mark.parametrize("name", ["a" * 253, "b." * 100 + "c"])
+def test_a_long_name_makes_a_name_that_kubernetes_takes(name: str) -> None:
+    made = cron_job(read(cluster()), read_report(report(name), default_image="x"))
+    again = cron_job(read(cluster()), read_report(report(f"{name[:-1]}z"), default_image="x"))
+    assert len(made["metadata"]["name"]) <= 52
+    assert made["metadata"]["name"] != again["metadata"]["name"]
+
+
+def test_a_report_gets_its_cron_job_and_takes_it_along() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        world.api.put("lagreports", report(keep=0))
+        await world.run()
+        made = world.api.get("cronjobs", "apps", "demo-report-hourly")
+        assert made is not None
+        assert made["spec"]["successfulJobsHistoryLimit"] == 0
+        assert made["spec"]["failedJobsHistoryLimit"] == 1
+        assert condition(world, "Ready")["reason"] == "Scheduled"
+        assert condition(world, "Succeeded")["reason"] == "NotYet"
+        made["spec"]["schedule"] = "0 0 1 1 *"  # somebody else's idea
+        world.api.put("cronjobs", made)
+        await world.run()
+        kept = world.api.get("cronjobs", "apps", "demo-report-hourly")
+        assert kept is not None
+        assert kept["spec"]["schedule"] == "0 * * * *"
+        world.api.remove("lagreports", "apps", "hourly")
+        assert world.api.get("cronjobs", "apps", "demo-report-hourly") is None
+
+    play(story)
+
+
+def test_reports_of_other_clusters_are_left_alone() -> None:
+    async def story(world: World) -> None:
+        world.api.put("lagreports", {**report(), "spec": {"cluster": "other"}})
+        await running(world)
+        assert world.api.all("cronjobs") == []
+
+    play(story)
+
+
+def test_without_its_cluster_a_report_runs_no_more_and_says_so() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        world.api.put("lagreports", report())
+        await world.run()
+        world.api.remove("brokerclusters", "apps", "demo")
+        await world.run()  # lets the cluster go
+        assert world.api.get("brokerclusters", "apps", "demo") is None
+        await world.look()
+        assert world.api.all("cronjobs") == []
+        assert condition(world, "Ready")["reason"] == "NoCluster"
+
+    play(story)
+
+
+def test_the_status_tells_whether_the_last_run_made_a_report() -> None:
+    one = read_report(report(), default_image="x")
+    made = cron_job(read(cluster()), one)
+
+    def told(**status: Any) -> tuple[str, str]:
+        status_of = report_status(one, {**made, "status": status}, NOW)
+        found = next(c for c in status_of["conditions"] if c["type"] == "Succeeded")
+        return found["status"], found["reason"]
+
+    ran = "2030-01-01T10:00:00Z"
+    assert told() == ("Unknown", "NotYet")
+    assert told(lastScheduleTime=ran, active=[{}]) == ("Unknown", "Running")
+    assert told(lastScheduleTime=ran) == ("False", "Failed")
+    before, after = "2030-01-01T09:00:30Z", "2030-01-01T10:00:30Z"
+    assert told(lastScheduleTime=ran, lastSuccessfulTime=before) == ("False", "Failed")
+    assert told(lastScheduleTime=ran, lastSuccessfulTime=after) == ("True", "Made")
+    status = report_status(
+        one, {**made, "status": {"lastScheduleTime": ran, "lastSuccessfulTime": before}}, NOW
+    )
+    assert (status["lastRun"], status["lastSuccess"]) == (ran, before)
+    assert "-l popmq.io/report=hourly" in status["conditions"][1]["message"]
+
+
+def test_a_suspended_report_says_so() -> None:
+    one = read_report(report(suspend=True), default_image="x")
+    made = cron_job(read(cluster()), one)
+    assert made["spec"]["suspend"] is True
+    assert report_status(one, made, NOW)["conditions"][0]["reason"] == "Suspended"

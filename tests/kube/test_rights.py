@@ -1,0 +1,243 @@
+"""The rights of operator and controllers: what they use, from the API server's audit log.
+
+A whole life of a cluster is led with the accounts that the chart and the operator make: nothing is
+refused, and no rule grants what was not used.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube.control_plane import ROOT, ControlPlane, find_assets, free_ports
+from kube.fake_api import Object
+from kube.running import Running, given
+from kube.world import NOW
+
+from popmq.controller.group_record import GroupRecord
+from popmq.controller.lease_store import ApiServer, LeaseStore
+from popmq.operator.declared_plane import LiveDeclared
+from popmq.operator.declared_reconcile import DeclaredReconciler
+from popmq.operator.kube import Api
+from popmq.operator.manifest import BROKER_CLUSTER, CONSUMER_GROUP, LAG_REPORT, TOPIC, Kind
+from popmq.operator.watching import WATCHED
+from popmq.testing.running_broker import RunningBroker
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+ACCOUNT = "system:serviceaccount:system:mq-popmq-operator"
+CONTROLLER = "system:serviceaccount:apps:demo-controller"
+OWN = (BROKER_CLUSTER, TOPIC, CONSUMER_GROUP, LAG_REPORT)
+Right = tuple[str, str, str]  # group, resource, verb
+# Asked for in the course of another request, which is all that the log has of it
+# (admission plugin OwnerReferencesPermissionEnforcement, on here).
+UNLOGGED = {
+    ("popmq.io", "brokerclusters/finalizers", "update"),
+    ("popmq.io", "lagreports/finalizers", "update"),
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    plane = ControlPlane(tmp_path_factory.mktemp("kube"))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+
+
+def installed(plane: ControlPlane) -> None:
+    for name in ("system", "apps"):
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        metadata = {"name": name, "labels": labels}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        plane.post("/api/v1/namespaces", body)
+    for kind in ("PodMonitor", "PrometheusRule"):
+        plane.apply(_definition(kind))
+    command = ["install", "mq", "charts/popmq", "--set", "operator.watchNamespaces={apps}"]
+    where = [f"--kubeconfig={plane.folder}/admin.kubeconfig", "--namespace=system"]
+    subprocess.run([find_assets() / "helm", *command, *where], check=True, cwd=ROOT, timeout=120)
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+
+
+def _definition(kind: str) -> Object:
+    """As much as the Prometheus operator's has to have to be one."""
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+def used(plane: ControlPlane, account: str) -> dict[str, set[Right]]:
+    """By namespace. What was refused fails here: the Roles would not be enough."""
+    found: dict[str, set[Right]] = {}
+    for line in (plane.folder / "audit.log").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        about = entry.get("objectRef") or {}
+        if entry["user"]["username"] != account or "resource" not in about:
+            continue
+        code = (entry.get("responseStatus") or {}).get("code")
+        assert code not in (401, 403), line
+        resource = about["resource"]
+        if about.get("subresource"):
+            resource += f"/{about['subresource']}"
+        group = about.get("apiGroup", "")
+        rights = found.setdefault(about.get("namespace", ""), set())
+        rights.add((group, resource, entry["verb"]))
+        if entry["verb"] == "patch" and code == 201:
+            rights.add((group, resource, "create"))  # server-side apply of something new
+    return found
+
+
+def granted(role: Object) -> set[Right]:
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_operator_and_the_controllers_use_all_of_their_rights_and_no_others(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    installed(plane)
+    token = plane.kubectl("create", "token", "mq-popmq-operator", "-n", "system").strip()
+    _watch_as_a_process(plane, token, tmp_path)
+    _lead_a_life(plane, token)
+    roles = "/apis/rbac.authorization.k8s.io/v1"
+    name = "mq-popmq-operator"
+    lease = plane.get(f"{roles}/namespaces/system/roles/{name}-lease")
+    classes = plane.get(f"{roles}/clusterroles/{name}-system-classes")
+    main = plane.get(f"{roles}/clusterroles/{name}-system")
+    assert lease is not None
+    assert classes is not None
+    assert main is not None
+    asked = used(plane, ACCOUNT)
+    given_away = used(plane, CONTROLLER)["apps"]  # nobody can give away what he has not
+    assert asked["system"] == granted(lease)
+    assert asked[""] == granted(classes)
+    assert asked["apps"] | given_away | UNLOGGED == granted(main)
+
+
+def _watch_as_a_process(plane: ControlPlane, token: str, folder: Path) -> None:
+    (nobody,) = free_ports(1)
+    variables = {
+        "POPMQ_OPERATOR_KUBECONFIG": str(plane.kubeconfig("operator", token)),
+        "POPMQ_OPERATOR_NAMESPACES": "apps",
+        "POPMQ_OPERATOR_LEASE": "mq-popmq-operator",
+        "POPMQ_OPERATOR_LEASE_NAMESPACE": "system",
+        "POPMQ_OPERATOR_LEASE_RENEW_MS": "300ms",
+        "POPMQ_OPERATOR_CONTROLLER_ADDRESS": f"127.0.0.1:{nobody}",
+        "POPMQ_OPERATOR_PROXY_ADDRESS": f"127.0.0.1:{nobody}",
+        "POPMQ_HTTP_LISTEN": "127.0.0.1:0",
+    }
+    popmq = Path(sys.executable).parent / "popmq"
+    with (folder / "operator.log").open("wb") as log:
+        process = subprocess.Popen([popmq, "operator"], env=variables, stdout=log, stderr=log)
+    try:
+        for kind in ("Topic", "ConsumerGroup"):
+            metadata = {"name": "orders", "namespace": "apps"}
+            spec = {"cluster": "demo", "onDelete": "Delete"}
+            body = {"apiVersion": "popmq.io/v1beta1", "kind": kind, "metadata": metadata}
+            plane.apply({**body, "spec": spec})
+            told = ("get", kind, "orders", "-n", "apps", "-o", "jsonpath={.status}")
+            plane.wait(kind, lambda told=told: "NoCluster" in plane.kubectl(*told), limit_s=60)
+        plane.wait("all watches", lambda: _watches(plane) >= {*WATCHED, *OWN}, limit_s=60)
+        process.terminate()
+        assert process.wait(timeout=60) == 0, (folder / "operator.log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _watches(plane: ControlPlane) -> set[Kind]:
+    """A log has a watch when its answer begins."""
+    watched = {right[1] for right in used(plane, ACCOUNT)["apps"] if right[2] == "watch"}
+    return {kind for kind in (*WATCHED, *OWN) if kind.plural in watched}
+
+
+def _lead_a_life(plane: ControlPlane, token: str) -> None:
+    """Everything that makes the operator ask for something else."""
+    running = Running(plane, plane.access_as(token))
+    storage = {"size": "20Gi", "onDelete": "Delete"}
+    brokers = {"groups": 2, "replicas": 2, "durability": {"minInSync": 1}, "storage": storage}
+    metadata = {"name": "hourly", "namespace": "apps"}
+    body = {"apiVersion": "popmq.io/v1beta1", "kind": "LagReport", "metadata": metadata}
+    plane.apply({**body, "spec": {"cluster": "demo"}})
+    watched = {"podMonitor": True, "rules": True}
+    scaled = {"autoscaling": {"minReplicas": 1}}
+    plane.apply(given("demo", "apps", brokers=brokers, monitoring=watched, proxies=scaled))
+    running.until("demo", "apps")
+    _keep_records(plane)
+    _keep_topics(plane, token)
+    plane.kubectl("annotate", "bcl", "demo", "-n", "apps", "popmq.io/fence=demo-broker-0-0")
+    running.until("demo", "apps")
+    plane.kubectl("annotate", "bcl", "demo", "-n", "apps", "popmq.io/fence-")
+    running.until("demo", "apps")
+    brokers = {**brokers, "groups": 1, "storage": {**storage, "size": "30Gi"}}
+    other = given(
+        "demo",
+        "apps",
+        image="popmq:2",
+        brokers=brokers,
+        proxies={"replicas": 1},
+        controller={"replicas": 1},
+        tls={"mode": "Disabled"},
+        networkPolicy={"enabled": False},
+    )
+    plane.apply(other)
+    running.grow_volumes("demo", "apps", "30Gi")
+    plane.kubectl("delete", "bcl", "demo", "-n", "apps", "--wait=false")
+    running.until("demo", "apps")
+    plane.kubectl("wait", "--for=delete", "bcl/demo", "-n", "apps", "--timeout=60s")
+    running.until("demo", "apps")  # the reports' runs
+
+
+def _keep_records(plane: ControlPlane) -> None:
+    """As a controller does, with the account that the operator made for it."""
+    token = plane.kubectl("create", "token", "demo-controller", "-n", "apps").strip()
+    authority = str(plane.folder / "ca.crt")
+    server = ApiServer(plane.url, "apps", lambda: token, ca_file=authority)
+    store = LeaseStore(server, "demo")
+    roles = "/apis/rbac.authorization.k8s.io/v1/namespaces/apps/roles"
+    role = plane.get(f"{roles}/demo-controller")
+    assert role is not None
+    for version in (1, 2):
+        record = GroupRecord("a", epoch=version, sync_state_set=("a",), version=version)
+        store.swap("broker-0", version - 1, record)
+    assert store.read("broker-0") == record
+    assert used(plane, CONTROLLER) == {"apps": granted(role)}
+
+
+def _keep_topics(plane: ControlPlane, token: str) -> None:
+    async def looks(endpoint: str) -> None:
+        api = Api(plane.access_as(token))
+        plane_of_popmq = LiveDeclared(endpoint)
+        operator = DeclaredReconciler(api, plane_of_popmq, default_image="popmq:1", now=lambda: NOW)
+        try:
+            await operator.reconcile("apps", "demo")
+            for kind in ("topic", "consumergroup"):
+                plane.kubectl("delete", kind, "orders", "-n", "apps", "--wait=false")
+            while not (await operator.reconcile("apps", "demo")).gone:
+                pass
+        finally:
+            await api.close()
+
+    with RunningBroker() as popmq:
+        asyncio.run(looks(popmq.endpoint))

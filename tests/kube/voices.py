@@ -1,0 +1,106 @@
+"""A controller for an operator that is a process of its own: real frames, simulated brokers."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from kube.clusters import read
+from kube.control_plane import ControlPlane, LivePods
+from kube.world import Brokers
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.frame_server import FrameServer
+from popmq.common.frames import Hello, Role
+from popmq.common.hop import Kind, OnReply
+from popmq.common.wire import controller_pb2 as pb
+from popmq.operator.admin_port import DataPlaneAway
+from popmq.operator.observed import GroupHealth
+from popmq.operator.spec import ClusterSpec
+from popmq.testing.loop_thread import LoopThread
+
+_CALL_S = 30.0
+
+
+class Voice:
+    """Of the controllers of one cluster, entered at `address`.  A broker is as its pod is
+    (kube.world.Brokers).  `fault` may say of a hand-over "drop": it is not done, and the asker is
+    told so if it is still there."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, name: str) -> None:
+        self.brokers = Brokers(LivePods(plane))
+        self.fault: Callable[[], str] = lambda: ""
+        self.address = ""
+        self._plane = plane
+        self._path = f"/apis/popmq.io/v1beta1/namespaces/{namespace}/brokerclusters/{name}"
+        self._thread = LoopThread("voice")
+        self._frames: FrameServer | None = None
+        self._hello = Hello(role=Role.CONTROLLER, name="controller", cluster=name)
+
+    def __enter__(self) -> Self:
+        async def opened() -> str:
+            self._frames = FrameServer(self, self._hello)
+            return await self._frames.listen("127.0.0.1:0")
+
+        self.address = self._thread.call(opened(), _CALL_S)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._frames is not None
+        self._thread.call(self._frames.stop(), _CALL_S)
+        self._thread.stop()
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        """hop.Port"""
+        try:
+            on_reply(self._answer(kind, body))
+        except PopmqError as error:
+            on_reply(error)
+        except ConnectionError as error:
+            on_reply(Refused(Code.HA_NOT_AVAILABLE, str(error)))
+        return 0
+
+    def cancel(self, request_id: int) -> None:
+        """Nothing waits here."""
+
+    def _answer(self, kind: Kind, body: bytes) -> bytes:
+        spec = self._spec()
+        if kind is Kind.LIST_REPLICAS:
+            groups = [
+                _state(name, self.brokers.look_at(spec, name))
+                for name in map(spec.names.group, range(spec.brokers.groups))
+            ]
+            return pb.ListReplicasReply(groups=groups, owner="broker-0").SerializeToString()
+        asked = pb.FailoverRequest.FromString(body)
+        if self.fault() == "drop":
+            raise Refused(Code.HA_NOT_AVAILABLE, "as the test wants it")
+        try:
+            self.brokers.give_way(spec, asked.group, asked.node)
+        except DataPlaneAway as error:
+            raise Refused(Code.HA_NOT_AVAILABLE, str(error)) from error
+        return pb.FailoverReply(handed_over=True).SerializeToString()
+
+    def _spec(self) -> ClusterSpec:
+        found = self._plane.get(self._path)
+        if found is None:
+            raise Refused(Code.HA_NOT_AVAILABLE, "the API server does not say which brokers")
+        return read(found)
+
+
+def _state(name: str, health: GroupHealth) -> pb.GroupState:
+    """Store ids are the names of the nodes: nobody here has a disk."""
+    record = pb.GroupRecord(leader=health.master, epoch=1, sync_state_set=sorted(health.in_sync))
+    members = [
+        pb.Member(
+            broker=pb.BrokerAddress(broker=name, node=node, store_id=node),
+            role=pb.MASTER if node == health.master else pb.SLAVE,
+            alive=True,
+            replicas=3,
+        )
+        for node in sorted(health.alive)
+    ]
+    return pb.GroupState(group=name, record=record, members=members)

@@ -1,0 +1,95 @@
+"""What a report's reader would see of a broker without a network."""
+
+from collections.abc import Iterator
+
+from popmq.common.hop import Kind
+from popmq.common.report_layouts import OffsetFlag
+from popmq.common.wire import admin_pb2 as admin
+from popmq.common.wire import report_pb2 as pb
+from popmq.reports.layout import RecordLayout, Row
+from popmq.testing.core import CoreBroker
+
+Counts = dict[tuple[str, str], tuple[int, ...]]
+
+
+class CoreReports:
+    """Asks the broker as a proxy would, and reads everything that was pinned."""
+
+    def __init__(self, core: CoreBroker) -> None:
+        self.core = core
+
+    def describe(self, *tables: str, topics: tuple[str, ...] = ()) -> pb.BrokerTables:
+        request = pb.DescribeRequest(tables=tables, topics=topics, sample=True)
+        reply = self.core.reply(Kind.DESCRIBE_TABLES, request.SerializeToString())
+        (found,) = pb.DescribeReply.FromString(reply).brokers
+        return found
+
+    def read_once(self, partition: pb.Partition, first: int, epoch: int = 0) -> pb.ReadRawReply:
+        request = pb.ReadRawRequest(
+            layout=partition.layout,
+            table=partition.table,
+            topic_id=partition.topic_id,
+            queue_id=partition.queue_id,
+            next=partition.next,
+            epoch=epoch,
+        )
+        setattr(request, "from", first)
+        return pb.ReadRawReply.FromString(
+            self.core.reply(Kind.READ_RAW, request.SerializeToString())
+        )
+
+    def read(self, partition: pb.Partition) -> bytes:
+        parts, at = [], partition.min
+        while at < partition.next:
+            reply = self.read_once(partition, at)
+            if reply.retry_after_ms:
+                self.core.advance(reply.retry_after_ms)
+                continue
+            assert reply.next > at, "no progress"
+            parts.append(reply.data)
+            at = reply.next
+        return b"".join(parts)
+
+    def rows(
+        self, found: pb.BrokerTables, table: str, *, layout: str = ""
+    ) -> Iterator[tuple[pb.Partition, Row]]:
+        layouts = {one.name: RecordLayout.from_wire(one) for one in found.layouts}
+        for partition in found.partitions:
+            if partition.table == table and layout in ("", partition.layout):
+                for row in layouts[partition.layout].rows(self.read(partition)):
+                    yield partition, row
+
+    def names(self) -> pb.BrokerNames:
+        reply = self.core.reply(Kind.NAMES, pb.NamesRequest().SerializeToString())
+        (found,) = pb.NamesReply.FromString(reply).brokers
+        return found
+
+
+def lag_of(core: CoreBroker) -> Counts:
+    """By group and topic: ready, in flight, blocked, retries, expired."""
+    reply = pb_lag(core)
+    return {
+        (one.group, one.topic): (one.ready, one.in_flight, one.blocked, one.retries, one.expired)
+        for one in reply.lags
+    }
+
+
+def pb_lag(core: CoreBroker) -> admin.LagReply:
+    return admin.LagReply.FromString(core.reply(Kind.LAG, admin.LagRequest().SerializeToString()))
+
+
+def newest_offsets(reports: CoreReports, found: pb.BrokerTables) -> Counts:
+    """The same from the rows of the newest sample."""
+    registry = reports.core.broker.registry
+    counts: Counts = {}
+    for _, row in reports.rows(found, "offsets"):
+        if row["sample"] != found.sample:
+            continue
+        group, topic = registry.group_by_id(row["group_id"]), registry.topic_by_id(row["topic_id"])
+        assert group is not None
+        assert topic is not None
+        ready, retry = row["ready"], row["flags"] & OffsetFlag.RETRY
+        values = (ready, row["in_flight"], row["blocked"], ready if retry else 0, row["expired"])
+        before = counts.get((group.name, topic.name), (0,) * 5)
+        counts[group.name, topic.name] = tuple(map(sum, zip(before, values, strict=True)))
+    return counts

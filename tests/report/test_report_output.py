@@ -1,0 +1,178 @@
+"""Reports as pages, metrics and files, without Spark."""
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from popmq.reports.output import svg
+from popmq.reports.output.exposition import exposition, push, write_file
+from popmq.reports.output.files import to_json, write_csv
+from popmq.reports.output.page import to_html
+from popmq.reports.output.wording import cell, span
+from popmq.reports.report import Moment, Report, ReportTable
+
+GROUP = {
+    "group": "g<1>",
+    "topic": "orders",
+    "status": "STALLED",
+    "lag": 1_200,
+    "ready": 1_000,
+    "in_flight": 200,
+    "blocked": 0,
+    "retries": 3,
+    "expired": 0,
+    "waits_ms": 61_000,
+    "in_rate": 12.5,
+    "ack_rate": None,
+    "eta_s": None,
+    "skew": 1.5,
+}
+
+
+def lag_report(incomplete: str = "") -> Report:
+    groups = ReportTable("groups", "Consumer groups", tuple(GROUP), [GROUP])
+    dead = ReportTable(
+        "dead_letters",
+        "Dead letters",
+        ("group", "dead_letters"),
+        [{"group": "g<1>", "dead_letters": 4}],
+    )
+    empty = ReportTable("queues", "Queues", ("queue", "lag"), [])
+    return Report(
+        name="lag",
+        source="127.0.0.1:8081",
+        made_ms=1_700_000_000_000,
+        moments=(Moment("broker-a", 1, 1_234, 1_700_000_000_000, 5),),
+        tables=(groups, dead, empty),
+        incomplete=incomplete,
+        series={"g<1> · orders": [(1_699_999_000_000, 10.0), (1_700_000_000_000, 1_200.0)]},
+    )
+
+
+class _Tags(HTMLParser):
+    """Whether every tag that is opened is closed in order."""
+
+    VOID = frozenset(("meta", "input"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_page_is_whole_and_needs_nothing_else() -> None:
+    page = to_html(lag_report())
+    tags = _Tags()
+    tags.feed(page)
+    assert (tags.open, tags.links) == ([], [])
+    assert "http" not in page.replace("http-equiv", "")
+    assert "g&lt;1&gt;" in page
+    assert "g<1>" not in page
+    assert "1,200" in page
+    assert re.search(r"<polyline[^>]* points=", page)
+    assert "prefers-color-scheme:dark" in page
+
+
+def test_a_page_says_that_it_is_incomplete() -> None:
+    assert "Incomplete: broker b: away" in to_html(lag_report("broker b: away"))
+
+
+def test_metrics_leave_out_what_is_unknown_and_escape_labels() -> None:
+    text = exposition(lag_report())
+    found = {
+        one.name: (one.labels, one.value)
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+    assert found["popmq_report_lag_messages"] == ({"group": "g<1>", "topic": "orders"}, 1_200)
+    assert found["popmq_report_oldest_ready_seconds"][1] == 61
+    assert found["popmq_report_group_ok"][1] == 0
+    assert found["popmq_report_dead_letter_messages"] == ({"group": "g<1>"}, 4)
+    assert found["popmq_report_lag_complete"][1] == 1
+    assert "popmq_report_eta_seconds" not in found
+    assert "NaN" not in text
+
+
+def test_a_file_of_metrics_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lag.prom"
+    path.write_text("old")
+    write_file(lag_report(), path)
+    assert path.read_text() == exposition(lag_report())
+    assert [one.name for one in tmp_path.iterdir()] == ["lag.prom"]
+
+
+def test_a_gateway_that_is_away_is_named() -> None:
+    with pytest.raises(Exception, match="did not take the report"):
+        push(lag_report(), "http://127.0.0.1:1")
+
+
+def test_json_and_csv_have_every_row(tmp_path: Path) -> None:
+    said = json.loads(to_json(lag_report("x")))
+    assert said["groups"] == [GROUP]
+    assert (said["incomplete"], said["queues"]) == ("x", [])
+    paths = write_csv(lag_report(), tmp_path)
+    assert [one.name for one in paths] == [
+        "lag-groups.csv",
+        "lag-dead_letters.csv",
+        "lag-queues.csv",
+    ]
+    assert paths[0].read_text().splitlines()[1].startswith("g<1>,orders,STALLED,1200,")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("lag", 1_234_567, "1,234,567"),
+        ("waits_ms", 61_000, "1.02 min"),
+        ("eta_s", None, "never"),
+        ("eta_s", 0.0, "0 ms"),
+        ("ack_rate", None, "-"),
+        ("retry_ratio", 0.125, "12.5 %"),
+        ("stuck", True, "yes"),
+        ("status", "WARN", "▲ WARN"),
+        ("within_s", None, "later"),
+    ],
+)
+def test_values_are_written_for_people(column: str, value: object, text: str) -> None:
+    assert cell(column, value) == text
+
+
+def test_spans_have_a_unit() -> None:
+    assert [span(ms) for ms in (5, 1_500, 90_000, 7_200_000, 172_800_000)] == [
+        *("5 ms", "1.5 s", "1.5 min", "2 h"),
+        "2 d",
+    ]
+
+
+@pytest.mark.parametrize("value", [0, 50, 52, 100])
+def test_labels_of_lines_that_end_together_do_not_lie_on_each_other(value: int) -> None:
+    series = {f"g{number}": [(0, 100.0), (1_000, value + number / 9)] for number in range(8)}
+    chart = svg.lines(series)
+    places = [float(one) for one in re.findall(r'<text x="[^"]*" y="([^"]*)"[^>]*>g\d', chart)]
+    assert len(places) == 8
+    ordered = sorted(places)
+    assert min(b - a for a, b in pairwise(ordered)) >= 12
+
+
+def test_a_long_name_of_a_line_keeps_both_ends() -> None:
+    names = [f"a-group-with-a-long-name · orders-of-europe · broker-{one}" for one in "ab"]
+    chart = svg.lines({name: [(0, 1.0), (1_000, 2.0)] for name in names})
+    shown = re.findall(r">(a-group[^<]*)<", chart)
+    assert [one[-8:] for one in shown] == ["broker-a", "broker-b"]
+    assert all("…" in one and len(one) == 40 for one in shown)

@@ -1,0 +1,355 @@
+"""DESCRIBE_TABLES, READ_RAW and NAMES: what brokers keep for reports, told as it lies there."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from report.reports_rig import CoreReports, lag_of, newest_offsets
+
+from popmq.broker.report.read_budget import ReadBudget
+from popmq.broker.report.sample_log import SampleLog
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Kind
+from popmq.common.report_layouts import OffsetFlag, TimerRow
+from popmq.common.report_settings import ReportsSettings
+from popmq.common.topics import CheckPoints, GroupType, MessageType, StartAt
+from popmq.common.wire import report_pb2 as pb
+from popmq.reports.layout import RecordLayout
+from popmq.reports.recount import Ends, Recount
+from popmq.testing.core import SMALL, CoreBroker, pop
+
+
+def worked(core: CoreBroker) -> None:
+    """Deliveries with every kind of end, some in flight, some in the retry topic."""
+    for number in range(40):
+        core.send("orders", b"%d" % number)
+    taken = core.receive("orders", "g", limit=20, invisible_ms=1_000)
+    core.ack("orders", "g", *(one.handle for one in taken[:7]))
+    core.reject("orders", "g", taken[7].handle)
+    core.change("orders", "g", taken[8].handle, 600_000)
+    core.advance(2_000)  # what was not acked is in the retry topic
+    core.receive("orders", "g", limit=3, invisible_ms=1_000)
+    core.advance(2_000)
+    core.receive("orders", "g", limit=5, invisible_ms=600_000)
+
+
+def test_a_sample_of_offsets_is_what_lag_says(reports: CoreReports) -> None:
+    worked(reports.core)
+    reports.core.group("other")
+    reports.core.receive("orders", "other", limit=1)
+    found = reports.describe("offsets")
+    assert newest_offsets(reports, found) == lag_of(reports.core)
+
+
+def test_samples_tell_fifo_parked_and_newest_groups_apart(reports: CoreReports) -> None:
+    core = reports.core
+    core.topic("inorder", queues=1, type=MessageType.FIFO)
+    core.group("f", type=GroupType.FIFO)
+    core.group("late", start_at=StartAt.NEWEST)
+    core.group("fast", check_points=CheckPoints.BUFFERED)
+    for number in range(6):
+        core.send("inorder", b"%d" % number, message_group="ab"[number % 2])
+        core.send("orders", b"%d" % number)
+    core.receive("inorder", "f", limit=1)
+    core.receive("orders", "late", limit=1)
+    core.receive("orders", "fast", limit=1)
+    found = reports.describe("offsets")
+    assert newest_offsets(reports, found) == lag_of(core)
+    flags = {
+        core.broker.registry.group_by_id(row["group_id"]).name: row["flags"]  # type: ignore[union-attr]
+        for _, row in reports.rows(found, "offsets")
+    }
+    assert flags["f"] & OffsetFlag.FIFO
+    assert flags["late"] & OffsetFlag.NEWEST
+    assert flags["fast"] & OffsetFlag.BUFFERED
+
+
+def test_a_sample_has_the_age_of_the_oldest_ready_message(reports: CoreReports) -> None:
+    core = reports.core
+    first_ms = core.clock.wall_ms()
+    core.send("orders", b"1", queue_id=1)
+    core.clock.advance(5_000)
+    core.send("orders", b"0", queue_id=0)
+    core.receive("orders", "g", limit=1, queue_id=0, invisible_ms=1)
+    ages = {
+        row["queue_id"]: row["oldest_ready_ms"]
+        for _, row in reports.rows(reports.describe("offsets"), "offsets")
+        if not row["flags"] & OffsetFlag.RETRY
+    }
+    assert ages == {0: 0, 1: first_ms}
+
+
+def test_the_counters_of_a_pair_stand_once(reports: CoreReports) -> None:
+    worked(reports.core)
+    rows = [row for _, row in reports.rows(reports.describe("offsets"), "offsets")]
+    assert [bool(row["flags"] & OffsetFlag.FIRST) for row in rows].count(True) == 1
+    assert sum(row["delivered"] for row in rows) == 28
+    assert sum(row["acked"] for row in rows) == 7
+
+
+def test_regular_samples_come_by_the_clock_and_the_oldest_leave() -> None:
+    log = SampleLog(4, limit_bytes=24)
+    log.append(b"")
+    assert (log.min, log.next) == (0, 0)
+    for number in range(4):
+        log.append(bytes((number,)) * 12)
+    assert (log.min, log.next, log.held_bytes) == (6, 12, 24)
+    assert log.raw(0, 100) == b"\2" * 12 + b"\3" * 12
+    assert log.raw(8, 10) == b"\2" * 4 + b"\3" * 4
+    assert log.raw(9, 9) == b""
+    log.append(b"\4" * 40)
+    assert (log.min, log.next) == (12, 22), "the newest stays, however large"
+
+
+def test_a_broker_samples_each_interval_and_not_more_often(reports: CoreReports) -> None:
+    core = reports.core
+    core.send("orders", b"x")
+    core.receive("orders", "g")
+    before = core.broker.sampler.taken
+    for _ in range(10):
+        core.advance(30_000)
+    assert 9 <= core.broker.sampler.taken - before <= 10
+    samples = {row["sample"] for _, row in reports.rows(reports.describe("offsets"), "offsets")}
+    assert len(samples) >= 10
+
+
+def test_the_records_of_the_revive_topic_and_their_ends_recount_to_the_same(
+    reports: CoreReports,
+) -> None:
+    worked(reports.core)
+    found = reports.describe("revive", "offsets")
+    recount = Recount(found.end_position)
+    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
+    recount.take_heads(row for _, row in reports.rows(found, "revive", layout="head"))
+    counted = recount.finish()
+    for _, row in reports.rows(found, "offsets"):
+        place = row["group_id"], row["read_topic_id"], row["queue_id"]
+        ends = counted.get(place, Ends())
+        assert ends.in_flight == row["in_flight"], place
+        assert max(ends.next_offset, row["min_offset"]) == row["next_offset"], place
+        ready = row["max_offset"] - max(ends.next_offset, row["min_offset"])
+        assert ready == row["ready"], place
+    assert recount.unknown_ends == 0
+    broker = reports.core.broker
+    assert sum(one.acked for one in counted.values()) == broker.acks.acked == 7
+    assert sum(one.retried for one in counted.values()) == broker.revive.retried
+    assert sum(one.dead for one in counted.values()) == broker.revive.dead_lettered
+    assert sum(one.delivered for one in counted.values()) == broker.pops.metrics.delivered
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_recount_under_random_work_agrees_at_every_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    core = CoreBroker(seed=seed)
+    core.topic("orders", queues=3)
+    for name in ("g", "h"):
+        core.group(name, max_attempts=3)
+    reports = CoreReports(core)
+    held: list[tuple[str, bytes]] = []
+    for _ in range(150):
+        group = rng.choice("gh")
+        action = rng.randrange(6)
+        if action < 2:
+            core.send("orders", b"x")
+        elif action == 2:
+            found = core.receive("orders", group, limit=4, invisible_ms=rng.choice((500, 60_000)))
+            held += [(group, one.handle) for one in found]
+        elif held and action == 3:
+            group, handle = held.pop(rng.randrange(len(held)))
+            core.ack("orders", group, handle)
+        elif held and action == 4:
+            group, handle = held.pop(rng.randrange(len(held)))
+            with suppress(PopmqError):  # it was over already
+                held.append((group, core.change("orders", group, handle, 2_000)))
+        else:
+            core.advance(700)
+    tables = reports.describe("revive", "offsets")
+    core.send("orders", b"later")  # behind the cut: no part of it
+    core.receive("orders", "g", limit=4)
+    recount = Recount(tables.end_position)
+    recount.take_revive(row for _, row in reports.rows(tables, "revive", layout="revive"))
+    recount.take_heads(row for _, row in reports.rows(tables, "revive", layout="head"))
+    counted = recount.finish()
+    newest = [row for _, row in reports.rows(tables, "offsets") if row["sample"] == tables.sample]
+    assert newest, f"seed {seed}"
+    for row in newest:
+        place = row["group_id"], row["read_topic_id"], row["queue_id"]
+        ends = counted.get(place)
+        assert (ends.in_flight if ends else 0) == row["in_flight"], (seed, place)
+
+
+def test_what_came_after_the_cut_is_not_recounted(reports: CoreReports) -> None:
+    core = reports.core
+    core.send("orders", b"a")
+    found = reports.describe("revive")
+    core.receive("orders", "g")
+    again = reports.describe("revive")
+    recount = Recount(found.end_position)
+    recount.take_revive(row for _, row in reports.rows(again, "revive", layout="revive"))
+    assert recount.finish() == {}
+
+
+def test_timers_and_topics_are_sampled(reports: CoreReports) -> None:
+    core = reports.core
+    core.send("orders", b"x")
+    found = reports.describe("topics", "timers")
+    topic = core.broker.registry.topic("orders")
+    rows = [row for _, row in reports.rows(found, "topics") if row["topic_id"] == topic.id]
+    assert [(row["queue_id"], row["stored"]) for row in rows] == [(0, 1), (1, 0)]
+    assert sum(row["max_offset"] - row["min_offset"] for row in rows) == 1
+    kinds = {row["kind"] for _, row in reports.rows(found, "timers")}
+    assert {TimerRow.LATENESS, TimerRow.STATE} <= kinds
+
+
+def test_messages_are_read_whole_and_as_heads(reports: CoreReports) -> None:
+    core = reports.core
+    for size in (10, 300_000, 20, 200_000):
+        core.send("orders", b"b" * size, queue_id=0)
+    found = reports.describe("messages", topics=("orders",))
+    partition = next(one for one in found.partitions if one.queue_id == 0)
+    whole = reports.read(partition)
+    layout = next(one for one in found.layouts if one.name == "record")
+    rows = list(RecordLayout.from_wire(layout).rows(whole))
+    assert [row["head_size"] for row in rows] == [10, 300_000, 20, 200_000]
+    assert [row["log_offset"] for row in rows] == [0, 1, 2, 3]
+    heads = pb.Partition()
+    heads.CopyFrom(partition)
+    heads.layout = "head"
+    assert len(reports.read(heads)) == 4 * 128
+
+
+def test_a_read_is_a_mebibyte_at_most_and_goes_on_where_it_ended(reports: CoreReports) -> None:
+    core = reports.core
+    for _ in range(30):
+        core.send("orders", b"b" * 100_000, queue_id=0)
+    found = reports.describe("messages", topics=("orders",))
+    partition = next(one for one in found.partitions if one.queue_id == 0)
+    reply = reports.read_once(partition, 0)
+    assert len(reply.data) <= 1 << 20
+    assert 5 < reply.next < 30
+    assert getattr(reports.read_once(partition, reply.next), "from") == reply.next
+
+
+def test_reading_is_refused_for_a_while_when_the_budget_is_used_up() -> None:
+    budget = ReadBudget(1_000)
+    assert budget.wait_ms(0) == 0
+    budget.charge(2_500)
+    assert budget.wait_ms(0) == 1_501
+    assert budget.wait_ms(1_400) > 0
+    assert budget.wait_ms(1_502) == 0
+    assert (budget.refused, budget.read_bytes) == (2, 2_500)
+    budget.charge(1)
+    assert budget.wait_ms(10_000_000) == 0
+    budget.charge(1_000)
+    assert budget.wait_ms(10_000_000) > 0, "what was not used does not add up"
+
+
+def test_samples_of_an_earlier_start_are_not_mixed_up(reports: CoreReports) -> None:
+    worked(reports.core)
+    found = reports.describe("offsets")
+    (partition,) = found.partitions
+    reports.core.stop()
+    reports.core.start()
+    with pytest.raises(PopmqError, match="started anew") as refused:
+        reports.read_once(partition, 0, epoch=found.epoch)
+    assert refused.value.code == Code.PRECONDITION_FAILED
+
+
+@pytest.mark.parametrize("table", ["offset", ""])
+def test_an_unknown_table_is_refused_by_name(reports: CoreReports, table: str) -> None:
+    with pytest.raises(PopmqError, match="a table is one of revive, offsets"):
+        reports.describe(table)
+
+
+def test_what_is_not_there_is_refused(reports: CoreReports) -> None:
+    for partition in (
+        pb.Partition(layout="nothing", next=1),
+        pb.Partition(layout="revive", queue_id=8, next=1),
+        pb.Partition(layout="head", topic_id=9_999, next=1),
+    ):
+        with pytest.raises(PopmqError):
+            reports.read_once(partition, 0)
+
+
+def test_names_tell_groups_topics_and_clients(reports: CoreReports) -> None:
+    worked(reports.core)
+    found = reports.names()
+    assert {"orders", "%RETRY%g+orders", "%DLQ%g"} <= {one.name for one in found.topics}
+    assert [one.name for one in found.groups] == ["g"]
+    assert "a-client" in [one.name for one in found.clients]
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_delivery_that_nobody_took_is_told_from_a_retry(reports: CoreReports, fifo: bool) -> None:
+    core = reports.core
+    core.topic("inorder", queues=1, type=MessageType.FIFO)
+    core.group("f", type=GroupType.FIFO)
+    topic, group = ("inorder", "f") if fifo else ("orders", "g")
+    core.send(topic, b"x", message_group="k" if fifo else "")
+    answer = core.ask(Kind.POP, pop(topic, group), settle=False)
+    core.server.cancel(answer.id)
+    core.advance(1_000)
+    found = reports.describe("revive")
+    recount = Recount(found.end_position)
+    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
+    recount.take_heads(row for _, row in reports.rows(found, "revive", layout="head"))
+    (ends,) = recount.finish().values()
+    assert (ends.delivered, ends.undone, ends.retried, ends.returned) == (1, 1, 0, 0)
+    assert ends.in_flight == 0
+
+
+def test_what_a_sample_knows_is_in_the_pinned_queues(reports: CoreReports) -> None:
+    """The pop is in the tables at once and in the queues when the disk has it."""
+    core = reports.core
+    core.send("orders", b"x")
+    core.ask(Kind.POP, pop("orders", "g"), settle=False)
+    request = pb.DescribeRequest(tables=["revive", "offsets"], sample=True).SerializeToString()
+    answer = core.ask(Kind.DESCRIBE_TABLES, request, settle=False)
+    assert not answer.heard
+    core.settle()
+    assert answer.body is not None
+    (found,) = pb.DescribeReply.FromString(answer.body).brokers
+    assert sum(row["in_flight"] for _, row in reports.rows(found, "offsets")) == 1
+    assert sum(one.next for one in found.partitions if one.layout == "revive") == 1
+
+
+def test_a_broker_reads_no_more_than_its_bytes_a_second() -> None:
+    settings = replace(SMALL, reports=ReportsSettings(read_bytes_per_second=100_000))
+    core = CoreBroker(settings=settings)
+    core.topic("orders", queues=1)
+    for _ in range(4):
+        core.send("orders", b"b" * 100_000)
+    reports = CoreReports(core)
+    found = reports.describe("messages", topics=("orders",))
+    (partition,) = found.partitions
+    assert reports.read_once(partition, 0).next == 4
+    held_back = reports.read_once(partition, 0)
+    assert (held_back.data, held_back.next) == (b"", 0)
+    assert 3_000 <= held_back.retry_after_ms <= 3_100
+    core.advance(held_back.retry_after_ms)
+    assert reports.read_once(partition, 0).next == 4
+
+
+def test_a_unit_that_leads_elsewhere_is_no_record(reports: CoreReports) -> None:
+    core = reports.core
+    core.send("orders", b"x" * 500, queue_id=0)
+    store = core.broker.store
+    (unit,) = store.queue(core.broker.registry.topic("orders").id, 0).units(0, 1)
+    wrong = unit._replace(position=unit.position + 8, size=unit.size - 8)
+    assert store.reader.raw([wrong], 128) == [bytes(128)]
+    assert store.reader.raw([wrong]) == [b""]
+    (head,) = store.reader.raw([unit], 128)
+    assert store.reader.raw([unit])[0].startswith(head)
+
+
+def test_a_changed_delivery_is_in_flight_once(reports: CoreReports) -> None:
+    core = reports.core
+    core.send("orders", b"x")
+    (one,) = core.receive("orders", "g")
+    core.change("orders", "g", one.handle, 600_000)
+    found = reports.describe("revive")
+    recount = Recount(found.end_position)
+    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
+    (ends,) = recount.finish().values()
+    assert (ends.delivered, ends.in_flight) == (1, 1)

@@ -1,0 +1,120 @@
+"""The oracle: what it excuses, and that it excuses no more, with a broker in scripted runs."""
+
+import random
+
+from popmq.common.config import GroupSettings, MessageSettings, Settings, StoreSettings
+from popmq.testing.history import Held, Place, Pop, Reader, Sent
+from popmq.testing.oracle import Oracle
+from popmq.testing.sim_machine import Machine
+from popmq.testing.sim_operators import Operators
+from popmq.testing.sim_producers import FIFO_QUEUES
+from popmq.testing.sometimes import Tally
+from popmq.testing.unanswered import Unanswered
+
+SECOND = 1_000
+
+
+class Script:
+    """A machine, its clients and the oracle; a FIFO topic and a group that reads it."""
+
+    def __init__(self, *, fifo: bool = False) -> None:
+        settings = Settings(
+            store=StoreSettings(segment_bytes=64 << 10, reserved_segments=1),
+            message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
+            group=GroupSettings(auto_create=False),
+        )
+        rng, tally = random.Random(1), Tally()
+        self.oracle = Oracle()
+        self.machine = Machine(settings, rng, tally)
+        self.machine.start()
+        self.clients = Operators(self.machine, self.oracle, rng, tally, lambda line: None)
+        self.clients.make_topic("t", FIFO_QUEUES, fifo=fifo)
+        self.clients.make_group("g", 40, fifo=fifo)
+        self.machine.settle()
+        topic, group = self.clients.topics["t"], self.clients.groups["g"]
+        assert isinstance(topic, Place)
+        assert isinstance(group, Place)
+        self.topic, self.reader = topic, Reader(group, topic)
+        self.oracle.readers.append(self.reader)
+
+    @property
+    def found(self) -> list[str]:
+        return [one.invariant for one in self.oracle.violations]
+
+    def pop_of_now(self) -> Pop:
+        oracle, now_ms = self.oracle, self.machine.clock.boot_ms()
+        return Pop(self.reader, (), -1, 60 * SECOND, 0, oracle.at + 1, now_ms, oracle.log_ms)
+
+    def receive(self, *, invisible_ms: int = 60 * SECOND, client_id: str = "") -> None:
+        self.clients.receive(self.reader, invisible_ms=invisible_ms, client_id=client_id)
+        self.machine.settle()
+
+
+def lost_receive(script: Script, *, invisible_ms: int = SECOND) -> None:
+    """It is answered to nobody, and its time is over."""
+    script.clients.receive(script.reader, invisible_ms=invisible_ms)
+    asked = script.clients.asked[-1:]
+    script.machine.advance(2 * invisible_ms)
+    script.machine.step()
+    script.clients.lose(asked)
+
+
+def test_a_receive_that_was_lost_behind_a_reset_counts_though_the_reset_is_answered_later() -> None:
+    """Seed 8039: what was lost before the answer was taken for lost before the reset."""
+    script = Script(fifo=True)
+    script.clients.send(script.topic)
+    script.machine.settle()
+    script.clients.reset(script.reader, lambda: None, "oldest")
+    lost_receive(script)
+    script.receive()
+    (life,) = script.reader.lives.values()
+    assert (life.attempt, script.found) == (2, [])
+
+
+def test_a_receive_that_was_lost_before_a_reset_counts_no_more() -> None:
+    script = Script(fifo=True)
+    script.clients.send(script.topic)
+    script.machine.settle()
+    lost_receive(script)
+    script.clients.reset(script.reader, lambda: None, "oldest")
+    script.machine.settle()
+    script.receive()
+    (life,) = script.reader.lives.values()
+    assert (life.attempt, script.found) == (1, [])
+    again, (sent, *_) = script.pop_of_now(), script.oracle.messages
+    life.held = None
+    script.oracle.delivered(again, sent.number, sent.head, sent.properties, 3, b"a handle")
+    assert script.found == ["attempts"]
+
+
+def delivered(unanswered: Unanswered, at_ms: int, process: int, *, buffered: bool = False) -> Held:
+    place = Place("p", buffered=buffered)
+    sent = Sent(0, place, "", b"", b"", 0)
+    held = Held(Reader(place, place), sent, 1, b"", at_ms, at_ms, 1, process=process)
+    unanswered.delivered(held, at_ms)
+    return held
+
+
+def test_a_crash_excuses_deliveries_of_5_s_before_the_newest_record_and_none_older() -> None:
+    unanswered = Unanswered()
+    old, young = (delivered(unanswered, at_ms, 0) for at_ms in (14_999, 15_000))
+    written = delivered(unanswered, 5_000, 0, buffered=True)
+    early = delivered(unanswered, 4_999, 0, buffered=True)
+    unanswered.recorded(20_000)
+    assert not unanswered.covers(young)
+    unanswered.crashed(0)
+    unanswered.started(30_000)
+    assert [unanswered.covers(one) for one in (old, young, early, written)] == [False, True] * 2
+    later = delivered(unanswered, 30_001, 1)
+    assert not unanswered.covers(later)
+
+
+def test_a_clean_stop_excuses_nothing_and_the_next_crash_what_it_may_take_for_young() -> None:
+    unanswered = Unanswered()
+    held = [delivered(unanswered, at_ms, 0) for at_ms in (15_999, 16_000)]
+    unanswered.recorded(20_000)
+    unanswered.started(90_000)  # by a clock that was set back, log time stood still meanwhile
+    assert not any(map(unanswered.covers, held))
+    unanswered.recorded(91_000)
+    unanswered.crashed(1)
+    assert [unanswered.covers(one) for one in held] == [False, True]

@@ -1,0 +1,110 @@
+"""Seeds in which push consumers live on while brokers end: what they have stays, what they never
+had comes back; and a broker that gives up more, or less, than its rule says is found.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from popmq.broker import record_applier
+from popmq.broker.broker import Broker
+from popmq.broker.store import epoch_start
+from popmq.broker.store.epoch_start import EpochStart
+from popmq.testing.sim_pushes import PushSimulator
+from popmq.testing.sometimes import Sometimes, Tally
+
+Patch = pytest.MonkeyPatch
+
+
+def run(seeds: range) -> Tally:
+    tally = Tally()
+    for seed in seeds:
+        outcome = PushSimulator(seed).run()
+        assert not outcome.violations, outcome.story(40)
+        tally.add(outcome.tally)
+    print(f"{len(seeds)} seeds from {seeds[0]}\n{tally.table()}")
+    return tally
+
+
+def test_what_live_consumers_have_stays_and_what_they_never_had_comes_back() -> None:
+    tally = run(range(1, 61))
+    assert tally.counts[Sometimes.RENEWED]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_live_consumers_in_five_hundred_seeds() -> None:
+    run(range(10_000, 10_500))
+
+
+def test_a_failed_push_seed_names_the_command_that_replays_it() -> None:
+    outcome = PushSimulator(1).run()
+    command = outcome.story().rpartition("replay: ")[2].split()
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert f"trace {outcome.digest}" in done.stdout
+
+
+def gives_up_all_that_was_delivered(patch: Patch) -> None:
+    patch.setattr(EpochStart, "after", lambda newest, told: EpochStart(0))
+
+
+def gives_up_what_is_twice_as_old(patch: Patch) -> None:
+    patch.setattr(epoch_start, "UNANSWERED_MS", 2 * epoch_start.UNANSWERED_MS)
+
+
+def gives_up_after_a_clean_stop(patch: Patch) -> None:
+    def wrong(self: Broker) -> None:
+        begin(self)
+        self.store.stopped_cleanly = False
+
+    begin = Broker._begin
+    patch.setattr(Broker, "_begin", wrong)
+
+
+def gives_up_nothing(patch: Patch) -> None:
+    patch.setattr(EpochStart, "after", lambda newest, told: EpochStart())
+
+
+def gives_up_only_what_is_of_the_newest_record(patch: Patch) -> None:
+    patch.setattr(epoch_start, "UNANSWERED_MS", 0)
+
+
+def forgets_at_the_next_start_what_it_gave_up(patch: Patch) -> None:
+    class Forgets:
+        @staticmethod
+        def decode(body: bytes) -> EpochStart:
+            return EpochStart()
+
+    patch.setattr(record_applier, "EpochStart", Forgets)
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    plant: Callable[[Patch], None]
+    seeds: int
+
+
+PLANTED = [
+    Planted(gives_up_all_that_was_delivered, 60),
+    Planted(gives_up_what_is_twice_as_old, 60),
+    Planted(gives_up_after_a_clean_stop, 150),
+    Planted(gives_up_nothing, 200),
+    Planted(gives_up_only_what_is_of_the_newest_record, 300),
+    Planted(forgets_at_the_next_start_what_it_gave_up, 60),
+]
+
+
+@pytest.mark.parametrize("planted", [pytest.param(one, id=one.plant.__name__) for one in PLANTED])
+def test_a_broker_that_gives_up_more_or_less_than_it_says_is_found(planted: Planted) -> None:
+    for seed in range(1, planted.seeds + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            planted.plant(patch)
+            broken = bool(PushSimulator(seed).run().violations)
+        if broken and not PushSimulator(seed).run().violations:
+            return
+    pytest.fail(f"not seen in {planted.seeds} seeds")

@@ -1,0 +1,112 @@
+"""A thousand timers and a crash at every write, under three models of what a crash takes."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import pytest
+from sim import planted_timers as planted
+
+from popmq.testing.sometimes import Tally
+from popmq.testing.timer_thousand import (
+    LOSSES,
+    MOST,
+    REACHED,
+    TIMERS,
+    CrashedAt,
+    ThousandTimers,
+    seed_of,
+)
+
+HEAVY = 30  # runs of each loss
+each_loss = pytest.mark.parametrize(
+    "loss", range(len(LOSSES)), ids=[f"lost: {loss.value}" for loss in LOSSES]
+)
+
+
+def run(seed: int) -> ThousandTimers:
+    world = ThousandTimers(seed)
+    outcome = world.run()
+    assert not outcome.violations, outcome.story(40)
+    assert world.acknowledged >= TIMERS
+    return world
+
+
+def operations(script: int) -> int:
+    """How many a run has in which nothing crashes."""
+    world = run(seed_of(first=MOST - 1, loss=0, script=script))
+    assert world.crashes == 0
+    return world.operations
+
+
+def run_all(seeds: Iterable[int]) -> Tally:
+    """What happened in them, added up."""
+    tally, began = Tally(CrashedAt), time.monotonic()
+    runs = crashes = timers = 0
+    for seed in seeds:
+        world = run(seed)
+        assert world.crashes > 0
+        tally.add(world.tally)
+        runs, crashes, timers = runs + 1, crashes + world.crashes, timers + world.acknowledged
+    print(f"{runs} runs, {timers} timers, {crashes} crashes, {time.monotonic() - began:.0f} s")
+    print("crashed at\n" + tally.table() + "\nwhat happened")
+    for state in REACHED:
+        print(f"{state.value:<60} {tally.counts[state]:>8}")
+    return tally
+
+
+@each_loss
+def test_a_thousand_timers_outlive_a_broker_that_crashes_all_the_time(loss: int) -> None:
+    run_all([seed_of(first=1_000, loss=loss)])
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+@each_loss
+def test_none_of_a_thousand_timers_is_early_lost_or_twice_wherever_it_crashes_first(
+    loss: int,
+) -> None:
+    """At some of the writes, as far apart as time allows, of another script for each loss."""
+    last = operations(script=loss)
+    firsts = range(last // HEAVY // 2, last, last // HEAVY + 1)
+    tally = run_all(seed_of(first=first, loss=loss, script=loss) for first in firsts)
+    assert not tally.never
+    assert [state.value for state in REACHED if not tally.counts[state]] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7_200)
+@each_loss
+def test_none_of_a_thousand_timers_is_early_lost_or_twice_with_a_crash_at_every_write(
+    loss: int,
+) -> None:
+    run_all(seed_of(first=first, loss=loss) for first in range(operations(script=0)))
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "promises"),
+    [
+        (planted.fired_a_slot_early, {"I3 no-early"}),
+        (planted.pending_body_not_moved, {"I1 no-loss"}),
+        (planted.rolled_unit_dropped, {"I1 no-loss", "I2 no-limbo"}),
+        (planted.fired_again_after_a_start, {"I4 exactly-once"}),
+        (planted.cursor_not_moved_at_recovery, {"I12 cursor", "I12 function-of-the-log"}),
+        (planted.slot_cleared_before_its_firings_are_confirmed, {"I1 no-loss", "I2 no-limbo"}),
+        (planted.recall_not_written, {"I11 recall"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_planted_mistake_is_seen_in_a_thousand_timers(
+    plant: Callable[[pytest.MonkeyPatch], None], promises: set[str]
+) -> None:
+    for first in range(0, 2_000, 67):
+        for loss in range(len(LOSSES)):
+            with pytest.MonkeyPatch.context() as patch:
+                plant(patch)
+                world = ThousandTimers(seed_of(first=first, loss=loss))
+                broken = {one.invariant for one in world.run().violations}
+            if broken & promises:
+                print(f"dies first at {first}, lost {LOSSES[loss].value}: {sorted(broken)}")
+                return
+    raise AssertionError("not seen")
