@@ -1,9 +1,11 @@
 """The official Python client, unmodified, in the same process as a broker whose time is skipped."""
 
+import asyncio
 import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +24,20 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         return importlib.import_module("rocketmq")
+
+
+@pytest.fixture(autouse=True)
+def loop_of_this_thread() -> Iterator[None]:
+    """The client needs one when its route comes before it has asked to be told of it.
+
+    Its callback runs in this thread then and opens the telemetry stream here, which raises
+    after any `asyncio.run` in the same thread, as earlier tests of one worker have it.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 @contextmanager
@@ -124,6 +140,24 @@ def test_its_long_poll_gets_what_becomes_due(rocketmq: Any) -> None:
             b.advance("1h")
             receiving.join(15)
             assert [message.delivery_attempt for message in found] == [2]
+
+
+def test_it_starts_when_its_route_comes_before_it_asks(
+    rocketmq: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = asyncio.run_coroutine_threadsafe
+
+    def answered_first(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        future = submit(coroutine, loop)
+        if "query_route" in coroutine.__qualname__:
+            wait([future])
+        return future
+
+    with broker() as b:
+        b.create_topic(TOPIC)
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", answered_first)
+        send(rocketmq, b, b"one")
+        assert [one.body for one in b.receive(TOPIC, "workers")] == [b"one"]
 
 
 def test_it_goes_on_after_a_crash(rocketmq: Any) -> None:
