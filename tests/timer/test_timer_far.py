@@ -10,6 +10,7 @@ from timer.timer_client import HOUR, MINUTE, SECOND, crash, recall
 
 from popmq.broker.timer import far_timers, timer_admission
 from popmq.broker.timer.timer_unit import TimerDamaged
+from popmq.broker.timer_metrics import timer_metrics
 from popmq.common import hop
 from popmq.common.errors import Code
 from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult, TimerOutcome
@@ -166,6 +167,9 @@ def test_more_far_timers_than_the_bound_are_forgotten_by_slot(
         for _ in range(LIMIT):
             assert takes(core, due_ms + slot * SECOND)
         core.run_steps()
+    named = {one.name: one.value for one in timer_metrics(core.broker)}
+    assert named["timer_far_held"] == 2 * LIMIT
+    assert named["timer_far_forgotten"] == LIMIT
     forget_counts(core)
     assert [takes(core, due_ms + slot * SECOND) for slot in (2, 1, 0)] == [False, False, True]
 

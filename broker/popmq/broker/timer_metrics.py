@@ -22,6 +22,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("dequeue_lag_seconds", service.dequeue_lag_ms / 1_000),
         ("late_messages", len(state.late)),
         ("cancelled_held", state.cancelled_count),
+        ("far_held", enqueue.far.held),
         ("files_blocked", timers.files.blocked),
     ):
         yield reading(f"timer_{name}", value)
@@ -39,6 +40,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("dead_lettered", service.dead_lettered),
         ("refused", timers.admission.refused),
         ("spread", timers.admission.spread),
+        ("far_forgotten", enqueue.far.forgotten),
         ("rolled", enqueue.rolled),
         ("moved_bodies", timers.bodies.moved),
         ("cold_reads", service.cold.trips),

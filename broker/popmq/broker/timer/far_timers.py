@@ -30,6 +30,11 @@ class FarTimers:
         self._count = 0
         self._position: int | None = None  # units from here on were looked at
         self.complete = not self._on
+        self.forgotten = 0  # since the process started
+
+    @property
+    def held(self) -> int:
+        return self._count
 
     def begin(self) -> None:
         """The units in the files are others, or not all there yet."""
@@ -54,6 +59,7 @@ class FarTimers:
         while self._count > _LIMIT:
             _, oldest = self._slots.popitem(last=False)
             self._count -= len(oldest)
+            self.forgotten += len(oldest)
 
     def remove(self, due_ms: int, identity: int) -> None:
         """It rolls no more: its unit stands in its slot now, or was dropped."""

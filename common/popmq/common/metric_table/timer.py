@@ -21,6 +21,10 @@ TIMER = rows(
         "timer_cancelled_held",
         "Recalled or moved timers that are remembered; bounded by `timer.cancelled_limit`.",
     ),
+    gauge(
+        "timer_far_held",
+        "Timers beyond the wheel's window that `timer.slot_limit` counts; bounded at 500,000.",
+    ),
     gauge("timer_files_blocked", "1 while the timer's files cannot be written: the disk is full."),
     gauge(
         "timer_forecast_messages",
@@ -43,6 +47,10 @@ TIMER = rows(
     ),
     counter("timer_refused", "Sends refused by `timer.slot_limit` or `timer.late_limit`."),
     counter("timer_spread", "Timers put into a later slot that had room."),
+    counter(
+        "timer_far_forgotten",
+        "Timers beyond the wheel's window that are not counted any more: others came at the bound.",
+    ),
     counter(
         "timer_rolled", "Units put on into a later slot: the wheel is shorter than their delay."
     ),
