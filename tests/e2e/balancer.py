@@ -4,44 +4,28 @@ ready, in turn, and stays there until one of its ends closes it."""
 import asyncio
 import contextlib
 import itertools
-from types import TracebackType
-from typing import Self
 
 from e2e.processes import LOCAL, free_port
 
 from popmq.common.listening import stop_listening
-from popmq.testing.loop_thread import LoopThread
+from popmq.testing.loop_thread import ThreadServer
 
 _PIECE = 64 << 10
-_WITHIN_S = 20.0
 
 
-class Balancer:
+class Balancer(ThreadServer):
     """Listens at `address` while entered; `ready` may be changed at any time."""
 
     def __init__(self, *ready: str) -> None:
+        super().__init__("balancer")
         self.ready = list(ready)
         self.address = f"{LOCAL}:{free_port()}"
         self.accepted = 0
         self._turn = itertools.count()
-        self._loop = LoopThread("balancer")
         self._server: asyncio.Server | None = None
         self._carrying: set[asyncio.Task[None]] = set()
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._listen(), _WITHIN_S)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._close(), _WITHIN_S)
-        self._loop.stop()
-
-    async def _listen(self) -> None:
+    async def _open(self) -> None:
         host, port = self.address.rsplit(":", 1)
         self._server = await asyncio.start_server(self._accept, host, int(port))
 

@@ -7,8 +7,6 @@ nothing.  `fault` is called on a thread of its own, before a request is handed o
 import asyncio
 import json
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import aiohttp
 from aiohttp import web
@@ -16,36 +14,22 @@ from kube.asked import Asked, Fault, answer_of, asked_of, cut
 from kube.control_plane import ControlPlane
 
 from popmq.operator.kube import Access
-from popmq.testing.loop_thread import LoopThread
+from popmq.testing.loop_thread import ThreadServer
 
 _HOP_BY_HOP = ("connection", "content-length", "transfer-encoding", "host", "content-encoding")
-_CALL_S = 30.0
 
 
-class FaultyWay:
+class FaultyWay(ThreadServer):
     """Entered, it is there; `conflict`, `error` and `drop` keep a request from the API server,
     after `lost` it was done and the answer never comes."""
 
     def __init__(self, plane: ControlPlane) -> None:
+        super().__init__("faulty-way")
         self.fault: Fault = lambda asked: ""
         self.url = ""
         self._plane = plane
-        self._thread = LoopThread("faulty-way")
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
-
-    def __enter__(self) -> Self:
-        self._thread.call(self._open(), _CALL_S)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.call(self._close(), _CALL_S)
-        self._thread.stop()
 
     @property
     def access(self) -> Access:

@@ -1,8 +1,6 @@
 """A controller for an operator that is a process of its own: real frames, simulated brokers."""
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from kube.clusters import read
 from kube.control_plane import ControlPlane, LivePods
@@ -16,43 +14,31 @@ from popmq.common.wire import controller_pb2 as pb
 from popmq.operator.admin_port import DataPlaneAway
 from popmq.operator.observed import GroupHealth
 from popmq.operator.spec import ClusterSpec
-from popmq.testing.loop_thread import LoopThread
-
-_CALL_S = 30.0
+from popmq.testing.loop_thread import ThreadServer
 
 
-class Voice:
+class Voice(ThreadServer):
     """Of the controllers of one cluster, entered at `address`.  A broker is as its pod is
     (kube.world.Brokers).  `fault` may say of a hand-over "drop": it is not done, and the asker is
     told so if it is still there."""
 
     def __init__(self, plane: ControlPlane, namespace: str, name: str) -> None:
+        super().__init__("voice")
         self.brokers = Brokers(LivePods(plane))
         self.fault: Callable[[], str] = lambda: ""
         self.address = ""
         self._plane = plane
         self._path = f"/apis/popmq.io/v1beta1/namespaces/{namespace}/brokerclusters/{name}"
-        self._thread = LoopThread("voice")
         self._frames: FrameServer | None = None
         self._hello = Hello(role=Role.CONTROLLER, name="controller", cluster=name)
 
-    def __enter__(self) -> Self:
-        async def opened() -> str:
-            self._frames = FrameServer(self, self._hello)
-            return await self._frames.listen("127.0.0.1:0")
+    async def _open(self) -> None:
+        self._frames = FrameServer(self, self._hello)
+        self.address = await self._frames.listen("127.0.0.1:0")
 
-        self.address = self._thread.call(opened(), _CALL_S)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def _close(self) -> None:
         assert self._frames is not None
-        self._thread.call(self._frames.stop(), _CALL_S)
-        self._thread.stop()
+        await self._frames.stop()
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         """hop.Port"""

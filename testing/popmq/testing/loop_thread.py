@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from popmq.common.steps import Done, Work
 
@@ -36,6 +37,29 @@ class LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
+
+
+class ThreadServer(ABC):
+    """A server of a test's own, there while entered, on a loop of its own thread."""
+
+    _WITHIN_S = 30.0  # to open, to close
+
+    def __init__(self, name: str) -> None:
+        self._thread = LoopThread(name)
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._open(), self._WITHIN_S)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._thread.call(self._close(), self._WITHIN_S)
+        self._thread.stop()
+
+    @abstractmethod
+    async def _open(self) -> None: ...
+
+    @abstractmethod
+    async def _close(self) -> None: ...
 
 
 class LoopFlusher:
