@@ -8,8 +8,8 @@ their prefix in front: `%DLQ%NAMESPACE%GROUP`.
 import re
 from functools import lru_cache
 
-from popmq.common.errors import Code, Refused
-from popmq.common.topics import DLQ_PREFIX, is_group_owned, is_system_topic
+from popmq.common.errors import Code
+from popmq.common.topics import DLQ_PREFIX, check_form, is_group_owned, is_system_topic
 
 NAMESPACE_LIMIT = 64
 SEPARATOR = "%"
@@ -19,16 +19,7 @@ _ALLOWED = re.compile(r"[|a-zA-Z0-9_-]+")
 @lru_cache(maxsize=4_096)  # for those that are fine: a refusal is not kept
 def check_namespace(namespace: str) -> None:
     """Raise BAD_REQUEST unless the name may be a namespace's."""
-    if len(namespace) > NAMESPACE_LIMIT:
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"namespace of {len(namespace)} characters is longer than the limit {NAMESPACE_LIMIT}",
-        )
-    if not _ALLOWED.fullmatch(namespace):
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"namespace {namespace!r} has characters outside ^[|a-zA-Z0-9_-]+$",
-        )
+    check_form(namespace, "namespace", NAMESPACE_LIMIT, Code.BAD_REQUEST, _ALLOWED)
 
 
 def whole_name(namespace: str, name: str) -> str:

@@ -218,6 +218,18 @@ def is_system_topic(name: str) -> bool:
     return name.startswith("rmq_sys_") or name.startswith("RMQ_SYS_") or name in _SYSTEM_NAMES
 
 
+def check_form(
+    name: str, what: str, limit: int, code: Code, allowed: re.Pattern[str] = _ALLOWED
+) -> None:
+    """Raise `code` unless the name has letters, as many as allowed at most, and of those only."""
+    if not name.strip():
+        raise Refused(code, f"the {what} is blank")
+    if len(name) > limit:
+        raise Refused(code, f"{what} of {len(name)} characters is longer than the limit {limit}")
+    if not allowed.fullmatch(name):
+        raise Refused(code, f"{what} {name!r} has characters outside ^{allowed.pattern}$")
+
+
 @lru_cache(maxsize=4_096)  # for the names that are fine: a refusal is not kept
 def check_topic_name(name: str) -> None:
     """Raise ILLEGAL_TOPIC unless users may create and send to a topic of this name.
@@ -236,37 +248,14 @@ def check_topic_name(name: str) -> None:
 
 def check_readable_topic_name(name: str) -> None:
     """Raise ILLEGAL_TOPIC unless clients may name this topic at all."""
-    if not name.strip():
-        raise Refused(Code.ILLEGAL_TOPIC, "the topic name is blank")
-    if len(name) > TOPIC_NAME_LIMIT:
-        raise Refused(
-            Code.ILLEGAL_TOPIC,
-            f"topic name of {len(name)} characters is longer than the limit {TOPIC_NAME_LIMIT}",
-        )
-    if not _ALLOWED.fullmatch(name):
-        raise Refused(
-            Code.ILLEGAL_TOPIC,
-            f"topic name {name!r} has characters outside ^[%|a-zA-Z0-9_-]+$",
-        )
+    check_form(name, "topic name", TOPIC_NAME_LIMIT, Code.ILLEGAL_TOPIC)
     if is_system_topic(name) or is_group_owned(name):
         raise Refused(Code.ILLEGAL_TOPIC, f"{name} is a system topic; clients cannot use it")
 
 
 def check_group_name(name: str) -> None:
     """Raise ILLEGAL_CONSUMER_GROUP unless the name may be a consumer group's."""
-    if not name.strip():
-        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, "the consumer group name is blank")
-    if len(name) > GROUP_NAME_LIMIT:
-        raise Refused(
-            Code.ILLEGAL_CONSUMER_GROUP,
-            f"consumer group name of {len(name)} characters is longer than the limit "
-            f"{GROUP_NAME_LIMIT}",
-        )
-    if not _ALLOWED.fullmatch(name):
-        raise Refused(
-            Code.ILLEGAL_CONSUMER_GROUP,
-            f"consumer group name {name!r} has characters outside ^[%|a-zA-Z0-9_-]+$",
-        )
+    check_form(name, "consumer group name", GROUP_NAME_LIMIT, Code.ILLEGAL_CONSUMER_GROUP)
     if name.startswith("CID_RMQ_SYS_"):
         raise Refused(
             Code.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group; clients cannot use it"
