@@ -1,6 +1,6 @@
 """Controllers that restart, stand still, go away, and run twice; hints, long polls, routes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from controller.controller_rig import (
@@ -149,6 +149,47 @@ def test_a_record_that_was_set_back_elects_nobody() -> None:
 
 
 # -- two controllers
+
+
+class HeldStore(MemoryStore):
+    """The reads of one controller wait while it is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds: list[Callable[[], None]] | None = None
+
+    def read(self, key: str, then: OnRead) -> None:
+        if self.holds is None:
+            super().read(key, then)
+        else:
+            self.holds.append(lambda: MemoryStore.read(self, key, then))
+
+    def let_go(self) -> None:
+        holds, self.holds = self.holds or [], None
+        for read in holds:
+            read()
+
+
+def test_what_another_controller_wrote_is_read_before_a_store_counts_as_set_back() -> None:
+    rig = running(store=HeldStore())
+    second = rig.controller()
+    rig.controllers.append(second)
+    rig.run(5 * DEAD_MS)
+    store = rig.store
+    assert isinstance(store, HeldStore)
+    store.holds = []  # neither reads; the first one knows what it writes
+    rig.deaf = {(1, broker.node) for broker in rig.brokers}
+    rig.broker("node-a").up = False
+    rig.run(5 * DEAD_MS)
+    rig.deaf = set()
+    rig.run(HEARTBEAT_MS)
+    assert routes(rig.controllers[0]) == [(GROUP, "node-b:1", 2)]
+    assert [one.epoch for one in second.groups[GROUP].replicas] == [1, 2, 2]
+    assert routes(second) != routes(rig.controllers[0])
+    assert second.groups[GROUP].state().trouble == ""
+    store.let_go()
+    rig.run(STEP_MS)
+    assert routes(second) == routes(rig.controllers[0])
 
 
 def test_a_controller_that_hears_nobody_of_a_group_does_not_disturb_the_other() -> None:

@@ -51,6 +51,9 @@ class ReplicaGroup:
         self._is_read = False  # the store has answered
         self._store_trouble = ""
         self._reading = False
+        self._reads = 0
+        self._read_number = 0  # of the newest one that was answered
+        self._contradicted_at: int | None = None  # how many were begun when a broker was ahead
         self._read_ms = now_ms - READ_MS
         self._seen_ms = now_ms  # when this record was first read
         self._writing = False
@@ -158,12 +161,18 @@ class ReplicaGroup:
             return None
         ahead = [one for one in self.replicas if one.epoch > self._epoch]
         if ahead:
+            if self._contradicted_at is None:
+                self._contradicted_at = self._reads
+            asked_since = self._read_number > self._contradicted_at
             self._say(
                 f"{ahead[0].node} has accepted epoch {ahead[0].epoch}, the metadata store knows "
                 f"{self._epoch}: it was set back, or answers with old records"
+                if asked_since
+                else ""
             )
             self._read_soon()
             return None
+        self._contradicted_at = None
         if not self._leader_is_lost():
             self._say("")
             return None
@@ -222,6 +231,7 @@ class ReplicaGroup:
     def _read(self) -> None:
         self._reading = True
         self._read_ms = self._now_ms
+        self._reads += 1
 
         def read(found: GroupRecord | StoreAway | None) -> None:
             self._reading = False
@@ -229,6 +239,7 @@ class ReplicaGroup:
                 self._store_is_away(str(found))
                 return
             self._is_read = True
+            self._read_number = self._reads
             self._store_trouble = ""
             self._take(found)
 
