@@ -186,7 +186,7 @@ def expiring(start: Command) -> dict[str, Any]:
 
 def ordered(start: Command) -> dict[str, Any]:
     """Messages of 20 groups. Every seventh group fails each third of its messages at first: it and
-    what the same reply has of the group behind it are not acknowledged."""
+    what the same reply has of the group behind it are to come again in a second."""
     producer = producer_of(start, "ordered")
     for number in range(6):
         for key in range(20):
@@ -197,12 +197,13 @@ def ordered(start: Command) -> dict[str, Any]:
     until_s = time.monotonic() + start["check_s"]
     while sum(map(len, acked.values())) < 120 and time.monotonic() < until_s:
         stuck: set[str] = set()
-        for one in consumer.receive(32, 1):
+        for one in consumer.receive(32, INVISIBLE_S):
             key, number = one.message_group, int(one.body)
             first = one.delivery_attempt == 1
             if key in stuck or (first and int(key[4:]) % 7 == 0 and number % 3 == 0):
                 stuck.add(key)
                 failed += 1
+                consumer.change_invisible_duration(one, 1)
                 continue
             consumer.ack(one)
             acked[key].append(number)

@@ -10,7 +10,6 @@ import java.util.Map;
 import java.util.Random;
 import java.util.Set;
 import java.util.TreeMap;
-import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -29,14 +28,14 @@ import org.apache.rocketmq.client.apis.producer.Producer;
 import org.apache.rocketmq.client.apis.producer.Transaction;
 import org.apache.rocketmq.client.apis.producer.TransactionChecker;
 import org.apache.rocketmq.client.apis.producer.TransactionResolution;
+import org.apache.rocketmq.shaded.com.google.gson.Gson;
 import org.apache.rocketmq.shaded.com.google.gson.JsonElement;
 import org.apache.rocketmq.shaded.com.google.gson.JsonObject;
 import org.apache.rocketmq.shaded.com.google.gson.JsonParser;
-import org.apache.rocketmq.shaded.com.google.gson.Gson;
 
 /**
  * Scenarios of the official Java client: the twin of ../scenario_client.py, with the same question on
- * stdin and the same answers on stdout. They run beside each other.
+ * stdin and the same answers on stdout, one after the other.
  */
 public final class Scenarios {
     private static final Duration INVISIBLE = Duration.ofSeconds(30);
@@ -56,14 +55,9 @@ public final class Scenarios {
         BufferedReader lines =
                 new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         Scenarios all = new Scenarios(JsonParser.parseString(lines.readLine()).getAsJsonObject());
-        List<Callable<Void>> running = new ArrayList<>();
         for (JsonElement name : all.start.getAsJsonArray("run")) {
-            running.add(() -> {
-                all.report(name.getAsString());
-                return null;
-            });
+            all.report(name.getAsString());
         }
-        all.threads.invokeAll(running);
         System.out.flush();
         Runtime.getRuntime().halt(0);
     }
@@ -76,9 +70,7 @@ public final class Scenarios {
             seen.put("error", error.toString());
         }
         seen.put("scenario", name);
-        synchronized (GSON) {
-            System.out.println(GSON.toJson(seen));
-        }
+        System.out.println(GSON.toJson(seen));
     }
 
     private Map<String, ?> play(String name) throws Exception {
@@ -215,7 +207,7 @@ public final class Scenarios {
 
     /**
      * Messages of 20 groups. Every seventh group fails each third of its messages at first: it and
-     * what the same reply has of the group behind it are not acknowledged.
+     * what the same reply has of the group behind it are to come again in a second.
      */
     private Map<String, ?> ordered() throws Exception {
         Producer producer = producer("ordered");
@@ -233,7 +225,7 @@ public final class Scenarios {
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(start.get("check_s").getAsLong());
         while (left > 0 && System.nanoTime() < until) {
             Set<String> stuck = new HashSet<>();
-            for (MessageView one : consumer.receive(32, Duration.ofSeconds(1))) {
+            for (MessageView one : consumer.receive(32, INVISIBLE)) {
                 String key = one.getMessageGroup().orElseThrow();
                 int number = Integer.parseInt(text(one));
                 boolean first = one.getDeliveryAttempt() == 1;
@@ -241,6 +233,7 @@ public final class Scenarios {
                 if (fails || stuck.contains(key)) {
                     stuck.add(key);
                     failed++;
+                    consumer.changeInvisibleDuration(one, Duration.ofSeconds(1));
                 } else {
                     consumer.ack(one);
                     acked.computeIfAbsent(key, none -> new ArrayList<>()).add(number);

@@ -158,7 +158,7 @@ async function expiring() {
 }
 
 // Messages of 20 groups. Every seventh group fails each third of its messages at first: it and what
-// the same reply has of the group behind it are not acknowledged.
+// the same reply has of the group behind it are to come again in a second.
 async function ordered() {
   const producer = await producerOf('ordered');
   const keys = Array.from({ length: 20 }, (_, key) => `key-${key}`);
@@ -173,13 +173,14 @@ async function ordered() {
   const untilMs = Date.now() + start.check_s * 1000;
   while (Object.values(acked).flat().length < 120 && Date.now() < untilMs) {
     const stuck = new Set();
-    for (const one of await consumer.receive(32, 1000)) {
+    for (const one of await consumer.receive(32, INVISIBLE_MS)) {
       const { messageGroup: key, deliveryAttempt } = one;
       const number = Number(text(one));
       const fails = deliveryAttempt === 1 && Number(key.slice(4)) % 7 === 0 && number % 3 === 0;
       if (fails || stuck.has(key)) {
         stuck.add(key);
         failed++;
+        await consumer.changeInvisibleDuration(one, 1000);
       } else {
         await consumer.ack(one);
         acked[key].push(number);
