@@ -22,6 +22,7 @@ from e2e.replicated import GROUP, GroupClient, ReplicatedGroup, agree
 
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 TOPIC, LATER = "flow", "flow-later"
+BOTH = ("python", "node")
 INVISIBLE_S = 10
 GAP_MS = 1_000  # of a planned hand-over
 # An answer that was on its way when the master died says nothing of the next one.
@@ -31,9 +32,9 @@ ON_ITS_WAY_MS = 50
 @pytest.mark.parametrize(
     ("kills", "languages"),
     [
-        pytest.param(10, ("python", "node"), marks=[pytest.mark.heavy, pytest.mark.timeout(600)]),
-        pytest.param(50, ("python", "node"), marks=[pytest.mark.long, pytest.mark.timeout(2_400)]),
-        pytest.param(10, ("java",), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(10, BOTH, marks=[pytest.mark.heavy, pytest.mark.timeout(600)], id="10"),
+        pytest.param(50, BOTH, marks=[pytest.mark.long, pytest.mark.timeout(2_400)], id="50"),
+        pytest.param(10, ("java",), marks=[pytest.mark.long, pytest.mark.timeout(900)], id="java"),
     ],
 )
 def test_official_clients_lose_nothing_when_masters_are_killed(
