@@ -29,11 +29,13 @@ LEAN_ONLY = {
     "test_official_java",
     "test_official_scenarios",
     "test_official_shared",
+    "test_orphan_checks",
     "test_rolling_proxies",
     "test_official_tls",
     "test_real_time",
     "test_prometheus",  # panels of the lean transport
     "test_restore",
+    "test_server_restart",
     "test_timers_killed",
     "test_transport_flag",
     "test_two_namespaces",

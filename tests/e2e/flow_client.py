@@ -1,5 +1,5 @@
 """An official Python client that sends, delays, receives and acknowledges without a pause
-(`python -m e2e.flow_client`).
+(`python -m e2e.flow_client`), as a SimpleConsumer unless its start says `push`.
 
 What it tells is what the client's user was told, in the order in which that happened: `n` counts
 all events of this process.  official.py is the other end, node/flow.mjs the twin.
@@ -16,9 +16,12 @@ from typing import Any
 
 from e2e.python_client import Command, configuration, now_ms
 from rocketmq import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    ConsumeResult,
     FilterExpression,
     Message,
+    MessageListener,
     Producer,
+    PushConsumer,
     SimpleConsumer,
 )
 
@@ -29,6 +32,7 @@ RECEIVERS = 2
 ACKERS = 4
 BATCH = 16
 LONG_POLL_S = 2
+OK = 20_000
 
 _stdout = threading.Lock()
 _numbers = itertools.count()
@@ -36,7 +40,9 @@ _numbers = itertools.count()
 
 def main() -> None:
     start = json.loads(sys.stdin.readline())
-    consumer = Receiver(start) if start["group"] else None
+    consumer = None
+    if start["group"]:
+        consumer = listen(start) if start.get("kind") == "push" else Receiver(start)
     producer = Sender(start)
     emit("ready")
     for line in sys.stdin:
@@ -129,6 +135,49 @@ class Receiver:
             emit("ack_failed", name=name, error=repr(error))
         else:
             emit("acked", name=name)
+
+
+class Listener(MessageListener):  # type: ignore[misc]
+    """Manages everything; `names` says by handle whose acknowledgement it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, str] = {}
+
+    def consume(self, message: Any) -> Any:
+        name = self.names[message.receipt_handle] = message.body.decode()
+        emit("seen", name=name, attempt=message.delivery_attempt)
+        return ConsumeResult.SUCCESS
+
+
+def listen(start: Command) -> Any:
+    """A push consumer tells nobody how its acknowledgements ended: they are watched."""
+    listener = Listener()
+    consumer = PushConsumer(
+        configuration(start),
+        start["group"],
+        listener,
+        {start["topic"]: FilterExpression(), start["later"]: FilterExpression()},
+    )
+    rpc = consumer.rpc_client
+    acknowledge = rpc.ack_message_async
+
+    def told(name: str, done: Any) -> None:
+        error = done.exception()
+        if error is None and done.result().status.code == OK:
+            emit("acked", name=name)
+        else:
+            emit("ack_failed", name=name, error=repr(error or done.result().status.code))
+
+    def watched(endpoints: Any, request: Any, *rest: Any, **named: Any) -> Any:
+        name = listener.names[request.entries[0].receipt_handle]
+        future = acknowledge(endpoints, request, *rest, **named)
+        future.add_done_callback(lambda done: told(name, done))
+        return future
+
+    rpc.ack_message_async = watched
+    consumer.startup()
+    return consumer
 
 
 def emit(event: str, **fields: Any) -> None:

@@ -1,11 +1,11 @@
-"""`popmq up` with several broker groups or replicas: the supervisor and its children."""
+"""`popmq up`: one process for everything, or a supervisor and its children."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from e2e.processes import Role, run_command
+from e2e.processes import LOCAL, Role, free_port, run_command
 
 
 class Many(Role):
@@ -46,3 +46,25 @@ class Many(Role):
 
     def pids(self) -> list[int]:
         return [one["pid"] for one in self.state["processes"]]
+
+
+class Up(Role):
+    """Everything in one process, at an address that it keeps."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        self.endpoints = [f"{LOCAL}:{free_port()}"]
+        ports = ["--port", self.endpoints[0].rpartition(":")[2], "--http-port", "0"]
+        super().__init__(
+            "up",
+            ["up", "--data", "data", *ports],
+            folder=folder,
+            settings=settings,
+        )
+
+    def popmq(self, *arguments: str) -> str:
+        return run_command(self.endpoints[0], self.folder, *arguments)
+
+    def create(self, *, topic: str, groups: list[str]) -> None:
+        self.popmq("topic", "create", topic)
+        for group in groups:
+            self.popmq("group", "create", group, "--max-attempts", "100")

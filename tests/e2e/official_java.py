@@ -19,13 +19,18 @@ _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx384m", "-Dfile.encod
 
 def launch_java(speaks: Literal["tls", "plain"]) -> Launch:
     """Roles of the client, built once for what the sources and pom.xml say."""
+    return partial(_command, java_program("Client"), speaks)
+
+
+def java_program(name: str) -> list[str]:
+    """The command that runs one of the programs in java/, which all speak in plain text or know
+    better by their arguments."""
     folder = _built()
-    classpath = f"{folder / 'classes'}:{folder / 'lib'}/*"
-    return partial(_command, classpath, speaks)
+    return [_find_tool("java"), *_JVM, "-cp", f"{folder / 'classes'}:{folder / 'lib'}/*", name]
 
 
-def _command(classpath: str, speaks: str, role: RoleName) -> list[str]:
-    return [_find_tool("java"), *_JVM, "-cp", classpath, "Client", role, speaks]
+def _command(program: list[str], speaks: str, role: RoleName) -> list[str]:
+    return [*program, role, speaks]
 
 
 def _built() -> Path:

@@ -28,6 +28,8 @@ from rocketmq import (  # type: ignore[import-untyped,import-not-found,unused-ig
     Producer,
     PushConsumer,
     SimpleConsumer,
+    TransactionChecker,
+    TransactionResolution,
 )
 
 SENDERS = 8
@@ -48,6 +50,7 @@ def main() -> None:
         "producer": ProducerRole,
         "simple": SimpleRole,
         "push": PushRole,
+        "orphans": OrphansRole,
     }
     start = json.loads(sys.stdin.readline())
     running = roles[sys.argv[1]](start)
@@ -127,6 +130,30 @@ class ProducerRole:
             emit("recall_failed", name=name, error=str(error))
             return
         emit("recalled", name=name, message_id=message_id)
+
+
+class OrphansRole:
+    """Sends half messages and forgets them; asked, it commits those whose name begins so."""
+
+    def __init__(self, start: Command) -> None:
+        self._topic = start["topic"]
+        topics = (self._topic,)
+        self._producer = Producer(configuration(start), topics, Checker(), tls_enable=OVER_TLS)
+        self._producer.startup()
+
+    def perform(self, command: Command) -> None:
+        message = Message()
+        message.topic, message.body = self._topic, command["name"].encode()
+        receipt = self._producer.send(message, self._producer.begin_transaction())
+        emit("sent", name=command["name"], message_id=receipt.message_id)
+
+
+class Checker(TransactionChecker):  # type: ignore[misc]
+    def check(self, message: Any) -> Any:
+        name = message.body.decode()
+        emit("checked", name=name)
+        wanted = TransactionResolution
+        return wanted.COMMIT if name.startswith("commit") else wanted.ROLLBACK
 
 
 class SimpleRole:

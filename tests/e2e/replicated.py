@@ -98,6 +98,11 @@ class ReplicatedGroup:
         """Run the command line against the first proxy; return what it printed."""
         return run_command(self.endpoints[0], self.folder, *arguments)
 
+    def create(self, *, topic: str, groups: list[str]) -> None:
+        self.popmq("topic", "create", topic)
+        for group in groups:
+            self.popmq("group", "create", group)
+
     def data(self, broker: Role) -> Path:
         return self.folder / f"data-{broker.name[-1]}"
 

@@ -1,7 +1,8 @@
 """Scenarios of the official Python client, one after the other (`python -m e2e.scenario_client`).
 
 What it is asked comes as one JSON object on stdin (endpoint, and what to run); what each scenario
-saw leaves as one JSON line on stdout.  test_official_scenarios.py judges it.
+saw leaves as one JSON line on stdout.  test_official_scenarios.py judges it; node/scenarios.mjs and
+java/Scenarios.java are the twins.
 """
 
 import json
@@ -14,11 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Any
 
-from e2e.python_client import Command, configuration
+from e2e.python_client import Command, configuration, now_ms
 from rocketmq import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    ConsumeResult,
     FilterExpression,
     Message,
+    MessageListener,
     Producer,
+    PushConsumer,
     SimpleConsumer,
     TransactionChecker,
     TransactionResolution,
@@ -79,17 +83,15 @@ def received(consumer: Any, *, rounds: int = 1, limit: int = 32) -> list[Any]:
 def awaits(start: Command) -> dict[str, Any]:
     """Waits of every length at once: how long each took with nothing there, in seconds."""
 
-    def wait(await_s: int) -> float:
-        consumer = consumer_of(start, f"waits-{await_s}", "quiet", await_s)
-        all_started.wait()  # one that starts takes the interpreter from those that are timed
+    def wait(consumer: Any) -> float:
         began_s = time.monotonic()
         assert not consumer.receive(1, INVISIBLE_S)
         return time.monotonic() - began_s
 
     lengths = start["awaits"]
-    all_started = threading.Barrier(len(lengths))
+    consumers = [consumer_of(start, f"waits-{length}", "quiet", length) for length in lengths]
     with ThreadPoolExecutor(len(lengths)) as threads:
-        return {"took_s": dict(zip(map(str, lengths), threads.map(wait, lengths), strict=True))}
+        return {"took_s": dict(zip(map(str, lengths), threads.map(wait, consumers), strict=True))}
 
 
 def large(start: Command) -> dict[str, Any]:
@@ -182,6 +184,67 @@ def expiring(start: Command) -> dict[str, Any]:
     return {"received": sorted(one.body.decode() for one in received(consumer, rounds=2))}
 
 
+def ordered(start: Command) -> dict[str, Any]:
+    """Messages of 20 groups. Every seventh group fails each third of its messages at first: it and
+    what the same reply has of the group behind it are to come again in a second."""
+    producer = producer_of(start, "ordered")
+    for number in range(6):
+        for key in range(20):
+            producer.send(message_to("ordered", b"%d" % number, message_group=f"key-{key}"))
+    consumer = consumer_of(start, "in-order", "ordered", 5)
+    acked: dict[str, list[int]] = {f"key-{key}": [] for key in range(20)}
+    failed = 0
+    until_s = time.monotonic() + start["check_s"]
+    while sum(map(len, acked.values())) < 120 and time.monotonic() < until_s:
+        stuck: set[str] = set()
+        for one in consumer.receive(32, INVISIBLE_S):
+            key, number = one.message_group, int(one.body)
+            first = one.delivery_attempt == 1
+            if key in stuck or (first and int(key[4:]) % 7 == 0 and number % 3 == 0):
+                stuck.add(key)
+                failed += 1
+                consumer.change_invisible_duration(one, 1)
+                continue
+            consumer.ack(one)
+            acked[key].append(number)
+    return {"acked": acked, "failed": failed}
+
+
+def letters(start: Command) -> dict[str, Any]:
+    """One message that a push consumer never manages: when it came, and as which attempt."""
+
+    class Listener(MessageListener):  # type: ignore[misc]
+        def consume(self, message: Any) -> Any:
+            deliveries.append([message.delivery_attempt, now_ms()])
+            if len(deliveries) == start["attempts"]:
+                last.set()
+            return ConsumeResult.FAILURE
+
+    deliveries: list[list[int]] = []
+    last = threading.Event()
+    sent = producer_of(start, "letters").send(message_to("letters", b"poison"))
+    PushConsumer(
+        configuration(start), "letters", Listener(), {"letters": FilterExpression()}
+    ).startup()
+    last.wait(start["check_s"])
+    return {"sent": sent.message_id, "deliveries": deliveries}
+
+
+def everyone(start: Command) -> dict[str, Any]:
+    """Three instances, each with a group of its own; and one group that two more of them share."""
+    groups = ["each-1", "each-2", "each-3", "shared", "shared"]
+    consumers = [consumer_of(start, group, "everyone", 2) for group in groups]
+    producer = producer_of(start, "everyone")
+    for number in range(20):
+        producer.send(message_to("everyone", b"%d" % number))
+    with ThreadPoolExecutor(len(consumers)) as threads:
+        found = list(threads.map(lambda one: received(one, rounds=4), consumers))
+    seen: dict[str, list[int]] = {}
+    for group, messages in zip(groups, found, strict=True):
+        seen[group] = sorted([*seen.get(group, []), *(int(one.body) for one in messages)])
+    return seen
+
+
 def emit(fields: dict[str, Any]) -> None:
     with _stdout:
         sys.stdout.write(json.dumps(fields) + "\n")
@@ -197,6 +260,9 @@ SCENARIOS: dict[str, Callable[[Command], dict[str, Any]]] = {
     "transactions": transactions,
     "ranks": ranks,
     "expiring": expiring,
+    "ordered": ordered,
+    "letters": letters,
+    "everyone": everyone,
 }
 
 if __name__ == "__main__":

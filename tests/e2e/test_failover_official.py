@@ -6,7 +6,6 @@ run's choices.
 
 import asyncio
 import itertools
-import json
 import os
 import random
 import time
@@ -17,31 +16,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.flow import command, has, percentiles, sent_after
+from e2e.flow import NEXT_SEND_S, command, has, judge, percentiles, sent_after, settle
 from e2e.official import START_S, OfficialClient, ensure_node_client
 from e2e.replicated import GROUP, GroupClient, ReplicatedGroup, agree
 
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 TOPIC, LATER = "flow", "flow-later"
+BOTH = ("python", "node")
 INVISIBLE_S = 10
-NEXT_SEND_S = 60.0
-SETTLED_S = 90.0
 GAP_MS = 1_000  # of a planned hand-over
 # An answer that was on its way when the master died says nothing of the next one.
 ON_ITS_WAY_MS = 50
 
 
 @pytest.mark.parametrize(
-    "kills",
+    ("kills", "languages"),
     [
-        pytest.param(10, marks=[pytest.mark.heavy, pytest.mark.timeout(600)]),
-        pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(2_400)]),
+        pytest.param(10, BOTH, marks=[pytest.mark.heavy, pytest.mark.timeout(600)], id="10"),
+        pytest.param(50, BOTH, marks=[pytest.mark.long, pytest.mark.timeout(2_400)], id="50"),
+        pytest.param(10, ("java",), marks=[pytest.mark.long, pytest.mark.timeout(900)], id="java"),
     ],
 )
-def test_official_clients_lose_nothing_when_masters_are_killed(tmp_path: Path, kills: int) -> None:
+def test_official_clients_lose_nothing_when_masters_are_killed(
+    tmp_path: Path, kills: int, languages: tuple[str, ...]
+) -> None:
     ensure_node_client()
     dice = random.Random(SEED)
-    with flowing(tmp_path, "python", "node") as (group, clients):
+    with flowing(tmp_path, *languages) as (group, clients):
         killed_ms = [kill_master(group, clients, dice) for _ in range(kills)]
         settle(group, clients)
         asyncio.run(all_agree(group))
@@ -133,62 +134,10 @@ def hand_over(group: ReplicatedGroup, clients: list[OfficialClient]) -> tuple[in
     return began_ms, time.time_ns() // 1_000_000
 
 
-def settle(group: ReplicatedGroup, clients: list[OfficialClient]) -> None:
-    """No more sends; everything acknowledged is received; the groups are owed nothing.
-
-    What a kill left in flight comes back after its invisible time and is acknowledged then, so
-    an acknowledgement that was undone shows before the end.
-    """
-    for client in clients:
-        client.tell(op="quiet")
-    for client in clients:
-        client.wait(partial(has, client, "done", 1), "the last send", within_s=NEXT_SEND_S)
-    owed = {one["name"] for client in clients for one in client.of("sent")}
-    for client in clients:
-        client.comes(partial(has_seen, client, owed), within_s=SETTLED_S)
-    deadline_s = time.monotonic() + SETTLED_S
-    while any(lag(group, client) for client in clients):
-        assert time.monotonic() < deadline_s, [lag(group, client) for client in clients]
-        time.sleep(0.5)
-
-
-def judge(client: OfficialClient) -> None:
-    """Print what one client's books say, and insist that nothing is lost, undone or early."""
-    sent, acked = client.of("sent"), {one["name"]: one["n"] for one in client.of("acked")}
-    seen = client.of("seen")
-    received = {one["name"] for one in seen}
-    lost = [one["name"] for one in sent if one["name"] not in received]
-    undone = [one for one in seen if one["n"] > acked.get(one["name"], one["n"])]
-    due = {one["name"]: one["due_ms"] for one in sent}
-    early = [one for one in seen if one["at_ms"] < due.get(one["name"], 0)]
-    print(
-        f"{client.name}: sent {len(sent)} ({sum(ms > 0 for ms in due.values())} delayed), unknown"
-        f" {client.count('send_failed')}, received {len(received)}, again"
-        f" {len(seen) - len(received)}, acked {len(acked)}, acks without an OK"
-        f" {client.count('ack_failed')}, lost {len(lost)}, acks undone {len(undone)}"
-    )
-    assert len(sent) > 100
-    assert any(due.values())
-    assert lost == []
-    assert undone == []
-    assert early == []
-
-
 def longest_pause_ms(client: OfficialClient, began_ms: int, ended_ms: int) -> int:
     at: list[int] = sorted(one["at_ms"] for one in client.of("sent"))
     at = [ms for ms in at if began_ms - 1_000 <= ms <= ended_ms]
     return max(later - sooner for sooner, later in itertools.pairwise(at))
-
-
-def lag(group: ReplicatedGroup, client: OfficialClient) -> dict[str, int]:
-    """What the group is owed, by kind; nothing is left out but zeros."""
-    found: dict[str, int] = {}
-    for line in group.popmq("lag", "--group", client.name, "--json").splitlines():
-        told = json.loads(line)
-        for kind in ("ready", "in_flight", "delayed", "retries"):
-            if told[kind]:
-                found[f"{told['topic']} {kind}"] = told[kind]
-    return found
 
 
 async def in_sync(group: ReplicatedGroup) -> Any:
@@ -199,7 +148,3 @@ async def in_sync(group: ReplicatedGroup) -> Any:
 async def all_agree(group: ReplicatedGroup) -> None:
     async with GroupClient(group.address) as client:
         await agree(group, client)
-
-
-def has_seen(client: OfficialClient, owed: set[str]) -> bool:
-    return owed <= {one["name"] for one in client.of("seen")}

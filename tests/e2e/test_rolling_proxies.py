@@ -37,7 +37,17 @@ def test_sixteen_official_clients_notice_no_rolling_restart_of_the_proxies(
     tmp_path: Path, rounds: int
 ) -> None:
     ensure_node_client()
-    with rolling(tmp_path) as (cluster, balancer, clients):
+    roll(tmp_path, rounds, "python", "node", each=EACH)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)  # the first run builds the client
+def test_four_java_clients_notice_no_rolling_restart_of_the_proxies(tmp_path: Path) -> None:
+    roll(tmp_path, 2, "java", each=4)
+
+
+def roll(folder: Path, rounds: int, *languages: str, each: int) -> None:
+    with rolling(folder, *languages, each=each) as (cluster, balancer, clients):
         restarts = [
             replace_proxy(cluster, balancer, clients, number)
             for _ in range(rounds)
@@ -69,7 +79,9 @@ def test_sixteen_official_clients_notice_no_rolling_restart_of_the_proxies(
 
 
 @contextmanager
-def rolling(folder: Path) -> Iterator[tuple[Cluster, Balancer, list[OfficialClient]]]:
+def rolling(
+    folder: Path, *languages: str, each: int
+) -> Iterator[tuple[Cluster, Balancer, list[OfficialClient]]]:
     with ExitStack() as stack:
         settings = {"POPMQ_POP_INVISIBLE_DEFAULT_MS": f"{INVISIBLE_S * 1_000}"}
         cluster = stack.enter_context(Cluster(folder, proxies=2, settings=settings))
@@ -77,9 +89,9 @@ def rolling(folder: Path) -> Iterator[tuple[Cluster, Balancer, list[OfficialClie
         cluster.popmq("topic", "create", LATER, "--type", "delay")
         balancer = stack.enter_context(Balancer(*cluster.endpoints))
         clients = []
-        for language in ("python", "node"):
+        for language in languages:
             cluster.popmq("group", "create", f"flow-{language}")
-            for number in range(EACH):
+            for number in range(each):
                 client = OfficialClient(f"{language}-{number}", command(language), folder=folder)
                 clients.append(stack.enter_context(client))
                 client.tell(

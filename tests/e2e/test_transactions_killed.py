@@ -1,9 +1,10 @@
-"""Transactions of the official Python client while broker, proxies and producers die by kill -9.
+"""Transactions of official clients while broker, proxies and producers die by kill -9.
 
 Each half message is committed or rolled back once, as its producer's database says, whoever is
 asked; none is seen before, and none is left.  E2E_SEED repeats the order of the kills.
 """
 
+import json
 import os
 import random
 import subprocess
@@ -13,8 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from e2e.official import HERE, ensure_node_client, launch_node
+from e2e.official_java import java_program
 from e2e.processes import LOCAL, Cluster, OwnProcess, RoleFailed, free_port, role_environment
-from e2e.transaction_client import ENDED, FAILED, SENT, TRIED, is_committed
+from e2e.transaction_client import ENDED, FAILED, SENT, TRIED, is_committed, is_forgotten
 
 from popmq.common.errors import PopmqError
 from popmq.testing.broker_calls import BrokerCalls
@@ -32,22 +35,27 @@ SETTINGS = {
 class Producer(OwnProcess):
     """An official client in a process of its own; begun again behind its last number."""
 
-    def __init__(self, name: str, folder: Path, endpoint: str, numbers: range) -> None:
+    def __init__(
+        self, name: str, folder: Path, endpoint: str, numbers: range, program: list[str]
+    ) -> None:
         self.journal = folder / f"{name}.journal"
         self._home = folder / name
         self._home.mkdir()
         self._endpoint = endpoint
         self._numbers = numbers
+        self._program = program
+        self._database = database_in(folder)
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         tried = [number for what, number in self.said() if what == TRIED]
         first = max(tried, default=self._numbers.start - 1) + 1
         arguments = [self._endpoint, TOPIC, str(self.journal), str(first), str(self._numbers.stop)]
+        arguments.append(str(self._database))
         environment = role_environment({}) | {"HOME": str(self._home)}
         environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "e2e.transaction_client", *arguments],
+            [*self._program, *arguments],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -92,16 +100,19 @@ class Calls(BrokerCalls):
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"),
+    ("count", "kills", "language"),
     [
-        pytest.param(120, 3),
-        pytest.param(1_000, 12, marks=pytest.mark.heavy),
+        pytest.param(120, 3, "python"),
+        pytest.param(1_000, 12, "python", marks=pytest.mark.heavy),
+        pytest.param(200, 4, "node", marks=pytest.mark.heavy),
+        pytest.param(200, 4, "java", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)  # the first run may install a client
 def test_each_transaction_has_its_one_end_whoever_is_killed(
-    tmp_path: Path, count: int, kills: int
+    tmp_path: Path, count: int, kills: int, language: str
 ) -> None:
+    program = program_of(language)
     dice = random.Random(SEED)
     cluster = Cluster(tmp_path, proxies=2, settings=SETTINGS)
     for proxy in cluster.proxies:  # where its clients find it again
@@ -110,13 +121,13 @@ def test_each_transaction_has_its_one_end_whoever_is_killed(
         cluster.popmq("topic", "create", TOPIC, "--type", "transaction")
         half = count // 2
         producers = [
-            Producer("one", tmp_path, cluster.endpoints[0], range(half)),
-            Producer("two", tmp_path, cluster.endpoints[1], range(half, count)),
+            Producer("one", tmp_path, cluster.endpoints[0], range(half), program),
+            Producer("two", tmp_path, cluster.endpoints[1], range(half, count), program),
         ]
         with producers[0], producers[1]:
             killed = kill_about(cluster, producers, dice, kills)
             wait_for(lambda: all(one.finished for one in producers), 120, "the producers")
-        last = Producer("three", tmp_path, cluster.endpoints[0], range(0))
+        last = Producer("three", tmp_path, cluster.endpoints[0], range(0), program)
         with last:
             wait_for(
                 lambda: cluster.broker.metric("popmq_half_messages") == 0,
@@ -141,6 +152,27 @@ def test_each_transaction_has_its_one_end_whoever_is_killed(
     assert missing == set(), "committed, and never seen"
     assert [number for number, times in seen.items() if times > 1] == []
     assert set(seen) <= by_what[TRIED]
+
+
+def program_of(language: str) -> list[str]:
+    if language == "python":
+        return [sys.executable, "-m", "e2e.transaction_client"]
+    if language == "java":
+        return java_program("Transactions")
+    ensure_node_client()
+    return [launch_node("producer")[0], str(HERE / "node" / "transactions.mjs")]
+
+
+def database_in(folder: Path) -> Path:
+    """What becomes of each number, for producers in other languages."""
+    path = folder / "database.json"
+    numbers = range(10_000)
+    decided = {
+        "committed": list(filter(is_committed, numbers)),
+        "forgotten": list(filter(is_forgotten, numbers)),
+    }
+    path.write_text(json.dumps(decided))
+    return path
 
 
 def kill_about(

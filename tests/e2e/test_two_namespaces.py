@@ -14,6 +14,7 @@ from e2e.official import (
     launch_node,
     launch_python,
 )
+from e2e.official_java import launch_java
 from e2e.processes import Cluster
 
 COUNT = 60
@@ -22,8 +23,10 @@ SEEDS = {"eu": 20_261_122, "us": 20_261_123}
 pytestmark = [pytest.mark.heavy, pytest.mark.alone]
 
 
-@pytest.mark.parametrize("language", ["python", "node"])
-@pytest.mark.timeout(300)  # the first run installs the Node client
+@pytest.mark.parametrize(
+    "language", ["python", "node", pytest.param("java", marks=pytest.mark.long)]
+)
+@pytest.mark.timeout(900)  # the first run installs the client
 def test_clients_of_two_namespaces_get_their_own_messages_and_no_others(
     tmp_path: Path, language: str
 ) -> None:
@@ -31,6 +34,8 @@ def test_clients_of_two_namespaces_get_their_own_messages_and_no_others(
     if language == "node":
         ensure_node_client()
         launch = launch_node
+    if language == "java":
+        launch = launch_java("plain")
 
     def run(namespace: str) -> Outcome:
         scenario = Scenario(
@@ -38,7 +43,7 @@ def test_clients_of_two_namespaces_get_their_own_messages_and_no_others(
             seed=SEEDS[namespace],
             count=COUNT,
             max_body=64 << 10,
-            client_ms_per_mib=PYTHON_MS_PER_MIB if language == "python" else 0,
+            client_ms_per_mib=0 if language == "node" else PYTHON_MS_PER_MIB,
             namespace=namespace,
             late_ms=2_000,  # eight clients share two processors: this is about whose they are
         )

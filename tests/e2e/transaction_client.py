@@ -4,6 +4,7 @@ It begins transactions of the numbers it is given, ends two of three of them, an
 as a process that dies would.  What became of a number is a function of it (its "database"), which
 its checker asks, too; so any producer can answer for any other.  Every step is a line in a journal,
 written before the next one, so that a killed producer goes on behind its last number.
+node/transactions.mjs and java/Transactions.java are the twins.
 """
 
 import random
@@ -78,9 +79,9 @@ def run_one(producer: Any, topic: str, journal: Journal, number: int) -> None:
 
 
 def main() -> None:
-    """Arguments: endpoint, topic, journal, first number, one behind the last. Runs until stdin
-    ends, to be asked about orphans."""
-    endpoint, topic, path, first, end = sys.argv[1:]
+    """Arguments: endpoint, topic, journal, first number, one behind the last, and the database that
+    its twins in other languages read. Runs until stdin ends, to be asked about orphans."""
+    endpoint, topic, path, first, end, _ = sys.argv[1:]
     journal = Journal(Path(path))
     configuration = ClientConfiguration(endpoint, Credentials())
     producer = Producer(configuration, (topic,), checker=Checker())

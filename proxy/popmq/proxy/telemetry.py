@@ -31,8 +31,11 @@ from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound
 
 logger = logging.getLogger(__name__)
 
-# The Node client loses settings that overtake the route of a later topic, and then waits 5 min.
+# The Node client asks for the routes of its topics one by one and loses settings that come before
+# the last of them; then it waits for 5 min. How long its routes take nobody knows: each wait is
+# twice the one before, so it starts at most as late again as they took.
 SEND_AGAIN_S = 0.5
+SEND_AGAIN_LAST_S = 64.0
 MAX_STREAMS = 100_000
 
 
@@ -175,8 +178,16 @@ class _Stream:
         if is_node(asked):
             if self._again is not None:
                 self._again.cancel()
-            loop = asyncio.get_running_loop()
-            self._again = loop.call_later(SEND_AGAIN_S, self._call.send, command)
+            self._send_again(command, SEND_AGAIN_S)
+
+    def _send_again(self, command: bytes, after_s: float) -> None:
+        def send() -> None:
+            self._again = None
+            self._call.send(command)
+            if after_s < SEND_AGAIN_LAST_S:
+                self._send_again(command, 2 * after_s)
+
+        self._again = asyncio.get_running_loop().call_later(after_s, send)
 
     def _finish(self, code: GrpcStatus, detail: str = "") -> None:
         if not self._ended:

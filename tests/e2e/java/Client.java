@@ -22,6 +22,7 @@ import org.apache.rocketmq.client.apis.message.MessageBuilder;
 import org.apache.rocketmq.client.apis.message.MessageView;
 import org.apache.rocketmq.client.apis.producer.Producer;
 import org.apache.rocketmq.client.apis.producer.SendReceipt;
+import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 import org.apache.rocketmq.client.java.message.MessageViewImpl;
 import org.apache.rocketmq.shaded.com.google.gson.Gson;
 import org.apache.rocketmq.shaded.com.google.gson.GsonBuilder;
@@ -66,6 +67,7 @@ public final class Client {
             case "simple" -> client.simple(start);
             case "push" -> client.push(start);
             case "payloads" -> payloads(start);
+            case "orphans" -> client.orphans(start);
             default -> throw new IllegalArgumentException(args[0]);
         };
         emit("ready", Map.of());
@@ -158,6 +160,32 @@ public final class Client {
         }
     }
 
+    /** Sends half messages and forgets them; asked, it commits those whose name begins so. */
+    private Commands orphans(JsonObject start) throws Exception {
+        String topic = start.get("topic").getAsString();
+        Producer producer = provider.newProducerBuilder()
+                .setClientConfiguration(configuration(start))
+                .setTopics(topic)
+                .setTransactionChecker(message -> {
+                    String name = StandardCharsets.UTF_8.decode(message.getBody()).toString();
+                    emit("checked", Map.of("name", name));
+                    return name.startsWith("commit")
+                            ? TransactionResolution.COMMIT
+                            : TransactionResolution.ROLLBACK;
+                })
+                .build();
+        return command -> {
+            String name = command.get("name").getAsString();
+            Message message = provider.newMessageBuilder()
+                    .setTopic(topic)
+                    .setBody(name.getBytes(StandardCharsets.UTF_8))
+                    .build();
+            String id =
+                    producer.send(message, producer.beginTransaction()).getMessageId().toString();
+            emit("sent", Map.of("name", name, "message_id", id));
+        };
+    }
+
     private Commands simple(JsonObject start) throws Exception {
         Duration invisible = Duration.ofSeconds(start.get("invisible_s").getAsLong());
         SimpleConsumer consumer = provider.newSimpleConsumerBuilder()
@@ -242,6 +270,7 @@ public final class Client {
         return ClientConfiguration.newBuilder()
                 .setEndpoints(start.get("endpoint").getAsString())
                 .enableSsl(tls)
+                .setNamespace(start.has("namespace") ? start.get("namespace").getAsString() : "")
                 .build();
     }
 

@@ -9,8 +9,11 @@ const SENDERS = 8;
 const RECEIVERS = 2;
 const BATCH = 16;
 const LONG_POLL_MS = 10000;
+// Of an enum that the package does not export.
+const COMMIT = 1;
+const ROLLBACK = 2;
 
-const roles = { producer, simple, push, payloads };
+const roles = { producer, simple, push, payloads, orphans };
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const start = JSON.parse((await lines.next()).value);
@@ -76,6 +79,25 @@ async function producer({ endpoint, topic }) {
     };
     await Promise.all(Array.from({ length: SENDERS }, sender));
     emit('done');
+  };
+}
+
+// Sends half messages and forgets them; asked, it commits those whose name begins so.
+async function orphans({ endpoint, topic }) {
+  const { Producer } = await import('rocketmq-client-nodejs');
+  const checker = {
+    async check(message) {
+      const name = message.body.toString();
+      emit('checked', { name });
+      return name.startsWith('commit') ? COMMIT : ROLLBACK;
+    },
+  };
+  const client = new Producer({ ...base(endpoint), topics: [topic], checker });
+  await client.startup();
+  return async ({ name }) => {
+    const message = { topic, body: Buffer.from(name) };
+    const { messageId } = await client.send(message, client.beginTransaction());
+    emit('sent', { name, message_id: messageId });
   };
 }
 

@@ -1,12 +1,15 @@
-// An official Node client that sends, delays, and consumes as a push consumer without a pause:
-// the twin of ../flow_client.py, with the same commands and events.
+// An official Node client that sends, delays, and consumes without a pause, as a push consumer
+// unless its start says `simple`: the twin of ../flow_client.py, with the same commands and events.
 
 import { createInterface } from 'node:readline';
-import { ConsumeResult, Producer, PushConsumer } from 'rocketmq-client-nodejs';
+import { ConsumeResult, Producer, PushConsumer, SimpleConsumer } from 'rocketmq-client-nodejs';
 
 const SENDERS = 4;
 const PAUSE_MS = 50;
 const DELAYED = 5;
+const RECEIVERS = 2;
+const BATCH = 16;
+const LONG_POLL_MS = 2000;
 
 let number = 0;
 let sending = true;
@@ -15,7 +18,7 @@ let senders = [];
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const start = JSON.parse((await lines.next()).value);
 const pauseMs = start.pause_s === undefined ? PAUSE_MS : 1000 * start.pause_s;
-const consumer = await consume();
+const consumer = start.kind === 'simple' ? await receive() : await consume();
 const producer = new Producer({ ...base(), topics: [start.topic, start.later] });
 await producer.startup();
 emit('ready');
@@ -92,6 +95,38 @@ async function consume() {
   };
   await client.startup();
   return client;
+}
+
+async function receive() {
+  const client = new SimpleConsumer({
+    ...base(),
+    consumerGroup: start.group,
+    awaitDuration: LONG_POLL_MS,
+    subscriptions: new Map([[start.topic, '*'], [start.later, '*']]),
+  });
+  await client.startup();
+  for (let i = 0; i < RECEIVERS; i++) receiveForEver(client);
+  return client;
+}
+
+async function receiveForEver(client) {
+  for (;;) {
+    let messages = [];
+    try {
+      messages = await client.receive(BATCH, start.invisible_s * 1000);
+    } catch (error) {
+      emit('error', { error: `receive: ${error}` });
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+    for (const message of messages) {
+      const name = message.body.toString();
+      emit('seen', { name, attempt: message.deliveryAttempt });
+      client.ack(message).then(
+        () => emit('acked', { name }),
+        (error) => emit('ack_failed', { name, error: String(error) }),
+      );
+    }
+  }
 }
 
 function base() {
