@@ -13,7 +13,7 @@ from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig
 
 
 @dataclass(slots=True)
@@ -107,8 +107,10 @@ def queue_lags(
     """What the sums of one group in one topic are made of."""
     places = [
         (queue_id, table.progress(lag.group.id, lag.topic.id, queue_id))
-        for queue_id in range(lag.topic.queues)
+        for queue_id in registry.queue_ids(lag.topic)
     ]
+    if lag.topic.type is MessageType.LITE:  # only of those that the group subscribed to
+        places = [(queue_id, progress) for queue_id, progress in places if progress is not None]
     met = any(progress is not None for _, progress in places)
     if not met and lag.group.start_at is StartAt.NEWEST:
         return

@@ -188,13 +188,13 @@ class Sampler:
     def _topic_rows(self, sample: _Sample) -> Iterator[bytes]:
         pending = self._timers.state.pending
         for topic in self._registry.topics():
-            for queue_id in range(topic.queues):
+            for number, queue_id in enumerate(self._registry.queue_ids(topic)):
                 queue = self._store.queue(topic.id, queue_id)
-                stored = self._stored_by_topic.get(topic.name, 0) if not queue_id else 0
+                stored = self._stored_by_topic.get(topic.name, 0) if not number else 0
                 yield TOPIC_SAMPLE.pack(
                     *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
                     *(topic.id, queue_id, queue.min_offset, queue.count, stored),
-                    pending.get(topic.id, 0) if not queue_id else 0,
+                    pending.get(topic.id, 0) if not number else 0,
                 )
 
     def _timer_rows(self, sample: _Sample) -> Iterator[bytes]:
