@@ -20,9 +20,10 @@ LATE_S = 1.5  # of the client, on two busy processors
 LARGE_BYTES = (4 << 20) * 39 // 40  # 3.9 MiB
 RUN = [
     *("awaits", "large", "gzip", "many_topics", "filters"),
-    *("transactions", "ranks", "expiring"),
+    *("transactions", "ranks", "expiring", "lites"),
 ]
-TYPES = {"halves": "transaction", "ranked": "priority"}
+TYPES = {"halves": "transaction", "ranked": "priority", "chats": "lite"}
+LITE_QUOTA = 6
 
 pytestmark = [pytest.mark.heavy, pytest.mark.alone]
 
@@ -31,13 +32,21 @@ pytestmark = [pytest.mark.heavy, pytest.mark.alone]
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each scenario saw; one client process and one cluster for all."""
     folder = tmp_path_factory.mktemp("scenarios")
-    settings = {"POPMQ_TRANSACTION_FIRST_CHECK_MS": "2000", "POPMQ_TOPIC_AUTO_CREATE": "false"}
+    settings = {
+        "POPMQ_TRANSACTION_FIRST_CHECK_MS": "2000",
+        "POPMQ_TOPIC_AUTO_CREATE": "false",
+        "POPMQ_LITE_MAX_TOPICS": "10",
+        "POPMQ_LITE_MAX_CLIENT_SUBSCRIPTIONS": str(LITE_QUOTA),
+        "POPMQ_LITE_MAX_SUBSCRIPTIONS": str(2 * LITE_QUOTA - 2),
+    }
     with Cluster(folder, settings=settings) as cluster:
         with Client(cluster.endpoints[0]) as client:
             named = ("quiet", "large", "gzip", "filtered", "expiring", "halves", "ranked")
             for name in (*named, *(f"many-{number}" for number in range(200))):
                 topic = admin.Topic(name=name, type=TYPES.get(name, "normal"), queues=4)
                 client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            topic = admin.Topic(name="chats", type=TYPES["chats"])
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
             client.send(compressed("gzip", b"what was packed"))
         start = {
             "endpoint": cluster.endpoints[0],
@@ -45,6 +54,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "awaits": AWAITS_S,
             "large_bytes": LARGE_BYTES,
             "check_s": 60,
+            "lite_quota": LITE_QUOTA,
         }
         done = subprocess.run(
             [sys.executable, "-m", "e2e.scenario_client"],
@@ -122,3 +132,28 @@ def test_priorities_come_from_the_highest_on(seen: dict[str, Any]) -> None:
 @pytest.mark.timeout(300)
 def test_what_expired_is_not_received(seen: dict[str, Any]) -> None:
     assert seen["expiring"]["received"] == ["stays"]
+
+
+@pytest.mark.timeout(300)
+def test_lite_consumers_get_what_is_in_their_lite_topics_in_order(seen: dict[str, Any]) -> None:
+    lites = seen["lites"]
+    for got, wanted in ((lites["simple"], ("one", "two")), (lites["push"][:10], ("two", "three"))):
+        assert {name for name, _ in got} == set(wanted)
+        for name in wanted:
+            bodies = [body for lite_topic, body in got if lite_topic == name]
+            assert bodies == [f"{name}-{number}" for number in range(5)]
+    assert lites["push"][10:] == [["two", "somebody's"]]
+
+
+@pytest.mark.timeout(300)
+def test_a_lite_consumer_that_unsubscribes_gets_no_more(seen: dict[str, Any]) -> None:
+    assert seen["lites"]["after"] == ["somebody's"]
+
+
+@pytest.mark.timeout(300)
+def test_the_clients_own_errors_tell_of_lite_quotas_and_names(seen: dict[str, Any]) -> None:
+    lites = seen["lites"]
+    assert lites["too_many_topics"] == ["LiteTopicQuotaExceededException", 42901]
+    assert lites["too_many_here"] == ["LiteSubscriptionQuotaExceededException", 42902]
+    assert lites["too_many_there"] == ["LiteSubscriptionQuotaExceededException", 42902]
+    assert lites["bad_name"] == ["BadRequestException", 40020]

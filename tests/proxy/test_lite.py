@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
-from proxy.houses import House, house, run
+from proxy.houses import AwaitedCall, House, house, run
 
 from popmq.common.errors import Code
 from popmq.common.wire import admin_pb2
@@ -145,6 +145,26 @@ def test_a_name_a_type_and_a_combination_that_cannot_be_are_refused(tmp_path: Pa
             assert (await sync(at, "l", timestamp=1)).code == Code.NOT_IMPLEMENTED
 
     run(test)
+
+
+def test_a_name_that_the_python_client_spells_is_read_as_a_word(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            await at.change_topic("CreateTopic", CHATS)
+            for name in ("hello", "h", "l"):
+                await send(at, name, f"m-{name}")
+            AwaitedCall.metadata = {**PLAIN, "x-mq-language": "PYTHON"}
+            assert (await sync(at, *"hello")).code == Code.OK
+            assert named(await receive(at)) == {"m-hello": "hello"}
+            AwaitedCall.metadata = {**PLAIN, "x-mq-language": "JAVA"}
+            assert (await sync(at, *"hl")).code == Code.OK
+            assert named(await receive(at)) == {"m-h": "h", "m-l": "l"}
+
+    PLAIN = AwaitedCall.metadata
+    try:
+        run(test)
+    finally:
+        AwaitedCall.metadata = PLAIN
 
 
 def test_a_subscription_may_begin_at_the_newest(tmp_path: Path) -> None:
