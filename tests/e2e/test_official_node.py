@@ -1,5 +1,6 @@
 """The official Node client, unmodified, against controller, broker and two proxies."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ from e2e.ledger import table
 from e2e.official import OfficialClient, Scenario, ensure_node_client, launch_node
 from e2e.payloads import NODE_MAX_BODY, PYTHON_MAX_BODY, payload
 from e2e.processes import Cluster
+
+from popmq.cli.client import Client
+from popmq.common.wire import admin_pb2 as admin
 
 SEED = 20_260_102
 COUNT = 2_000
@@ -85,3 +89,49 @@ def test_the_node_client_loses_nothing_while_its_connections_reach_their_age(
     assert outcome.errors == []
     assert [report.faults for report in outcome.reports] == [[], [], []]
     assert min(aged) > 2
+
+
+@pytest.mark.timeout(420)
+def test_a_lite_push_consumer_of_the_node_client_gets_what_it_subscribed_to(tmp_path: Path) -> None:
+    ensure_node_client()
+    settings = {"POPMQ_LITE_MAX_TOPICS": "3"}
+    with Cluster(tmp_path, proxies=2, settings=settings) as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+
+            def tell(op: str, lite_topic: str, *bodies: str) -> None:
+                for body in bodies or ("",):
+                    wanted = answers() + 1
+                    node.tell(op=op, lite_topic=lite_topic, body=body)
+                    node.wait(partial(answered, wanted), f"an answer to {op}", within_s=10)
+
+            def answers() -> int:
+                return node.count("done") + node.count("refused")
+
+            def answered(wanted: int) -> bool:
+                return answers() >= wanted
+
+            node.tell(endpoint=cluster.endpoints[-1], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            tell("subscribe", "first")
+            tell("subscribe", "second")
+            for name in ("first", "second", "third"):
+                tell("send", name, *(f"{name}-{number}" for number in range(5)))
+            node.wait(lambda: node.count("got") >= 10, "ten messages", within_s=30)
+            tell("unsubscribe", "first")
+            tell("send", "first", "nobody's")
+            tell("send", "second", "somebody's")
+            node.wait(lambda: node.count("got") >= 11, "one more message", within_s=30)
+            assert node.of("refused") == []
+            tell("send", "fourth", "too many")
+            tell("subscribe", "no/name")
+            got = [(one["lite_topic"], one["body"]) for one in node.of("got")]
+            for name in ("first", "second"):
+                bodies = [body for lite_topic, body in got[:10] if lite_topic == name]
+                assert bodies == [f"{name}-{number}" for number in range(5)]
+            assert got[10:] == [("second", "somebody's")]
+            quota, bad_name = node.of("refused")
+            assert "42901" in quota["error"]
+            assert "40020" in bad_name["error"]
