@@ -235,6 +235,10 @@ def lites(start: Command) -> dict[str, Any]:
         for body in bodies:
             producer.send(message_to("chats", body.encode(), lite_topic=lite_topic))
 
+    def send_many(count: int) -> None:
+        for number in range(count):
+            send(f"more-{number}", "x")
+
     simple = LiteSimpleConsumer("chats", configuration(start), "lite-simple", 5)
     simple.startup()
     subscribed(simple, "one", "two")
@@ -255,7 +259,7 @@ def lites(start: Command) -> dict[str, Any]:
         "simple": first,
         "after": second,
         "push": list(told.got),
-        "too_many_topics": refused(lambda: [send(f"more-{n}", "x") for n in range(20)]),
+        "too_many_topics": refused(lambda: send_many(20)),
         "too_many_here": refused(
             lambda: [simple.subscribe_lite(f"more-{n}") for n in range(start["lite_quota"])]
         ),
