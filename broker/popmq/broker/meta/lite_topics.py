@@ -76,6 +76,9 @@ class LiteTopics:
     def count(self, topic_id: int) -> int:
         return len(self._queues.get(topic_id, ()))
 
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
     def __iter__(self) -> Iterator[LiteTopic]:
         for queues in list(self._queues.values()):
             yield from list(queues.values())
