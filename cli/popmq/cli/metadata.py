@@ -73,7 +73,9 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
         default="disk",
         help="what a send waits for: disks, or the memory of all in-sync replicas",
     )
+    create.set_defaults(usual_queues=8)
     alter = _action(actions, common, "alter", on_topic("AlterTopic", _alter_topic))
+    alter.set_defaults(usual_queues=0)
     alter.add_argument("--type", choices=TOPIC_TYPES, default="")
     alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
     alter.add_argument("--permission", choices=PERMISSIONS, default="")
@@ -253,9 +255,7 @@ def run_group_list(args: argparse.Namespace) -> int:
 
 
 def _create_topic(args: argparse.Namespace) -> admin.CreateTopicRequest:
-    topic = topic_of(args)
-    topic.queues = topic.queues or (1 if topic.type == "lite" else 8)
-    return admin.CreateTopicRequest(topic=topic)
+    return admin.CreateTopicRequest(topic=topic_of(args))
 
 
 def _alter_topic(args: argparse.Namespace) -> admin.AlterTopicRequest:
@@ -286,7 +286,7 @@ def topic_of(args: argparse.Namespace) -> admin.Topic:
     return admin.Topic(
         name=args.name,
         type=args.type,
-        queues=args.queues,
+        queues=args.queues or (0 if args.type == "lite" else args.usual_queues),
         permission=args.permission,
         retention_ms=args.retention,
         durability=args.durability,
