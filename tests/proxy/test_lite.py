@@ -1,6 +1,7 @@
 """Lite topics through the proxy: sends, subscriptions at every broker group, receives, refusals."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from proxy.houses import AwaitedCall, House, house, run
 
+from popmq.broker.process import BrokerProcess
 from popmq.common.errors import Code
+from popmq.common.hop import Kind, OnReply
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
@@ -203,3 +206,55 @@ def test_settings_of_lite_clients_keep_each_lite_topic_in_its_line() -> None:
         assert told.subscription.fifo is fifo
         assert told.subscription.lite_subscription_quota == 2_000
         assert told.subscription.max_lite_topic_size == 64
+
+
+class Restarted:
+    """The way to a broker that is stopped and started on the same data."""
+
+    def __init__(self, folder: Path) -> None:
+        data = replace(SMALL.broker, name="a", data=str(folder))
+        self._settings = replace(SMALL, broker=data)
+        self._broker: BrokerProcess
+        self.asked: list[Kind] = []
+
+    async def start(self) -> None:
+        self._broker = BrokerProcess(self._settings)
+        await self._broker.start()
+
+    async def stop(self) -> None:
+        await self._broker.stop()
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        self.asked.append(kind)
+        return self._broker.port.request(kind, body, timeout_ms, on_reply)
+
+    def cancel(self, request_id: int) -> None:
+        self._broker.port.cancel(request_id)
+
+
+def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: Path) -> None:
+    async def test() -> None:
+        broker = Restarted(tmp_path)
+        await broker.start()
+        at = House({"a": broker})
+        newest = admin_pb2.CreateGroupRequest(
+            group=admin_pb2.Group(name="workers", start_at="newest")
+        )
+        await at.change_topic("CreateTopic", CHATS)
+        await at.ask("CreateGroup", newest, admin_pb2.GroupReply)
+        await sync(at, "one", "two")
+        await sync(at, "two", action=REMOVE)
+        await broker.stop()
+        await broker.start()
+        for name in ("one", "two"):
+            await send(at, name, f"m-{name}")
+        assert await receive(at) == []
+        at.proxy.lites.tell_again("a")
+        assert named(await receive(at, 5)) == {"m-one": "one"}
+        at.proxy.lites.gone("me@1")
+        broker.asked.clear()
+        at.proxy.lites.tell_again("a")
+        assert broker.asked == []
+        await broker.stop()
+
+    run(test)

@@ -10,7 +10,7 @@ def sync_lite(broker: Broker, body: bytes) -> None:
     request = SyncLite.FromString(body)
     if request.action not in Action._value2member_map_:
         raise Refused(
-            Code.BAD_REQUEST, f"action {request.action} on lite subscriptions: it takes 0 to 3"
+            Code.BAD_REQUEST, f"action {request.action} on lite subscriptions: it takes 0 to 4"
         )
     broker.lites.sync(
         broker.topic(request.topic),

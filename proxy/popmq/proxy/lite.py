@@ -1,14 +1,19 @@
 """SyncLiteSubscription: which lite topics of a parent topic a client wants.
 
-Clients ask any proxy and receive through another one, so nothing is kept here: every broker group
-is told, since each has lite topics of its own.  It is OK when all that have a master took it.
+Clients ask any proxy and receive through another one, so brokers keep it: every broker group is
+told, since each has lite topics of its own.  It is OK when all that have a master took it.  A
+proxy remembers what it was told only to tell a new master sooner than the clients do.
 """
 
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
-from popmq.common.errors import NotYet, PopmqError, Unavailable
+from popmq.common.clock import Clock
+from popmq.common.errors import Code, NotYet, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
+from popmq.common.lite_settings import LiteSettings
 from popmq.common.topics import check_group_name, check_lite_topic_name, check_topic_name
 from popmq.common.wire.lite_pb2 import SyncLite
 from popmq.proxy.api import definition_pb2 as pb
@@ -17,17 +22,39 @@ from popmq.proxy.brokers import Brokers
 from popmq.proxy.convert import name_of, ok, parse
 from popmq.proxy.rpc import Answer, Rpc
 
+TOLD_AGAIN = 4  # an action between our processes: adds, and begins nothing
+_REMEMBERED_MS = 35_000  # clients say everything each 30 s
+_AGAIN_MS = 5_000
+_AWAY = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT, Code.NOT_MASTER)
+_AT_ONCE = 8  # requests to one broker group
+_Who = tuple[str, str, str]  # client, topic, group
 _LANGUAGE = "x-mq-language"
 _POLICY = pb.OffsetOption.Policy
 
 
+class _Told(NamedTuple):
+    """What a client said through this proxy, and when."""
+
+    names: frozenset[str]
+    heard_ms: int
+
+
 class SyncLiteSubscription:
-    def __init__(self, brokers: Brokers) -> None:
+    """Remembers for half a minute what clients said, for brokers that have forgotten it."""
+
+    def __init__(self, brokers: Brokers, settings: LiteSettings, clock: Clock) -> None:
         self._brokers = brokers
+        self._limit = settings.max_subscriptions
+        self._clock = clock
+        self._told: OrderedDict[_Who, _Told] = OrderedDict()  # by when it was heard
+        self._of_client: dict[str, set[_Who]] = {}
+        self._names = 0  # in all of them
+        self._again: dict[str, deque[_Who]] = {}  # what is being told again, by broker group
 
     def start(self, rpc: Rpc) -> None:
         request = parse(service.SyncLiteSubscriptionRequest, rpc.data)
-        body = _sync_of(rpc, request).SerializeToString()
+        sync = _sync_of(rpc, request)
+        body = sync.SerializeToString()
         names = self._brokers.names()
         if not names:
             raise Unavailable("no broker is known yet")
@@ -36,9 +63,100 @@ class SyncLiteSubscription:
         here = [name for name in names if self._brokers.has_master(name)] or names
         ports = [self._brokers.port(name) for name in here]
         answers: list[Answer] = []
-        then = partial(_answered, rpc, answers, len(ports))
+        then = partial(self._answered, rpc, sync, answers, len(ports))
         for port in ports:
             rpc.ask(port, Kind.SYNC_LITE, body, timeout_ms, then)
+
+    def _answered(
+        self, rpc: Rpc, sync: SyncLite, answers: list[Answer], count: int, answer: Answer
+    ) -> None:
+        """The last one ends it: with a refusal, if one of them was."""
+        answers.append(answer)
+        if len(answers) < count:
+            return
+        for one in answers:
+            if isinstance(one, PopmqError):
+                raise one
+        self._remember(sync)
+        rpc.reply(service.SyncLiteSubscriptionResponse(status=ok()).SerializeToString())
+
+    # -- a broker group with a new master, which knows of no subscription
+
+    def tell_again(self, broker: str) -> None:
+        """Tell it what clients said here lately; they say it themselves within 30 s."""
+        self._forget_old()
+        beginning = not self._again.get(broker)
+        self._again[broker] = deque(self._told)
+        if beginning:
+            for _ in range(_AT_ONCE):
+                self._tell_next(broker)
+
+    def gone(self, client_id: str) -> None:
+        """It said good-bye."""
+        for who in list(self._of_client.get(client_id, ())):
+            self._forget(who)
+
+    def _tell_next(self, broker: str, answer: Answer = b"") -> None:
+        if isinstance(answer, PopmqError) and answer.code in _AWAY:
+            self._again.pop(broker, None)  # its next master will be told
+        left = self._again.get(broker)
+        while left:
+            who = left.popleft()
+            told = self._told.get(who)
+            if told is None:
+                continue
+            client_id, topic, group = who
+            sync = SyncLite(
+                topic=topic,
+                group=group,
+                client_id=client_id,
+                action=TOLD_AGAIN,
+                names=sorted(told.names),
+            )
+            body = sync.SerializeToString()
+            try:
+                port = self._brokers.port(broker)
+            except PopmqError:
+                break
+            port.request(Kind.SYNC_LITE, body, _AGAIN_MS, partial(self._tell_next, broker))
+            return
+        self._again.pop(broker, None)
+
+    def _remember(self, sync: SyncLite) -> None:
+        who = (sync.client_id, sync.topic, sync.group)
+        before = self._told.get(who)
+        names = before.names if before is not None else frozenset[str]()
+        match sync.action:
+            case pb.LiteSubscriptionAction.PARTIAL_ADD:
+                names = names.union(sync.names)
+            case pb.LiteSubscriptionAction.PARTIAL_REMOVE:
+                names = names.difference(sync.names)
+            case _:
+                names = frozenset(sync.names)  # of COMPLETE_REMOVE none
+        self._forget(who)
+        if names:
+            self._told[who] = _Told(names, self._clock.boot_ms())
+            self._of_client.setdefault(who[0], set()).add(who)
+            self._names += len(names)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        old_ms = self._clock.boot_ms() - _REMEMBERED_MS
+        while self._told:
+            who, oldest = next(iter(self._told.items()))
+            if oldest.heard_ms > old_ms and self._names <= self._limit:
+                break
+            self._forget(who)
+
+    def _forget(self, who: _Who) -> None:
+        gone = self._told.pop(who, None)
+        if gone is None:
+            return
+        self._names -= len(gone.names)
+        mine = self._of_client[who[0]]
+        mine.discard(who)
+        if not mine:
+            del self._of_client[who[0]]
 
 
 def _sync_of(rpc: Rpc, request: service.SyncLiteSubscriptionRequest) -> SyncLite:
@@ -50,6 +168,8 @@ def _sync_of(rpc: Rpc, request: service.SyncLiteSubscriptionRequest) -> SyncLite
         pb.LiteSubscriptionAction.COMPLETE_ADD,
     )
     names = _names_of(rpc, request)
+    if request.action not in pb.LiteSubscriptionAction.values():
+        raise Refused(Code.BAD_REQUEST, f"action {request.action} on lite subscriptions is unknown")
     if adds:
         for name in names:
             check_lite_topic_name(name)
@@ -88,14 +208,3 @@ def _add_begin(sync: SyncLite, option: pb.OffsetOption) -> None:
             sync.tail = max(0, option.tail_n)
         case "timestamp":
             raise NotYet("a subscription to a lite topic cannot begin at a time yet")
-
-
-def _answered(rpc: Rpc, answers: list[Answer], count: int, answer: Answer) -> None:
-    """The last one ends it: with a refusal, if one of them was."""
-    answers.append(answer)
-    if len(answers) < count:
-        return
-    for one in answers:
-        if isinstance(one, PopmqError):
-            raise one
-    rpc.reply(service.SyncLiteSubscriptionResponse(status=ok()).SerializeToString())

@@ -63,7 +63,7 @@ class Proxy:
         self._recall = RecallMessage(brokers, self.routes)
         self._reject = ForwardToDeadLetterQueue(brokers)
         self._change = ChangeInvisibleDuration(brokers, settings)
-        self._lites = SyncLiteSubscription(brokers)
+        self.lites = SyncLiteSubscription(brokers, settings.lite, clock)
         self._query = Query(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
         self._reports = Reports(brokers, self.metrics)
@@ -92,6 +92,7 @@ class Proxy:
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)
+        self.lites.gone(rpc.client_id)
         # Behind the acks that came in this turn: what it acked does not go to others.
         self._soon(partial(self.clients.gone, rpc.client_id))
 
@@ -122,5 +123,5 @@ class Proxy:
             method("UpdateOffset", self._offsets.update, count),
             method("GetOffset", self._offsets.get, count),
             method("QueryOffset", self._offsets.query, count),
-            method("SyncLiteSubscription", self._lites.start, count),
+            method("SyncLiteSubscription", self.lites.start, count),
         ]

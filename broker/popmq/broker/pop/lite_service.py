@@ -35,12 +35,13 @@ Wake = Callable[[tuple[int, int], int], None]  # those of a client who wait for 
 
 
 class Action(IntEnum):
-    """Numbers of the public protocol's LiteSubscriptionAction."""
+    """Numbers of the public protocol's LiteSubscriptionAction, and one between our processes."""
 
     PARTIAL_ADD = 0
     PARTIAL_REMOVE = 1
     COMPLETE_ADD = 2
     COMPLETE_REMOVE = 3
+    TOLD_AGAIN = 4  # by a proxy: adds what a client had said before
 
 
 class Begin(NamedTuple):
@@ -200,7 +201,7 @@ class LiteService:
             return had.difference(names)
         for name in names:
             check_lite_topic_name(name)
-        return had.union(names) if action is Action.PARTIAL_ADD else set(names)
+        return set(names) if action is Action.COMPLETE_ADD else had.union(names)
 
     def _begin(
         self,
