@@ -1,5 +1,6 @@
 """The official Node client, unmodified, against controller, broker and two proxies."""
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +92,21 @@ def test_the_node_client_loses_nothing_while_its_connections_reach_their_age(
     assert min(aged) > 2
 
 
+def tell(node: OfficialClient, op: str, lite_topic: str, *bodies: str) -> None:
+    """Ask for it once for each body, and wait for each answer."""
+
+    def answers() -> int:
+        return node.count("done") + node.count("refused")
+
+    def answered(wanted: int) -> bool:
+        return answers() >= wanted
+
+    for body in bodies or ("",):
+        wanted = answers() + 1
+        node.tell(op=op, lite_topic=lite_topic, body=body)
+        node.wait(partial(answered, wanted), f"an answer to {op}", within_s=10)
+
+
 @pytest.mark.timeout(420)
 def test_a_lite_push_consumer_of_the_node_client_gets_what_it_subscribed_to(tmp_path: Path) -> None:
     ensure_node_client()
@@ -100,33 +116,20 @@ def test_a_lite_push_consumer_of_the_node_client_gets_what_it_subscribed_to(tmp_
             topic = admin.Topic(name="chats", type="lite")
             client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
         with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
-
-            def tell(op: str, lite_topic: str, *bodies: str) -> None:
-                for body in bodies or ("",):
-                    wanted = answers() + 1
-                    node.tell(op=op, lite_topic=lite_topic, body=body)
-                    node.wait(partial(answered, wanted), f"an answer to {op}", within_s=10)
-
-            def answers() -> int:
-                return node.count("done") + node.count("refused")
-
-            def answered(wanted: int) -> bool:
-                return answers() >= wanted
-
             node.tell(endpoint=cluster.endpoints[-1], topic="chats", group="readers")
             node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
-            tell("subscribe", "first")
-            tell("subscribe", "second")
+            tell(node, "subscribe", "first")
+            tell(node, "subscribe", "second")
             for name in ("first", "second", "third"):
-                tell("send", name, *(f"{name}-{number}" for number in range(5)))
+                tell(node, "send", name, *(f"{name}-{number}" for number in range(5)))
             node.wait(lambda: node.count("got") >= 10, "ten messages", within_s=30)
-            tell("unsubscribe", "first")
-            tell("send", "first", "nobody's")
-            tell("send", "second", "somebody's")
+            tell(node, "unsubscribe", "first")
+            tell(node, "send", "first", "nobody's")
+            tell(node, "send", "second", "somebody's")
             node.wait(lambda: node.count("got") >= 11, "one more message", within_s=30)
             assert node.of("refused") == []
-            tell("send", "fourth", "too many")
-            tell("subscribe", "no/name")
+            tell(node, "send", "fourth", "too many")
+            tell(node, "subscribe", "no/name")
             got = [(one["lite_topic"], one["body"]) for one in node.of("got")]
             for name in ("first", "second"):
                 bodies = [body for lite_topic, body in got[:10] if lite_topic == name]
@@ -135,3 +138,26 @@ def test_a_lite_push_consumer_of_the_node_client_gets_what_it_subscribed_to(tmp_
             quota, bad_name = node.of("refused")
             assert "42901" in quota["error"]
             assert "40020" in bad_name["error"]
+
+
+@pytest.mark.timeout(420)
+def test_a_lite_push_consumer_goes_on_at_once_when_its_broker_was_killed(tmp_path: Path) -> None:
+    ensure_node_client()
+    with Cluster(tmp_path) as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            began_s = time.monotonic()
+            node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            tell(node, "subscribe", "mine")
+            tell(node, "send", "mine", "before")
+            node.wait(lambda: node.count("got") >= 1, "a message", within_s=10)
+            cluster.broker.kill9()
+            cluster.broker.restart()
+            tell(node, "send", "mine", "behind")
+            node.wait(lambda: node.count("got") >= 2, "one more message", within_s=20)
+            assert [one["body"] for one in node.of("got")] == ["before", "behind"]
+            # The client would have said by itself what it wants, but only then.
+            assert time.monotonic() - began_s < 30
