@@ -7,6 +7,7 @@ from pathlib import Path
 from lite.lites import TOPIC, live, made, named, put, receive, small, sync, take
 
 from popmq.broker.pop.audit import APART_MS, Balance
+from popmq.broker.pop.lag import lags, queue_lags
 from popmq.broker.store.doctor_finding import Need
 from popmq.cli.doctor import examine
 from popmq.common import hop
@@ -146,3 +147,26 @@ def test_a_store_with_lite_topics_is_whole_for_the_doctor(tmp_path: Path) -> Non
     put(core, "three", b"3")
     core.broker.release_files()
     assert findings(tmp_path / "data") == []
+
+
+def test_a_report_has_one_row_for_all_lite_topics_and_the_lag_those_with_something_to_do() -> None:
+    core = made()
+    core.group("g")
+    names = [f"l{number}" for number in range(20)]
+    sync(core, names)
+    for name in names:
+        put(core, name, b"x")
+    while take(core):
+        pass
+    broker = core.broker
+    (lag,) = lags(broker.store, broker.registry, broker.table)
+    assert lag.total == 0
+    assert len(list(queue_lags(broker.store, broker.registry, broker.table, lag))) == 1
+    for name in names[:3]:
+        put(core, name, b"y")
+    (lag,) = lags(broker.store, broker.registry, broker.table)
+    assert (lag.total, len(lag.heads)) == (3, 3)
+    before = broker.sampler.logs["topics"].next
+    core.advance(31_000)
+    rows = broker.sampler.logs["topics"].next - before
+    assert rows == len([one for one in broker.registry.topics() if one.name == TOPIC])

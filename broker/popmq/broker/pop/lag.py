@@ -90,6 +90,9 @@ class QueueLag(NamedTuple):
     parked: bool = False
 
 
+_Place = tuple[int, QueueProgress | None]  # a queue, and the group's place in it
+
+
 def _count(store: MessageStore, registry: Registry, table: CheckPointTable, lag: Lag) -> None:
     for queue in queue_lags(store, registry, table, lag):
         lag.ready += queue.ready
@@ -109,8 +112,8 @@ def queue_lags(
         (queue_id, table.progress(lag.group.id, lag.topic.id, queue_id))
         for queue_id in registry.queue_ids(lag.topic)
     ]
-    if lag.topic.type is MessageType.LITE:  # only of those that the group subscribed to
-        places = [(queue_id, progress) for queue_id, progress in places if progress is not None]
+    if lag.topic.type is MessageType.LITE:
+        places = _busy(store, lag.topic, places)
     met = any(progress is not None for _, progress in places)
     if not met and lag.group.start_at is StartAt.NEWEST:
         return
@@ -130,6 +133,20 @@ def queue_lags(
             blocked=progress.waiting(queue.count),
             parked=True,
         )
+
+
+def _busy(store: MessageStore, topic: TopicConfig, places: list[_Place]) -> list[_Place]:
+    """Of the lite topics that a group began, which are all that it subscribed to, those in which it
+    has something to do; one of them at least, for what is told of the pair."""
+    begun = [(queue_id, progress) for queue_id, progress in places if progress is not None]
+    busy: list[_Place] = [
+        (queue_id, progress)
+        for queue_id, progress in begun
+        if progress.in_flight
+        or progress.expired
+        or progress.committed < store.queue(topic.id, queue_id).count
+    ]
+    return busy or [*begun[:1]]
 
 
 def _queue_lag(
