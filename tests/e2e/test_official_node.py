@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from e2e import delay_scenario
 from e2e.ledger import table
+from e2e.many import Many
 from e2e.official import OfficialClient, Scenario, ensure_node_client, launch_node
 from e2e.payloads import NODE_MAX_BODY, PYTHON_MAX_BODY, payload
 from e2e.processes import Cluster
@@ -161,3 +162,28 @@ def test_a_lite_push_consumer_goes_on_at_once_when_its_broker_was_killed(tmp_pat
             assert [one["body"] for one in node.of("got")] == ["before", "behind"]
             # The client would have said by itself what it wants, but only then.
             assert time.monotonic() - began_s < 30
+
+
+@pytest.mark.timeout(420)
+def test_lite_topics_of_two_broker_groups_are_one_set_for_the_node_client(tmp_path: Path) -> None:
+    ensure_node_client()
+    names = [f"chat-{number}" for number in range(16)]
+    with Many(tmp_path / "up", "--groups", "2") as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            for name in names:
+                tell(node, "subscribe", name)
+            for name in (*names, "other"):
+                tell(node, "send", name, "1", "2")
+            node.wait(lambda: node.count("got") >= 2 * len(names), "all", within_s=30)
+            assert node.of("refused") == []
+            got = [(one["lite_topic"], one["body"]) for one in node.of("got")]
+            for name in names:
+                assert [body for lite_topic, body in got if lite_topic == name] == ["1", "2"]
+            with Client(cluster.endpoints[0]) as client:
+                (told,) = [one for one in client.topics(system=False) if one.name == "chats"]
+            assert 0 < told.lite_topics < len(names)  # some are at the other broker group

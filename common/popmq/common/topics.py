@@ -264,7 +264,7 @@ def check_readable_topic_name(name: str) -> None:
         raise Refused(Code.ILLEGAL_TOPIC, f"{name} is a system topic; clients cannot use it")
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=16_384)
 def check_lite_topic_name(name: str) -> None:
     """Raise ILLEGAL_LITE_TOPIC unless the name may be a lite topic's."""
     if not name.strip():

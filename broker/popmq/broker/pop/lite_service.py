@@ -8,6 +8,7 @@ topics of its client in which something may be ready, each in its turn.
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import islice
 from typing import NamedTuple
 
 from popmq.broker.meta.lite_topics import LiteTopic
@@ -107,11 +108,15 @@ class LiteService:
         return False
 
     def _fill(self, want: Want, one: Subscriber, batch: Batch) -> None:
-        for queue_id in list(one.ready)[:_VISITS]:
+        for queue_id in list(islice(one.ready, _VISITS)):
             if batch.full:
                 break
+            cold = len(batch.cold)
+            more = self._wanted(one, queue_id) and self._fifo.take_line(want, queue_id, batch)
+            if len(batch.cold) > cold:
+                continue  # first again, when it was read from the disk
             del one.ready[queue_id]
-            if self._wanted(one, queue_id) and self._fifo.take_line(want, queue_id, batch):
+            if more:
                 one.ready[queue_id] = None  # behind the others
 
     def _subscriber(self, want: Want) -> Subscriber | None:
