@@ -156,18 +156,41 @@ def test_a_name_that_the_python_client_spells_is_read_as_a_word(tmp_path: Path) 
             await at.change_topic("CreateTopic", CHATS)
             for name in ("hello", "h", "l"):
                 await send(at, name, f"m-{name}")
-            AwaitedCall.metadata = {**PLAIN, "x-mq-language": "PYTHON"}
+            AwaitedCall.metadata = {**plain, "x-mq-language": "PYTHON"}
             assert (await sync(at, *"hello")).code == Code.OK
             assert named(await receive(at)) == {"m-hello": "hello"}
-            AwaitedCall.metadata = {**PLAIN, "x-mq-language": "JAVA"}
+            AwaitedCall.metadata = {**plain, "x-mq-language": "JAVA"}
             assert (await sync(at, *"hl")).code == Code.OK
             assert named(await receive(at)) == {"m-h": "h", "m-l": "l"}
 
-    PLAIN = AwaitedCall.metadata
+    plain = AwaitedCall.metadata
     try:
         run(test)
     finally:
-        AwaitedCall.metadata = PLAIN
+        AwaitedCall.metadata = plain
+
+
+def test_lite_topics_of_two_namespaces_have_the_same_names_and_not_the_same_messages(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            for name in ("eu", "us"):
+                topic = admin_pb2.Topic(name=f"{name}%chats", type="lite")
+                assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
+                AwaitedCall.metadata = {"x-mq-client-id": name, "x-mq-namespace": name}
+                assert (await sync(at, "one")).code == Code.OK
+                assert (await send(at, "one", f"m-{name}")).code == Code.OK
+                AwaitedCall.metadata = plain
+            for name in ("us", "eu"):
+                AwaitedCall.metadata = {"x-mq-client-id": name, "x-mq-namespace": name}
+                assert named(await receive(at)) == {f"m-{name}": "one"}
+
+    plain = AwaitedCall.metadata
+    try:
+        run(test)
+    finally:
+        AwaitedCall.metadata = plain
 
 
 def test_a_subscription_may_begin_at_the_newest(tmp_path: Path) -> None:

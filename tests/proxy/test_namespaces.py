@@ -436,27 +436,3 @@ def test_a_telemetry_stream_of_an_impossible_namespace_is_told_so_and_ended(
             assert refused.status.code == Code.BAD_REQUEST
 
     run(test)
-
-
-def test_lite_topics_of_two_namespaces_have_the_same_names_and_not_the_same_messages(
-    tmp_path: Path,
-) -> None:
-    async def test() -> None:
-        async with house(tmp_path, "a") as at:
-            tenants = {name: Tenant(at, name, f"{name}@1") for name in ("eu", "us")}
-            for name, tenant in tenants.items():
-                topic = admin_pb2.Topic(name=f"{name}%chats", type="lite")
-                assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
-                said = await tenant.ask(
-                    "SyncLiteSubscription",
-                    topic=pb.Resource(name="chats"),
-                    group=pb.Resource(name="workers"),
-                    lite_topic_set=["one"],
-                )
-                assert said.status.code == Code.OK
-                properties = {"message_type": pb.LITE, "lite_topic": "one"}
-                await tenant.send(f"{name}-1", topic="chats", **properties)
-            for name, tenant in tenants.items():
-                assert bodies(await tenant.receive(topic="chats")) == [f"{name}-1".encode()]
-
-    run(test)
