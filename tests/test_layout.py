@@ -49,12 +49,14 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "following": CORES | SERVICES | {"record_applier"},
     "replica_writer": CORES | SERVICES,
     "send_service": CORES | SERVICES,
+    "arrivals": CORES | SERVICES | {"record_applier"},
     "broker": CORES
     | SERVICES
-    | {"following", "record_applier", "replica_writer", "report", "send_service"},
+    | {"arrivals", "following", "record_applier", "replica_writer", "report", "send_service"},
     "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
     "lookup_admin": CORES | SERVICES | {"broker"},
     "parking_admin": CORES | SERVICES | {"broker"},
+    "lite_admin": CORES | SERVICES | {"broker"},
     "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin"},
     "jobs": CORES | SERVICES,
     "report_jobs": CORES | SERVICES | {"broker", "jobs", "report"},
@@ -75,7 +77,16 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | {"offset_jobs", "timer_jobs", "transaction_jobs"},
     "server": CORES
     | SERVICES
-    | {"broker", "admin", "jobs", "notifications", "pop_admin", "pulls", "transaction_jobs"},
+    | {
+        "broker",
+        "admin",
+        "jobs",
+        "lite_admin",
+        "notifications",
+        "pop_admin",
+        "pulls",
+        "transaction_jobs",
+    },
     "gate": set(),
     "broker_life": CORES | SERVICES | {"broker"},
     "followership": CORES | SERVICES | {"broker"},

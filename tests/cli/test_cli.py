@@ -204,6 +204,12 @@ def test_a_message_is_normal_unless_told_otherwise() -> None:
     assert not properties.HasField("delivery_timestamp")
 
 
+def test_a_message_into_a_lite_topic_names_it() -> None:
+    message = built(parsed("send", "chats", "x", "--lite", "room-1"), b"x", "id", 1)
+    properties = message.system_properties
+    assert (properties.message_type, properties.lite_topic) == (api.LITE, "room-1")
+
+
 def test_a_group_key_makes_a_message_fifo() -> None:
     properties = sent("--group-key", "customer-7").system_properties
     assert properties.message_type == api.FIFO

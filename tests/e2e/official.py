@@ -46,7 +46,7 @@ INVISIBLE_S = 5
 PUSH_BACK_OFF_MS = 1_000
 
 Event = dict[str, Any]
-RoleName = Literal["producer", "simple", "push", "payloads", "orphans"]
+RoleName = Literal["producer", "simple", "push", "lite", "payloads", "orphans"]
 Launch = Callable[[RoleName], list[str]]
 
 

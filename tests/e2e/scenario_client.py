@@ -19,6 +19,8 @@ from e2e.python_client import Command, configuration, now_ms
 from rocketmq import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
     ConsumeResult,
     FilterExpression,
+    LitePushConsumer,
+    LiteSimpleConsumer,
     Message,
     MessageListener,
     Producer,
@@ -245,6 +247,93 @@ def everyone(start: Command) -> dict[str, Any]:
     return seen
 
 
+class Collected(MessageListener):  # type: ignore[misc]
+    """What a push consumer was given; `wait` ends when there are so many."""
+
+    def __init__(self) -> None:
+        self.got: list[list[str]] = []
+        self._changed = threading.Condition()
+
+    def consume(self, message: Any) -> Any:
+        with self._changed:
+            self.got.append([message.lite_topic, message.body.decode()])
+            self._changed.notify_all()
+        return ConsumeResult.SUCCESS
+
+    def wait(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.got) >= count, 20), self.got
+
+
+def subscribed(consumer: Any, *names: str) -> None:
+    """The client refuses every subscription until it has its settings, for which it does not
+    wait by itself."""
+    until_s = time.monotonic() + 10
+    for name in names:
+        while True:
+            try:
+                consumer.subscribe_lite(name)
+                break
+            except Exception:
+                if time.monotonic() > until_s:
+                    raise
+                threading.Event().wait(0.05)
+
+
+def refused(work: Callable[[], object]) -> list[Any]:
+    """The client's exception, by name, and the code that it tells."""
+    try:
+        work()
+    except Exception as error:
+        return [type(error).__name__, int(getattr(error, "code", 0))]
+    return ["", 0]
+
+
+def lites(start: Command) -> dict[str, Any]:
+    producer = producer_of(start, "chats")
+
+    def send(lite_topic: str, *bodies: str) -> None:
+        for body in bodies:
+            producer.send(message_to("chats", body.encode(), lite_topic=lite_topic))
+
+    def send_many(count: int) -> None:
+        for number in range(count):
+            send(f"more-{number}", "x")
+
+    simple = LiteSimpleConsumer("chats", configuration(start), "lite-simple", 5)
+    simple.startup()
+    subscribed(simple, "one", "two")
+    told = Collected()
+    push = LitePushConsumer(configuration(start), "lite-push", "chats", told)
+    push.startup()
+    subscribed(push, "two", "three")
+    for lite_topic in ("one", "two", "three", "four"):
+        send(lite_topic, *(f"{lite_topic}-{number}" for number in range(5)))
+    first = [[one.lite_topic, one.body.decode()] for one in received(simple, rounds=3)]
+    told.wait(10)
+    simple.unsubscribe_lite("one")
+    send("one", "nobody's")
+    send("two", "somebody's")
+    second = [one.body.decode() for one in received(simple, rounds=2)]
+    told.wait(11)
+    seen = {
+        "simple": first,
+        "after": second,
+        "push": list(told.got),
+        "too_many_topics": refused(lambda: send_many(20)),
+        "too_many_here": refused(
+            lambda: [simple.subscribe_lite(f"more-{n}") for n in range(start["lite_quota"])]
+        ),
+        "too_many_there": refused(
+            lambda: [push.subscribe_lite(f"more-{n}") for n in range(start["lite_quota"] - 2)]
+        ),
+        "bad_name": refused(lambda: push.subscribe_lite("a b")),
+    }
+    push.shutdown()
+    simple.shutdown()
+    return seen
+
+
 def emit(fields: dict[str, Any]) -> None:
     with _stdout:
         sys.stdout.write(json.dumps(fields) + "\n")
@@ -263,6 +352,7 @@ SCENARIOS: dict[str, Callable[[Command], dict[str, Any]]] = {
     "ordered": ordered,
     "letters": letters,
     "everyone": everyone,
+    "lites": lites,
 }
 
 if __name__ == "__main__":

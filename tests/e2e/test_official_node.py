@@ -1,13 +1,19 @@
 """The official Node client, unmodified, against controller, broker and two proxies."""
 
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from e2e import delay_scenario
 from e2e.ledger import table
+from e2e.many import Many
 from e2e.official import OfficialClient, Scenario, ensure_node_client, launch_node
 from e2e.payloads import NODE_MAX_BODY, PYTHON_MAX_BODY, payload
 from e2e.processes import Cluster
+
+from popmq.cli.client import Client
+from popmq.common.wire import admin_pb2 as admin
 
 SEED = 20_260_102
 COUNT = 2_000
@@ -85,3 +91,99 @@ def test_the_node_client_loses_nothing_while_its_connections_reach_their_age(
     assert outcome.errors == []
     assert [report.faults for report in outcome.reports] == [[], [], []]
     assert min(aged) > 2
+
+
+def tell(node: OfficialClient, op: str, lite_topic: str, *bodies: str) -> None:
+    """Ask for it once for each body, and wait for each answer."""
+
+    def answers() -> int:
+        return node.count("done") + node.count("refused")
+
+    def answered(wanted: int) -> bool:
+        return answers() >= wanted
+
+    for body in bodies or ("",):
+        wanted = answers() + 1
+        node.tell(op=op, lite_topic=lite_topic, body=body)
+        node.wait(partial(answered, wanted), f"an answer to {op}", within_s=10)
+
+
+@pytest.mark.timeout(420)
+def test_a_lite_push_consumer_of_the_node_client_gets_what_it_subscribed_to(tmp_path: Path) -> None:
+    ensure_node_client()
+    settings = {"POPMQ_LITE_MAX_TOPICS": "3"}
+    with Cluster(tmp_path, proxies=2, settings=settings) as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            node.tell(endpoint=cluster.endpoints[-1], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            tell(node, "subscribe", "first")
+            tell(node, "subscribe", "second")
+            for name in ("first", "second", "third"):
+                tell(node, "send", name, *(f"{name}-{number}" for number in range(5)))
+            node.wait(lambda: node.count("got") >= 10, "ten messages", within_s=30)
+            tell(node, "unsubscribe", "first")
+            tell(node, "send", "first", "nobody's")
+            tell(node, "send", "second", "somebody's")
+            node.wait(lambda: node.count("got") >= 11, "one more message", within_s=30)
+            assert node.of("refused") == []
+            tell(node, "send", "fourth", "too many")
+            tell(node, "subscribe", "no/name")
+            got = [(one["lite_topic"], one["body"]) for one in node.of("got")]
+            for name in ("first", "second"):
+                bodies = [body for lite_topic, body in got[:10] if lite_topic == name]
+                assert bodies == [f"{name}-{number}" for number in range(5)]
+            assert got[10:] == [("second", "somebody's")]
+            quota, bad_name = node.of("refused")
+            assert "42901" in quota["error"]
+            assert "40020" in bad_name["error"]
+
+
+@pytest.mark.timeout(420)
+def test_a_lite_push_consumer_goes_on_at_once_when_its_broker_was_killed(tmp_path: Path) -> None:
+    ensure_node_client()
+    with Cluster(tmp_path) as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            began_s = time.monotonic()
+            node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            tell(node, "subscribe", "mine")
+            tell(node, "send", "mine", "before")
+            node.wait(lambda: node.count("got") >= 1, "a message", within_s=10)
+            cluster.broker.kill9()
+            cluster.broker.restart()
+            tell(node, "send", "mine", "behind")
+            node.wait(lambda: node.count("got") >= 2, "one more message", within_s=20)
+            assert [one["body"] for one in node.of("got")] == ["before", "behind"]
+            # The client would have said by itself what it wants, but only then.
+            assert time.monotonic() - began_s < 30
+
+
+@pytest.mark.timeout(420)
+def test_lite_topics_of_two_broker_groups_are_one_set_for_the_node_client(tmp_path: Path) -> None:
+    ensure_node_client()
+    names = [f"chat-{number}" for number in range(16)]
+    with Many(tmp_path / "up", "--groups", "2") as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            for name in names:
+                tell(node, "subscribe", name)
+            for name in (*names, "other"):
+                tell(node, "send", name, "1", "2")
+            node.wait(lambda: node.count("got") >= 2 * len(names), "all", within_s=30)
+            assert node.of("refused") == []
+            got = [(one["lite_topic"], one["body"]) for one in node.of("got")]
+            for name in names:
+                assert [body for lite_topic, body in got if lite_topic == name] == ["1", "2"]
+            with Client(cluster.endpoints[0]) as client:
+                (told,) = [one for one in client.topics(system=False) if one.name == "chats"]
+            assert 0 < told.lite_topics < len(names)  # some are at the other broker group

@@ -30,8 +30,11 @@ RUN = [
     *("awaits", "large", "gzip", "many_topics", "filters"),
     *("transactions", "ranks", "expiring", "ordered", "letters", "everyone"),
 ]
-TYPES = {"halves": "transaction", "ranked": "priority", "ordered": "fifo"}
+TYPES = {"halves": "transaction", "ranked": "priority", "ordered": "fifo", "chats": "lite"}
+LITE_QUOTA = 6
 
+# Others have tests of their own (tests/conformance/clients.md).
+python_only = pytest.mark.parametrize("language", ["python"], indirect=True, scope="module")
 pytestmark = [pytest.mark.heavy, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
@@ -46,8 +49,14 @@ def language(request: pytest.FixtureRequest) -> str:
 def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each scenario saw; one client process and one cluster for all."""
     folder = tmp_path_factory.mktemp(f"scenarios-{language}")
-    settings = {"POPMQ_TRANSACTION_FIRST_CHECK_MS": "2000", "POPMQ_TOPIC_AUTO_CREATE": "false"}
     attempts = len(BACK_OFF_MS) + 1
+    settings = {
+        "POPMQ_TRANSACTION_FIRST_CHECK_MS": "2000",
+        "POPMQ_TOPIC_AUTO_CREATE": "false",
+        "POPMQ_LITE_MAX_TOPICS": "10",
+        "POPMQ_LITE_MAX_CLIENT_SUBSCRIPTIONS": str(LITE_QUOTA),
+        "POPMQ_LITE_MAX_SUBSCRIPTIONS": str(2 * LITE_QUOTA - 2),
+    }
     with Cluster(folder, settings=settings) as cluster:
         with Client(cluster.endpoints[0]) as client:
             named = ("quiet", "large", "gzip", "filtered", "expiring", "halves", "ranked")
@@ -55,6 +64,8 @@ def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
             for name in (*named, "ordered", "letters", "everyone", *many):
                 topic = admin.Topic(name=name, type=TYPES.get(name, "normal"), queues=4)
                 client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            topic = admin.Topic(name="chats", type=TYPES["chats"])
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
             client.send(compressed("gzip", b"what was packed"))
         limits = ("--max-attempts", f"{attempts}", "--back-off", "1s,2s")
         cluster.popmq("group", "create", "letters", *limits)
@@ -65,6 +76,7 @@ def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
             "large_bytes": LARGE_BYTES,
             "check_s": 60,
             "attempts": attempts,
+            "lite_quota": LITE_QUOTA,
         }
         environment = role_environment({"HOME": str(folder), "PYTHONPATH": str(HERE.parent)})
 
@@ -85,14 +97,17 @@ def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     lines = [line for one in played for line in one.stdout.splitlines()]
     found = {one["scenario"]: one for one in map(json.loads, lines)}
     print(f"\n{language}: {json.dumps(found, indent=1)}")
-    assert sorted(found) == sorted(RUN), [one.stderr for one in played]
+    wanted = [name for run in processes(language) for name in run]
+    assert sorted(found) == sorted(wanted), [one.stderr for one in played]
     return {**found, "dead": [json.loads(line) for line in dead]}
 
 
 def processes(language: str) -> list[list[str]]:
     """What each process plays: other threads of the same client would disturb those that are
     timed, which Node does not have."""
-    return [RUN] if language == "node" else [["awaits"], RUN[1:]]
+    if language == "node":
+        return [RUN]
+    return [["awaits"], RUN[1:] + (["lites"] if language == "python" else [])]
 
 
 def command(language: str) -> list[str]:
@@ -177,3 +192,31 @@ def test_each_instance_with_a_group_of_its_own_gets_every_message(seen: dict[str
     """What RocketMQ's broadcasting consumers of the older protocol did."""
     for group in ("each-1", "each-2", "each-3", "shared"):
         assert seen["everyone"][group] == list(range(20)), group
+
+
+@pytest.mark.timeout(300)
+@python_only
+def test_lite_consumers_get_what_is_in_their_lite_topics_in_order(seen: dict[str, Any]) -> None:
+    lites = seen["lites"]
+    for got, wanted in ((lites["simple"], ("one", "two")), (lites["push"][:10], ("two", "three"))):
+        assert {name for name, _ in got} == set(wanted)
+        for name in wanted:
+            bodies = [body for lite_topic, body in got if lite_topic == name]
+            assert bodies == [f"{name}-{number}" for number in range(5)]
+    assert lites["push"][10:] == [["two", "somebody's"]]
+
+
+@pytest.mark.timeout(300)
+@python_only
+def test_a_lite_consumer_that_unsubscribes_gets_no_more(seen: dict[str, Any]) -> None:
+    assert seen["lites"]["after"] == ["somebody's"]
+
+
+@pytest.mark.timeout(300)
+@python_only
+def test_the_clients_own_errors_tell_of_lite_quotas_and_names(seen: dict[str, Any]) -> None:
+    lites = seen["lites"]
+    assert lites["too_many_topics"] == ["LiteTopicQuotaExceededException", 42901]
+    assert lites["too_many_here"] == ["LiteSubscriptionQuotaExceededException", 42902]
+    assert lites["too_many_there"] == ["LiteSubscriptionQuotaExceededException", 42902]
+    assert lites["bad_name"] == ["BadRequestException", 40020]

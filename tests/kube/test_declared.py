@@ -131,6 +131,7 @@ def test_topics_and_groups_are_made_as_they_are_declared(popmq: RunningBroker) -
         wanted = {"type": "FIFO", "queues": 3, "permission": "r", "retention": "2h"}
         desk.declare("Topic", "orders", name="Orders_EU", **wanted)
         desk.declare("Topic", "urgent", type="Priority")
+        desk.declare("Topic", "chats", type="Lite", queues=8)
         desk.declare("ConsumerGroup", "readers")
         desk.declare(
             "ConsumerGroup",
@@ -146,6 +147,7 @@ def test_topics_and_groups_are_made_as_they_are_declared(popmq: RunningBroker) -
         assert (orders.type, orders.queues, orders.permission) == ("fifo", 3, "r")
         assert orders.retention_ms == 7_200_000
         assert desk.topics()["urgent"].type == "priority"
+        assert (desk.topics()["chats"].type, desk.topics()["chats"].queues) == ("lite", 1)
         readers, workers = desk.groups()["readers"], desk.groups()["workers"]
         assert (readers.max_attempts, readers.start_at) == (17, "oldest")
         assert tuple(readers.back_off_ms) == CUSTOMISED_BACK_OFF_MS

@@ -284,3 +284,20 @@ def test_a_new_broker_takes_only_its_own_share() -> None:
     moved = [key for key in KEYS if place(key, BROKERS, 8) != place(key, more, 8)]
     assert all(place(key, more, 8)[0] == "broker-d" for key in moved)
     assert 0.2 < len(moved) / len(KEYS) < 0.3
+
+
+def test_a_broker_group_whose_epoch_rises_is_told_of_and_no_other() -> None:
+    async def test() -> None:
+        controller, clock = Controller(), Clock()
+        brokers = RoutedBrokers([controller], Way, clock)
+        told: list[str] = []
+        brokers.on_new_master = told.append
+        brokers.start()
+        for version, epoch in ((1, 1), (2, 1), (3, 2), (4, 1)):
+            brokers.changed.clear()
+            await controller.answer(version, epoch, a="a:1")
+            await brokers.changed.wait()
+        assert told == ["a"]
+        await brokers.stop()
+
+    asyncio.run(asyncio.wait_for(test(), 10))

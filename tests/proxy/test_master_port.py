@@ -307,11 +307,12 @@ def test_a_group_that_is_gone_refuses_what_waits(bench: Bench) -> None:
     assert bench.a.cancelled == [2]
 
 
+@pytest.mark.parametrize("kind", [Kind.PUT, Kind.SYNC_LITE])
 def test_a_follower_that_does_not_know_a_topic_yet_is_asked_again_until_it_does(
-    bench: Bench,
+    bench: Bench, kind: Kind
 ) -> None:
     bench.has_copies = True
-    bench.ask()
+    bench.port.request(kind, b"body", 10_000, bench.answers.append)
     for _ in range(3):
         bench.a.answer(Refused(Code.TOPIC_NOT_FOUND, "no such topic"))
         bench.run(100)

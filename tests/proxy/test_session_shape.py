@@ -351,13 +351,6 @@ def test_all_seventeen_methods_answer_and_none_is_left_open(bench: Any) -> None:
         assert call.status is GrpcStatus.OK
 
 
-def test_what_is_not_served_yet_says_so_in_a_status(bench: Any) -> None:
-    call = bench.start("SyncLiteSubscription", service.HeartbeatRequest())
-    first: Any = service.HeartbeatResponse.FromString(call.sent[0])
-    assert first.status.code == Code.NOT_IMPLEMENTED
-    assert "not served yet" in first.status.message
-
-
 def test_an_admin_needs_no_client_id_and_is_answered_with_ok(bench: Any) -> None:
     request = admin_pb2.DescribeTopicRequest(name="orders")
     reply = bench.unary("DescribeTopic", request, admin_pb2.TopicReply, metadata={})

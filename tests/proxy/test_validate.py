@@ -28,7 +28,6 @@ POP = PopSettings()
 NOW_MS = 1_700_000_000_000
 GOOD = MessageFacts()
 TRANSACTION = GOOD._replace(claimed_type=MessageType.TRANSACTION)
-LITE = 5
 
 
 def topic(kind: MessageType, permission: Permission = Permission.READ_WRITE) -> TopicConfig:
@@ -137,8 +136,6 @@ BAD_MESSAGES: list[tuple[str, MessageFacts, Code, str]] = [
         "3600001 ms is over the limit of 3600000 ms",
     ),
     ("priority", GOOD._replace(priority=-1), Code.BAD_REQUEST, "priority -1 is negative"),
-    ("lite type", GOOD._replace(claimed_type=LITE), Code.NOT_IMPLEMENTED, "LITE"),
-    ("lite topic", GOOD._replace(lite_topic="l"), Code.NOT_IMPLEMENTED, "LITE"),
 ]
 
 

@@ -49,25 +49,27 @@ def answer_admin(broker: Broker, kind: Kind, body: bytes) -> bytes:
 
 def _describe_topic(broker: Broker, body: bytes) -> bytes:
     request = pb.DescribeTopicRequest.FromString(body)
-    return _topic_reply(broker.topic(request.name, auto_create=request.auto_create))
+    return _topic_reply(broker, broker.topic(request.name, auto_create=request.auto_create))
 
 
 def _create_topic(broker: Broker, body: bytes) -> bytes:
     topic = pb.CreateTopicRequest.FromString(body).topic
     queues = topic.queues or broker.settings.topic.queues
+    if topic.type == "lite" and not topic.queues:
+        queues = 1  # and one for each lite topic
     blank = TopicConfig(0, topic.name, queues)
-    return _topic_reply(broker.create_topic(_changed_topic(blank, topic)))
+    return _topic_reply(broker, broker.create_topic(_changed_topic(blank, topic)))
 
 
 def _alter_topic(broker: Broker, body: bytes) -> bytes:
     topic = pb.AlterTopicRequest.FromString(body).topic
     old = broker.registry.topic(topic.name)
-    return _topic_reply(broker.registry.alter_topic(_changed_topic(old, topic)))
+    return _topic_reply(broker, broker.registry.alter_topic(_changed_topic(old, topic)))
 
 
 def _delete_topic(broker: Broker, body: bytes) -> bytes:
     request = pb.DeleteTopicRequest.FromString(body)
-    return _topic_reply(broker.registry.delete_topic(request.name))
+    return _topic_reply(broker, broker.registry.delete_topic(request.name))
 
 
 def _list_topics(broker: Broker, body: bytes) -> bytes:
@@ -75,7 +77,7 @@ def _list_topics(broker: Broker, body: bytes) -> bytes:
     return pb.ListTopicsReply(
         status=_OK,
         topics=[
-            _topic_to_wire(topic)
+            _topic_to_wire(broker, topic)
             for topic in broker.registry.topics()
             if system or not is_group_owned(topic.name)
         ],
@@ -190,6 +192,7 @@ def _changed_topic(old: TopicConfig, wanted: pb.Topic) -> TopicConfig:
             if wanted.durability
             else old.durability
         ),
+        lite_ttl_ms=max(0, wanted.lite_ttl_ms) if wanted.lite_ttl_ms else old.lite_ttl_ms,
     )
 
 
@@ -244,7 +247,7 @@ def _named(known: Mapping[str, _T], name: str, what: str) -> _T:
     return found
 
 
-def _topic_to_wire(topic: TopicConfig) -> pb.Topic:
+def _topic_to_wire(broker: Broker, topic: TopicConfig) -> pb.Topic:
     return pb.Topic(
         name=topic.name,
         queues=topic.queues,
@@ -254,6 +257,8 @@ def _topic_to_wire(topic: TopicConfig) -> pb.Topic:
         retention_ms=topic.retention_ms,
         brokers=topic.brokers,
         durability=topic.durability.name.lower(),
+        lite_ttl_ms=topic.lite_ttl_ms,
+        lite_topics=broker.registry.lites.count(topic.id),
     )
 
 
@@ -280,8 +285,8 @@ def exponential_to_wire(back_off: ExponentialBackOff) -> pb.ExponentialBackOff:
     )
 
 
-def _topic_reply(topic: TopicConfig) -> bytes:
-    return pb.TopicReply(status=_OK, topic=_topic_to_wire(topic)).SerializeToString()
+def _topic_reply(broker: Broker, topic: TopicConfig) -> bytes:
+    return pb.TopicReply(status=_OK, topic=_topic_to_wire(broker, topic)).SerializeToString()
 
 
 def _group_reply(group: SubscriptionGroup) -> bytes:

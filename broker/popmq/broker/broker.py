@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from popmq.broker.arrivals import Arrivals
 from popmq.broker.filter.asked_filter import asked_filter
 from popmq.broker.filter.sql92 import SqlFilters
 from popmq.broker.following import Following
@@ -25,6 +26,8 @@ from popmq.broker.pop.fifo_hold import FifoHold
 from popmq.broker.pop.fifo_service import FifoService
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.lag_watch import LagWatch
+from popmq.broker.pop.lite_expiry import LiteExpiry
+from popmq.broker.pop.lite_service import LiteService
 from popmq.broker.pop.liveness import ClientNames, Liveness, attempt_number, client_number
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.offset_reset import OffsetReset
@@ -60,7 +63,7 @@ from popmq.common.hop import (
     PutResult,
 )
 from popmq.common.steps import Flusher
-from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig, in_order
 
 
 class Broker:
@@ -131,7 +134,13 @@ class Broker:
             *(self.store, self.registry, self.table, self.bodies),
             *(self.pops, self.parking, settings.pop),
         )
-        self.redrives = RedriveService(self.store, self.registry, self.redriven)
+        self.lites = LiteService(
+            *(self.store, self.registry, self.table, self.pops, self.fifo),
+            *(settings.lite, settings.pop),
+        )
+        self.redrives = RedriveService(
+            self.store, self.registry, self.redriven, settings.lite.max_topics
+        )
         self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
         self.lookup = Lookup(self.store, self.store.index)
@@ -149,7 +158,8 @@ class Broker:
             self.store, self.registry, settings.transaction, settings.broker.name
         )
         self.sends = SendService(
-            self.store, self.receipts, self.timers.admission, self.transactions.halves
+            *(self.store, self.receipts, self.timers.admission, self.transactions.halves),
+            *(self.registry.lites, settings.lite.max_topics),
         )
         self.lag_watch = LagWatch(self.store, self.registry, self.table, clock.boot_ms)
         self.audit = Audit(self.store, self.registry, self.table, clock.boot_ms)
@@ -172,13 +182,15 @@ class Broker:
             self.transactions,
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
+        self.lite_expiry = LiteExpiry(self.store, self.registry, self.table, settings.lite.ttl_ms)
+        self.arrivals = Arrivals(self.registry, self.polling, self.applier, self.lites)
         self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
         self.following = Following(self.store, self.timers, self.applier, self._lead)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.replica_records.before_snapshot
-        self.store.on_grown = self._grown
+        self.store.on_grown = self.arrivals.grown
         self.store.on_moved = self.applier.moved
-        self.table.on_freed = self._freed
+        self.table.on_freed = self.arrivals.freed
         self.registry.on_topic_gone = self._topic_gone
         self.registry.on_group_gone = self._group_gone
 
@@ -256,6 +268,8 @@ class Broker:
         self.sampler.step()
         done += self.polling.step(self.waits_ms())
         done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
+        self.lites.subscriptions.step(self.waits_ms())
+        done += self.lite_expiry.step(self._clock.boot_ms(), self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
 
@@ -308,17 +322,17 @@ class Broker:
 
     def pop(self, want: Want) -> tuple[Deliveries, int]:
         """See `PopService.pop`; a FIFO group's in the order of each message group."""
-        if want.group.type is GroupType.FIFO:
-            self.buffer.write_acks()  # a receive that comes again gets what is not acked
-            return self.fifo.pop(want)
-        return self.pops.pop(want)
+        return self._pops_of(want).pop(want)
 
     def has_ready(self, want: Want) -> bool:
         """Whether a pop might find something: reads no message, writes no check point."""
-        if want.group.type is GroupType.FIFO:
-            self.buffer.write_acks()
-            return self.fifo.has_ready(want)
-        return self.pops.has_ready(want)
+        return self._pops_of(want).has_ready(want)
+
+    def _pops_of(self, want: Want) -> PopService | FifoService | LiteService:
+        if not in_order(want.group, want.topic):
+            return self.pops
+        self.buffer.write_acks()  # a receive that comes again gets what is not acked
+        return self.lites if want.topic.type is MessageType.LITE else self.fifo
 
     def hear(self, report: ClientsReport) -> None:
         """A proxy heard these clients; those that left get nothing back any more."""
@@ -327,6 +341,7 @@ class Broker:
             self.liveness.heard(client_number(client_id), now_ms)
         for client_id in report.gone:
             self.revive.hand_back(client_number(client_id))
+            self.lites.subscriptions.gone(client_number(client_id))
 
     def topic(self, name: str, *, auto_create: bool = False) -> TopicConfig:
         """The topic; made when the caller and the setting topic.auto_create both allow it."""
@@ -347,8 +362,10 @@ class Broker:
         return found or self.registry.topic(name)
 
     def create_topic(self, wanted: TopicConfig) -> TopicConfig:
-        """Over the broker groups of now, if message groups are to stay where they are (D11)."""
-        if wanted.type.accepts(MessageType.FIFO) and not wanted.brokers:
+        """Over the broker groups of now, if message groups or lite topics are to stay where they
+        are (D11)."""
+        stays = wanted.type is MessageType.LITE or wanted.type.accepts(MessageType.FIFO)
+        if stays and not wanted.brokers:
             wanted = replace(wanted, brokers=self.cluster_groups)
         return self.registry.create_topic(wanted)
 
@@ -382,6 +399,7 @@ class Broker:
         self.store.retention.exact = (self.bodies,)
         self.store.snapshots.tables = (
             self.registry,
+            self.registry.lites,
             self.table,
             self.table.parked,
             self.store.dispatch,
@@ -393,6 +411,7 @@ class Broker:
 
     def _begin(self) -> None:
         """The tables are whole: what a master does beside requests begins."""
+        self.lite_expiry.begin()
         self.expiry.run_all(self._clock.wall_ms())
         self.liveness.started(self.store.log_ms())
         if not self.settings.replication.solo:
@@ -410,27 +429,6 @@ class Broker:
         if not self.registry.receipt_key:
             self.registry.set_receipt_key(self._rng.randbytes(32))
 
-    def _grown(self, grown: set[tuple[int, int]]) -> None:
-        """Confirmed messages arrived: whoever waits for that topic pops."""
-        for topic_id in sorted({topic_id for topic_id, _ in grown}):
-            topic = self.registry.topic_by_id(topic_id)
-            if topic is None:
-                continue
-            if not topics.is_group_owned(topic.name):
-                self.polling.arrived(topic_id)
-                continue
-            place = self.applier.base_of(topic)
-            if place is not None:
-                self.polling.arrived(*place)
-
-    def _freed(self, topic_id: int, group_id: int) -> None:
-        """A FIFO group may have more messages available: who waits for them tries next step."""
-        topic = self.registry.topic_by_id(topic_id)
-        if topic is not None and topics.is_parked_topic(topic.name):
-            base = self.registry.find_topic(topics.of_group_and_topic(topic.name)[1])
-            topic_id = base.id if base is not None else topic_id
-        self.polling.look_again((topic_id, group_id))
-
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
         self.buffer.forget_gone()
@@ -438,6 +436,7 @@ class Broker:
         self.redriven.drop_topic(topic.id)
         self.transactions.table.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
+        self.lites.subscriptions.drop_where(lambda who: who[0] == topic.id)
         self.sends.topic_gone(topic.name)
         self.pops.delivered.drop(topic=topic.name)
         self.acks.by_pair.drop(topic=topic.name)
@@ -446,5 +445,6 @@ class Broker:
         self.table.drop_group(group.id)
         self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
+        self.lites.subscriptions.drop_where(lambda who: who[1] == group.id)
         self.pops.delivered.drop(group=group.name)
         self.acks.by_pair.drop(group=group.name)

@@ -1,6 +1,6 @@
 """FIND_MESSAGES: what an administrator asks about stored messages, answered by `Lookup`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from google.protobuf.message import DecodeError
@@ -36,7 +36,8 @@ def find_messages(broker: Found, body: bytes) -> bytes:
     except DecodeError as error:
         raise Refused(Code.BAD_REQUEST, "the request is no FindMessagesRequest") from error
     topic = broker.registry.topic(request.topic)
-    findings = _find(broker.lookup, topic, request)
+    queues = broker.registry.queue_ids(topic)
+    findings = _find(broker.lookup, topic, queues, request)
     return pb.FindMessagesReply(
         status=pb.Status(code=Code.OK, message="OK"),
         messages=_to_wire(topic, broker.settings.broker.name, findings.messages),
@@ -44,7 +45,9 @@ def find_messages(broker: Found, body: bytes) -> bytes:
     ).SerializeToString()
 
 
-def _find(lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest) -> Findings:
+def _find(
+    lookup: Lookup, topic: TopicConfig, queues: Sequence[int], request: pb.FindMessagesRequest
+) -> Findings:
     ways = [way for way in _WAYS if request.HasField(way)]
     if len(ways) != 1:
         raise Refused(
@@ -66,6 +69,12 @@ def _find(lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest) -
                 end_ms=request.end_ms or NO_MS,
             )
         case way:
+            if not request.HasField("queue_id") or request.queue_id not in queues:
+                raise Refused(
+                    Code.BAD_REQUEST,
+                    f"queue {request.queue_id} of topic {topic.name}: name one of its "
+                    f"{len(queues)}, the first of which is 0",
+                )
             return _find_in_queue(lookup, topic, request, by_time=way == "stored_ms")
 
 
@@ -73,11 +82,6 @@ def _find_in_queue(
     lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest, *, by_time: bool
 ) -> Findings:
     queue_id = request.queue_id
-    if not request.HasField("queue_id") or not 0 <= queue_id < topic.queues:
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"queue {queue_id} of topic {topic.name}: name one from 0 to {topic.queues - 1}",
-        )
     limit = request.limit or 1
     if not by_time:
         return lookup.at(topic.id, queue_id, request.queue_offset, limit=limit)

@@ -86,6 +86,12 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("duplicate_sends", broker.receipts.duplicates)
     yield reading("dedup_ids", len(broker.receipts))
     yield reading("dedup_ids_pushed_out", broker.receipts.pushed_out)
+    lites, wanted = broker.registry.lites, broker.lites.subscriptions
+    yield reading("lite_topics", len(lites))
+    yield reading("lite_topics_made", lites.made)
+    yield reading("lite_topics_removed", lites.removed)
+    yield reading("lite_subscribers", len(wanted))
+    yield reading("lite_subscriptions", wanted.count)
     yield reading("waiting_receives", broker.polling.count)
     yield reading("receives_woken", broker.polling.woken)
     yield reading("receives_timed_out", broker.polling.timed_out)

@@ -9,11 +9,13 @@ later, so that a hit that nobody follows costs the message no more than that.
 from functools import partial
 
 from popmq.broker.broker import Broker
-from popmq.broker.pop.long_polling import Attempt, Key, Waiter
+from popmq.broker.pop.lite_service import waiting_client
+from popmq.broker.pop.long_polling import Attempt, Waiter
 from popmq.broker.pop.pop_service import Want
 from popmq.common.hop import OnReply, PopReply, PopRequest, encode_pop_reply
 
 TOLD_MS = 100
+Told = tuple[int, int, int]  # topic, group, and of lite topics the client, who alone has its own
 SOMETHING = encode_pop_reply(PopReply([], 1, 0))
 NOTHING = encode_pop_reply(PopReply([], 0, 0))
 
@@ -22,7 +24,7 @@ class Notifications:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._waiting: dict[int, Waiter] = {}
-        self.told: dict[Key, int] = {}  # until when nobody else is told
+        self.told: dict[Told, int] = {}  # until when nobody else is told
 
     def serve(self, request: PopRequest, want: Want, on_reply: OnReply, number: int) -> None:
         """Answer now, or when something comes, or with nothing when `request.poll_ms` are over."""
@@ -45,24 +47,27 @@ class Notifications:
 
         While there seems to be something that nobody finds, one is told every TOLD_MS.
         """
-        key = (want.topic.id, want.group.id)
+        key = _told(want)
         if key not in self.told or not (found or not self._broker.has_ready(want)):
             return
         del self.told[key]
-        if found:
-            self._broker.polling.arrived(*key)
+        topic_id, group_id, client = key
+        if found and client:
+            self._broker.polling.arrived_for((topic_id, group_id), client)
+        elif found:
+            self._broker.polling.arrived(topic_id, group_id)
 
     def _is_ready(self, want: Want) -> bool:
-        quiet_ms = self.told.get((want.topic.id, want.group.id), 0)
+        quiet_ms = self.told.get(_told(want), 0)
         return self._broker.waits_ms() >= quiet_ms and self._broker.has_ready(want)
 
     def _tell(self, want: Want, on_reply: OnReply) -> None:
-        key = (want.topic.id, want.group.id)
+        key = _told(want)
         self.told[key] = until_ms = self._broker.waits_ms() + TOLD_MS
-        self._broker.polling.look_later(key, until_ms, partial(self._forget, key, until_ms))
+        self._broker.polling.look_later(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
 
-    def _forget(self, key: Key, until_ms: int) -> None:
+    def _forget(self, key: Told, until_ms: int) -> None:
         if self.told.get(key) == until_ms:
             del self.told[key]
 
@@ -80,10 +85,15 @@ class Notifications:
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
-            filter_key=(Notifications, want.queue_id),
+            filter_key=(Notifications, want.queue_id, waiting_client(want)),
             deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
+            client=waiting_client(want),
         )
         self._broker.polling.park(waiter)
         self._waiting[number] = waiter
+
+
+def _told(want: Want) -> Told:
+    return want.topic.id, want.group.id, waiting_client(want)

@@ -14,7 +14,7 @@ from popmq.broker.pop.pull_reader import Pulled, PullWant
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.hop import OnReply
-from popmq.common.topics import TopicConfig
+from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire import pull_pb2
 
 logger = logging.getLogger(__name__)
@@ -212,6 +212,10 @@ def readable_queue(broker: Broker, name: str, queue_id: int) -> tuple[TopicConfi
     topic = broker.topic(name)
     if not topic.readable:
         raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
+    if topic.type is MessageType.LITE:
+        raise Refused(
+            Code.UNSUPPORTED, f"topic {topic.name} is LITE: its messages cannot be pulled"
+        )
     if queue_id >= topic.queues:
         raise Refused(
             Code.BAD_REQUEST, f"queue {queue_id} of topic {topic.name}, which has {topic.queues}"

@@ -35,7 +35,7 @@ from popmq.common.timer_token import (
     TimerToken,
     decode_ending,
 )
-from popmq.common.topics import GroupType, TopicConfig
+from popmq.common.topics import GroupType, MessageType, TopicConfig
 from popmq.common.transaction_token import EndToken, HalfToken
 
 logger = logging.getLogger(__name__)
@@ -64,12 +64,16 @@ class RecordApplier:
         match record.header.kind:
             case RecordKind.META:
                 self._registry.apply(record.data[HEADER_SIZE:])
+            case RecordKind.LITE_TOPIC:
+                self.lite_topic(record.data[HEADER_SIZE:])
             case RecordKind.REVIVE:
                 self._apply_revive(record)
             case RecordKind.OFFSET:
                 offset = OffsetRecord.decode(record.data[HEADER_SIZE:])
                 group = self._registry.group_by_id(offset.group_id)
-                fifo = group is not None and group.type is GroupType.FIFO
+                topic = self._registry.topic_by_id(offset.topic_id)
+                lite = topic is not None and topic.type is MessageType.LITE
+                fifo = lite or (group is not None and group.type is GroupType.FIFO)
                 apply_offset(self._table, offset, record.header.log_ms, fifo=fifo)
             case RecordKind.MOVED:
                 header = record.header
@@ -92,6 +96,13 @@ class RecordApplier:
                 self._timers.apply_judged(LogStart.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
+
+    def lite_topic(self, body: bytes) -> None:
+        """One was made, or removed with what groups had of it."""
+        gone = self._registry.lites.apply(body)
+        if gone is not None:
+            groups = [group.id for group in self._registry.groups()]
+            self._table.drop_queue(gone.topic_id, gone.queue_id, groups)
 
     def forget_old(self, log_ms: int) -> int:
         """On a slave: some of what only counts for a while; returns how much."""
@@ -119,6 +130,8 @@ class RecordApplier:
 
     def _apply_message(self, record: ScannedRecord) -> None:
         tag_hash, any_token = peek_message(record.data)
+        header = record.header
+        self._registry.lites.stored(header.topic_id, header.queue_id, header.log_ms)
         match any_token:
             case None:
                 self._apply_sent(record, record.header.topic_id, record.header.queue_id)

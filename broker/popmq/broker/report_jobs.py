@@ -75,7 +75,7 @@ def _partitions(
                     continue
                 if table == "fired" and topic.type not in _DELAYED:
                     continue
-                for queue_id in range(topic.queues):
+                for queue_id in broker.registry.queue_ids(topic):
                     yield _of_queue(broker, table, layout, topic, queue_id)
 
 
@@ -168,7 +168,7 @@ def _revive_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[b
 def _log_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[bytes, int, int]]:
     """Message records out of the log, whole or their heads, in pieces."""
     topic = broker.registry.topic_by_id(request.topic_id)
-    if topic is None or request.queue_id >= topic.queues:
+    if topic is None or request.queue_id not in broker.registry.queue_ids(topic):
         raise Refused(
             Code.NOT_FOUND, f"there is no queue {request.queue_id} of topic #{request.topic_id}"
         )

@@ -4,7 +4,7 @@ from popmq.broker.broker import Broker
 from popmq.broker.pop.offset_reset import QueueReset, ResetTarget, ResetTo
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
-from popmq.common.topics import TopicConfig
+from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
 _QUEUES_A_STEP = 16
@@ -21,7 +21,8 @@ class ResetJob:
         self._group = broker.registry.group(request.group)
         queue_id = request.queue_id if request.HasField("queue_id") else None
         self._reset.check(self._topic, self._target, queue_id)
-        self._queue_ids = list(range(self._topic.queues)) if queue_id is None else [queue_id]
+        every = broker.registry.queue_ids(self._topic)
+        self._queue_ids = list(every) if queue_id is None else [queue_id]
         # Without a word about them, pending retries are skipped with everything else only.
         self._skip_retries = self._target.to is ResetTo.NEWEST and queue_id is None
         if request.HasField("skip_retries"):
@@ -71,6 +72,9 @@ class ResetJob:
             return [self._reset.plan(group, *place) for place in places]
         done = [self._reset.apply(group, *place) for place in places]
         polling = self._broker.polling
+        if topic.type is MessageType.LITE:
+            for queue_id in self._queue_ids:
+                self._broker.lites.freed(topic, queue_id, group.id)
         self._broker.when_confirmed(lambda: polling.arrived(topic.id, group.id))
         return done
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from popmq.broker.meta.first_receipts import FirstReceipts
+from popmq.broker.meta.lite_topics import LiteTopics
+from popmq.broker.pop.message_group import lite_topic
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.transaction.half_service import HalfService
@@ -12,8 +14,8 @@ from popmq.common.hop import PutEntry, PutResult
 from popmq.common.message import Stamp
 from popmq.common.topics import MessageType, TopicConfig
 
-# Timers and half messages are stored with a stamp of their own.
-_STAMPED_BY_OTHERS = (MessageType.DELAY, MessageType.TRANSACTION)
+# Timers, half messages and the first of a lite topic are stored with a stamp of their own.
+_STAMPED_BY_OTHERS = (MessageType.DELAY, MessageType.TRANSACTION, MessageType.LITE)
 
 
 class SendService:
@@ -23,11 +25,15 @@ class SendService:
         receipts: FirstReceipts,
         timers: TimerAdmission,
         halves: HalfService,
+        lites: LiteTopics,
+        max_lite_topics: int,
     ) -> None:
         self._store = store
         self._receipts = receipts
         self._timers = timers
         self._halves = halves
+        self._lites = lites
+        self._max_lite_topics = max_lite_topics
         self._next_queue = 0
         self.stored_by_topic: dict[str, int] = {}
 
@@ -50,22 +56,32 @@ class SendService:
     def _put_one(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp) -> PutResult:
         if entry.type != MessageType.NORMAL or topic.type is not MessageType.NORMAL:
             _check_type(topic, entry)
-        if not entry.message_id:
-            return self._append(topic, entry, stamp)
-        known = self._receipts.find(topic.id, entry.message_id)
+        known = self._receipts.find(topic.id, entry.message_id) if entry.message_id else None
         if known is not None:
             return self._halves.told_again(topic.id, entry.message_id, known)
+        if topic.type is MessageType.LITE:
+            entry = self._into_lite_topic(topic, entry)
+            stamp = self._store.stamp()
+        if not entry.message_id:
+            return self._append(topic, entry, stamp)
         result = self._append(topic, entry, stamp)
         half = entry.type == MessageType.TRANSACTION
         self._receipts.stored(topic.id, entry.message_id, result, stamp.log_ms, half=half)
         return result
+
+    def _into_lite_topic(self, topic: TopicConfig, entry: PutEntry) -> PutEntry:
+        """Into the queue of the lite topic that the message names, made if need be."""
+        self._store.admission.check_size(entry.head, entry.properties)
+        name = lite_topic(entry.properties)
+        queue_id = self._lites.queue_of(topic, name, self._max_lite_topics)
+        return entry._replace(queue_id=queue_id)
 
     def _append(self, topic: TopicConfig, entry: PutEntry, stamp: Stamp) -> PutResult:
         queue_id = entry.queue_id
         if queue_id < 0:
             self._next_queue += 1
             queue_id = self._next_queue % topic.queues
-        elif queue_id >= topic.queues:
+        elif queue_id >= topic.queues and topic.type is not MessageType.LITE:
             raise Refused(
                 Code.BAD_REQUEST,
                 f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
@@ -90,6 +106,8 @@ class SendService:
             token=token,
             stamp=stamp,
         )
+        if topic.type is MessageType.LITE:
+            self._lites.stored(topic.id, queue_id, stamp.log_ms)
         return PutResult(queue_id=queue_id, queue_offset=offset)
 
 

@@ -13,8 +13,10 @@ from google.protobuf.message import DecodeError
 from popmq.broker.admin import ADMIN_KINDS, answer_admin
 from popmq.broker.broker import Broker
 from popmq.broker.jobs import JobRunner
+from popmq.broker.lite_admin import sync_lite
 from popmq.broker.notifications import Notifications
-from popmq.broker.pop.long_polling import Attempt, Key, Waiter
+from popmq.broker.pop.lite_service import waiting_client
+from popmq.broker.pop.long_polling import Attempt, Waiter
 from popmq.broker.pop.pop_service import Want
 from popmq.broker.pop_admin import JOBS
 from popmq.broker.pulls import Pulls
@@ -111,6 +113,9 @@ class BrokerServer:
             case Kind.CLIENTS:
                 self._broker.hear(hop.decode_clients(body))
                 on_reply(b"")
+            case Kind.SYNC_LITE:
+                sync_lite(self._broker, body)
+                self._reply(on_reply, b"")
             case Kind.CHECKS:
                 self._wait_for_checks(
                     transaction_pb2.ChecksRequest.FromString(body), on_reply, number
@@ -235,9 +240,9 @@ class BrokerServer:
         except PopmqError as refusal:
             on_reply(refusal)
 
-    def _look_again(self, key: Key, error: BaseException | None) -> None:
+    def _look_again(self, waiter: Waiter, error: BaseException | None) -> None:
         if error is None:
-            self._broker.polling.look_again(key)
+            self._broker.polling.look_again_for(waiter.key, waiter.client)
         else:  # the waiting receive ends when its time is over
             logger.error("cannot read from the disk", extra={"reason": str(error)})
 
@@ -293,8 +298,7 @@ class BrokerServer:
                 # Looked up again: the topic may have got more queues meanwhile.
                 deliveries, rest = self._take(self._broker.want(request), number)
             except ColdRead as cold:
-                key = (want.topic.id, want.group.id)
-                self._warm(cold, lambda error: self._look_again(key, error))
+                self._warm(cold, lambda error: self._look_again(waiter, error))
                 return Attempt.EMPTY
             except PopmqError as error:
                 self._waiting.pop(number, None)
@@ -312,15 +316,16 @@ class BrokerServer:
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
-            filter_key=(want.filter, want.queue_id),
+            filter_key=(want.filter, want.queue_id, waiting_client(want)),
             deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
+            client=waiting_client(want),
         )
         self._broker.polling.park(waiter)
         self._waiting[number] = waiter
         if unfinished:
-            self._broker.polling.look_again(waiter.key)
+            self._broker.polling.look_again_for(waiter.key, waiter.client)
 
     def _reply_pop(
         self,

@@ -170,6 +170,17 @@ class Client:
         )
         return messages_of(parts)
 
+    def subscribe_lite(self, group: str, topic: str, names: Sequence[str]) -> None:
+        """This client receives from these lite topics of `topic`, and from no others."""
+        request = service.SyncLiteSubscriptionRequest(
+            action=api.LiteSubscriptionAction.COMPLETE_ADD,
+            topic=api.Resource(name=topic),
+            group=api.Resource(name=group),
+            lite_topic_set=names,
+        )
+        path = MESSAGING + "SyncLiteSubscription"
+        check_status(self._call(path, request, service.SyncLiteSubscriptionResponse).status)
+
     def ack(self, group: str, topic: str, messages: Sequence[api.Message]) -> None:
         """Raises CallRefused for the first message whose ack was refused; the others are acked."""
         request = service.AckMessageRequest(

@@ -115,6 +115,7 @@ def _add_send(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
     # A message is ordered or delayed, never both.
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--group-key", metavar="G", help="messages of one key keep their order")
+    kind.add_argument("--lite", metavar="NAME", help="into this lite topic of a topic of type lite")
     kind.add_argument(
         "--delay", type=duration_argument, metavar="90s", help="deliver after this time"
     )
@@ -133,6 +134,13 @@ def _add_recv(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--group", required=True, metavar="G", help="the consumer group")
     parser.add_argument("--ack", action="store_true", help="ack each message once it is printed")
+    parser.add_argument(
+        "--lite",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of a topic of type lite: from this lite topic; may be repeated",
+    )
     parser.add_argument(
         "--count", type=count_argument, default=1, metavar="N", help="stop after N (default 1)"
     )
@@ -204,6 +212,9 @@ def built(args: argparse.Namespace, body: bytes, message_id: str, now_ms: int) -
     if args.group_key is not None:
         properties.message_type = api.FIFO
         properties.message_group = args.group_key
+    elif args.lite is not None:
+        properties.message_type = api.LITE
+        properties.lite_topic = args.lite
     elif due_ms is not None:
         properties.message_type = api.DELAY
         properties.delivery_timestamp.CopyFrom(_timestamp(due_ms))
@@ -229,6 +240,8 @@ def run_recv(args: argparse.Namespace) -> int:
             raise Refused(Code.FORBIDDEN, f"topic {args.topic} has no readable queue")
         for turn, queue in enumerate(cycle(queues)):
             left_ms = max(0, deadline_ms - _monotonic_ms())
+            if args.lite:  # each time: brokers forget those who say nothing
+                client.subscribe_lite(args.group, args.topic, args.lite)
             messages = client.receive(
                 args.group,
                 queue,

@@ -16,7 +16,7 @@ from popmq.cli.parked import add_actions, parked_fields
 from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
 from popmq.common.wire import admin_pb2 as admin
 
-TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "priority", "mixed")
+TOPIC_TYPES = ("normal", "fifo", "delay", "transaction", "priority", "lite", "mixed")
 GROUP_TYPES = ("normal", "fifo")
 PERMISSIONS = ("rw", "r", "w", "none")
 STARTS = ("oldest", "newest")
@@ -30,7 +30,7 @@ ACTIONS = {
     "show": "its settings",
 }
 
-TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention", "durability")
+TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention", "durability", "lite")
 GROUP_COLUMNS = (
     *("name", "type", "max_attempts", "start", "check_points"),
     *("retry", "back_off_ms"),
@@ -56,11 +56,16 @@ def retention_argument(text: str) -> int:
     return -1 if text == "store" else duration_argument(text)
 
 
+def lite_ttl_argument(text: str) -> int:
+    """Milliseconds; -1 says: what the setting says."""
+    return -1 if text == "default" else duration_argument(text)
+
+
 def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     create = _action(actions, common, "create", on_topic("CreateTopic", _create_topic))
     create.add_argument("--type", choices=TOPIC_TYPES, default="normal")
-    create.add_argument("--queues", type=count_argument, default=8, metavar="8")
+    create.add_argument("--queues", type=count_argument, default=0, metavar="8")
     create.add_argument("--permission", choices=PERMISSIONS, default="rw")
     create.add_argument(
         "--durability",
@@ -68,7 +73,9 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
         default="disk",
         help="what a send waits for: disks, or the memory of all in-sync replicas",
     )
+    create.set_defaults(usual_queues=8)
     alter = _action(actions, common, "alter", on_topic("AlterTopic", _alter_topic))
+    alter.set_defaults(usual_queues=0)
     alter.add_argument("--type", choices=TOPIC_TYPES, default="")
     alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
     alter.add_argument("--permission", choices=PERMISSIONS, default="")
@@ -80,6 +87,14 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
             default=0,
             metavar="24h",
             help="how long messages are kept; `store`: as long as the store keeps any",
+        )
+        one.add_argument(
+            "--lite-ttl",
+            type=lite_ttl_argument,
+            default=0,
+            metavar="3d",
+            help="of type lite: how long a lite topic lives without a message; `default`: as the "
+            "setting lite.ttl_ms says",
         )
     _action(actions, common, "delete", on_topic("DeleteTopic", _delete_topic))
     _action(actions, common, "show", on_topic("DescribeTopic", _describe_topic))
@@ -271,10 +286,11 @@ def topic_of(args: argparse.Namespace) -> admin.Topic:
     return admin.Topic(
         name=args.name,
         type=args.type,
-        queues=args.queues,
+        queues=args.queues or (0 if args.type == "lite" else args.usual_queues),
         permission=args.permission,
         retention_ms=args.retention,
         durability=args.durability,
+        lite_ttl_ms=args.lite_ttl,
     )
 
 
@@ -319,6 +335,7 @@ def topic_fields(topic: admin.Topic) -> Fields:
         "permission": topic.permission,
         "retention": format_duration(topic.retention_ms) if topic.retention_ms else "store",
         "durability": topic.durability,
+        "lite": topic.lite_topics if topic.type == "lite" else "-",
     }
 
 

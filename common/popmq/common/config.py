@@ -18,6 +18,7 @@ from popmq.common.address import format_address as format_address
 from popmq.common.address import parse_address as parse_address
 from popmq.common.errors import ConfigError
 from popmq.common.lean_settings import LeanSettings
+from popmq.common.lite_settings import LiteSettings
 from popmq.common.operator_settings import OperatorSettings
 from popmq.common.quantities import (
     DAY_MS,
@@ -247,6 +248,7 @@ class Settings:
     transaction: TransactionSettings = field(default_factory=TransactionSettings)
     group: GroupSettings = GroupSettings()
     topic: TopicSettings = TopicSettings()
+    lite: LiteSettings = field(default_factory=LiteSettings)
     poll: PollSettings = PollSettings()
     frames: FramesSettings = FramesSettings()
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)

@@ -77,6 +77,7 @@ class RecordKind(IntEnum):
     STATE_HASH = 10  # what came out on the master (store/replica_records.py)
     LOG_START = 11  # the master deletes its segments below a position
     TRANSACTION = 12  # how a half message ended that leaves no message, or a check of it
+    LITE_TOPIC = 13  # a lite topic was made or removed (meta/lite_topics.py)
     MOVED = 7  # a MESSAGE again, whose first place retention deletes; same identity, no new unit
 
 

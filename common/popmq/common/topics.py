@@ -29,6 +29,7 @@ PARKED_PREFIX = "%PARKED%"
 
 TOPIC_NAME_LIMIT = 127
 GROUP_NAME_LIMIT = 120
+LITE_NAME_LIMIT = 64
 
 # Fixed ids of the system topics; users' topics are numbered from FIRST_USER_TOPIC_ID.
 META_TOPIC_ID = 1
@@ -55,14 +56,16 @@ class MessageType(IntEnum):
     FIFO = 2
     DELAY = 3
     TRANSACTION = 4
+    LITE = 5
     PRIORITY = 6
     MIXED = 100
 
     def accepts(self, kind: "MessageType") -> bool:
-        """A mixed topic takes no priorities: its queues are chosen by other rules."""
+        """A mixed topic takes neither priorities nor lite topics: those choose their queues by
+        other rules."""
         if self is kind:
             return True
-        return self is MessageType.MIXED and kind is not MessageType.PRIORITY
+        return self is MessageType.MIXED and kind not in _OF_THEIR_OWN
 
     @property
     def accepted(self) -> tuple["MessageType", ...]:
@@ -77,6 +80,9 @@ class MessageType(IntEnum):
             # One without a priority has the lowest: the Node client calls priority 0 NORMAL.
             return (self, MessageType.NORMAL)
         return (self,)
+
+
+_OF_THEIR_OWN = (MessageType.LITE, MessageType.PRIORITY)
 
 
 class Permission(IntFlag):
@@ -128,6 +134,7 @@ class TopicConfig:
     # that comes later takes no message group away from these (D11). Empty: all.
     brokers: tuple[str, ...] = ()
     durability: Durability = Durability.DISK
+    lite_ttl_ms: int = 0  # of a LITE topic; 0: lite.ttl_ms
 
     @property
     def readable(self) -> bool:
@@ -174,6 +181,11 @@ class SubscriptionGroup:
         if self.exponential is not None:
             return self.exponential.after_ms(attempt, message)
         return self.back_off_ms[min(attempt, len(self.back_off_ms)) - 1]
+
+
+def in_order(group: SubscriptionGroup, topic: TopicConfig) -> bool:
+    """Whether the group gets the topic's messages in order: what comes back waits in its place."""
+    return group.type is GroupType.FIFO or topic.type is MessageType.LITE
 
 
 def retry_topic(group: str, topic: str) -> str:
@@ -251,6 +263,23 @@ def check_readable_topic_name(name: str) -> None:
     check_form(name, "topic name", TOPIC_NAME_LIMIT, Code.ILLEGAL_TOPIC)
     if is_system_topic(name) or is_group_owned(name):
         raise Refused(Code.ILLEGAL_TOPIC, f"{name} is a system topic; clients cannot use it")
+
+
+@lru_cache(maxsize=16_384)
+def check_lite_topic_name(name: str) -> None:
+    """Raise ILLEGAL_LITE_TOPIC unless the name may be a lite topic's."""
+    if not name.strip():
+        raise Refused(Code.ILLEGAL_LITE_TOPIC, "the lite topic name is blank")
+    if len(name) > LITE_NAME_LIMIT:
+        raise Refused(
+            Code.ILLEGAL_LITE_TOPIC,
+            f"lite topic name of {len(name)} characters is longer than the limit {LITE_NAME_LIMIT}",
+        )
+    if not _ALLOWED.fullmatch(name):
+        raise Refused(
+            Code.ILLEGAL_LITE_TOPIC,
+            f"lite topic name {name!r} has characters outside ^[%|a-zA-Z0-9_-]+$",
+        )
 
 
 def check_group_name(name: str) -> None:

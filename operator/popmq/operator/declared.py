@@ -228,9 +228,11 @@ def _age(one: Declared) -> tuple[str, str]:
 
 def _topic(spec: Manifest) -> Settings:
     retention = spec.get("retention")
+    kind = str(spec.get("type") or "Normal").lower()
     return {
-        "type": str(spec.get("type") or "Normal").lower(),
-        "queues": int(spec.get("queues") or 8),
+        "type": kind,
+        # A lite topic is a queue that the broker makes: the definition's default is not meant.
+        "queues": 1 if kind == "lite" else int(spec.get("queues") or 8),
         "permission": str(spec.get("permission") or "rw"),
         "retention": _duration("retention", retention) if retention else 0,
     }

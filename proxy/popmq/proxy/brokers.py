@@ -133,6 +133,9 @@ class RoutedBrokers:
         self._owner = ""
         self._draining: frozenset[str] = frozenset()
         self._closing: set[asyncio.Task[None]] = set()
+        self._epochs: dict[str, int] = {}
+        # Told the broker group that has another master, or the same one after a start.
+        self.on_new_master: Callable[[str], None] = lambda name: None
         self.changed = asyncio.Event()  # set when routes arrived; a waiter clears it
 
     def names(self) -> Sequence[str]:
@@ -200,6 +203,11 @@ class RoutedBrokers:
                 self._drop(name)
         self._names = tuple(sorted(self._groups))
         self.changed.set()
+        for name, route in listed.items():
+            before = self._epochs.get(name, route.epoch)
+            self._epochs[name] = max(before, route.epoch)
+            if route.epoch > before:
+                self.on_new_master(name)
 
     def _follow(self, name: str, route: BrokerAddress) -> None:
         group, address = self._groups.get(name), route.address

@@ -6,7 +6,7 @@ client a customised one only, in whole seconds (docs/concepts/proxy.md).
 """
 
 from popmq.common.config import Settings
-from popmq.common.topics import GroupType, SubscriptionGroup
+from popmq.common.topics import LITE_NAME_LIMIT, GroupType, SubscriptionGroup
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.convert import duration
 
@@ -15,8 +15,7 @@ PRODUCER_FIRST_MS, PRODUCER_LAST_MS = 10, 1_000
 MULTIPLIER = 2.0
 STEPS_LIMIT = 64  # of an exponential back-off told as steps
 LONG_POLL_MS = 20_000
-LITE_SUBSCRIPTION_QUOTA = 2_000
-MAX_LITE_TOPIC_SIZE = 64
+_LITE_CLIENTS = (pb.ClientType.LITE_PUSH_CONSUMER, pb.ClientType.LITE_SIMPLE_CONSUMER)
 MAX_DELAY = "timer.max_delay_ms"
 
 
@@ -39,11 +38,12 @@ def consumer_settings(
     answer = _echo(asked)
     answer.backoff_policy.CopyFrom(_back_off(asked.user_agent.language, group))
     subscription = answer.subscription
-    subscription.fifo = group.type is GroupType.FIFO
+    # A lite topic is in one line, which a client that works on several at once would break.
+    subscription.fifo = group.type is GroupType.FIFO or asked.client_type in _LITE_CLIENTS
     subscription.receive_batch_size = settings.pop.max_batch
     subscription.long_polling_timeout.CopyFrom(duration(min(LONG_POLL_MS, settings.poll.max_ms)))
-    subscription.lite_subscription_quota = LITE_SUBSCRIPTION_QUOTA
-    subscription.max_lite_topic_size = MAX_LITE_TOPIC_SIZE
+    subscription.lite_subscription_quota = settings.lite.max_client_subscriptions
+    subscription.max_lite_topic_size = LITE_NAME_LIMIT
     return answer
 
 

@@ -29,7 +29,7 @@ COPY_MS = 3_000  # after which a name that a copy does not have is unknown
 
 _UNKNOWN_NAME = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 _PULLS = (Kind.PULL, Kind.UPDATE_OFFSET, Kind.GET_OFFSET, Kind.QUERY_OFFSET)
-_BY_NAME = (Kind.PUT, Kind.POP, *_PULLS)
+_BY_NAME = (Kind.PUT, Kind.POP, Kind.SYNC_LITE, *_PULLS)
 
 # To be done twice does no harm: a PUT is recognised by its message ids, a lost POP is undone or
 # comes back, an ack or a change is answered by what became of the delivery, the others only look,
@@ -58,6 +58,7 @@ REPEATED = frozenset(
         Kind.LAG,
         Kind.LIST_DEAD_LETTERS,
         Kind.REDRIVE,
+        Kind.SYNC_LITE,
         *_PULLS,
     }
 )

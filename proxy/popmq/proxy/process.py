@@ -46,6 +46,7 @@ class ProxyProcess:
         self._routed = RoutedBrokers(controllers, open_port, clock)
         self._turn = turn or TurnEnd()
         self._proxy = Proxy(settings, self._routed, clock, controllers, self._turn.at_end)
+        self._routed.on_new_master = self._proxy.lites.tell_again
         self._transport: Transport | None = None
         self._controller_ports: list[FramePort] = []
         self._shares_port = False

@@ -10,7 +10,6 @@ from functools import partial
 
 from popmq.common.clock import Clock
 from popmq.common.config import Settings, format_address
-from popmq.common.errors import NotYet
 from popmq.common.hop import Port
 from popmq.common.turn import Soon, at_once
 from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
@@ -19,6 +18,7 @@ from popmq.proxy.brokers import Brokers
 from popmq.proxy.clients import Clients
 from popmq.proxy.cluster_admin import ClusterAdmin
 from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
+from popmq.proxy.lite import SyncLiteSubscription
 from popmq.proxy.metrics import ProxyMetrics
 from popmq.proxy.pull import Offsets, PullMessage
 from popmq.proxy.query import EndpointChooser, Query
@@ -26,17 +26,12 @@ from popmq.proxy.recall import RecallMessage
 from popmq.proxy.receive import ReceiveMessage
 from popmq.proxy.reports import Reports
 from popmq.proxy.route import Routes
-from popmq.proxy.rpc import SERVICE, Handler, Rpc
+from popmq.proxy.rpc import SERVICE, Rpc
 from popmq.proxy.rpc import method as any_method
 from popmq.proxy.send import SendMessage, refuse_send
 from popmq.proxy.telemetry import Telemetry, heartbeat, notify_client_termination
 from popmq.proxy.transaction import EndTransaction, OrphanChecks
 from popmq.proxy.transport.seam import Method, Shape
-
-# RocketMQ answers these that are marked * with UNIMPLEMENTED; a Status says more.
-_NOT_YET = {
-    "SyncLiteSubscription": "lite topics are not served yet",  # *
-}
 
 
 class Proxy:
@@ -61,13 +56,14 @@ class Proxy:
         self.checks = OrphanChecks(brokers, publishers, self.metrics)
         self._end_transaction = EndTransaction(brokers)
         self._send = SendMessage(brokers, self.routes, settings, clock, publishers, soon)
-        self._receive = ReceiveMessage(brokers, settings, clock)
+        self._receive = ReceiveMessage(brokers, self.routes, settings, clock)
         self._pull = PullMessage(brokers, settings)
         self._offsets = Offsets(brokers)
         self._ack = AckMessage(brokers, soon)
         self._recall = RecallMessage(brokers, self.routes)
         self._reject = ForwardToDeadLetterQueue(brokers)
         self._change = ChangeInvisibleDuration(brokers, settings)
+        self.lites = SyncLiteSubscription(brokers, settings.lite, clock)
         self._query = Query(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
         self._reports = Reports(brokers, self.metrics)
@@ -96,6 +92,7 @@ class Proxy:
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)
+        self.lites.gone(rpc.client_id)
         # Behind the acks that came in this turn: what it acked does not go to others.
         self._soon(partial(self.clients.gone, rpc.client_id))
 
@@ -126,12 +123,5 @@ class Proxy:
             method("UpdateOffset", self._offsets.update, count),
             method("GetOffset", self._offsets.get, count),
             method("QueryOffset", self._offsets.query, count),
-            *(method(name, _not_yet(why), count) for name, why in _NOT_YET.items()),
+            method("SyncLiteSubscription", self.lites.start, count),
         ]
-
-
-def _not_yet(why: str) -> Handler:
-    def refuse(_rpc: Rpc) -> None:
-        raise NotYet(why)
-
-    return refuse

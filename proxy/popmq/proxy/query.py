@@ -12,6 +12,7 @@ from popmq.common.config import parse_address
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.topics import (
     GroupType,
+    MessageType,
     Permission,
     SubscriptionGroup,
     TopicConfig,
@@ -117,6 +118,7 @@ class Query:
     ) -> None:
         """Every consumer of a group gets the same list: brokers share the messages out (POP)."""
         fifo = not isinstance(group, PopmqError) and group.type is GroupType.FIFO
+        fifo = fifo and topic.type is not MessageType.LITE
         queues = range(topic.queues) if fifo else (ANY_QUEUE,)
         reply = service.QueryAssignmentResponse(status=ok())
         for broker in self._known_brokers():

@@ -12,7 +12,7 @@ from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.hop import Kind, PopReply, PopRequest, decode_pop_reply, encode_pop
-from popmq.common.topics import check_group_name, check_readable_topic_name
+from popmq.common.topics import MessageType, check_group_name, check_readable_topic_name
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import (
@@ -25,6 +25,7 @@ from popmq.proxy.convert import (
     status_part,
 )
 from popmq.proxy.front_poll import BROKER_RESERVE_MS, FrontPoll, FrontPolls, Popped
+from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import (
     batch_limit,
@@ -34,15 +35,19 @@ from popmq.proxy.validate import (
     receive_invisible_ms,
 )
 
+# Topic and group; and the client, where each receives lite topics of its own.
+_Place = tuple[str, str, str]
+
 
 class ReceiveMessage:
-    def __init__(self, brokers: Brokers, settings: Settings, clock: Clock) -> None:
+    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
         self._brokers = brokers
+        self._routes = routes
         self._settings = settings
         self._clock = clock
         self._turn = 0
         self._waiting: set[Rpc] = set()
-        self._polls: dict[tuple[str, str], FrontPolls] = {}  # by topic and group
+        self._polls: dict[_Place, FrontPolls] = {}
         self._draining = False
 
     def start(self, rpc: Rpc) -> None:
@@ -132,7 +137,8 @@ class ReceiveMessage:
         if len(names) == 1:
             self._wait_at(rpc, pop, names[0])
         elif pop.poll_ms:
-            self._poll(rpc, pop, names)
+            # Of lite topics each client waits for its own: which kind this is has to be known.
+            self._routes.topic(pop.topic, rpc.later(lambda _: self._poll(rpc, pop, names)))
         else:
             self._look_at(rpc, pop, names, [])
 
@@ -179,7 +185,9 @@ class ReceiveMessage:
     def _poll(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
         """Wait at every broker group that has a master, or at one while many wait."""
         names = [name for name in names if self._brokers.has_master(name)] or names[:1]
-        place = (pop.topic, pop.group)
+        topic = self._routes.known_topic(pop.topic)
+        lite = topic is not None and topic.type is MessageType.LITE
+        place = (pop.topic, pop.group, pop.client_id if lite else "")
         limit = self._settings.poll.switch_poll_limit
         polls = self._polls.setdefault(place, FrontPolls(limit))
 
@@ -190,7 +198,7 @@ class ReceiveMessage:
         rpc.on_gone(partial(self._poll_over, place, rpc))
         polls.start(rpc, FrontPoll(rpc, pop, names, self._brokers, self._clock, ended))
 
-    def _poll_over(self, place: tuple[str, str], rpc: Rpc) -> None:
+    def _poll_over(self, place: _Place, rpc: Rpc) -> None:
         polls = self._polls.get(place)
         if polls is None:
             return

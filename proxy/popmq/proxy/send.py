@@ -2,7 +2,8 @@
 
 RocketMQ makes one batch of several messages and answers for one of them; here each gets its own
 entry and its own code.  A NORMAL message goes elsewhere while its broker cannot be reached, a
-FIFO message never does (D11): its group's order is worth more than one send.  A message with a
+FIFO message never does (D11): its group's order is worth more than one send; nor does one of a
+lite topic.  A message with a
 delivery time comes back with a recall handle, unless it is visible at once.
 """
 
@@ -214,8 +215,9 @@ class SendMessage:
         check_stored_size(len(head) + len(properties), self._limits)
         if not brokers:
             raise Unavailable("no broker is known yet")
-        key = facts.message_group or facts.message_id
-        places = self._places(topic, facts.message_group, brokers)
+        stays = facts.message_group or facts.lite_topic
+        key = stays or facts.message_id
+        places = self._places(topic, stays, brokers)
         broker, queue = place(key, places, topic.queues)
         if kind is MessageType.PRIORITY:
             queue = min(facts.priority, topic.queues - 1)
@@ -229,13 +231,13 @@ class SendMessage:
             message_id=facts.message_id,
             spread_ms=delay.spread_ms,
         )
-        return _Placed(index, key, entry, broker, not facts.message_group)
+        return _Placed(index, key, entry, broker, not stays)
 
     def _places(self, topic: TopicConfig, group: str, brokers: Sequence[str]) -> Sequence[str]:
         """The broker groups that the message may go to.
 
-        Message groups stay with those that the topic was created over; other messages go to any
-        that takes some.
+        Message groups and lite topics stay with those that the topic was created over; other
+        messages go to any that takes some.
         """
         if len(brokers) == 1:
             return brokers

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from popmq.common.config import MessageSettings, PopSettings
-from popmq.common.errors import Code, NotYet, PopmqError, Refused
+from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import FilterType
-from popmq.common.topics import MessageType, TopicConfig
+from popmq.common.topics import MessageType, TopicConfig, check_lite_topic_name
 
 MESSAGE_ID_LIMIT = 255
 MESSAGE_GROUP_LIMIT = 64  # the first size that is refused
@@ -22,8 +22,7 @@ RECOVERY_LIMIT_MS = 3_600_000
 DEFAULT_POLL_MS = 20_000
 POLL_RESERVE_MS = 400  # an answer must leave before the client's deadline
 
-# Numbers of the public protocol beside those of `MessageType`.
-LITE = 5
+# A number of the public protocol beside those of `MessageType`.
 SQL = 2
 
 # What Java calls an ISO control character.
@@ -67,10 +66,12 @@ class MessageFacts(NamedTuple):
 
 
 def type_of(facts: MessageFacts) -> MessageType:
-    """The type that the *properties* make it; what it claims counts for transactions and
-    priorities only."""
+    """The type that the *properties* make it; what it claims counts for transactions, lite topics
+    and priorities only."""
     if facts.claimed_type == MessageType.TRANSACTION:
         return MessageType.TRANSACTION
+    if facts.claimed_type == MessageType.LITE or facts.lite_topic:
+        return MessageType.LITE
     # Priority 0 is none: the Node client sends it with ordinary messages.
     if facts.claimed_type == MessageType.PRIORITY or facts.priority:
         return MessageType.PRIORITY
@@ -102,7 +103,6 @@ def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
     _check_message_group(facts.message_group)
     if facts.priority < 0:
         raise Refused(Code.BAD_REQUEST, f"priority {facts.priority} is negative")
-    _check_served(facts)
 
 
 def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
@@ -123,8 +123,11 @@ def check_type(facts: MessageFacts, topic: TopicConfig) -> MessageType:
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             "a TRANSACTION message is visible when it is committed: it has no delivery time",
         )
+    if facts.lite_topic or kind is MessageType.LITE:
+        _check_alone(facts, kind, "a lite topic")
+        check_lite_topic_name(facts.lite_topic)
     if facts.priority or kind is MessageType.PRIORITY:
-        _check_priority(facts, kind)
+        _check_alone(facts, kind, "a priority")
     return kind
 
 
@@ -300,13 +303,11 @@ def _check_message_group(group: str) -> None:
         )
 
 
-def _check_served(facts: MessageFacts) -> None:
-    if facts.claimed_type == LITE or facts.lite_topic:
-        raise NotYet("popmq does not serve LITE messages yet")
-
-
-def _check_priority(facts: MessageFacts, kind: MessageType) -> None:
+def _check_alone(facts: MessageFacts, kind: MessageType, what: str) -> None:
+    """What chooses the queue by rules of its own goes with nothing else that does, nor with a time
+    at which the message is to come."""
     others = {
+        "a priority": bool(facts.priority) and kind is MessageType.LITE,
         "a transaction": kind is MessageType.TRANSACTION,
         "a message group": bool(facts.message_group),
         "a delivery time": _is_delayed(facts),
@@ -314,7 +315,7 @@ def _check_priority(facts: MessageFacts, kind: MessageType) -> None:
     if found := [name for name, given in others.items() if given]:
         raise Refused(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"a message has a priority or {' and '.join(found)}, not both",
+            f"a message has {what} or {' and '.join(found)}, not both",
         )
 
 

@@ -13,7 +13,7 @@ const LONG_POLL_MS = 10000;
 const COMMIT = 1;
 const ROLLBACK = 2;
 
-const roles = { producer, simple, push, payloads, orphans };
+const roles = { producer, simple, push, lite, payloads, orphans };
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const start = JSON.parse((await lines.next()).value);
@@ -162,6 +162,39 @@ async function push({ endpoint, topic, group }) {
   });
   await client.startup();
   return refuseCommand;
+}
+
+// Produces for lite topics, and consumes those that it is told to subscribe to.
+async function lite({ endpoint, topic, group }) {
+  const { Producer, LitePushConsumerImpl, ConsumeResult } = await import('rocketmq-client-nodejs');
+  const producer = new Producer({ ...base(endpoint), topics: [topic] });
+  await producer.startup();
+  const client = new LitePushConsumerImpl({
+    ...base(endpoint),
+    consumerGroup: group,
+    bindTopic: topic,
+    messageListener: {
+      async consume(message) {
+        emit('got', { lite_topic: message.liteTopic, body: message.body.toString() });
+        return ConsumeResult.SUCCESS;
+      },
+    },
+  });
+  await client.startup();
+  const does = {
+    send: ({ lite_topic: liteTopic, body }) =>
+      producer.send({ topic, liteTopic, body: Buffer.from(body) }),
+    subscribe: ({ lite_topic: liteTopic }) => client.subscribeLite(liteTopic),
+    unsubscribe: ({ lite_topic: liteTopic }) => client.unsubscribeLite(liteTopic),
+  };
+  return async (command) => {
+    try {
+      await does[command.op](command);
+      emit('done', { op: command.op });
+    } catch (error) {
+      emit('refused', { op: command.op, error: String(error) });
+    }
+  };
 }
 
 async function payloads({ seed, count, max_body: maxBody }) {

@@ -24,6 +24,7 @@ def topic_record(topic: TopicConfig) -> TopicRecord:
         retention_ms=topic.retention_ms,
         brokers=topic.brokers,
         durability=topic.durability,
+        lite_ttl_ms=topic.lite_ttl_ms,
     )
 
 
@@ -37,6 +38,7 @@ def topic_of(record: TopicRecord) -> TopicConfig:
         record.retention_ms,
         tuple(record.brokers),
         Durability(record.durability or Durability.DISK),
+        record.lite_ttl_ms,
     )
 
 

@@ -4,9 +4,10 @@ The tables are a function of the META records, applied in log order; ids only gr
 that was deleted and made again is another topic and old records never reach it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from popmq.broker.meta.lite_topics import LiteTopics
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.snapshot import entry_hash
@@ -29,6 +30,7 @@ BACK_OFF_STEPS_LIMIT = 64
 BACK_OFF_LIMIT_MS = 12 * 3_600_000
 TOPIC_LIMIT = 50_000
 GROUP_LIMIT = 50_000
+LITE_TTL_MS = (1_000, 30 * 24 * 3_600_000)  # how long lite topics live without a message
 WANTED_LIMIT = 64  # names that are asked of the owner at once
 _PER_PIECE = 128
 
@@ -38,6 +40,7 @@ class Registry:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        self.lites = LiteTopics(store)
         self._topics: dict[str, TopicConfig] = {}
         self._topics_by_id: dict[int, TopicConfig] = {}
         self._groups: dict[str, SubscriptionGroup] = {}
@@ -89,6 +92,12 @@ class Registry:
 
     def group_by_id(self, group_id: int) -> SubscriptionGroup | None:
         return self._groups_by_id.get(group_id)
+
+    def queue_ids(self, topic: TopicConfig) -> Sequence[int]:
+        """The topic's queues; of a LITE topic those of its lite topics."""
+        if topic.type is MessageType.LITE:
+            return self.lites.queue_ids(topic.id)
+        return range(topic.queues)
 
     def topics(self) -> Iterator[TopicConfig]:
         return iter(sorted(self._topics.values(), key=lambda topic: topic.name))
@@ -249,10 +258,20 @@ class Registry:
         self._write(MetaRecord(version=META_VERSION, store_id=log_id))
 
     def _check_topic(self, topic: TopicConfig) -> None:
-        if not 1 <= topic.queues <= QUEUE_LIMIT:
+        lite = topic.type is MessageType.LITE
+        limit = 1 if lite else QUEUE_LIMIT
+        if not 1 <= topic.queues <= limit:
             raise Refused(
                 Code.BAD_REQUEST,
-                f"topic {topic.name} with {topic.queues} queues: it takes 1 to {QUEUE_LIMIT}",
+                f"topic {topic.name} with {topic.queues} queues: it takes 1 to {limit}",
+            )
+        if topic.lite_ttl_ms and not (
+            lite and LITE_TTL_MS[0] <= topic.lite_ttl_ms <= LITE_TTL_MS[1]
+        ):
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"topic {topic.name} with lite topics that live {topic.lite_ttl_ms} ms: one of "
+                f"type LITE takes {LITE_TTL_MS[0]} to {LITE_TTL_MS[1]} ms, and others none",
             )
         longest_ms = self._store.retention_ms
         if not 0 <= topic.retention_ms <= longest_ms:
@@ -378,6 +397,7 @@ class Registry:
         if gone is not None:
             del self._topics[gone.name]
             self._store.dispatch.drop_topic(topic_id)
+            self.lites.drop_topic(topic_id)
             self.on_topic_gone(gone)
 
 

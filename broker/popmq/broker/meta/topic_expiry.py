@@ -40,7 +40,7 @@ class TopicExpiry:
         for topic in list(self._registry.topics()):
             if not topic.retention_ms:
                 continue
-            for queue_id in range(topic.queues):
+            for queue_id in self._registry.queue_ids(topic):
                 if self._registry.topic_by_id(topic.id) is None:
                     break
                 oldest_ms = wall_ms - topic.retention_ms

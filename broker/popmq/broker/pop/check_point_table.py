@@ -4,7 +4,7 @@ A function of the log: every change comes through one of the `apply` methods, in
 on the master at append and at recovery from the scan.  Nothing here reads a clock.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
@@ -59,8 +59,8 @@ class CheckPointTable:
         self.in_flight = 0
         self.parked = ParkedKeys()
         self.parking = ParkingRecords(self, self.parked)
-        # Who hears that messages of a FIFO group (topic id, group id) may be available again.
-        self.on_freed: Callable[[int, int], None] = lambda topic_id, group_id: None
+        # Who hears that messages of a FIFO group (topic, group, queue) may be available again.
+        self.on_freed: Callable[[int, int, int], None] = lambda topic_id, group_id, queue_id: None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -267,6 +267,11 @@ class CheckPointTable:
         self.parked.drop_topic(topic_id)
         self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
 
+    def drop_queue(self, topic_id: int, queue_id: int, groups: Iterable[int]) -> None:
+        """A lite topic is gone, of which nothing is in flight: nobody has a place in it."""
+        for group_id in groups:
+            self._progress.pop((group_id, topic_id, queue_id), None)
+
     def drop_group(self, group_id: int) -> None:
         self.parked.drop_group(group_id)
         self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
@@ -400,7 +405,7 @@ class CheckPointTable:
             if over:
                 for offset in offsets:
                     self.parked.over(ck.topic_id, offset)
-            self.on_freed(ck.topic_id, ck.group_id)
+            self.on_freed(ck.topic_id, ck.group_id, ck.queue_id)
             return
         progress.in_flight -= count
         if root.finished:

@@ -235,7 +235,9 @@ class Explainer:
 
     def _reads(self, copy: Copy, group: SubscriptionGroup) -> bool:
         topic = copy.topic
-        places = (self._table.progress(group.id, topic.id, q) for q in range(topic.queues))
+        places = (
+            self._table.progress(group.id, topic.id, q) for q in self._registry.queue_ids(topic)
+        )
         return topics.is_retry_topic(topic.name) or any(places)
 
     def _passed_over(

@@ -36,6 +36,8 @@ from popmq.common.disk import ColdRead
 from popmq.common.message import StoredMessage
 from popmq.common.topics import TopicConfig
 
+LINE_OPEN = 64  # messages of a lite topic that are remembered for a group
+
 
 class FifoService:
     def __init__(
@@ -60,8 +62,8 @@ class FifoService:
         """Like `PopService.pop`, in order; the same attempt id gets the same again."""
         self._pops.begin_pop(want)
         batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
-        for ck in self._received(want):
-            self._give_again(ck, batch)
+        for ck in self.received(want):
+            self.give_again(ck, batch)
         if not batch.deliveries:
             self._take_resumed(want, batch)
             queues = self._pops.queue_order(want)
@@ -72,9 +74,26 @@ class FifoService:
                 self._take_resumed(want, batch)
         return self._pops.finish(want, batch)
 
+    def take_line(self, want: Want, queue_id: int, batch: Batch) -> bool:
+        """Fill the batch from a lite topic: a queue in one line, in which nothing leaves while
+        something is in flight. Returns whether more could leave at once."""
+        look_at = units_to_look_at(want.filter)
+        visit = self._visit(want, want.topic, queue_id, look_at, LINE_OPEN)
+        room = self._pops.room(visit.progress, batch)
+        left = batch.bytes_left
+        try:
+            visit.expire()
+            found = visit.read(visit.choose(batch, room)) if room > 0 else []
+        except ColdRead as cold:
+            batch.bytes_left = left
+            batch.cold.append(cold)
+            return True
+        self._deliver(want, want.topic, visit, found, batch)
+        return not visit.progress.held and (visit.order.has_ready() or visit.rest > 0)
+
     def has_ready(self, want: Want) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
-        if self._received(want):
+        if self.received(want):
             return True
         return any(
             visit.rest or visit.order.has_ready()
@@ -104,7 +123,14 @@ class FifoService:
         self._parking.look(want.group, topic, queue_id, visit)
         batch.rest += visit.rest
 
-    def _visit(self, want: Want, topic: TopicConfig, queue_id: int, look_at: int = 0) -> FifoVisit:
+    def _visit(
+        self,
+        want: Want,
+        topic: TopicConfig,
+        queue_id: int,
+        look_at: int = 0,
+        open_limit: int = 0,
+    ) -> FifoVisit:
         progress = self._progress(want, topic, queue_id)
         if progress.order is None:
             progress.order = OrderInfo(progress.committed)
@@ -119,7 +145,7 @@ class FifoService:
             queue_id,
             progress,
             wanted=want.filter,
-            open_limit=self._settings.fifo_open_offsets,
+            open_limit=open_limit or self._settings.fifo_open_offsets,
             look_at=look_at,
         )
 
@@ -229,7 +255,7 @@ class FifoService:
 
     # -- the same receive once more
 
-    def _received(self, want: Want) -> list[PopCheckPoint]:
+    def received(self, want: Want) -> list[PopCheckPoint]:
         """What a receive of this attempt id was given and still has."""
         if not want.attempt_id:
             return []
@@ -246,7 +272,7 @@ class FifoService:
             if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
         ]
 
-    def _give_again(self, ck: PopCheckPoint, batch: Batch) -> None:
+    def give_again(self, ck: PopCheckPoint, batch: Batch) -> None:
         """The client may not have seen the reply: nothing is written, the handles are the same."""
         ck.given_again = True
         members = member_bits(ck.waiting)[: batch.limit - len(batch.deliveries)]

@@ -13,7 +13,7 @@ from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
-from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig
 
 
 @dataclass(slots=True)
@@ -90,6 +90,9 @@ class QueueLag(NamedTuple):
     parked: bool = False
 
 
+_Place = tuple[int, QueueProgress | None]  # a queue, and the group's place in it
+
+
 def _count(store: MessageStore, registry: Registry, table: CheckPointTable, lag: Lag) -> None:
     for queue in queue_lags(store, registry, table, lag):
         lag.ready += queue.ready
@@ -107,8 +110,10 @@ def queue_lags(
     """What the sums of one group in one topic are made of."""
     places = [
         (queue_id, table.progress(lag.group.id, lag.topic.id, queue_id))
-        for queue_id in range(lag.topic.queues)
+        for queue_id in registry.queue_ids(lag.topic)
     ]
+    if lag.topic.type is MessageType.LITE:
+        places = _busy(store, lag.topic, places)
     met = any(progress is not None for _, progress in places)
     if not met and lag.group.start_at is StartAt.NEWEST:
         return
@@ -128,6 +133,20 @@ def queue_lags(
             blocked=progress.waiting(queue.count),
             parked=True,
         )
+
+
+def _busy(store: MessageStore, topic: TopicConfig, places: list[_Place]) -> list[_Place]:
+    """Of the lite topics that a group began, which are all that it subscribed to, those in which it
+    has something to do; one of them at least, for what is told of the pair."""
+    begun = [(queue_id, progress) for queue_id, progress in places if progress is not None]
+    busy: list[_Place] = [
+        (queue_id, progress)
+        for queue_id, progress in begun
+        if progress.in_flight
+        or progress.expired
+        or progress.committed < store.queue(topic.id, queue_id).count
+    ]
+    return busy or [*begun[:1]]
 
 
 def _queue_lag(

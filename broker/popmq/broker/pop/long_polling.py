@@ -30,6 +30,7 @@ class Waiter:
     deadline_ms: int
     attempt: Callable[[], Attempt]
     give_up: Callable[[], None]
+    client: int = 0  # of a receive of lite topics: only what it subscribed to wakes it
     done: bool = False
     number: int = 0
 
@@ -39,9 +40,11 @@ class LongPolling:
         self._limit = limit
         self._waiters: dict[Key, OrderedDict[int, Waiter]] = {}
         self._groups_of_topic: dict[int, set[int]] = {}
+        self._of_client: dict[tuple[Key, int], dict[int, Waiter]] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._number = 0
         self._unfinished: dict[Key, None] = {}
+        self._unfinished_of: dict[tuple[Key, int], None] = {}
         self._later: list[tuple[int, int, Key, Callable[[], None]]] = []
         self.count = 0
         self.woken = 0
@@ -59,6 +62,9 @@ class LongPolling:
         self._number = waiter.number = self._number + 1
         self._waiters.setdefault(waiter.key, OrderedDict())[self._number] = waiter
         self._groups_of_topic.setdefault(waiter.key[0], set()).add(waiter.key[1])
+        if waiter.client:
+            place = (waiter.key, waiter.client)
+            self._of_client.setdefault(place, {})[self._number] = waiter
         heapq.heappush(self._deadlines, (waiter.deadline_ms, waiter.number, waiter))
         self.count += 1
 
@@ -76,6 +82,10 @@ class LongPolling:
             return
         for one in sorted(groups) if group_id is None else (group_id,):
             self._serve((topic_id, one))
+
+    def arrived_for(self, key: Key, client: int) -> None:
+        """Messages came that this client of the group subscribed to."""
+        self._try(key, list(self._of_client.get((key, client), {}).values()))
 
     def step(self, now_ms: int, limit: int = 256) -> int:
         """Answer up to `limit` waiters whose time is over; returns how many."""
@@ -98,7 +108,7 @@ class LongPolling:
     @property
     def unfinished(self) -> bool:
         """Whether the next step has receives to go on with."""
-        return bool(self._unfinished)
+        return bool(self._unfinished or self._unfinished_of)
 
     def next_ms(self, now_ms: int, at_most_ms: int) -> int:
         """How long until the first waiter's time is over; at most `at_most_ms`."""
@@ -117,6 +127,13 @@ class LongPolling:
         """A receive that parks has not looked through everything: the next step goes on."""
         self._unfinished[key] = None
 
+    def look_again_for(self, key: Key, client: int) -> None:
+        """The same of this client's receives of lite topics; 0: of all the group's."""
+        if client:
+            self._unfinished_of[key, client] = None
+        else:
+            self._unfinished[key] = None
+
     def look_later(self, key: Key, at_ms: int, then: Callable[[], None]) -> None:
         """Call `then`, and let those who wait look again, at that time."""
         self._number += 1
@@ -128,7 +145,11 @@ class LongPolling:
         self._unfinished.clear()
         for key in keys:
             self._serve(key)
-        return len(keys)
+        places = list(self._unfinished_of)
+        self._unfinished_of.clear()
+        for key, client in places:
+            self.arrived_for(key, client)
+        return len(keys) + len(places)
 
     def _serve(self, key: Key) -> None:
         """Let waiters pop, oldest first, until the messages are gone.
@@ -136,8 +157,11 @@ class LongPolling:
         Waiters of one filter find the same, so the first miss of a filter is the last try
         of it; those with another filter are still asked.
         """
+        self._try(key, list(self._waiters.get(key, {}).values()))
+
+    def _try(self, key: Key, waiters: list[Waiter]) -> None:
         missed: set[object] = set()
-        for waiter in list(self._waiters.get(key, {}).values()):
+        for waiter in waiters:
             if waiter.done or waiter.filter_key in missed:
                 continue
             outcome = waiter.attempt()
@@ -148,13 +172,18 @@ class LongPolling:
                 continue
             missed.add(waiter.filter_key)
             if outcome is Attempt.MORE:
-                self._unfinished[key] = None
+                self.look_again_for(key, waiter.client)
 
     def _unpark(self, waiter: Waiter) -> None:
         key = waiter.key
         parked = self._waiters[key]
         del parked[waiter.number]
         self.count -= 1
+        if waiter.client:
+            mine = self._of_client[key, waiter.client]
+            del mine[waiter.number]
+            if not mine:
+                del self._of_client[key, waiter.client]
         if not parked:
             del self._waiters[key]
             groups = self._groups_of_topic[key[0]]

@@ -1,18 +1,29 @@
-"""The message group of a stored message: what order is kept by.
+"""The message group of a stored message: what order is kept by; and its lite topic.
 
-The slice is the content of the client's SystemProperties (D5), in which field 17 holds the
-group.  Nothing else is decoded; a proxy bounds the slice (`message.max_properties_bytes`).
+The slice is the content of the client's SystemProperties (D5), in which field 17 holds the group
+and field 21 the lite topic.  Nothing else is decoded; a proxy bounds the slice
+(`message.max_properties_bytes`).
 """
 
 from popmq.common.varint import read_varint
 
 _LEN = 2
 _GROUP_TAG = 17 << 3 | _LEN
+_LITE_TAG = 21 << 3 | _LEN
 
 
 def message_group(properties: bytes) -> bytes:
     """Empty for a message without one, and for bytes that are no protobuf."""
-    group = b""
+    return _field(properties, _GROUP_TAG)
+
+
+def lite_topic(properties: bytes) -> str:
+    """Like `message_group`: the name of the lite topic."""
+    return _field(properties, _LITE_TAG).decode(errors="replace")
+
+
+def _field(properties: bytes, wanted: int) -> bytes:
+    found = b""
     at, end = 0, len(properties)
     try:
         while at < end:
@@ -20,8 +31,8 @@ def message_group(properties: bytes) -> bytes:
             match tag & 7:
                 case 2:  # its size, then its content
                     size, at = read_varint(properties, at)
-                    if tag == _GROUP_TAG:
-                        group = properties[at : at + size]
+                    if tag == wanted:
+                        found = properties[at : at + size]
                     at += size
                 case 0:  # a varint
                     _, at = read_varint(properties, at)
@@ -33,4 +44,4 @@ def message_group(properties: bytes) -> bytes:
                     return b""
     except (IndexError, ValueError):
         return b""
-    return group if at == end else b""
+    return found if at == end else b""

@@ -17,7 +17,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.message import RecordKind
-from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig, in_order
 
 
 class ResetTo(Enum):
@@ -67,15 +67,17 @@ class OffsetReset:
 
     def check(self, topic: TopicConfig, target: ResetTarget, queue_id: int | None) -> None:
         """Raise BAD_REQUEST for a queue that is not there, or one offset for several queues."""
-        if queue_id is not None and not 0 <= queue_id < topic.queues:
+        queues = self._registry.queue_ids(topic)
+        if queue_id is not None and queue_id not in queues:
             raise Refused(
                 Code.BAD_REQUEST,
-                f"queue {queue_id} of topic {topic.name}: name one from 0 to {topic.queues - 1}",
+                f"queue {queue_id} of topic {topic.name}: name one of its {len(queues)}, the first "
+                "of which is 0",
             )
-        if target.to is ResetTo.OFFSET and queue_id is None and topic.queues > 1:
+        if target.to is ResetTo.OFFSET and queue_id is None and len(queues) > 1:
             raise Refused(
                 Code.BAD_REQUEST,
-                f"an offset is one queue's, and topic {topic.name} has {topic.queues}: name one "
+                f"an offset is one queue's, and topic {topic.name} has {len(queues)}: name one "
                 "with --queue, or reset to a time",
             )
 
@@ -121,7 +123,9 @@ class OffsetReset:
         return QueueReset(topic, queue_id, before, offset, in_flight)
 
     def _reads(self, group: SubscriptionGroup, topic: TopicConfig) -> bool:
-        return any(self._table.progress(group.id, topic.id, q) for q in range(topic.queues))
+        return any(
+            self._table.progress(group.id, topic.id, q) for q in self._registry.queue_ids(topic)
+        )
 
     def apply(
         self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, offset: int
@@ -140,7 +144,7 @@ class OffsetReset:
             queue_id=0,
             body=record.encode(),
         )
-        apply_offset(self._table, record, log_ms, fifo=group.type is GroupType.FIFO)
+        apply_offset(self._table, record, log_ms, fifo=in_order(group, topic))
         self.resets += 1
         return done
 

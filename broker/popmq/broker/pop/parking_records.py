@@ -35,7 +35,7 @@ class ParkingRecords:
         self._table.changing(place).ended([origin], over=True, log_ms=log_ms)
         self._table.changing((place[0], parking_id, 0))  # there when deliveries begin
         self._parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
-        self._table.on_freed(place[1], place[0])
+        self._table.on_freed(place[1], place[0], place[2])
 
     def unpark(self, record: ReviveRecord, log_ms: int) -> None:
         """An operator's word, or a message that turned out to be damaged."""
@@ -49,7 +49,7 @@ class ParkingRecords:
             low, end = record.members, record.link
             skipped = {offset for _, offset in key.messages if low <= offset < end} - held
             self.over(key.parking_id, skipped, log_ms)
-        self._table.on_freed(key.topic_id, key.group_id)
+        self._table.on_freed(key.topic_id, key.group_id, key.queue_id)
 
     def over(self, parking_id: int, offsets: set[int], log_ms: int) -> None:
         """Messages of one key in the parking queue that are not in flight are over."""
@@ -95,4 +95,4 @@ class ParkingRecords:
         progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)
         if isinstance(progress, FifoProgress) and progress.order is not None:
             progress.order.unpark(key.name)
-        self._table.on_freed(key.topic_id, key.group_id)
+        self._table.on_freed(key.topic_id, key.group_id, key.queue_id)

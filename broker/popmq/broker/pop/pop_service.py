@@ -44,7 +44,7 @@ from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.message import RecordKind
 from popmq.common.receipt import ReceiptHandle, encode_members, sign_check_point
-from popmq.common.topics import GroupType, MessageType, StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, in_order
 
 
 class Want(NamedTuple):
@@ -192,29 +192,33 @@ class PopService:
         known = self._table.progress(group.id, topic.id, queue_id)
         if known is not None:
             return known
-        if group.start_at is StartAt.NEWEST and not topics.is_group_owned(topic.name):
+        lite = topic.type is MessageType.LITE  # begins where its subscriber said
+        newest = group.start_at is StartAt.NEWEST and not lite
+        if newest and not topics.is_group_owned(topic.name):
             self._start_at_newest(group, topic)
             known = self._table.progress(group.id, topic.id, queue_id)
         queue = self._store.queue(topic.id, queue_id)
-        fifo = group.type is GroupType.FIFO
+        fifo = in_order(group, topic)
         return known or self._table.start(group.id, topic.id, queue_id, queue.min_offset, fifo=fifo)
+
+    def begin_at(
+        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, offset: int
+    ) -> None:
+        """The group's first look at the queue: it begins at `offset`, and a record says so."""
+        place = (group.id, topic.id, queue_id)
+        record = OffsetRecord(*place, offset, Reason.START_AT_NEWEST)
+        self._store.put_record(
+            RecordKind.OFFSET, topic_id=topics.OFFSETS_TOPIC_ID, queue_id=0, body=record.encode()
+        )
+        self._table.start(*place, offset, fifo=in_order(group, topic), logged=True)
 
     def _start_at_newest(self, group: SubscriptionGroup, topic: TopicConfig) -> None:
         """At the group's first look at the topic, for all queues; one added later is new to all."""
         places = [(group.id, topic.id, queue_id) for queue_id in range(topic.queues)]
         if any(self._table.progress(*place) for place in places):
             return
-        for place in places:
-            start = self._store.queue(topic.id, place[2]).count
-            record = OffsetRecord(*place, start, Reason.START_AT_NEWEST)
-            self._store.put_record(
-                RecordKind.OFFSET,
-                topic_id=topics.OFFSETS_TOPIC_ID,
-                queue_id=0,
-                body=record.encode(),
-            )
-            fifo = group.type is GroupType.FIFO
-            self._table.start(*place, start, fifo=fifo, logged=True)
+        for _, _, queue_id in places:
+            self.begin_at(group, topic, queue_id, self._store.queue(topic.id, queue_id).count)
 
     def _take(
         self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch, queues: int

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.message_group import lite_topic
 from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.store.message_keys import KEY, names_in
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.message import RevivalToken, StoredMessage
-from popmq.common.topics import GroupType, SubscriptionGroup, TopicConfig
+from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,14 @@ class LetterFilter:
 
 
 class RedriveService:
-    def __init__(self, store: MessageStore, registry: Registry, redriven: RedrivenLetters) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        redriven: RedrivenLetters,
+        max_lite_topics: int,
+    ) -> None:
+        self._max_lite_topics = max_lite_topics
         self._store = store
         self._registry = registry
         self._redriven = redriven
@@ -59,7 +67,8 @@ class RedriveService:
         there and that the letter was not redriven yet.
 
         It goes to the group's retry topic, where no other group gets it a second time.  A FIFO
-        group reads none: its copies go to the end of the origin queue, for every group.
+        group reads none: its copies go to the end of the origin queue, for every group; and those
+        of a lite topic to the end of that one, which is made again if it is gone.
         """
         origin, token = self.origin(letter), letter.token
         assert origin is not None, "a dead letter without a topic to go to"
@@ -67,7 +76,10 @@ class RedriveService:
         offset = letter.header.queue_offset
         assert not self._redriven.has(letters.id, offset), f"letter {offset} twice"
         target, queue_id = origin, token.queue_id
-        if group.type is not GroupType.FIFO:
+        if origin.type is MessageType.LITE:
+            name = lite_topic(letter.properties)
+            queue_id = self._registry.lites.queue_of(origin, name, self._max_lite_topics)
+        elif group.type is not GroupType.FIFO:
             name = topics.retry_topic(group.name, origin.name)
             target, queue_id = self._registry.internal_topic(name), 0
         named = RevivalToken(
@@ -81,6 +93,7 @@ class RedriveService:
             first_log_ms=0,  # not delivered since
             redriven=True,
         )
+        stamp = self._store.stamp()
         self._store.put_message(
             topic_id=target.id,
             queue_id=queue_id,
@@ -88,6 +101,8 @@ class RedriveService:
             properties=letter.properties,
             tag_hash=letter.tag_hash,
             token=named.encode(),
+            stamp=stamp,
         )
+        self._registry.lites.stored(target.id, queue_id, stamp.log_ms)
         self._redriven.apply(named)
         self.redriven += 1

@@ -32,7 +32,7 @@ from popmq.common.report_layouts import (
     TimerRow,
 )
 from popmq.common.report_settings import ReportsSettings
-from popmq.common.topics import StartAt
+from popmq.common.topics import MessageType, StartAt, TopicConfig
 
 UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # an age that would have cost a wait for the disk
 _READS_A_STEP = 64
@@ -188,14 +188,26 @@ class Sampler:
     def _topic_rows(self, sample: _Sample) -> Iterator[bytes]:
         pending = self._timers.state.pending
         for topic in self._registry.topics():
-            for queue_id in range(topic.queues):
+            if topic.type is MessageType.LITE:
+                yield self._lite_row(sample, topic)
+                continue
+            for number, queue_id in enumerate(self._registry.queue_ids(topic)):
                 queue = self._store.queue(topic.id, queue_id)
-                stored = self._stored_by_topic.get(topic.name, 0) if not queue_id else 0
+                stored = self._stored_by_topic.get(topic.name, 0) if not number else 0
                 yield TOPIC_SAMPLE.pack(
                     *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
                     *(topic.id, queue_id, queue.min_offset, queue.count, stored),
-                    pending.get(topic.id, 0) if not queue_id else 0,
+                    pending.get(topic.id, 0) if not number else 0,
                 )
+
+    def _lite_row(self, sample: _Sample, topic: TopicConfig) -> bytes:
+        """All its lite topics as one queue: there may be very many."""
+        queues = [self._store.queue(topic.id, one) for one in self._registry.queue_ids(topic)]
+        return TOPIC_SAMPLE.pack(
+            *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
+            *(topic.id, 0, sum(one.min_offset for one in queues), sum(one.count for one in queues)),
+            *(self._stored_by_topic.get(topic.name, 0), 0),
+        )
 
     def _timer_rows(self, sample: _Sample) -> Iterator[bytes]:
         moment = (self._store.epoch, sample.number, sample.wall_ms)

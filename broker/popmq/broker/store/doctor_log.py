@@ -31,6 +31,7 @@ _KIND_NAMES = {
     RecordKind.SNAPSHOT_MARK: "marks of snapshots",
     RecordKind.STATE_HASH: "state hashes",
     RecordKind.LOG_START: "starts of the log",
+    RecordKind.LITE_TOPIC: "lite topics made and removed",
 }
 # A copy that retention makes of a body keeps its old identity and gets no unit.
 _WITH_UNIT = (
@@ -39,6 +40,7 @@ _WITH_UNIT = (
     RecordKind.REVIVE,
     RecordKind.OFFSET,
     RecordKind.TRANSACTION,
+    RecordKind.LITE_TOPIC,
 )
 
 

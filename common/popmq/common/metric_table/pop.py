@@ -55,6 +55,11 @@ POP = rows(
     counter(
         "dedup_ids_pushed_out", "Ids that were forgotten before their time: raise `dedup.max_ids`."
     ),
+    gauge("lite_topics", "Lite topics that there are, of all parent topics."),
+    counter("lite_topics_made", "Lite topics made since the start."),
+    counter("lite_topics_removed", "Lite topics removed because no message came for their time."),
+    gauge("lite_subscribers", "Clients that subscribed to lite topics, for each parent topic."),
+    gauge("lite_subscriptions", "Subscriptions of all clients to lite topics."),
     gauge("waiting_receives", "Receives that wait at the broker for a message."),
     counter("receives_woken", "Waiting receives that got messages."),
     counter("receives_timed_out", "Waiting receives that did not."),

@@ -33,10 +33,12 @@ class Topic(_message.Message):
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    LITE_TTL_MS_FIELD_NUMBER: _builtins.int
+    LITE_TOPICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     queues: _builtins.int
     type: _builtins.str
-    """normal | fifo | delay | transaction | mixed"""
+    """normal | fifo | delay | transaction | lite | mixed"""
     permission: _builtins.str
     """rw | r | w | none"""
     id: _builtins.int
@@ -44,6 +46,10 @@ class Topic(_message.Message):
     """0: that of the store (alter: as it is; -1: back to the store's)"""
     durability: _builtins.str
     """disk | memory: what a send waits for"""
+    lite_ttl_ms: _builtins.int
+    """of type lite; 0: lite.ttl_ms (alter: as it is; -1: back to lite.ttl_ms)"""
+    lite_topics: _builtins.int
+    """told only: how many there are"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """over which FIFO messages spread; none: all"""
@@ -59,10 +65,12 @@ class Topic(_message.Message):
         retention_ms: _builtins.int = ...,
         brokers: _abc.Iterable[_builtins.str] | None = ...,
         durability: _builtins.str = ...,
+        lite_ttl_ms: _builtins.int = ...,
+        lite_topics: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "durability", b"durability", "id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "durability", b"durability", "id", b"id", "lite_topics", b"lite_topics", "lite_ttl_ms", b"lite_ttl_ms", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/meta.proto\x12\rpopmq.meta.v1\"\x94\x01\n\x0bTopicRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\r\x12\x0c\n\x04type\x18\x04 \x01(\r\x12\x12\n\npermission\x18\x05 \x01(\r\x12\x14\n\x0cretention_ms\x18\x06 \x01(\x04\x12\x0f\n\x07\x62rokers\x18\x07 \x03(\t\x12\x12\n\ndurability\x18\x1e \x01(\r\"\xbf\x01\n\x0bGroupRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\r\x12\x14\n\x0cmax_attempts\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61\x63k_off_ms\x18\x05 \x03(\x04\x12\x10\n\x08start_at\x18\x06 \x01(\r\x12\x14\n\x0c\x63heck_points\x18\x14 \x01(\r\x12\x35\n\x0b\x65xponential\x18\x16 \x01(\x0b\x32 .popmq.meta.v1.ExponentialRecord\"i\n\x11\x45xponentialRecord\x12\x12\n\ninitial_ms\x18\x01 \x01(\x04\x12\x0e\n\x06max_ms\x18\x02 \x01(\x04\x12\x18\n\x10multiplier_milli\x18\x03 \x01(\r\x12\x16\n\x0ejitter_percent\x18\x04 \x01(\r\"M\n\x07LastIds\x12\r\n\x05topic\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\r\x12\x13\n\x0blocal_topic\x18\x03 \x01(\r\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x04\"*\n\x08\x46ollowed\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\xcb\x02\n\nMetaRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12+\n\x05topic\x18\x02 \x01(\x0b\x32\x1a.popmq.meta.v1.TopicRecordH\x00\x12\x17\n\rtopic_deleted\x18\x03 \x01(\rH\x00\x12+\n\x05group\x18\x04 \x01(\x0b\x32\x1a.popmq.meta.v1.GroupRecordH\x00\x12\x17\n\rgroup_deleted\x18\x05 \x01(\rH\x00\x12\x15\n\x0breceipt_key\x18\x06 \x01(\x0cH\x00\x12\x12\n\x08store_id\x18\x07 \x01(\tH\x00\x12*\n\x08last_ids\x18\x08 \x01(\x0b\x32\x16.popmq.meta.v1.LastIdsH\x00\x12+\n\x08\x66ollowed\x18\t \x01(\x0b\x32\x17.popmq.meta.v1.FollowedH\x00\x12\x12\n\x08\x64raining\x18\n \x01(\x08H\x00\x42\x08\n\x06\x63hangeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/meta.proto\x12\rpopmq.meta.v1\"\xa9\x01\n\x0bTopicRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\r\x12\x0c\n\x04type\x18\x04 \x01(\r\x12\x12\n\npermission\x18\x05 \x01(\r\x12\x14\n\x0cretention_ms\x18\x06 \x01(\x04\x12\x0f\n\x07\x62rokers\x18\x07 \x03(\t\x12\x12\n\ndurability\x18\x1e \x01(\r\x12\x13\n\x0blite_ttl_ms\x18\x1f \x01(\x04\"\xbf\x01\n\x0bGroupRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\r\x12\x14\n\x0cmax_attempts\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61\x63k_off_ms\x18\x05 \x03(\x04\x12\x10\n\x08start_at\x18\x06 \x01(\r\x12\x14\n\x0c\x63heck_points\x18\x14 \x01(\r\x12\x35\n\x0b\x65xponential\x18\x16 \x01(\x0b\x32 .popmq.meta.v1.ExponentialRecord\"i\n\x11\x45xponentialRecord\x12\x12\n\ninitial_ms\x18\x01 \x01(\x04\x12\x0e\n\x06max_ms\x18\x02 \x01(\x04\x12\x18\n\x10multiplier_milli\x18\x03 \x01(\r\x12\x16\n\x0ejitter_percent\x18\x04 \x01(\r\"M\n\x07LastIds\x12\r\n\x05topic\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\r\x12\x13\n\x0blocal_topic\x18\x03 \x01(\r\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x04\"*\n\x08\x46ollowed\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\xcb\x02\n\nMetaRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12+\n\x05topic\x18\x02 \x01(\x0b\x32\x1a.popmq.meta.v1.TopicRecordH\x00\x12\x17\n\rtopic_deleted\x18\x03 \x01(\rH\x00\x12+\n\x05group\x18\x04 \x01(\x0b\x32\x1a.popmq.meta.v1.GroupRecordH\x00\x12\x17\n\rgroup_deleted\x18\x05 \x01(\rH\x00\x12\x15\n\x0breceipt_key\x18\x06 \x01(\x0cH\x00\x12\x12\n\x08store_id\x18\x07 \x01(\tH\x00\x12*\n\x08last_ids\x18\x08 \x01(\x0b\x32\x16.popmq.meta.v1.LastIdsH\x00\x12+\n\x08\x66ollowed\x18\t \x01(\x0b\x32\x17.popmq.meta.v1.FollowedH\x00\x12\x12\n\x08\x64raining\x18\n \x01(\x08H\x00\x42\x08\n\x06\x63hangeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'popmq.common.wire.meta_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOPICRECORD']._serialized_start=48
-  _globals['_TOPICRECORD']._serialized_end=196
-  _globals['_GROUPRECORD']._serialized_start=199
-  _globals['_GROUPRECORD']._serialized_end=390
-  _globals['_EXPONENTIALRECORD']._serialized_start=392
-  _globals['_EXPONENTIALRECORD']._serialized_end=497
-  _globals['_LASTIDS']._serialized_start=499
-  _globals['_LASTIDS']._serialized_end=576
-  _globals['_FOLLOWED']._serialized_start=578
-  _globals['_FOLLOWED']._serialized_end=620
-  _globals['_METARECORD']._serialized_start=623
-  _globals['_METARECORD']._serialized_end=954
+  _globals['_TOPICRECORD']._serialized_end=217
+  _globals['_GROUPRECORD']._serialized_start=220
+  _globals['_GROUPRECORD']._serialized_end=411
+  _globals['_EXPONENTIALRECORD']._serialized_start=413
+  _globals['_EXPONENTIALRECORD']._serialized_end=518
+  _globals['_LASTIDS']._serialized_start=520
+  _globals['_LASTIDS']._serialized_end=597
+  _globals['_FOLLOWED']._serialized_start=599
+  _globals['_FOLLOWED']._serialized_end=641
+  _globals['_METARECORD']._serialized_start=644
+  _globals['_METARECORD']._serialized_end=975
 # @@protoc_insertion_point(module_scope)

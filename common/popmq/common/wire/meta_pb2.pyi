@@ -30,6 +30,7 @@ class TopicRecord(_message.Message):
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    LITE_TTL_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     queues: _builtins.int
@@ -38,6 +39,8 @@ class TopicRecord(_message.Message):
     retention_ms: _builtins.int
     durability: _builtins.int
     """0: disk"""
+    lite_ttl_ms: _builtins.int
+    """0: lite.ttl_ms"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of FIFO messages; none: all"""
@@ -53,10 +56,11 @@ class TopicRecord(_message.Message):
         retention_ms: _builtins.int = ...,
         brokers: _abc.Iterable[_builtins.str] | None = ...,
         durability: _builtins.int = ...,
+        lite_ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "durability", b"durability", "id", b"id", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "durability", b"durability", "id", b"id", "lite_ttl_ms", b"lite_ttl_ms", "name", b"name", "permission", b"permission", "queues", b"queues", "retention_ms", b"retention_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,172 @@
+"""What operators see of lite topics: the audit, explain, a reset, the doctor."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lite.lites import TOPIC, live, made, named, put, receive, small, sync, take
+
+from popmq.broker.pop.audit import APART_MS, Balance
+from popmq.broker.pop.lag import lags, queue_lags
+from popmq.broker.store.doctor_finding import Need
+from popmq.cli.doctor import examine
+from popmq.common import hop
+from popmq.common.config import PopSettings
+from popmq.common.disk import RealDisk
+from popmq.common.hop import Kind
+from popmq.common.lite_settings import LiteSettings
+from popmq.common.topics import CheckPoints, GroupType, MessageType
+from popmq.common.wire import admin_pb2 as pb
+from popmq.proxy.api import definition_pb2 as api
+from popmq.testing.core import SMALL, CoreBroker
+
+SHORT = LiteSettings(ttl_ms=60_000)
+
+
+def audited(core: CoreBroker, group: str = "g") -> Balance:
+    """One more recount, whole."""
+    audit = core.broker.audit
+    audit.asked()
+    before, start = audit.passes, core.clock.boot_ms()
+    while audit.passes == before:
+        core.tick()
+        assert core.clock.boot_ms() - start < 10 * APART_MS, "no recount"
+        core.advance(20)
+    return audit.balances.get(core.broker.registry.group(group).id, Balance())
+
+
+def test_the_audit_accounts_for_lite_topics_and_for_queues_that_were_given_again() -> None:
+    core = made(SHORT)
+    core.group("g")
+    sync(core, ["one", "two"])
+    for name in ("one", "two", "two", "other"):
+        put(core, name, name.encode())
+    assert audited(core).unaccounted == 0
+    receive(core, limit=1)
+    assert audited(core).unaccounted == 0
+    for _ in range(3):
+        core.advance(61_000)
+        sync(core, ["one", "two"])
+        while take(core):
+            pass
+        assert audited(core).unaccounted == 0
+        core.advance(80_000)
+        assert live(core) == []
+        assert audited(core).unaccounted == 0
+        sync(core, ["two", "three"])
+        for name in ("three", "two", "three"):
+            put(core, name, name.encode())
+        receive(core, limit=1)
+        assert audited(core).unaccounted == 0
+
+
+def told(core: CoreBroker, message_id: str) -> str:
+    request = pb.ExplainRequest(message_id=message_id, group="g")
+    reply = pb.ExplainReply.FromString(core.reply(Kind.EXPLAIN, request.SerializeToString()))
+    (message,) = reply.messages
+    (explained,) = message.groups
+    return explained.state
+
+
+def send(core: CoreBroker, lite_topic: str, message_id: str) -> None:
+    said = api.SystemProperties(message_id=message_id, lite_topic=lite_topic)
+    entry = hop.PutEntry(MessageType.LITE, b"x", said.SerializeToString(), 0, 0)
+    core.reply(Kind.PUT, hop.encode_put(hop.PutRequest(TOPIC, [entry])))
+
+
+def test_explain_says_what_became_of_a_message_of_a_lite_topic() -> None:
+    core = made()
+    core.group("g")
+    sync(core, ["one"])
+    for message_id in ("m-1", "m-2", "m-3"):
+        send(core, "one", message_id)
+    first, _ = receive(core, limit=2)
+    core.ack(TOPIC, "g", first.handle)
+    assert [told(core, one) for one in ("m-1", "m-2", "m-3")] == ["ACKED", "INVISIBLE", "BLOCKED"]
+
+
+def test_a_reset_of_the_parent_topic_sets_every_lite_topic_and_wakes_who_waits() -> None:
+    core = made()
+    sync(core, ["one", "two"])
+    for name in ("one", "two"):
+        put(core, name, name.encode())
+    assert sorted(take(core)) == [b"one", b"two"]
+    assert take(core) == []
+    request = pb.ResetOffsetRequest(topic=TOPIC, group="g", oldest=True)
+    core.reply(Kind.RESET_OFFSET, request.SerializeToString())
+    assert sorted(take(core)) == [b"one", b"two"]
+
+
+def test_groups_of_every_kind_read_lite_topics_in_the_same_way() -> None:
+    core = made()
+    core.group("fifo", type=GroupType.FIFO)
+    core.group("buffered", check_points=CheckPoints.BUFFERED)
+    for group in ("fifo", "buffered"):
+        sync(core, ["one"], group=group)
+        put(core, "one", b"1")
+        (first, *_) = receive(core, group=group)
+        assert receive(core, group=group) == []
+        core.stop()
+        core.start()
+        sync(core, ["one"], group=group)
+        core.advance(61_000)
+        (again, *_) = receive(core, group=group)
+        assert (again.head, again.attempt) == (first.head, 2)
+        core.ack(TOPIC, group, again.handle)
+
+
+def test_a_blocked_lite_topic_parks_nothing_and_holds_up_no_other() -> None:
+    core = CoreBroker(
+        settings=replace(small(), pop=PopSettings(fifo_open_offsets=100, fifo_park_after_ms=1_000))
+    )
+    core.topic(TOPIC, queues=1, type=MessageType.LITE)
+    sync(core, ["stuck", "free"])
+    for number in range(300):
+        put(core, "stuck", b"%d" % number)
+    core.receive(TOPIC, "g", limit=1, invisible_ms=3_600_000, client_id="a")
+    put(core, "free", b"free")
+    core.advance(5_000)
+    assert take(core) == [b"free"]
+    assert core.broker.registry.find_topic(f"%PARKED%g+{TOPIC}") is None
+
+
+def findings(folder: Path) -> Sequence[str]:
+    found = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
+    return [str(one) for one in found if one.need is not Need.NOTHING]
+
+
+def test_a_store_with_lite_topics_is_whole_for_the_doctor(tmp_path: Path) -> None:
+    data = replace(SMALL.broker, data=str(tmp_path / "data"))
+    core = CoreBroker(disk=RealDisk(), settings=replace(small(SHORT), broker=data))
+    core.topic(TOPIC, queues=1, type=MessageType.LITE)
+    sync(core, ["one", "two"])
+    for name in ("one", "two", "one"):
+        put(core, name, named(name))
+    receive(core, limit=1)
+    core.advance(90_000)
+    put(core, "three", b"3")
+    core.broker.release_files()
+    assert findings(tmp_path / "data") == []
+
+
+def test_a_report_has_one_row_for_all_lite_topics_and_the_lag_those_with_something_to_do() -> None:
+    core = made()
+    core.group("g")
+    names = [f"l{number}" for number in range(20)]
+    sync(core, names)
+    for name in names:
+        put(core, name, b"x")
+    while take(core):
+        pass
+    broker = core.broker
+    (lag,) = lags(broker.store, broker.registry, broker.table)
+    assert lag.total == 0
+    assert len(list(queue_lags(broker.store, broker.registry, broker.table, lag))) == 1
+    for name in names[:3]:
+        put(core, name, b"y")
+    (lag,) = lags(broker.store, broker.registry, broker.table)
+    assert (lag.total, len(lag.heads)) == (3, 3)
+    before = broker.sampler.logs["topics"].next
+    core.advance(31_000)
+    rows = broker.sampler.logs["topics"].next - before
+    assert rows == len([one for one in broker.registry.topics() if one.name == TOPIC])

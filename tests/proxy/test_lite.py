@@ -1,0 +1,283 @@
+"""Lite topics through the proxy: sends, subscriptions at every broker group, receives, refusals."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from proxy.houses import AwaitedCall, House, house, run
+
+from popmq.broker.process import BrokerProcess
+from popmq.common.errors import Code
+from popmq.common.hop import Kind, OnReply
+from popmq.common.wire import admin_pb2
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.client_settings import consumer_settings, unknown_group
+from popmq.testing.core import SMALL
+
+CHATS = admin_pb2.Topic(name="chats", type="lite")
+GROUP = pb.Resource(name="workers")
+TOPIC = pb.Resource(name="chats")
+ADD, REMOVE = pb.LiteSubscriptionAction.PARTIAL_ADD, pb.LiteSubscriptionAction.PARTIAL_REMOVE
+
+
+async def send(at: House, lite_topic: str, name: str, **properties: Any) -> Any:
+    message = pb.Message(topic=TOPIC, body=name.encode())
+    said = pb.SystemProperties(message_id=name, message_type=pb.LITE, **properties)
+    message.system_properties.MergeFrom(said)
+    message.system_properties.lite_topic = lite_topic
+    request = service.SendMessageRequest(messages=[message])
+    return (await at.ask("SendMessage", request, service.SendMessageResponse)).entries[0].status
+
+
+async def sync(at: House, *names: str, action: Any = ADD, **option: Any) -> Any:
+    request = service.SyncLiteSubscriptionRequest(
+        action=action, topic=TOPIC, group=GROUP, lite_topic_set=names
+    )
+    if option:
+        request.offset_option.CopyFrom(pb.OffsetOption(**option))
+    answer = await at.ask("SyncLiteSubscription", request, service.SyncLiteSubscriptionResponse)
+    return answer.status
+
+
+async def receive(at: House, wait_s: int = 0) -> list[pb.Message]:
+    request = service.ReceiveMessageRequest(
+        group=GROUP,
+        message_queue=pb.MessageQueue(topic=TOPIC),
+        batch_size=32,
+        invisible_duration=Duration(seconds=60),
+        long_polling_timeout=Duration(seconds=wait_s),
+    )
+    parts = await at.raw("ReceiveMessage", request.SerializeToString())
+    replies = [service.ReceiveMessageResponse.FromString(one) for one in parts]
+    return [one.message for one in replies if one.HasField("message")]
+
+
+async def ack(at: House, *messages: pb.Message) -> int:
+    entries = [
+        service.AckMessageEntry(
+            message_id=one.system_properties.message_id,
+            receipt_handle=one.system_properties.receipt_handle,
+            lite_topic=one.system_properties.lite_topic,
+        )
+        for one in messages
+    ]
+    request = service.AckMessageRequest(group=GROUP, topic=TOPIC, entries=entries)
+    code: int = (await at.ask("AckMessage", request, service.AckMessageResponse)).status.code
+    return code
+
+
+def named(messages: list[pb.Message]) -> dict[str, str]:
+    return {one.body.decode(): one.system_properties.lite_topic for one in messages}
+
+
+@pytest.mark.parametrize("brokers", ["a", "ab"])
+def test_messages_come_from_the_lite_topics_that_were_subscribed_to(
+    tmp_path: Path, brokers: str
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, *brokers) as at:
+            for broker in brokers:
+                await at.create_at(broker, CHATS)
+            names = [f"l{number}" for number in range(12)]
+            for name in names:
+                assert (await send(at, name, f"m-{name}")).code == Code.OK
+            assert (await sync(at, *names[:8])).code == Code.OK
+            got: dict[str, str] = {}
+            for _ in range(len(brokers)):
+                messages = await receive(at, 1)
+                assert {one.system_properties.message_type for one in messages} == {pb.LITE}
+                assert await ack(at, *messages) == Code.OK
+                got |= named(messages)
+            assert got == {f"m-{name}": name for name in names[:8]}
+            assert (await sync(at, names[0], action=REMOVE)).code == Code.OK
+            await send(at, names[0], "late")
+            assert await receive(at) == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("brokers", ["a", "ab"])
+def test_a_receive_that_waits_is_answered_when_a_message_comes(
+    tmp_path: Path, brokers: str
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, *brokers) as at:
+            for broker in brokers:
+                await at.create_at(broker, CHATS)
+            names = [f"l{number}" for number in range(6)]
+            await sync(at, *names)
+            for name in names:
+                waiting = asyncio.ensure_future(receive(at, 20))
+                await asyncio.sleep(0)
+                await send(at, "other", f"other-{name}")
+                await send(at, name, f"m-{name}")
+                got = await asyncio.wait_for(waiting, 5)
+                assert named(got) == {f"m-{name}": name}
+                await ack(at, *got)
+
+    run(test)
+
+
+def test_a_name_a_type_and_a_combination_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            assert (await at.change_topic("CreateTopic", CHATS))[0] == Code.OK
+            plain = admin_pb2.Topic(name="plain", queues=2)
+            assert (await at.change_topic("CreateTopic", plain))[0] == Code.OK
+            for name in ("", " ", "x" * 65, "a b"):
+                assert (await send(at, name, "m")).code == Code.ILLEGAL_LITE_TOPIC
+            for name in ("", "x" * 65):
+                assert (await sync(at, name)).code == Code.ILLEGAL_LITE_TOPIC
+            conflict = Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+            refused = await send(at, "l", "m", message_group="g")
+            assert (refused.code, "a message group" in refused.message) == (conflict, True)
+            refused = await send(at, "l", "m", priority=3)
+            assert (refused.code, "a priority" in refused.message) == (conflict, True)
+            refused = await send(at, "l", "m", delivery_timestamp=Timestamp(seconds=1 << 32))
+            assert (refused.code, "a delivery time" in refused.message) == (conflict, True)
+            many = admin_pb2.Topic(name="many", type="lite", queues=8)
+            code, text = await at.change_topic("CreateTopic", many)
+            assert (code, "it takes 1 to 1" in text) == (Code.BAD_REQUEST, True)
+            brief = admin_pb2.Topic(name="brief", type="lite", lite_ttl_ms=10)
+            assert (await at.change_topic("CreateTopic", brief))[0] == Code.BAD_REQUEST
+            assert (await sync(at, "l", timestamp=1)).code == Code.NOT_IMPLEMENTED
+
+    run(test)
+
+
+def test_a_name_that_the_python_client_spells_is_read_as_a_word(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            await at.change_topic("CreateTopic", CHATS)
+            for name in ("hello", "h", "l"):
+                await send(at, name, f"m-{name}")
+            AwaitedCall.metadata = {**plain, "x-mq-language": "PYTHON"}
+            assert (await sync(at, *"hello")).code == Code.OK
+            assert named(await receive(at)) == {"m-hello": "hello"}
+            AwaitedCall.metadata = {**plain, "x-mq-language": "JAVA"}
+            assert (await sync(at, *"hl")).code == Code.OK
+            assert named(await receive(at)) == {"m-h": "h", "m-l": "l"}
+
+    plain = AwaitedCall.metadata
+    try:
+        run(test)
+    finally:
+        AwaitedCall.metadata = plain
+
+
+def test_lite_topics_of_two_namespaces_have_the_same_names_and_not_the_same_messages(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            for name in ("eu", "us"):
+                topic = admin_pb2.Topic(name=f"{name}%chats", type="lite")
+                assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
+                AwaitedCall.metadata = {"x-mq-client-id": name, "x-mq-namespace": name}
+                assert (await sync(at, "one")).code == Code.OK
+                assert (await send(at, "one", f"m-{name}")).code == Code.OK
+                AwaitedCall.metadata = plain
+            for name in ("us", "eu"):
+                AwaitedCall.metadata = {"x-mq-client-id": name, "x-mq-namespace": name}
+                assert named(await receive(at)) == {f"m-{name}": "one"}
+
+    plain = AwaitedCall.metadata
+    try:
+        run(test)
+    finally:
+        AwaitedCall.metadata = plain
+
+
+def test_a_subscription_may_begin_at_the_newest(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            await at.change_topic("CreateTopic", CHATS)
+            await send(at, "l", "old")
+            assert (await sync(at, "l", policy=pb.OffsetOption.Policy.MAX)).code == Code.OK
+            await send(at, "l", "new")
+            assert named(await receive(at)) == {"new": "l"}
+
+    run(test)
+
+
+def test_a_topic_tells_how_many_lite_topics_it_has_and_routes_say_its_type(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            await at.change_topic("CreateTopic", CHATS)
+            for name in ("l1", "l2"):
+                await send(at, name, name)
+            asked = admin_pb2.DescribeTopicRequest(name="chats")
+            told = await at.ask("DescribeTopic", asked, admin_pb2.TopicReply)
+            assert (told.topic.lite_topics, told.topic.queues) == (2, 1)
+            route = service.QueryRouteRequest(topic=TOPIC)
+            reply = await at.ask("QueryRoute", route, service.QueryRouteResponse)
+            (queue,) = reply.message_queues
+            assert list(queue.accept_message_types) == [pb.LITE]
+
+    run(test)
+
+
+def test_settings_of_lite_clients_keep_each_lite_topic_in_its_line() -> None:
+    for kind, fifo in ((pb.LITE_PUSH_CONSUMER, True), (pb.PUSH_CONSUMER, False)):
+        asked = pb.Settings(client_type=kind, subscription=pb.Subscription(group=GROUP))
+        told = consumer_settings(asked, unknown_group("workers", SMALL), SMALL)
+        assert told.subscription.fifo is fifo
+        assert told.subscription.lite_subscription_quota == 2_000
+        assert told.subscription.max_lite_topic_size == 64
+
+
+class Restarted:
+    """The way to a broker that is stopped and started on the same data."""
+
+    def __init__(self, folder: Path) -> None:
+        data = replace(SMALL.broker, name="a", data=str(folder))
+        self._settings = replace(SMALL, broker=data)
+        self._broker: BrokerProcess
+        self.asked: list[Kind] = []
+
+    async def start(self) -> None:
+        self._broker = BrokerProcess(self._settings)
+        await self._broker.start()
+
+    async def stop(self) -> None:
+        await self._broker.stop()
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        self.asked.append(kind)
+        return self._broker.port.request(kind, body, timeout_ms, on_reply)
+
+    def cancel(self, request_id: int) -> None:
+        self._broker.port.cancel(request_id)
+
+
+def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: Path) -> None:
+    async def test() -> None:
+        broker = Restarted(tmp_path)
+        await broker.start()
+        at = House({"a": broker})
+        newest = admin_pb2.CreateGroupRequest(
+            group=admin_pb2.Group(name="workers", start_at="newest")
+        )
+        await at.change_topic("CreateTopic", CHATS)
+        await at.ask("CreateGroup", newest, admin_pb2.GroupReply)
+        await sync(at, "one", "two")
+        await sync(at, "two", action=REMOVE)
+        await broker.stop()
+        await broker.start()
+        for name in ("one", "two"):
+            await send(at, name, f"m-{name}")
+        assert await receive(at) == []
+        at.proxy.lites.tell_again("a")
+        assert named(await receive(at, 5)) == {"m-one": "one"}
+        at.proxy.lites.gone("me@1")
+        broker.asked.clear()
+        at.proxy.lites.tell_again("a")
+        assert broker.asked == []
+        await broker.stop()
+
+    run(test)
