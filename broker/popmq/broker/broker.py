@@ -167,7 +167,7 @@ class Broker:
             self.registry,
             self.table,
             self.redriven,
-            self.timers.service,
+            self.timers,
             self.receipts,
             self.transactions,
         )
@@ -387,6 +387,8 @@ class Broker:
             self.store.dispatch,
             self.redriven,
             self.timers.state,
+            self.timers.departures,
+            self.timers.arrivals,
             self.receipts,
             self.transactions.table,
         )

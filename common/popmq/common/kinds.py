@@ -61,3 +61,4 @@ class Kind(IntEnum):
     HAND_OVER = 85
     DESCRIBE_ROLE = 86
     COPY_META = 87
+    TAKE_TIMERS = 88
