@@ -28,6 +28,8 @@ def named(name: str, **timer: int) -> Settings:
         SMALL,
         broker=replace(SMALL.broker, name=name),
         topic=replace(SMALL.topic, auto_create=False),
+        store=replace(SMALL.store, segment_bytes=64 << 10, snapshot_bytes=4 << 10),
+        message=replace(SMALL.message, max_body_bytes=1 << 10),
         timer=replace(SMALL.timer, **{"moves_per_second": 1_000_000, **timer}),
     )
 

@@ -85,7 +85,17 @@ class Run:
             self.perhaps.discard(name)
 
     def step(self) -> None:
-        self.rig.step()
+        """Of one member, or of all; what the disk has to do may be done, or wait."""
+        rig = self.rig
+        rig.tell_peers()
+        for one in self.rng.sample(list(rig.members.values()), self.rng.randint(1, 3)):
+            one.broker.step()
+            one.mover.step(one.broker)
+            if self.rng.random() < 0.5:
+                one.settle()
+            else:
+                for _ in range(self.rng.randrange(8)):
+                    one.tick()
 
     def mail(self) -> None:
         mail = self.rig.mail
@@ -99,8 +109,8 @@ class Run:
             else:
                 self.stale += 1  # it comes once more, some time
             work()
-            for one in self.rig.members.values():
-                one.settle()
+            if target is not None and self.rng.random() < 0.7:
+                target.settle()
 
     def lose(self) -> None:
         """A connection breaks: what was asked may come yet, its answer does not."""
@@ -195,7 +205,7 @@ class Run:
         rig["a"].drain(undo=True)
         rig["b"].drain()
         rig.move_all("b", limit=20_000)
-        rig.run(4 * HOUR, parts=60)
+        rig.run(4 * HOUR, parts=24)
 
     def check(self) -> None:
         fired: Counter[str] = Counter()
