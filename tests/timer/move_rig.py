@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from timer.timer_client import send
+
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.timer_mover import TimerMover
 from popmq.common.config import Settings
-from popmq.common.errors import Unavailable
+from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.hop import Kind, OnReply, TimerOutcome
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as admin
@@ -18,7 +20,6 @@ from popmq.testing.core import SMALL, Answer, CoreBroker
 from popmq.testing.disk import PowerCut
 from popmq.testing.sim_disk import SimDisk
 from popmq.testing.sim_loss import Loss
-from timer.timer_client import send
 
 LOSSES = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.NOTHING)
 
@@ -99,7 +100,9 @@ class MoveRig:
         self.cut: set[str] = set()  # members that nobody reaches
         self.asked: list[tuple[str, bytes]] = []
         self.mail: list[tuple[Member | None, Callable[[], None]]] = []
+        self.lost_answers = 0
         self.waiting: list[tuple[Member, int, OnReply]] = []
+        self.answers: list[OnReply] = []  # whose answers are in the mail
         self.members = {
             name: Member(self, name, seed * 16 + number, **timer)
             for number, name in enumerate(names)
@@ -127,19 +130,33 @@ class MoveRig:
         waits = (target, target.lives, on_reply)
         self.waiting.append(waits)
 
-        def heard(answer: bytes | Exception) -> None:
+        def heard(answer: bytes | PopmqError) -> None:
             if waits not in self.waiting:
                 return
             self.waiting.remove(waits)
-            said = partial(on_reply, answer)  # type: ignore[arg-type]
             if self.instant:
-                said()
+                on_reply(answer)
             else:
-                self.mail.append((None, said))
+                self.answers.append(on_reply)
+                self.mail.append((None, partial(self.answer, on_reply, answer)))
 
         target.server.request(kind, body, 10_000, heard)
         if self.instant:
             target.settle()
+
+    def answer(self, on_reply: OnReply, answer: bytes | PopmqError) -> None:
+        if on_reply in self.answers:
+            self.answers.remove(on_reply)
+            on_reply(answer)
+
+    def lose(self) -> None:
+        """Connections break: what was asked may come yet, no answer does."""
+        for waits in list(self.waiting):
+            self.waiting.remove(waits)
+            self.answers.append(waits[2])
+        for on_reply in list(self.answers):
+            self.lost_answers += 1
+            self.answer(on_reply, Unavailable("the connection broke", unknown=True))
 
     def lost(self, dead: Member) -> None:
         """What it was asked it will not answer; the asker's connection breaks."""

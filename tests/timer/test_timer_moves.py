@@ -1,9 +1,14 @@
 """Pending timers of a broker group that is drained go to the groups that stay."""
 
-from timer.move_rig import MoveRig, send_ids
+import pytest
+from timer.move_rig import Member, MoveRig, send_ids
 from timer.timer_client import HOUR, MINUTE, SECOND, list_timers, reschedule, send
 
-from popmq.common.hop import TimerOutcome
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.hop import Kind, TimerOutcome
+from popmq.common.topics import MessageType, TopicConfig
+from popmq.common.wire.replication_pb2 import TakeTimersRequest
+from popmq.testing.sim_loss import Loss
 
 
 def ids(count: int, name: str = "T") -> list[str]:
@@ -179,3 +184,137 @@ def test_a_timer_moves_on_when_its_new_group_is_drained_too() -> None:
     rig.run(2 * HOUR)
     assert [body for body, _ in rig["c"].fired()] == ids(10)
     assert rig["a"].fired() == rig["b"].fired() == []
+
+
+def leaving(rig: MoveRig, count: int) -> None:
+    """So many timers of "a" are on their way to "b", which took them; its answer is lost."""
+    send_ids(rig["a"], ids(count), HOUR)
+    rig["a"].drain()
+    while not rig["b"].pending:
+        rig.instant = not rig["a"].broker.timers.departures.is_under_way
+        rig.step()
+        for target, work in rig.mail:
+            if target is not None:
+                work()
+                target.settle()
+        rig.mail.clear()
+    rig.lose()
+    assert rig["a"].drain(look=True).leaving == count == rig["b"].pending
+    rig.instant = True
+
+
+def restarted(member: Member, how: str) -> None:
+    """With the tables out of a snapshot, or out of the records."""
+    if how == "snapshot":
+        member.stop()
+        member.start()
+    else:
+        member.crash()
+    member.run_steps()  # what is confirmed is enqueued again
+
+
+def tables(member: Member) -> list[bytes]:
+    return [
+        piece
+        for table in member.broker.timers.tables
+        for piece, _ in sorted(table.begin_snapshot())
+    ]
+
+
+@pytest.mark.parametrize("how", ["snapshot", "records"])
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_a_batch_that_is_asked_for_again_after_a_start_is_stored_once(who: str, how: str) -> None:
+    rig = MoveRig("a", "b")
+    leaving(rig, 40)
+    before = tables(rig[who])
+    restarted(rig[who], how)
+    assert tables(rig[who]) == before
+    rig.move_all("a")
+    assert rig["b"].pending == 40
+    for member in (rig["a"], rig["b"]):
+        before = tables(member)
+        restarted(member, how)
+        assert tables(member) == before
+    rig.run(2 * HOUR)
+    assert rig.fired() == sorted(ids(40))
+
+
+def test_nobody_is_asked_before_the_departure_is_on_the_disk() -> None:
+    rig = MoveRig("a", "b")
+    send_ids(rig["a"], ids(3), HOUR)
+    rig["a"].drain()
+    source = rig["a"]
+    while not source.broker.timers.departures.is_under_way:
+        rig.tell_peers()
+        source.mover.step(source.broker)
+        rig["b"].settle()
+    for _ in range(5):
+        source.mover.step(source.broker)
+    assert not any(TakeTimersRequest.FromString(body).timers for _, body in rig.asked)
+    source.crash(Loss.ALL)
+    assert (source.pending, rig["b"].pending) == (3, 0)
+    assert not source.broker.timers.departures.is_under_way
+
+
+def test_a_recall_of_a_timer_on_its_way_is_told_to_try_again() -> None:
+    rig = MoveRig("a", "b")
+    leaving(rig, 2)
+    for ask in (lambda: rig["a"].recall("T0"), lambda: reschedule(rig["a"], "T0", -MINUTE)):
+        with pytest.raises(PopmqError, match="is being moved to broker group b: try again"):
+            ask()
+    rig.move_all("a")
+    assert list(rig["a"].recall("T0").moved_to) == ["b"]
+
+
+def test_timers_of_a_topic_that_the_other_group_does_not_know_yet_wait_for_it() -> None:
+    rig = MoveRig("a", "b")
+    rig["a"].topic("fresh", type=MessageType.DELAY)
+    send(rig["a"], "T0", rig.clock.wall_ms() + HOUR, topic="fresh")
+    rig["a"].run_steps()
+    rig["a"].drain()
+    rig.run(5 * SECOND)
+    told = rig["a"].drain(look=True)
+    assert told.leaving == 1
+    assert "has no topic fresh" in told.waits
+    assert rig["b"].broker.registry.wanted_topics == {"fresh"}
+    rig["b"].topic("fresh", type=MessageType.DELAY)
+    rig.move_all("a")
+    assert rig["b"].broker.timers.state.pending_total == 1
+
+
+def test_timers_of_a_deleted_topic_move_and_become_dead_letters_there() -> None:
+    rig = MoveRig("a", "b")
+    send_ids(rig["a"], ids(2), HOUR)
+    for member in (rig["a"], rig["b"]):
+        member.broker.registry.remove_topic(member.broker.registry.topic("orders"))
+        member.settle()
+    rig["a"].drain()
+    rig.move_all("a")
+    rig.run(2 * HOUR)
+    assert rig["b"].broker.timers.service.dead_lettered == 2
+
+
+def test_timers_of_another_cluster_or_of_the_group_itself_are_refused() -> None:
+    rig = MoveRig("a", "b")
+    for cluster, group, origin in (("other", "a", 1), ("popmq", "b", 1), ("popmq", "a", 0)):
+        request = TakeTimersRequest(cluster=cluster, group=group, origin=origin)
+        with pytest.raises(Refused, match="takes no timers of") as refused:
+            rig["b"].reply(Kind.TAKE_TIMERS, request.SerializeToString())
+        assert refused.value.code == Code.BAD_REQUEST
+
+
+def test_a_message_moves_whole() -> None:
+    """Body, properties, tag and queue are what the client sent."""
+    rig = MoveRig("a", "b")
+    config = TopicConfig(0, "wide", 8, MessageType.DELAY)
+    for member in (rig["a"], rig["b"]):
+        member.broker.registry.create_topic(config)
+        member.settle()
+    sent = send(rig["a"], "T0", rig.clock.wall_ms() + HOUR, topic="wide", body=b"the body")
+    rig["a"].run_steps()
+    rig["a"].drain()
+    rig.move_all("a")
+    rig.run(2 * HOUR)
+    (got,) = rig["b"].receive("wide", "g")
+    assert (got.queue_id, got.head, got.attempt) == (sent.queue_id, b"the body", 1)
+    assert b"T0" in got.properties

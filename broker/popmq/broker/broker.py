@@ -386,9 +386,7 @@ class Broker:
             self.table.parked,
             self.store.dispatch,
             self.redriven,
-            self.timers.state,
-            self.timers.departures,
-            self.timers.arrivals,
+            *self.timers.tables,
             self.receipts,
             self.transactions.table,
         )

@@ -170,8 +170,7 @@ class BrokerNode:
         """One round of the background work; returns how much was done."""
         self.controllers.step()
         if self._server is not None:
-            done = self.broker.step() + self.meta.step(self.broker)
-            return done + self.mover.step(self.broker)
+            return self.broker.step() + self.meta.step(self.broker) + self.mover.step(self.broker)
         if self.changing:
             return 0
         if self._postponed is not None and not self.following.is_cutting:
@@ -377,11 +376,7 @@ class BrokerNode:
     def _begin_epochs(self) -> None:
         store = self.broker.store
         begin_epochs(
-            self.epochs,
-            self.identity,
-            store_epoch=store.epoch,
-            start=store.start,
-            end=store.end,
+            self.epochs, self.identity, store_epoch=store.epoch, start=store.start, end=store.end
         )
 
     def _begin_alone(self, epoch: int, position: int) -> int:

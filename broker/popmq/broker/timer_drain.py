@@ -61,4 +61,5 @@ def drain_reply(broker: Broker) -> bytes:
         leaving=len(departures.leaving),
         moved=departures.moved,
         waits=departures.waits,
+        counted=True,
     ).SerializeToString()

@@ -42,9 +42,7 @@ class RecallJob:
         self._broker.store.guard.check_write()
         outcome = self._broker.timers.recall.recall(self._topic_id, self._message_id)
         moved_to = self._broker.timers.departures.targets
-        return pb.RecallReply(
-            status=_ok(), outcome=outcome, moved_to=moved_to
-        ).SerializeToString()
+        return pb.RecallReply(status=_ok(), outcome=outcome, moved_to=moved_to).SerializeToString()
 
 
 class RescheduleJob:

@@ -23,6 +23,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("late_messages", len(state.late)),
         ("cancelled_held", state.cancelled_count),
         ("files_blocked", timers.files.blocked),
+        ("leaving", len(timers.departures.leaving)),
     ):
         yield reading(f"timer_{name}", value)
     windows = [*(f"{window // 1_000}" for window in BUCKETS_MS), "+Inf"]
@@ -41,6 +42,8 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("spread", timers.admission.spread),
         ("rolled", enqueue.rolled),
         ("moved_bodies", timers.bodies.moved),
+        ("moved_out", timers.departures.moved),
+        ("moved_in", timers.arrivals.taken),
         ("cold_reads", service.cold.trips),
         ("rebuilds", service.rebuilds),
         ("turned_back", service.turned_back),

@@ -62,6 +62,7 @@ class Timers:
         )
         self.departures = Departures(store, self.state)
         self.arrivals = Arrivals(self.admission)
+        self.tables = (self.state, self.departures, self.arrivals)  # of snapshots
         self.recall = TimerRecall(
             store,
             queue,
