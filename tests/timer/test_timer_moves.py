@@ -226,12 +226,14 @@ def tables(member: Member) -> list[bytes]:
 def test_a_batch_that_is_asked_for_again_after_a_start_is_stored_once(who: str, how: str) -> None:
     rig = MoveRig("a", "b")
     leaving(rig, 40)
+    rig[who].run_steps()
     before = tables(rig[who])
     restarted(rig[who], how)
     assert tables(rig[who]) == before
     rig.move_all("a")
     assert rig["b"].pending == 40
     for member in (rig["a"], rig["b"]):
+        member.run_steps()
         before = tables(member)
         restarted(member, how)
         assert tables(member) == before
