@@ -68,7 +68,7 @@ def recall(endpoint: str, handle: str) -> service.RecallMessageResponse:
         request = service.RecallMessageRequest(
             topic=api.Resource(name="later"), recall_handle=handle
         )
-        reply = call(request, timeout=20, metadata=[("x-mq-client-id", "a-test")])
+        reply = call(request, timeout=20, metadata=(("x-mq-client-id", "a-test"),))
         assert isinstance(reply, service.RecallMessageResponse)
         return reply
 
@@ -82,12 +82,11 @@ def kill_while_it_moves(client: Client, many: Many) -> None:
         until(f"{moved} moved", has_moved, many)
         before = many.process(name)
         os.kill(before["pid"], signal.SIGKILL)
-        starts = before["starts"]
-        until(
-            f"{name} back",
-            lambda one=name, known=starts: many.process(one)["starts"] > known,
-            many,
-        )
+
+        def is_back(one: str = name, starts: int = before["starts"]) -> bool:
+            return bool(many.process(one)["starts"] > starts)
+
+        until(f"{name} back", is_back, many)
 
 
 def receive_all(client: Client, count: int, until_s: float) -> Counter[str]:
@@ -127,7 +126,7 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
         client.drain(admin.DrainRequest(group="broker-c"))
         kill_while_it_moves(client, many)
         first = recall(many.ready.endpoint, handles[of_c[0]])
-        assert first.status.code == Code.OK, first
+        assert Code(first.status.code) is Code.OK, first
         rests: list[Rest] = []
 
         def is_drained() -> bool:
@@ -143,7 +142,7 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
     with Many(tmp_path, "--groups", "2") as many, Client(many.ready.endpoint) as client:
         for one in of_c[:RECALLED]:
             reply = recall(many.ready.endpoint, handles[one])
-            assert (reply.status.code, reply.message_id) == (Code.OK, one)
+            assert (Code(reply.status.code), reply.message_id) == (Code.OK, one)
         assert time.time() < due_s
         assert receive_all(client, 1, due_s - 0.5) == Counter()
         expected = handles.keys() - set(of_c[:RECALLED])

@@ -1,4 +1,4 @@
-"""A replica of either side takes over while timers move: it goes on with the batch that it finds."""
+"""A replica of either side takes over while timers move: it goes on with the batch it finds."""
 
 import random
 from dataclasses import replace

@@ -34,6 +34,8 @@ PASS_MS = 60_000  # between two looks at the whole queue, for what could not lea
 _LOOK = 2_048  # units of the queue in one step
 _PENDING_BYTES = 16 << 20
 _KEPT_FREE = 10  # of timer.cancelled_limit a tenth is left to recalls
+_RECORD_BYTES = 64  # of a departure, for each timer: more than that
+_IN_PROCESS = "in-process"  # the address of a broker that nobody else reaches
 
 
 class TimerMover:
@@ -60,7 +62,12 @@ class TimerMover:
     def hear(self, peers: Iterable[BrokerAddress]) -> None:
         """Where the masters of broker groups are; those that are not named stay as they were,
         but for new timers."""
-        told = {one.broker: one for one in peers if one.broker != self._settings.broker.name}
+        own = self._settings.broker.name
+        told = {
+            one.broker: one
+            for one in peers
+            if one.broker != own and one.address not in ("", _IN_PROCESS)
+        }
         if told:
             for name in self._peers.keys() - told.keys():
                 told[name] = BrokerAddress(
@@ -214,7 +221,8 @@ class TimerMover:
             )
         if self._refused_by_disk(broker) or broker.store.pending_bytes > _PENDING_BYTES:
             return 0
-        return min(room, BATCH, self._settings.timer.moves_per_second)
+        fitting = self._settings.store.segment_bytes // _RECORD_BYTES
+        return min(room, BATCH, self._settings.timer.moves_per_second, fitting)
 
     def _leave(self, broker: Broker, target: str, limit: int) -> int:
         found = self._next_timers(broker, limit)
