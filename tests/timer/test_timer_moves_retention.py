@@ -1,6 +1,6 @@
 """Retention goes on while timers leave: their messages stay until another group has them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +87,24 @@ def test_what_leaves_is_read_where_retention_put_it(
     assert [one.move for one in asked.timers] == [1, 2, 3, 4, 5]
     pass_days(core, 8)  # and then they go
     assert core.broker.timers.state.pending_total == 0
+
+
+def test_a_body_that_moved_a_moment_ago_leaves_from_its_new_place(tmp_path: Path) -> None:
+    """Its old place is there yet, and goes before the other group may have answered."""
+    core = on(tmp_path)
+    for number in range(3):
+        send_in(core, b"timer %d" % number, 60 * DAY_MS)
+    core.run_steps()
+    end, bodies = core.broker.store.end, core.broker.timers.bodies
+    for body in [one for piece in bodies.bodies_below(end) for one in piece]:
+        bodies.move(body)
+    core.settle()
+    core.run_steps()
+    assert bodies.moved == 3
+    core.settings = replace(core.settings, timer=replace(core.settings.timer, moves_per_second=3))
+    link = Link(core)
+    core.broker.registry.set_draining(True)
+    link.step(5)
+    leaving = core.broker.timers.departures.leaving
+    assert len(leaving) == 3
+    assert min(one.position for one in leaving) >= end
