@@ -14,7 +14,7 @@ from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.hop import TimerOutcome
 from popmq.testing.sim_disk import SimDisk
 
-SEEDS = int(os.environ.get("POPMQ_MOVE_SEEDS", "100"))
+SEEDS = int(os.environ.get("POPMQ_MOVE_SEEDS", "60"))
 NAMES = ("a", "b", "c")
 
 

@@ -44,7 +44,8 @@ def take_timers(broker: Broker, body: bytes) -> bytes:
 def _check_topic(broker: Broker, one: replication.TakeTimersRequest.Timer) -> None:
     """A topic that is not copied yet would be taken for one that was deleted."""
     if one.topic and broker.registry.topic_by_id(one.topic_id) is None:
-        broker.registry.want_topic(one.topic)
+        if broker.registry.owner:
+            broker.registry.want_topic(one.topic)
         raise Unavailable(
             f"broker group {broker.settings.broker.name} has no topic {one.topic} with the number "
             f"{one.topic_id} yet: ask again"
