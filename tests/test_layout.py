@@ -57,7 +57,9 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "lookup_admin": CORES | SERVICES | {"broker"},
     "parking_admin": CORES | SERVICES | {"broker"},
     "lite_admin": CORES | SERVICES | {"broker"},
-    "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin"},
+    "timer_drain": CORES | SERVICES | {"broker"},
+    "timer_mover": CORES | SERVICES | {"broker"},
+    "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin", "timer_drain"},
     "jobs": CORES | SERVICES,
     "report_jobs": CORES | SERVICES | {"broker", "jobs", "report"},
     "reset_job": CORES | SERVICES | {"broker"},
@@ -93,7 +95,8 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "leadership": CORES | SERVICES | {"broker", "gate", "server"},
     "broker_node": CORES
     | SERVICES
-    | {"broker", "broker_life", "followership", "gate", "leadership", "meta_follower", "server"},
+    | {"broker", "broker_life", "followership", "gate", "leadership", "meta_follower", "server"}
+    | {"timer_mover"},
     "meta_follower": CORES | SERVICES | {"broker"},
     "replication_metrics": SERVICES | {"broker_node"},
     "rest": CORES | SERVICES | {"broker", "broker_node"},

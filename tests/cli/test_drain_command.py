@@ -6,17 +6,29 @@ import pytest
 
 from popmq.cli.__main__ import build_parser, main
 from popmq.cli.drain import rest_json, run_drain
-from popmq.common.drained import Rest, rest_line
+from popmq.common.drained import Rest, rest_line, rest_of
+from popmq.common.errors import Refused
+from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.running_broker import RunningBroker
 
 
 @pytest.mark.parametrize(
     ("rest", "line"),
     [
-        (Rest(3, 2, (), 0), "b still has 3 messages and 2 timers"),
+        (Rest(3, 2, (), 0), "b still has 3 messages, 2 timers"),
         (
             Rest(3, 1_000, ("f", "m"), 4),
-            "b still has 3 messages and 1000 or more timers; FIFO topics that wait for it: f, m",
+            "b still has 3 messages, 1000 timers; FIFO topics that wait for it: f, m",
+        ),
+        (
+            Rest(0, 44, (), 0, leaving=256, moved=700),
+            "b still has 0 messages, 44 timers and 256 on their way to others; 700 timers were "
+            "moved",
+        ),
+        (
+            Rest(0, 44, (), 0, waits="no other broker group takes them"),
+            "b still has 0 messages, 44 timers; timers are not moved: no other broker group takes "
+            "them",
         ),
         (Rest(0, 0, (), 0), "b is drained: its brokers can be stopped and removed"),
         (
@@ -29,9 +41,20 @@ def test_a_line_says_what_is_left(rest: Rest, line: str) -> None:
     assert rest_line("b", rest) == line
 
 
-@pytest.mark.parametrize("rest", [Rest(1, 0, (), 0), Rest(0, 1, (), 0), Rest(0, 0, ("f",), 0)])
+@pytest.mark.parametrize(
+    "rest",
+    [Rest(1, 0, (), 0), Rest(0, 1, (), 0), Rest(0, 0, ("f",), 0), Rest(0, 0, (), 0, leaving=1)],
+)
 def test_nothing_may_be_left_of_a_drained_group(rest: Rest) -> None:
     assert json.loads(rest_json("b", rest))["drained"] is False
+
+
+def test_a_broker_that_does_not_count_its_timers_is_not_taken_for_drained() -> None:
+    lag = admin.LagReply()
+    with pytest.raises(Refused, match="is of an older popmq"):
+        rest_of("b", lag, [], admin.DrainReply(draining=True))
+    counted = admin.DrainReply(draining=True, counted=True, leaving=2)
+    assert not rest_of("b", lag, [], counted)[0].is_drained
 
 
 def test_the_flags_are_understood() -> None:

@@ -29,6 +29,23 @@ def names(rig: Rig) -> list[str]:
     return [one.broker for one in routes(rig).brokers]
 
 
+def test_a_group_that_moves_its_timers_is_told_where_the_others_are() -> None:
+    rig = Rig(single("a"), single("b"))
+    rig.run(DEAD_MS)
+    beat = pb.RegisterRequest.FromString(rig.broker("b").heartbeat())
+    assert not pb.RegisterReply.FromString(
+        ask(rig.controllers[0], Kind.REGISTER, beat.SerializeToString())
+    ).peers
+    beat.moves_timers = beat.broker.draining = True
+    peers = pb.RegisterReply.FromString(
+        ask(rig.controllers[0], Kind.REGISTER, beat.SerializeToString())
+    ).peers
+    assert [(one.broker, one.address, one.draining) for one in peers] == [
+        ("a", "a:1", False),
+        ("b", "b:1", True),
+    ]
+
+
 def test_of_new_groups_the_first_name_owns_after_all_had_time_to_come() -> None:
     rig = Rig(single("b"), single("a"))
     rig.run(HEARTBEAT_MS)

@@ -206,6 +206,9 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
             send(client, "fifo", [key], key=key)
         receive(client, "orders", 1, ack=False, invisible_ms=300)
         receive(client, "fifo", 1, ack=False, invisible_ms=300)
+        create(client, "later", "delay")
+        timers = send(client, "later", [f"t-{number}" for number in range(20)], due_s=3_600)
+        assert homes(client, "later", timers) == BOTH
         with pytest.raises(PopmqError, match="owns the topics and consumer groups"):
             client.drain(admin.DrainRequest(group="broker-a"))
         client.drain(admin.DrainRequest(group="broker-b"))
@@ -234,6 +237,10 @@ def test_a_group_is_drained_and_taken_away(tmp_path: Path) -> None:
         topic = client.topic("DescribeTopic", admin.DescribeTopicRequest(name="fifo"))
         assert list(topic.brokers) == ["broker-a"]
         until("moved", lambda: _sends_to(client, keys) == {"broker-a"})
+        # Timers that are due in an hour hold nothing up: they wait at the other group.
+        found = client.list_timers(admin.ListTimersRequest(limit=50)).timers
+        assert {one.message_id: one.broker for one in found} == dict.fromkeys(timers, "broker-a")
+        assert look(client, "broker-b").moved > 0
 
 
 def _sends_to(client: Client, keys: list[str]) -> set[str]:

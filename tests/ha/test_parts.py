@@ -65,6 +65,20 @@ def test_nobody_is_served_by_a_broker_that_leads_nobody(kind: Kind) -> None:
     assert which.refused_by_code == {Code.NOT_MASTER: 1}
 
 
+@pytest.mark.parametrize("kind", [Kind.PUT, Kind.TAKE_TIMERS])
+def test_what_could_not_be_confirmed_is_not_stored(kind: Kind) -> None:
+    which, clients = gate(), Served()
+    which.clients.opens(clients)
+
+    def too_few() -> None:
+        raise Unavailable("1 replica is in sync")
+
+    which.admit = too_few
+    _, (answer,) = ask(which, kind)
+    assert isinstance(answer, Unavailable)
+    assert clients.asked == []
+
+
 def test_slaves_are_served_before_clients_are() -> None:
     which, slaves = gate(), Served()
     which.slaves.opens(slaves)

@@ -77,7 +77,6 @@ def test_a_bad_handle_is_refused_and_each_is_told_why(delays: Any) -> None:
         coded("v9 later broker-a 5 m"),
         coded("v1 later broker-a soon m"),
         RecallHandle("other", "broker-a", 5, "m").encode(),
-        RecallHandle("later", "broker-x", 5, "m").encode(),
         "A" * 5_000,
     ]
     replies = [recall(delays, handle) for handle in bad]
@@ -85,6 +84,49 @@ def test_a_bad_handle_is_refused_and_each_is_told_why(delays: Any) -> None:
     assert len({reply.status.message for reply in replies}) == len(bad)
     for broker in delays.brokers.values():
         assert broker.bodies(Kind.RECALL) == []
+
+
+def says(bench: Any, name: str, outcome: str, *moved_to: str) -> None:
+    reply = admin_pb2.RecallReply(outcome=outcome, moved_to=moved_to).SerializeToString()
+    bench.brokers[name].tells[Kind.RECALL] = lambda body: reply
+
+
+def test_a_recall_follows_a_timer_that_moved_from_group_to_group(make_bench: Any) -> None:
+    bench = make_bench(("broker-a", "broker-b", "broker-c", "broker-d"))
+    bench.topic("later", kind="delay")
+    says(bench, "broker-a", "NOT_FOUND", "broker-b")
+    says(bench, "broker-b", "NOT_FOUND", "broker-a", "broker-d")
+    says(bench, "broker-d", "DONE")
+    assert recall(bench).status.code == Code.OK
+    asked = {name: len(one.bodies(Kind.RECALL)) for name, one in bench.brokers.items()}
+    assert asked == {"broker-a": 1, "broker-b": 1, "broker-c": 0, "broker-d": 1}
+
+
+def test_a_handle_of_a_group_that_is_gone_is_asked_of_all_others(delays: Any) -> None:
+    handle = RecallHandle("later", "broker-x", 5, "m").encode()
+    says(delays, "broker-a", "NOT_FOUND")
+    says(delays, "broker-b", "DONE")
+    assert recall(delays, handle).status.code == Code.OK
+    says(delays, "broker-b", "ALREADY_VISIBLE")
+    assert recall(delays, handle).status.code == Code.ILLEGAL_DELIVERY_TIME
+    says(delays, "broker-b", "NOT_FOUND")
+    status = recall(delays, handle).status
+    assert status.code == Code.BAD_REQUEST
+    assert "names broker 'broker-x', which is unknown, and no other one" in status.message
+
+
+def test_a_group_that_took_timers_and_is_gone_leaves_them_to_all_others(delays: Any) -> None:
+    says(delays, "broker-a", "NOT_FOUND", "broker-x")
+    says(delays, "broker-b", "DONE")
+    assert recall(delays).status.code == Code.OK
+
+
+def test_nobody_says_not_found_for_a_group_that_did_not_answer(delays: Any) -> None:
+    says(delays, "broker-a", "NOT_FOUND", "broker-b")
+    delays.brokers["broker-b"].away = True
+    assert recall(delays).status.code == Code.HA_NOT_AVAILABLE
+    handle = RecallHandle("later", "broker-x", 5, "m").encode()
+    assert recall(delays, handle).status.code == Code.HA_NOT_AVAILABLE
 
 
 def test_a_topic_without_delays_has_nothing_to_recall(delays: Any) -> None:

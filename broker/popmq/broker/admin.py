@@ -8,6 +8,7 @@ from typing import TypeVar
 from popmq.broker.broker import Broker
 from popmq.broker.lookup_admin import find_messages
 from popmq.broker.parking_admin import add_parked, unpark
+from popmq.broker.timer_drain import drain_reply, take_timers
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Kind
@@ -144,7 +145,10 @@ def _copy_meta(broker: Broker, body: bytes) -> bytes:
 
 def _drain(broker: Broker, body: bytes) -> bytes:
     """Said twice it is the same."""
-    wanted = not pb.DrainRequest.FromString(body).undo
+    request = pb.DrainRequest.FromString(body)
+    if request.look:
+        return drain_reply(broker)
+    wanted = not request.undo
     if wanted and not broker.registry.owner:
         raise Refused(
             Code.PRECONDITION_FAILED,
@@ -153,7 +157,7 @@ def _drain(broker: Broker, body: bytes) -> bytes:
         )
     if broker.registry.draining != wanted:
         broker.registry.set_draining(wanted)
-    return pb.DrainReply(status=_OK, draining=wanted).SerializeToString()
+    return drain_reply(broker)
 
 
 ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
@@ -171,6 +175,7 @@ ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
     Kind.LIST_GROUPS: _list_groups,
     Kind.FIND_MESSAGES: find_messages,
     Kind.UNPARK: unpark,
+    Kind.TAKE_TIMERS: take_timers,
 }
 
 

@@ -177,7 +177,7 @@ class Broker:
             self.registry,
             self.table,
             self.redriven,
-            self.timers.service,
+            self.timers,
             self.receipts,
             self.transactions,
         )
@@ -404,7 +404,7 @@ class Broker:
             self.table.parked,
             self.store.dispatch,
             self.redriven,
-            self.timers.state,
+            *self.timers.tables,
             self.receipts,
             self.transactions.table,
         )

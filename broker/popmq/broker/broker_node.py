@@ -28,6 +28,7 @@ from popmq.broker.ha.sync_state import Alter
 from popmq.broker.leadership import Leadership
 from popmq.broker.meta_follower import MetaFollower
 from popmq.broker.server import BrokerServer
+from popmq.broker.timer_mover import TimerMover
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
@@ -115,6 +116,7 @@ class BrokerNode:
             open_port=open_port or nowhere,
             now_ms=self.now_ms,
         )
+        self.mover = TimerMover(settings, open_port=open_port or nowhere, clock=clock)
 
     # -- start, stop, steps
 
@@ -168,7 +170,7 @@ class BrokerNode:
         """One round of the background work; returns how much was done."""
         self.controllers.step()
         if self._server is not None:
-            return self.broker.step() + self.meta.step(self.broker)
+            return self.broker.step() + self.meta.step(self.broker) + self.mover.step(self.broker)
         if self.changing:
             return 0
         if self._postponed is not None and not self.following.is_cutting:
@@ -178,7 +180,7 @@ class BrokerNode:
         if self.leadership is not None:
             done = self.leadership.step()
             if self.leadership is not None and self.leadership.role is Role.MASTER:
-                done += self.meta.step(self.broker)
+                done += self.meta.step(self.broker) + self.mover.step(self.broker)
             return done
         if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
             self._begin_to_lead(self._named_by)
@@ -255,6 +257,7 @@ class BrokerNode:
 
     def _on_cluster(self, told: RegisterReply) -> None:
         self.meta.hear(told.owner, told.owner_address)
+        self.mover.hear(told.peers)
         if not self.changing:
             self.broker.cluster_groups = tuple(told.groups)
 
@@ -373,11 +376,7 @@ class BrokerNode:
     def _begin_epochs(self) -> None:
         store = self.broker.store
         begin_epochs(
-            self.epochs,
-            self.identity,
-            store_epoch=store.epoch,
-            start=store.start,
-            end=store.end,
+            self.epochs, self.identity, store_epoch=store.epoch, start=store.start, end=store.end
         )
 
     def _begin_alone(self, epoch: int, position: int) -> int:
@@ -438,6 +437,7 @@ class BrokerNode:
             owner=self.broker.registry.owner,
             meta_version=self.broker.registry.changes,
             draining=self.broker.registry.draining,
+            moves_timers=self.mover.wants_peers(self.broker),
         )
 
     def _newest_timers(self) -> TimersHeard | None:

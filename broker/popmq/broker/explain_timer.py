@@ -69,6 +69,10 @@ class TimersOf:
                 told.next = f"its topic was deleted: then it goes to {topics.TIMER_DLQ_TOPIC}"
             return told
         nothing = "nothing: for every group it is over"
+        if state.is_departed(timer.identity):
+            told.state, told.next = State.MOVED.value, "what that group tells of it"
+            told.text = "another broker group has it, because this one is or was drained"
+            return told
         if state.is_cancelled(timer.identity):
             told.state, told.next = State.RECALLED.value, nothing
             told.text = "it was recalled before its delivery time"

@@ -12,6 +12,7 @@ from popmq.common.hop import Kind, OnReply, Port
 REPLICATION_KINDS = frozenset(
     (Kind.HANDSHAKE, Kind.FETCH, Kind.ACKED, Kind.READ_SNAPSHOT, Kind.TIMER_CHECK_POINT)
 )
+_STORES = frozenset((Kind.PUT, Kind.TAKE_TIMERS))
 NODE_KINDS = frozenset((Kind.HAND_OVER, Kind.DESCRIBE_ROLE))
 _LIVES = 1 << 48  # ids of one life lie between two multiples; nobody asks so often
 
@@ -78,7 +79,7 @@ class Gate:
             door = self.slaves if for_slaves else self.clients
             if not door.is_open:
                 raise NotMaster(self.why)
-            if kind is Kind.PUT:
+            if kind in _STORES:
                 self.admit()
         except PopmqError as error:
             self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1

@@ -17,7 +17,7 @@ from popmq.broker.store.message_keys import ID, names_in
 from popmq.broker.store.replica_records import LogStart, SnapshotMark
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
-from popmq.broker.timer.timer_service import TimerService
+from popmq.broker.timer.timers import Timers
 from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.message import (
@@ -28,12 +28,12 @@ from popmq.common.message import (
     decode_message,
     peek_message,
 )
+from popmq.common.timer_departure import Departure, Settled, decode_timer_record
 from popmq.common.timer_token import (
     MOVED_BIT,
     FiringToken,
     TimerRecount,
     TimerToken,
-    decode_ending,
 )
 from popmq.common.topics import GroupType, MessageType, TopicConfig
 from popmq.common.transaction_token import EndToken, HalfToken
@@ -47,14 +47,16 @@ class RecordApplier:
         registry: Registry,
         table: CheckPointTable,
         redriven: RedrivenLetters,
-        timers: TimerService,
+        timers: Timers,
         receipts: FirstReceipts,
         transactions: Transactions,
     ) -> None:
         self._registry = registry
         self._table = table
         self._redriven = redriven
-        self._timers = timers
+        self._timers = timers.service
+        self._departures = timers.departures
+        self._arrivals = timers.arrivals
         self._receipts = receipts
         self._transactions = transactions
         self.left_out = 0  # intact records that say nothing known
@@ -82,11 +84,7 @@ class RecordApplier:
             case RecordKind.TRANSACTION:
                 self._transactions.apply_op(record)
             case RecordKind.TIMER:
-                match decode_ending(record.data[HEADER_SIZE:]):
-                    case TimerRecount() as recount:
-                        self._timers.state.recounted(recount)
-                    case ending:
-                        self._timers.apply_ended(ending)
+                self._apply_timer(record)
             case RecordKind.EPOCH_START:
                 start = EpochStart.decode(record.data[HEADER_SIZE:])
                 self._table.end_epochs(record.header.epoch, start.unanswered_from_ms)
@@ -128,6 +126,18 @@ class RecordApplier:
                 extra={"position": record.header.position, "reason": str(error)},
             )
 
+    def _apply_timer(self, record: ScannedRecord) -> None:
+        match decode_timer_record(record.data[HEADER_SIZE:]):
+            case TimerRecount() as recount:
+                self._timers.state.recounted(recount)
+            case Departure() as departure:
+                self._timers.apply_judged(departure.judged)
+                self._departures.apply_departure(departure, record.header.end)
+            case Settled() as settled:
+                self._departures.apply_settled(settled)
+            case ending:
+                self._timers.apply_ended(ending)
+
     def _apply_message(self, record: ScannedRecord) -> None:
         tag_hash, any_token = peek_message(record.data)
         header = record.header
@@ -137,7 +147,12 @@ class RecordApplier:
                 self._apply_sent(record, record.header.topic_id, record.header.queue_id)
             case TimerToken() as token:
                 self._timers.apply_stored(token, record.header, tag_hash)
-                if token.moved_from is None and token.replaces is None:
+                if token.moved_from is not None:
+                    place = record.header.position, record.header.size
+                    self._departures.apply_moved_body(token.moved_from, *place)
+                elif token.taken is not None:
+                    self._arrivals.apply(*token.taken)
+                elif token.replaces is None:
                     due_ms = tag_hash & ~MOVED_BIT
                     self._apply_sent(record, token.topic_id, token.queue_id, due_ms)
             case HalfToken() as token:

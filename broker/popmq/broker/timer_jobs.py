@@ -41,7 +41,8 @@ class RecallJob:
     def step(self) -> bytes | None:
         self._broker.store.guard.check_write()
         outcome = self._broker.timers.recall.recall(self._topic_id, self._message_id)
-        return pb.RecallReply(status=_ok(), outcome=outcome).SerializeToString()
+        moved_to = self._broker.timers.departures.targets
+        return pb.RecallReply(status=_ok(), outcome=outcome, moved_to=moved_to).SerializeToString()
 
 
 class RescheduleJob:

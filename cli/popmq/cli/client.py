@@ -294,9 +294,10 @@ class Client:
         check_status(reply.status)
         return reply.done
 
-    def drain(self, request: admin.DrainRequest) -> None:
+    def drain(self, request: admin.DrainRequest) -> admin.DrainReply:
         reply = self._call(ADMIN + "Drain", request, admin.DrainReply)
         check_status(reply.status)
+        return reply
 
     def _call(self, path: str, request: Message, reply_type: type[R]) -> R:
         call: grpc.UnaryUnaryMultiCallable[Message, R] = self._channel.unary_unary(

@@ -1,7 +1,8 @@
 """`popmq drain GROUP`: a broker group takes no new messages, is consumed to its end, and can go.
 
 Message groups of FIFO topics stay where they are until nothing of their topic is left there: only
-then are they given to the other broker groups, so that their order holds.
+then are they given to the other broker groups, so that their order holds.  Its timers the group
+hands to the others itself; here it is asked how far it is.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from popmq.cli.client import Client
 from popmq.cli.messages import Subparsers, duration_argument
-from popmq.common.drained import TIMERS_LISTED, Rest, rest_line, rest_of
+from popmq.common.drained import Rest, rest_line, rest_of
 from popmq.common.wire import admin_pb2 as admin
 
 LOOK_S = 1.0
@@ -53,8 +54,8 @@ def look(client: Client, group: str) -> Rest:
     """What is left; FIFO topics of which nothing is left are given to the others on the way."""
     lag = client.lag(admin.LagRequest())
     topics = client.topics(system=False)
-    timers = client.list_timers(admin.ListTimersRequest(limit=TIMERS_LISTED)).timers
-    rest, free = rest_of(group, lag, topics, timers)
+    told = client.drain(admin.DrainRequest(group=group, look=True))
+    rest, free = rest_of(group, lag, topics, told)
     for topic in free:
         _give_away(client, topic, group)
     return rest
@@ -77,6 +78,9 @@ def rest_json(group: str, rest: Rest) -> str:
             "drained": rest.is_drained,
             "messages": rest.messages,
             "timers": rest.timers,
+            "leaving": rest.leaving,
+            "moved": rest.moved,
+            "waits": rest.waits,
             "homed": list(rest.homed),
             "dead_letters": rest.dead_letters,
         }

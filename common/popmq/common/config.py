@@ -199,6 +199,8 @@ class TimerSettings(_Section):
     slot_limit: int = _within(0, 0, 1 << 31)  # timers of one topic in one slot; 0: no bound
     late_limit: int = _within(1_000_000, 1, 100_000_000)
     cancelled_limit: int = _within(1_000_000, 1, 100_000_000)
+    # A broker group that is drained hands so many to the others.
+    moves_per_second: int = _within(2_000, 1, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)

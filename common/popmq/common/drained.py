@@ -3,32 +3,46 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from popmq.common.errors import Code, Refused
 from popmq.common.wire import admin_pb2 as admin
-
-TIMERS_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What a broker group that is drained still has; `homed` are FIFO topics that place there."""
+    """What a broker group that is drained still has; `homed` are FIFO topics that place there.
+
+    Of its timers `leaving` are being handed to another group, which may have them already, and
+    `moved` are with others; `waits` says why no more are handed over just now.
+    """
 
     messages: int
     timers: int
     homed: tuple[str, ...]
     dead_letters: int
+    leaving: int = 0
+    moved: int = 0
+    waits: str = ""
 
     @property
     def is_drained(self) -> bool:
-        return not (self.messages or self.timers or self.homed)
+        return not (self.messages or self.timers or self.leaving or self.homed)
 
 
 def rest_of(
     group: str,
     lag: admin.LagReply,
     topics: Iterable[admin.Topic],
-    timers: Iterable[admin.Timer],
+    told: admin.DrainReply,
 ) -> tuple[Rest, list[admin.Topic]]:
-    """What is left, and the FIFO topics of which nothing is: they may go to other groups."""
+    """What is left, and the FIFO topics of which nothing is: they may go to other groups.
+
+    UNSUPPORTED when the broker's answer to DRAIN does not count its timers.
+    """
+    if not told.counted:
+        raise Refused(
+            Code.UNSUPPORTED,
+            f"the master of {group} does not say how many timers it has: it is of an older popmq",
+        )
     left: dict[str, int] = {}
     for one in lag.lags:
         if one.broker == group:
@@ -37,11 +51,14 @@ def rest_of(
     here = [topic for topic in topics if group in topic.brokers]
     rest = Rest(
         messages=sum(left.values()),
-        timers=sum(1 for one in timers if one.broker == group),
+        timers=told.timers,
         homed=tuple(topic.name for topic in here if left.get(topic.name)),
         dead_letters=sum(
             one.stored - one.redriven for one in lag.dead_letters if one.broker == group
         ),
+        leaving=told.leaving,
+        moved=told.moved,
+        waits=told.waits,
     )
     return rest, [topic for topic in here if not left.get(topic.name)]
 
@@ -50,6 +67,9 @@ def rest_line(group: str, rest: Rest) -> str:
     if rest.is_drained:
         dead = f"; it has {rest.dead_letters} dead letters" if rest.dead_letters else ""
         return f"{group} is drained: its brokers can be stopped and removed{dead}"
-    timers = f"{TIMERS_LISTED} or more" if rest.timers >= TIMERS_LISTED else str(rest.timers)
+    leaving = f" and {rest.leaving} on their way to others" if rest.leaving else ""
+    moved = f"; {rest.moved} timers were moved" if rest.moved else ""
+    waits = f"; timers are not moved: {rest.waits}" if rest.waits else ""
     homed = f"; FIFO topics that wait for it: {', '.join(rest.homed)}" if rest.homed else ""
-    return f"{group} still has {rest.messages} messages and {timers} timers{homed}"
+    has = f"{group} still has {rest.messages} messages, {rest.timers} timers{leaving}"
+    return f"{has}{homed}{moved}{waits}"

@@ -62,3 +62,4 @@ class Kind(IntEnum):
     DESCRIBE_ROLE = 86
     COPY_META = 87
     SYNC_LITE = 88
+    TAKE_TIMERS = 89

@@ -182,6 +182,8 @@ class Controller:
             raise
         self._hear_claim(request)
         self._tell_cluster(reply)
+        if request.moves_timers:
+            reply.peers.extend(route_to_wire(one) for one in self.routes.all())
         return reply.SerializeToString()
 
     def _hear_claim(self, request: pb.RegisterRequest) -> None:

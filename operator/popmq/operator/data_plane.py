@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from popmq.common.drained import TIMERS_LISTED, rest_line, rest_of
+from popmq.common.drained import rest_line, rest_of
 from popmq.common.errors import PopmqError
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frames import Hello, Role
@@ -84,20 +84,15 @@ class LivePlane:
         topics = await self._admin(
             spec, "ListTopics", admin.ListTopicsRequest(), admin.ListTopicsReply, trusted
         )
-        timers = await self._admin(
-            spec,
-            "ListTimers",
-            admin.ListTimersRequest(limit=TIMERS_LISTED),
-            admin.ListTimersReply,
-            trusted,
-        )
-        rest, free = rest_of(group, lag, topics.topics, timers.timers)
+        request = admin.DrainRequest(group=group, look=True)
+        told = await self._admin(spec, "Drain", request, admin.DrainReply, trusted)
+        rest, free = rest_of(group, lag, topics.topics, told)
         for topic in free:
             others = [one for one in topic.brokers if one != group] or _other_groups(spec, group)
             altered = admin.AlterTopicRequest(topic=admin.Topic(name=topic.name, brokers=others))
             await self._admin(spec, "AlterTopic", altered, admin.TopicReply, trusted)
-        if unknown := lag.incomplete or timers.incomplete:
-            return Drained(False, f"what {group} still has is not known: {unknown}")
+        if lag.incomplete:
+            return Drained(False, f"what {group} still has is not known: {lag.incomplete}")
         return Drained(rest.is_drained, rest_line(group, rest))
 
     def _controllers(self, spec: ClusterSpec) -> list[str]:

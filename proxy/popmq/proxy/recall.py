@@ -6,19 +6,20 @@ Official clients take MESSAGE_NOT_FOUND for a success, so no refusal here has th
 from functools import partial
 
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Kind, Port, TimerOutcome
+from popmq.common.hop import TimerOutcome
 from popmq.common.recall_handle import RecallHandle
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
-from popmq.common.wire import admin_pb2
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
-from popmq.proxy.convert import name_of, ok, parse, read_reply
+from popmq.proxy.convert import name_of, ok, parse
+from popmq.proxy.recall_asks import RecallAsks
 from popmq.proxy.route import Routes
-from popmq.proxy.rpc import Answer, Rpc
+from popmq.proxy.rpc import Rpc
 
 
 class RecallMessage:
-    """Only the broker that the handle names is asked; what it did survives a crash."""
+    """The broker that the handle names is asked, and those that its timers were moved to; what they
+    did survives a crash."""
 
     def __init__(self, brokers: Brokers, routes: Routes) -> None:
         self._brokers = brokers
@@ -42,27 +43,13 @@ class RecallMessage:
                 Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
                 f"topic {topic.name} takes {topic.type.name} messages: none of them is delayed",
             )
-        body = admin_pb2.RecallRequest(
-            topic=handle.topic, message_id=handle.message_id, due_ms=handle.due_ms
-        ).SerializeToString()
         then = partial(_answered, rpc, handle)
-        rpc.ask(self._port(handle.broker), Kind.RECALL, body, rpc.timeout_ms(), then)
-
-    def _port(self, broker: str) -> Port:
-        known = self._brokers.names()
-        if known and broker not in known:
-            raise Refused(
-                Code.BAD_REQUEST, f"the recall handle names broker {broker!r}, which is unknown"
-            )
-        return self._brokers.port(broker)
+        RecallAsks(self._brokers, rpc, handle, then).start()
 
 
-def _answered(rpc: Rpc, handle: RecallHandle, answer: Answer) -> None:
-    if not isinstance(answer, bytes):
-        raise answer
-    reply = read_reply(admin_pb2.RecallReply, answer)
+def _answered(rpc: Rpc, handle: RecallHandle, outcome: str) -> None:
     message = f"message {handle.message_id} of topic {handle.topic}"
-    match reply.outcome:
+    match outcome:
         case TimerOutcome.DONE:
             done = service.RecallMessageResponse(status=ok(), message_id=handle.message_id)
             rpc.reply(done.SerializeToString())

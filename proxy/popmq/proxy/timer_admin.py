@@ -8,7 +8,7 @@ _RANKS = ("", TimerOutcome.NOT_FOUND, TimerOutcome.ALREADY_VISIBLE, TimerOutcome
 
 
 def join_recall(found: admin_pb2.RecallReply, part: admin_pb2.RecallReply) -> None:
-    """Done at one broker is done: the others may never have had the message."""
+    """Done at one broker is done: the others may never have had the message, or have moved it."""
     found.outcome = max(found.outcome, part.outcome, key=_rank)
 
 

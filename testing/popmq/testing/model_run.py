@@ -99,14 +99,16 @@ class _Run:
             replica.start()
 
     def _wipe(self) -> None:
-        """Only while no other disk of the recorded set is lost: two are min_in_sync, and then
-        nobody is elected by itself."""
+        """Only while another member of the recorded set is there and none has lost its disk: two
+        are min_in_sync, and without any nobody is elected by itself."""
         world, replica = self.world, self._replica()
         record = world.records.newest(GROUP)
         if replica.node is None or record is None:
             return
         whole = {one.store_id for one in world.replicas}
         if not whole.issuperset(record.sync_state_set):
+            return
+        if not set(record.sync_state_set) - {replica.store_id}:
             return
         world.note(f"{replica.host.name} loses its disk")
         world.tally.hit(ModelSometimes.WIPED)

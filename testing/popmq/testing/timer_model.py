@@ -16,12 +16,12 @@ from popmq.common.message import (
     decode_header,
     decode_message,
 )
+from popmq.common.timer_departure import decode_timer_record
 from popmq.common.timer_token import (
     FiringToken,
     Outcome,
     TimerRecount,
     TimerToken,
-    decode_ending,
 )
 from popmq.testing.sim_machine import Machine
 
@@ -106,11 +106,13 @@ class TimerModel:
             record = data[at : at + header.size]
             at += header.size
             if header.kind == RecordKind.TIMER:
-                match decode_ending(record[HEADER_SIZE:]):
+                match decode_timer_record(record[HEADER_SIZE:]):
                     case TimerRecount() as recount:
                         self._recounted(recount)
-                    case ending:
+                    case FiringToken() as ending:
                         self._ended(ending, header, None)
+                    case other:
+                        raise AssertionError(f"nobody drains this broker: {other}")
             elif header.kind == RecordKind.MESSAGE:
                 self._message(header, decode_message(record))
         self.scanned = base + at

@@ -44,6 +44,7 @@ class Status:
     owner: str = ""  # the broker group that this log's topics are copied from
     meta_version: int = 0
     draining: bool = False
+    moves_timers: bool = False  # to other broker groups
 
     @property
     def members(self) -> frozenset[str]:
@@ -74,6 +75,7 @@ def registration(status: Status) -> bytes:
         log_id=status.log_id,
         owner=status.owner,
         meta_version=status.meta_version,
+        moves_timers=status.moves_timers,
     )
     if status.timers is not None:
         made.timer_check_point.CopyFrom(timers_to_wire(status.timers, status.now_ms))

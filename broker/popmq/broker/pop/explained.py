@@ -26,6 +26,7 @@ class State(Enum):
     SKIPPED = "SKIPPED"  # an offset that was set passed over it
     LOST = "LOST"  # its body could not be read when it was to be revived
     RECALLED = "RECALLED"  # before its delivery time
+    MOVED = "MOVED"  # before its delivery time, to another broker group
     UNKNOWN = "UNKNOWN"  # the proof was not found within the bound
 
 

@@ -81,6 +81,19 @@ class TimerAdmission:
         self._state.stored(topic_id)
         return timer
 
+    def take(self, head: bytes, properties: bytes, due_ms: int, token: TimerToken) -> None:
+        """Store a timer that another broker group admitted; its time stays what it was.
+
+        Raises TooManyRequests where it would be late and no more of those are taken.
+        """
+        if (due_ms, self._store.end) <= self._state.cursor:
+            self._check_late()
+        slot_ms = self._settings.slot_ms
+        if (counts := self._counts.get(due_ms - due_ms % slot_ms)) is not None:
+            counts[token.topic_id] += 1
+        self._queue.append(head, properties, due_ms, token)
+        self._state.stored(token.topic_id)
+
     def _check_late(self) -> None:
         """The clock went back, and this timer will wait in the index of late ones."""
         limit = self._settings.late_limit

@@ -1,10 +1,12 @@
-"""What timers keep alive: the messages of all that are pending, for up to a year."""
+"""What timers keep alive: the messages of all that are pending, for up to a year, and of those
+that leave for another broker group."""
 
 from collections.abc import Iterator, Sequence
 
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import EVERYTHING, Body
+from popmq.broker.timer.departures import Departures
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common import topics
@@ -20,16 +22,24 @@ class TimerBodies:
     wheel that is built anew find it there.
     """
 
-    def __init__(self, store: MessageStore, queue: TimerQueue, state: TimerState) -> None:
+    def __init__(
+        self, store: MessageStore, queue: TimerQueue, state: TimerState, departures: Departures
+    ) -> None:
         self._store = store
         self._queue = queue
         self._state = state
+        self._departures = departures
         self._from = 0
         self.moved = 0
 
     def begin(self) -> None:
         """After recovery: what is above the queue's minimum has not been looked at."""
         self._from = self._queue.queue.min_offset
+
+    @property
+    def passed(self) -> int:
+        """Records below this offset were moved since the start, or are being moved, or are over."""
+        return self._from
 
     @property
     def keep_from(self) -> int:
@@ -48,7 +58,7 @@ class TimerBodies:
                     break
                 # Which timer a body that was moved before belongs to, only its record says.
                 moved = unit.tag_hash & MOVED_BIT
-                if moved or self._state.is_pending(unit.tag_hash, unit.position, offset):
+                if moved or self._counts(unit.tag_hash, unit.position, offset):
                     piece.append(Body(topics.TIMER_TOPIC_ID, 0, offset, unit))
                 offset += 1
             yield piece
@@ -66,7 +76,7 @@ class TimerBodies:
         timer = entry_of(body.queue_offset, body.unit, message).timer
         assert timer is not None, "the record that was just read"
         again = token.moved_from is not None
-        if not self._state.is_pending(*timer.key, body.queue_offset, moved=again):
+        if not self._counts(*timer.key, body.queue_offset, moved=again):
             return  # it fired, or was recalled, since it was found
         moved = TimerToken(
             token.topic_id,
@@ -78,4 +88,10 @@ class TimerBodies:
         appended = self._queue.append(message.head, message.properties, timer.due_ms, moved)
         if moved.late:
             self._state.waits_late(appended)
+        self._departures.apply_moved_body(timer.identity, appended.position, appended.size)
         self.moved += 1
+
+    def _counts(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
+        """Its message is needed yet."""
+        pending = self._state.is_pending(due_ms, identity, offset, moved=moved)
+        return pending or self._departures.is_leaving(identity)

@@ -11,12 +11,13 @@ from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
+from popmq.broker.timer.departures import Departures
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS, Timer, TimerState
 from popmq.common import topics
 from popmq.common.config import TimerSettings
-from popmq.common.errors import Code, Refused, TooManyRequests
+from popmq.common.errors import Code, Refused, TooManyRequests, Unavailable
 from popmq.common.hop import TimerOutcome
 from popmq.common.message import RecordKind, StoredMessage
 from popmq.common.timer_token import FiringToken, Outcome, TimerToken
@@ -51,6 +52,7 @@ class TimerRecall:
         settings: TimerSettings,
         wall_ms: Callable[[], int],
         is_firing: Callable[[int], bool],
+        departures: Departures,
     ) -> None:
         self._store = store
         self._queue = queue
@@ -60,6 +62,7 @@ class TimerRecall:
         self._settings = settings
         self._wall_ms = wall_ms
         self._is_firing = is_firing
+        self._departures = departures
         # What replaced a timer, by that one's identity, while the index does not find it yet.
         self._replaced: dict[int, Stored] = {}
         self.recalled = 0
@@ -95,6 +98,11 @@ class TimerRecall:
                 Code.INTERNAL_ERROR,
                 f"not all timers of message {message_id!r} were found, so none was changed: "
                 f"{incomplete}",
+            )
+        if any(self._departures.is_leaving(one.timer.identity) for one in stored):
+            raise Unavailable(
+                f"message {message_id!r} is being moved to broker group "
+                f"{self._departures.target}: try again"
             )
         found = _not_replaced(stored)
         return found, [one for one in found if self.is_pending(one)]
@@ -185,8 +193,12 @@ class TimerRecall:
         return self._state.is_pending(*timer.key, timer.offset, moved=stored.moved)
 
     def _recalled(self, found: list[Stored]) -> bool:
-        """The newest one counts: those before it are cancelled too where it took their place."""
-        return bool(found) and self._state.is_cancelled(found[0].timer.identity)
+        """The newest one counts: those before it are cancelled too where it took their place.
+
+        What became of one that is with another broker group, that one knows.
+        """
+        newest = found[0].timer.identity if found else -1
+        return self._state.is_cancelled(newest) and not self._state.is_departed(newest)
 
     def _over(self, topic_id: int, message_id: str, found: list[Stored]) -> TimerOutcome:
         """It is visible, or nothing is known of it.

@@ -15,6 +15,7 @@ from popmq.broker.store.snapshot import entry_hash
 from popmq.common.timer_token import FiringToken, Outcome, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
+_DEPARTED = 1 << 63  # of a due time: the timer was not recalled, another broker group has it
 _PER_PIECE = 512
 _HEAD = struct.Struct(">BQQQQ")  # 1, cursor's due time and identity, judged, its position
 _PENDING = struct.Struct(">BIQ")  # 2, topic, count
@@ -69,7 +70,7 @@ class TimerState:
         self.late: dict[int, Timer] = {}
         self.pending: dict[int, int] = {}  # timers by topic
         self.watch: Watch | None = None
-        self._cancelled: dict[int, int] = {}  # identity -> due time
+        self._cancelled: dict[int, int] = {}  # identity -> due time, perhaps _DEPARTED
         self._cancelled_by_due: list[tuple[int, int]] = []
 
     # -- look up
@@ -83,10 +84,15 @@ class TimerState:
         return len(self._cancelled)
 
     def is_cancelled(self, identity: int) -> bool:
+        """Recalled, replaced, or gone to another broker group."""
         return identity in self._cancelled
 
+    def is_departed(self, identity: int) -> bool:
+        """Another broker group has it, or is being asked to take it."""
+        return bool(self._cancelled.get(identity, 0) & _DEPARTED)
+
     def cancelled_items(self) -> Iterator[tuple[int, int]]:
-        """Identity and due time of what is remembered."""
+        """Identity and due time of what is remembered; of what departed with a bit more."""
         return iter(self._cancelled.items())
 
     def is_pending(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
@@ -171,6 +177,11 @@ class TimerState:
         self.cursor = (last.due_ms, last.identity)
         self._forget_cancelled(last.due_ms - KEEP_CANCELLED_MS)
 
+    def depart(self, due_ms: int, identity: int, topic_id: int) -> None:
+        """It is another broker group's from now on (departures.py)."""
+        self.cancel(due_ms, identity, topic_id)
+        self._cancelled[identity] |= _DEPARTED
+
     def cancel(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It was recalled, or another timer stands for it now."""
         self._count_down(topic_id)
@@ -238,7 +249,7 @@ class TimerState:
                 self.late[values[1]] = Timer(*values)
             else:
                 self._cancelled[values[1]] = values[0]
-                heappush(self._cancelled_by_due, (values[0], values[1]))
+                heappush(self._cancelled_by_due, (values[0] & ~_DEPARTED, values[1]))
 
     def restored(self) -> None:
         return

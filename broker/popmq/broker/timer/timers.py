@@ -4,6 +4,8 @@ from popmq.broker.meta.registry import Registry
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import EVERYTHING
+from popmq.broker.timer.arrivals import Arrivals
+from popmq.broker.timer.departures import Departures
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_bodies import TimerBodies
 from popmq.broker.timer.timer_check import TimerCheck
@@ -58,6 +60,9 @@ class Timers:
             wall_ms=clock.wall_ms,
             on_damage=self.service.rebuild,
         )
+        self.departures = Departures(store, self.state)
+        self.arrivals = Arrivals(self.admission)
+        self.tables = (self.state, self.departures, self.arrivals)  # of snapshots
         self.recall = TimerRecall(
             store,
             queue,
@@ -67,8 +72,9 @@ class Timers:
             settings,
             clock.wall_ms,
             self.service.is_firing,
+            self.departures,
         )
-        self.bodies = TimerBodies(store, queue, self.state)
+        self.bodies = TimerBodies(store, queue, self.state, self.departures)
         self._settings = settings
         self._wall_ms = clock.wall_ms
         self.forecast = TimerForecast(

@@ -55,6 +55,9 @@ TIMER = rows(
         "timer_rolled", "Units put on into a later slot: the wheel is shorter than their delay."
     ),
     counter("timer_moved_bodies", "Bodies that retention appended again."),
+    counter("timer_moved_out", "Timers that other broker groups took while this one was drained."),
+    counter("timer_moved_in", "Timers taken over from broker groups that are drained."),
+    gauge("timer_leaving", "Timers that another broker group is being asked to take."),
     counter(
         "timer_cold_reads",
         "Times that slots or bodies had left the page cache, and another thread fetched them.",

@@ -1542,21 +1542,27 @@ class RecallReply(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     INCOMPLETE_FIELD_NUMBER: _builtins.int
+    MOVED_TO_FIELD_NUMBER: _builtins.int
     outcome: _builtins.str
     incomplete: _builtins.str
     """set by the proxy: which brokers did not answer"""
     @_builtins.property
     def status(self) -> Global___Status: ...
+    @_builtins.property
+    def moved_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """groups that took timers of this one: they may know of it"""
+
     def __init__(
         self,
         *,
         status: Global___Status | None = ...,
         outcome: _builtins.str = ...,
         incomplete: _builtins.str = ...,
+        moved_to: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "outcome", b"outcome", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "moved_to", b"moved_to", "outcome", b"outcome", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1837,23 +1843,29 @@ Global___ForecastTimersReply: _TypeAlias = ForecastTimersReply  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
-    """The broker group takes no new messages (`undo`: it does again). What it has is consumed as ever."""
+    """The broker group takes no new messages (`undo`: it does again). What it has is consumed as ever,
+    and its pending timers go to groups that take messages.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    LOOK_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     undo: _builtins.bool
+    look: _builtins.bool
+    """change nothing, and tell how far it is"""
     def __init__(
         self,
         *,
         group: _builtins.str = ...,
         undo: _builtins.bool = ...,
+        look: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "look", b"look", "undo", b"undo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1865,7 +1877,22 @@ class DrainReply(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
+    timers: _builtins.int
+    """that wait here"""
+    leaving: _builtins.int
+    """and that another group is being asked to take"""
+    moved: _builtins.int
+    """that others have, ever"""
+    waits: _builtins.str
+    """why no more are moved just now; empty: nothing is in the way"""
+    counted: _builtins.bool
+    """not by a broker from before timers were moved"""
     @_builtins.property
     def status(self) -> Global___Status: ...
     def __init__(
@@ -1873,10 +1900,15 @@ class DrainReply(_message.Message):
         *,
         status: Global___Status | None = ...,
         draining: _builtins.bool = ...,
+        timers: _builtins.int = ...,
+        leaving: _builtins.int = ...,
+        moved: _builtins.int = ...,
+        waits: _builtins.str = ...,
+        counted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "draining", b"draining", "leaving", b"leaving", "moved", b"moved", "status", b"status", "timers", b"timers", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -183,6 +183,7 @@ class RegisterRequest(_message.Message):
     LOG_ID_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     META_VERSION_FIELD_NUMBER: _builtins.int
+    MOVES_TIMERS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     replicas: _builtins.int
     """0 and 1: the group has this one broker, and needs no record"""
@@ -204,6 +205,8 @@ class RegisterRequest(_message.Message):
     """the broker group that its log has as the owner of the metadata"""
     meta_version: _builtins.int
     """of the owner's metadata that its log has"""
+    moves_timers: _builtins.bool
+    """it hands timers to other groups, and has to know where those are"""
     @_builtins.property
     def broker(self) -> Global___BrokerAddress: ...
     @_builtins.property
@@ -227,10 +230,11 @@ class RegisterRequest(_message.Message):
         log_id: _builtins.str = ...,
         owner: _builtins.str = ...,
         meta_version: _builtins.int = ...,
+        moves_timers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "timer_check_point", b"timer_check_point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "moves_timers", b"moves_timers", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,6 +352,7 @@ class RegisterReply(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     heartbeat_ms: _builtins.int
     owner: _builtins.str
     """the broker group that owns topics, groups and users"""
@@ -361,6 +366,10 @@ class RegisterReply(_message.Message):
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """broker groups that take messages now"""
 
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerAddress]:
+        """where all groups are, for one that moves its timers"""
+
     def __init__(
         self,
         *,
@@ -369,10 +378,11 @@ class RegisterReply(_message.Message):
         owner: _builtins.str = ...,
         owner_address: _builtins.str = ...,
         groups: _abc.Iterable[_builtins.str] | None = ...,
+        peers: _abc.Iterable[Global___BrokerAddress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "peers", b"peers", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

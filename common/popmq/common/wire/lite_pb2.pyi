@@ -36,7 +36,7 @@ class SyncLite(_message.Message):
     client_id: _builtins.str
     action: _builtins.int
     """Numbers of the public LiteSubscriptionAction: 0 add these, 1 remove these, 2 these and no
-    others, 3 none.
+    others, 3 none; 4: a proxy says again what the client had, which begins nothing.
     """
     newest: _builtins.bool
     """else the oldest"""

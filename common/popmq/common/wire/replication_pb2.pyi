@@ -202,3 +202,96 @@ class CopyMetaReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CopyMetaReply: _TypeAlias = CopyMetaReply  # noqa: Y015
+
+@_typing.final
+class TakeTimersRequest(_message.Message):
+    """A broker group that is drained hands its pending timers to another one. The answer comes when
+    they are confirmed there; asked again, it stores those that it does not have.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Timer(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        MOVE_FIELD_NUMBER: _builtins.int
+        TOPIC_ID_FIELD_NUMBER: _builtins.int
+        TOPIC_FIELD_NUMBER: _builtins.int
+        QUEUE_ID_FIELD_NUMBER: _builtins.int
+        TAG_HASH_FIELD_NUMBER: _builtins.int
+        DUE_MS_FIELD_NUMBER: _builtins.int
+        HEAD_FIELD_NUMBER: _builtins.int
+        PROPERTIES_FIELD_NUMBER: _builtins.int
+        move: _builtins.int
+        """its number among those that left that log"""
+        topic_id: _builtins.int
+        topic: _builtins.str
+        """empty: it was deleted"""
+        queue_id: _builtins.int
+        tag_hash: _builtins.int
+        due_ms: _builtins.int
+        head: _builtins.bytes
+        """the message, in its two slices"""
+        properties: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            move: _builtins.int = ...,
+            topic_id: _builtins.int = ...,
+            topic: _builtins.str = ...,
+            queue_id: _builtins.int = ...,
+            tag_hash: _builtins.int = ...,
+            due_ms: _builtins.int = ...,
+            head: _builtins.bytes = ...,
+            properties: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "head", b"head", "move", b"move", "properties", b"properties", "queue_id", b"queue_id", "tag_hash", b"tag_hash", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    group: _builtins.str
+    """that is drained"""
+    origin: _builtins.int
+    """number of its log"""
+    @_builtins.property
+    def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TakeTimersRequest.Timer]:
+        """by their moves; none: would you take some?"""
+
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        group: _builtins.str = ...,
+        origin: _builtins.int = ...,
+        timers: _abc.Iterable[Global___TakeTimersRequest.Timer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "origin", b"origin", "timers", b"timers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeTimersRequest: _TypeAlias = TakeTimersRequest  # noqa: Y015
+
+@_typing.final
+class TakeTimersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeTimersReply: _TypeAlias = TakeTimersReply  # noqa: Y015

@@ -1,0 +1,81 @@
+"""RecallAsks: whom a recall is put to, when timers may have moved from group to group.
+
+The group that the handle names is asked first.  It names those that took timers of it while it was
+drained, and they are asked too, and so on; each group once.  When the named group is gone, every
+group is asked: one of them has what it had.
+"""
+
+from collections.abc import Callable
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.hop import Kind, TimerOutcome
+from popmq.common.recall_handle import RecallHandle
+from popmq.common.wire import admin_pb2
+from popmq.proxy.brokers import Brokers, reachable_first
+from popmq.proxy.convert import read_reply
+from popmq.proxy.rpc import Answer, Rpc
+from popmq.proxy.timer_admin import join_recall
+
+OnOutcome = Callable[[str], None]
+
+
+class RecallAsks:
+    """One recall. `then` hears the outcome that counts most; an error is raised in the RPC."""
+
+    def __init__(self, brokers: Brokers, rpc: Rpc, handle: RecallHandle, then: OnOutcome) -> None:
+        self._brokers = brokers
+        self._rpc = rpc
+        self._handle = handle
+        self._then = then
+        self._body = admin_pb2.RecallRequest(
+            topic=handle.topic, message_id=handle.message_id, due_ms=handle.due_ms
+        ).SerializeToString()
+        self._asked: set[str] = set()
+        self._found = admin_pb2.RecallReply()
+        self._error: PopmqError | None = None
+        known = brokers.names()
+        self._is_gone = bool(known) and handle.broker not in known
+        self._asks = list(known) if self._is_gone else [handle.broker]
+
+    def start(self) -> None:
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        asks = [one for one in reachable_first(self._brokers, self._asks) if one not in self._asked]
+        if not asks:
+            self._finish()
+            return
+        name = asks[0]
+        self._asked.add(name)
+        try:
+            port = self._brokers.port(name)
+        except PopmqError as error:
+            self._heard(error)
+        else:
+            self._rpc.ask(port, Kind.RECALL, self._body, self._rpc.timeout_ms(), self._heard)
+
+    def _heard(self, answer: Answer) -> None:
+        if isinstance(answer, PopmqError):
+            self._error = self._error or answer
+        else:
+            reply = read_reply(admin_pb2.RecallReply, answer)
+            join_recall(self._found, reply)
+            self._asks += reply.moved_to
+            known = self._brokers.names()
+            if any(one not in known for one in reply.moved_to):
+                self._asks = [one for one in (*self._asks, *known) if one in known]
+        self._ask_next()
+
+    def _finish(self) -> None:
+        """Nobody has it: that only all of them can say together."""
+        outcome = self._found.outcome
+        if outcome not in (TimerOutcome.DONE, TimerOutcome.ALREADY_VISIBLE):
+            if self._error is not None:
+                raise self._error
+            if self._is_gone:
+                raise Refused(
+                    Code.BAD_REQUEST,
+                    f"the recall handle names broker {self._handle.broker!r}, which is unknown, "
+                    "and no other one has its message",
+                )
+        self._then(outcome)

@@ -1,0 +1,60 @@
+"""A crash at every operation of either side's disk, from the drain to its end: each timer fires
+once, whatever of the last writes was lost."""
+
+import pytest
+from timer.move_rig import LOSSES, MoveRig, PowerCut, send_ids
+from timer.timer_client import HOUR, recall
+
+from popmq.common.hop import TimerOutcome
+from popmq.testing.sim_disk import SimDisk
+from popmq.testing.sim_loss import Loss
+
+IDS = [f"T{number}" for number in range(8)]
+
+
+def crashed_move(who: str, operations: int, loss: Loss) -> tuple[MoveRig, bool]:
+    """Two batches; the power of one side goes at that operation, if it comes to that."""
+    rig = MoveRig("a", "b", seed=operations, moves_per_second=4)
+    send_ids(rig["a"], IDS, HOUR)
+    disk = rig[who].disk
+    assert isinstance(disk, SimDisk)
+    disk.faults.cut_at(operations)
+    crashed = False
+    try:
+        rig["a"].drain()
+        _move(rig)
+        rig[who].stop()  # it writes a snapshot
+        disk.faults.heal()
+    except PowerCut:
+        crashed = True
+        rig[who].crash(loss)
+    else:
+        rig[who].start()
+    if not rig["a"].broker.registry.draining:
+        rig["a"].drain()
+    _move(rig)
+    return rig, crashed
+
+
+def _move(rig: MoveRig) -> None:
+    for _ in range(400):
+        rig.clock.advance(100)
+        rig.step()
+        if not rig["a"].pending and not rig["a"].broker.timers.departures.is_under_way:
+            return
+    raise AssertionError(f"still there: {rig['a'].drain(look=True)}")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_a_crash_at_every_operation_loses_no_timer_and_doubles_none(who: str, loss: Loss) -> None:
+    operations, crashed = 0, True
+    while crashed:
+        rig, crashed = crashed_move(who, operations, loss)
+        assert rig["b"].pending == len(IDS), operations
+        assert recall(rig["b"], IDS[operations % len(IDS)]) is TimerOutcome.DONE
+        rig.run(2 * HOUR, parts=6)
+        left = sorted(one for one in IDS if one != IDS[operations % len(IDS)])
+        assert rig.fired() == left, operations
+        operations += 1
+    assert operations > 15

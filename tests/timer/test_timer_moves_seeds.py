@@ -1,0 +1,244 @@
+"""Timers move while brokers die, disks lose their power and the link loses, delays and repeats:
+none is lost, none is delivered twice or early, and what a recall says is true."""
+
+import os
+import random
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from timer.move_rig import LOSSES, Member, MoveRig, PowerCut
+from timer.timer_client import HOUR, MINUTE, SECOND, send
+
+from popmq.common.errors import PopmqError, Unavailable
+from popmq.common.hop import TimerOutcome
+from popmq.testing.sim_disk import SimDisk
+
+SEEDS = int(os.environ.get("POPMQ_MOVE_SEEDS", "60"))
+NAMES = ("a", "b", "c")
+
+
+class Run:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.rig = MoveRig(*NAMES, seed=seed, moves_per_second=self.rng.choice([20, 200, 10_000]))
+        self.rig.instant = False
+        self.due: dict[str, int] = {}  # told OK
+        self.perhaps: set[str] = set()  # not answered
+        self.cancelled: set[str] = set()
+        self.perhaps_cancelled: set[str] = set()
+        self.first: dict[str, str] = {}  # where it was sent to
+        self.sent = self.crashes = self.stale = 0
+        self.seen: Counter[str] = Counter()
+
+    # -- what happens
+
+    def go(self, steps: int) -> None:
+        actions = [self.send] * 6 + [self.step] * 14 + [self.mail] * 10 + [self.recall] * 3
+        actions += [self.time] * 3 + [self.drain, self.kill, self.arm, self.cut, self.lose]
+        for _ in range(steps):
+            self.guard(self.rng.choice(actions))
+        self.heal()
+
+    def guard(self, action: object) -> None:
+        assert callable(action)
+        try:
+            action()
+        except PowerCut:
+            self.bring_back()
+
+    def bring_back(self) -> None:
+        """Whoever's power went: it starts anew, and may lose its power in the start."""
+        for _ in range(4):
+            try:
+                for one in self.rig.members.values():
+                    assert isinstance(one.disk, SimDisk)
+                    if one.disk.faults.sick or one.name == self.armed:
+                        self.armed = ""
+                        self.crash(one)
+                return
+            except PowerCut:
+                continue
+
+    armed = ""
+
+    def crash(self, one: Member) -> None:
+        self.crashes += 1
+        one.crash(self.rng.choice(LOSSES))
+
+    def member(self) -> Member:
+        return self.rig[self.rng.choice(NAMES)]
+
+    def send(self) -> None:
+        one = self.member()
+        name = f"m{self.sent}"
+        self.sent += 1
+        due_ms = self.rig.clock.wall_ms() + self.rng.choice(
+            [2 * SECOND, 15 * SECOND, MINUTE, 5 * MINUTE, 3 * HOUR]
+        )
+        self.perhaps.add(name)
+        with suppress(Unavailable):  # it is drained
+            self.first[name] = one.name
+            send(one, name, due_ms)
+            self.due[name] = due_ms
+        if name not in self.due:
+            self.perhaps.discard(name)
+
+    def step(self) -> None:
+        """Of one member, or of all; what the disk has to do may be done, or wait."""
+        rig = self.rig
+        rig.tell_peers()
+        for one in self.rng.sample(list(rig.members.values()), self.rng.randint(1, 3)):
+            one.broker.step()
+            one.mover.step(one.broker)
+            if self.rng.random() < 0.5:
+                one.settle()
+            else:
+                for _ in range(self.rng.randrange(8)):
+                    one.tick()
+
+    def mail(self) -> None:
+        mail = self.rig.mail
+        if mail:
+            at = self.rng.randrange(len(mail))
+            target, work = mail[at]
+            if target is not None and target.name in self.rig.cut:
+                return
+            if target is None or self.rng.random() > 0.1:
+                del mail[at]
+            else:
+                self.stale += 1  # it comes once more, some time
+            work()
+            if target is not None and self.rng.random() < 0.7:
+                target.settle()
+
+    def lose(self) -> None:
+        self.rig.lose()
+
+    def recall(self) -> None:
+        if not self.due:
+            return
+        name = self.rng.choice(sorted(self.due))
+        asks, asked = [self.first[name]], set[str]()
+        best, unknown = TimerOutcome.NOT_FOUND, False
+        while asks:
+            member = asks.pop()
+            if member in asked:
+                continue
+            asked.add(member)
+            self.perhaps_cancelled.add(name)
+            try:
+                told = self.rig[member].recall(name)
+            except PopmqError:
+                unknown = True
+                continue
+            asks += told.moved_to
+            if told.outcome == TimerOutcome.DONE:
+                best = TimerOutcome.DONE
+            elif told.outcome == TimerOutcome.ALREADY_VISIBLE and best != TimerOutcome.DONE:
+                best = TimerOutcome.ALREADY_VISIBLE
+        self.seen[str(best) if not unknown else "unknown"] += 1
+        if best == TimerOutcome.DONE:
+            assert self.count(name) == 0, f"{name} was recalled and is visible"
+            self.cancelled.add(name)
+        elif best == TimerOutcome.ALREADY_VISIBLE:
+            assert self.count(name) == 1, f"{name} is said to be visible, and is not"
+        elif not unknown:
+            raise AssertionError(f"{name} is found nowhere")
+        if best != TimerOutcome.DONE and name not in self.cancelled and not unknown:
+            self.perhaps_cancelled.discard(name)
+
+    def count(self, name: str) -> int:
+        return self.rig.fired().count(name)
+
+    def time(self) -> None:
+        self.rig.clock.advance(self.rng.choice([10, 200, SECOND, 10 * SECOND]))
+
+    def drain(self) -> None:
+        one = self.member()
+        draining = [other for other in NAMES if self.rig[other].broker.registry.draining]
+        undo = one.name in draining or len(draining) == 2
+        one.drain(undo=undo)
+
+    def kill(self) -> None:
+        self.crash(self.member())
+
+    def arm(self) -> None:
+        """The power of one goes at one of its next operations."""
+        if not self.armed:
+            one = self.member()
+            assert isinstance(one.disk, SimDisk)
+            one.disk.faults.cut_at(self.rng.randrange(30))
+            self.armed = one.name
+
+    def cut(self) -> None:
+        if self.rig.cut:
+            self.rig.cut.clear()
+        else:
+            self.rig.cut.add(self.rng.choice(NAMES))
+
+    # -- the end
+
+    def heal(self) -> None:
+        rig = self.rig
+        for one in rig.members.values():
+            assert isinstance(one.disk, SimDisk)
+            one.disk.faults.heal()
+        rig.cut.clear()
+        rig.instant = True
+        while rig.mail:
+            rig.mail.pop(0)[1]()
+            for one in rig.members.values():
+                one.settle()
+        rig["a"].drain(undo=True)
+        rig["b"].drain()
+        rig.move_all("b", limit=20_000)
+        rig.run(4 * HOUR, parts=24)
+
+    def check(self) -> None:
+        fired: Counter[str] = Counter()
+        for one in self.rig.members.values():
+            for body, wall_ms in one.fired():
+                fired[body] += 1
+                if body in self.due:
+                    assert wall_ms >= self.due[body], (
+                        f"{body} fired {self.due[body] - wall_ms} early"
+                    )
+        assert not [one for one, times in fired.items() if times > 1], "delivered twice"
+        assert not [one for one in self.cancelled if fired[one]], "recalled and delivered"
+        sure = self.due.keys() - self.perhaps_cancelled
+        assert not [one for one in sure if not fired[one]], "lost"
+        assert not fired.keys() - self.perhaps - self.due.keys(), "made up"
+        for one in self.rig.members.values():
+            assert one.pending == 0
+            assert not one.broker.timers.departures.is_under_way
+
+
+def run(seed: int) -> Run:
+    print(f"seed {seed}")
+    made = Run(seed)
+    made.go(500)
+    made.check()
+    return made
+
+
+@pytest.mark.parametrize("number", range(SEEDS))
+def test_timers_that_move_are_delivered_once_whatever_breaks(number: int) -> None:
+    seed = random.randrange(1 << 32) if number % 2 else number
+    made = run(seed)
+    assert made.sent > 10
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(8):
+        made = run(seed)
+        total += made.seen
+        total["moved"] += sum(
+            one.broker.timers.departures.moved for one in made.rig.members.values()
+        )
+        total["crashes"] += made.crashes
+        total["lost"] += made.rig.lost_answers
+        total["stale"] += made.stale
+    for what in ("moved", "crashes", "lost", "stale", "DONE", "ALREADY_VISIBLE", "unknown"):
+        assert total[what] > 3, (what, total)
