@@ -1,12 +1,15 @@
 """A node whose brokers take their time, so that each guard of a roll is alone with its duty once.
 
 Time is counted in looks of the operator: whoever acts too early does it within them, however slow
-or fast the machine is.  A pod that goes is there for some looks more.  One that is back is in sync
-before it is ready, since nobody has probed it yet, or, where it is one of `late`, ready before it
-is in sync.  The controllers' part is in SlowBrokers: they say what the pods' conditions say.
+or fast the machine is.  A pod that goes is there for some looks more, and Kubernetes lets some pass
+until it makes another.  That one is in sync before it is ready, since nobody has probed it yet, or,
+where it is one of `late`, ready before it is in sync.  The controllers' part is in SlowBrokers:
+they say what the pods' conditions say.
 """
 
+import signal
 from collections.abc import Callable, Collection
+from types import TracebackType
 
 from kube.control_plane import ControlPlane
 from kube.fake_api import Object
@@ -36,8 +39,22 @@ class SlowNode(Kubelet):
         self._late = late
         self._begun: dict[tuple[str, bool], int] = {}  # by uid, and whether it goes
         self._told: dict[str, list[Object]] = {}
+        self._resting = 0  # until then Kubernetes makes no pods
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, error, traceback)
+        finally:
+            self._rest(False)
 
     def see(self, pods: list[Object]) -> None:
+        if self._resting and self._looks() >= self._resting:
+            self._rest(False)
         for pod in pods:
             uid, goes = pod["metadata"]["uid"], "deletionTimestamp" in pod["metadata"]
             looks = self._looks()
@@ -45,7 +62,13 @@ class SlowNode(Kubelet):
             if not goes:
                 self._keep(pod, rested)
             elif rested:
+                self._rest(True)
                 self.remove(pod)
+
+    def _rest(self, begins: bool) -> None:
+        self._resting = self._looks() + LOOKS if begins else 0
+        makers = self.plane.processes["kube-controller-manager"]
+        makers.send_signal(signal.SIGSTOP if begins else signal.SIGCONT)
 
     def _keep(self, pod: Object, rested: bool) -> None:
         late = name_of(pod) in self._late
