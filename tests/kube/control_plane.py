@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from kube.fake_api import Object
 
 from popmq.operator.certificates import authority, serving
-from popmq.operator.kube import Access
+from popmq.operator.kube import MERGE, Access
 
 _LIBC = ctypes.CDLL(None)
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +39,7 @@ NEEDED = (
     *("helm", "kwok-stages.yaml"),
 )
 START_S = 120.0
+LOCAL = "127.0.0.1"
 USERS = {
     "admin": "system:masters",
     "system:kube-controller-manager": "",
@@ -73,23 +74,27 @@ def free_ports(count: int) -> list[int]:
 
 class ControlPlane:
     """`nodes` are kwok's: their pods run nothing and are ready at once.  `address` is where pods
-    find the API server; `kubelets` are names of nodes that are somebody else's."""
+    find the API server; `kubelets` are names of nodes that are somebody else's.  It listens at
+    `host` and at a free port, unless one is given."""
 
     def __init__(
         self,
         folder: Path,
         *,
         nodes: int = 3,
-        address: str = "127.0.0.1",
+        address: str = LOCAL,
         kubelets: Sequence[str] = (),
+        host: str = LOCAL,
+        port: int = 0,
     ) -> None:
         self.folder = folder
         self._address = address
         self.assets = find_assets()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.commands: dict[str, list[str]] = {}
-        self.api_port, self.etcd, self.peer, *self.more = free_ports(5)
-        self.url = f"https://127.0.0.1:{self.api_port}"
+        free, self.etcd, self.peer, *self.more = free_ports(5)
+        self.host, self.api_port = host, port or free
+        self.url = f"https://{host}:{self.api_port}"
         self._users = {**USERS, **{f"system:node:{name}": "system:nodes" for name in kubelets}}
         self.tokens = {user: secrets.token_hex(16) for user in self._users}
         self._nodes = nodes
@@ -151,6 +156,13 @@ class ControlPlane:
         assert isinstance(made, dict), f"POST {path} was refused"
         return made
 
+    def patch(self, path: str, body: Object) -> bool:
+        """By merging; whether it was done."""
+        return self._ask("PATCH", path, body) is not None
+
+    def delete(self, path: str, options: Object) -> None:
+        self._ask("DELETE", path, options)
+
     def kubectl(self, *arguments: str, given: str = "", ok: bool = True) -> str:
         done = subprocess.run(
             [self.assets / "kubectl", "--kubeconfig", self.folder / "admin.kubeconfig", *arguments],
@@ -187,7 +199,7 @@ class ControlPlane:
             data=None if body is None else json.dumps(body).encode(),
             headers={
                 "Authorization": f"Bearer {self.tokens['admin']}",
-                "Content-Type": "application/json",
+                "Content-Type": MERGE if method == "PATCH" else "application/json",
             },
         )
         try:
@@ -202,8 +214,9 @@ class ControlPlane:
     def _make_keys(self) -> None:
         now = datetime.now(UTC)
         ca = authority(None, "tests", now)
-        names = sorted({"127.0.0.1", self._address})
-        served = serving(None, ca, [*names, "localhost", "10.96.0.1", "kubernetes"], now)
+        names = sorted({LOCAL, self._address, self.host})
+        inside = ("10.96.0.1", "kubernetes", "kubernetes.default.svc")
+        served = serving(None, ca, [*names, "localhost", *inside], now)
         self.folder.chmod(0o700)
         for name, data in (("ca", ca), ("server", served)):
             (self.folder / f"{name}.crt").write_bytes(base64.b64decode(data["tls.crt"]))
@@ -287,7 +300,7 @@ class ControlPlane:
             "kube-apiserver",
             [
                 f"--etcd-servers=http://127.0.0.1:{self.etcd}",
-                f"--bind-address={'127.0.0.1' if self._nodes else '0.0.0.0'}",
+                f"--bind-address={'0.0.0.0' if self._address != LOCAL else self.host}",
                 f"--advertise-address={self._address}",
                 f"--secure-port={self.api_port}",
                 "--tls-cert-file=server.crt",

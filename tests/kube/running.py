@@ -12,6 +12,7 @@ from kube.world import NOW, Brokers
 
 from popmq.operator.kube import Access, Api, ApiAway, ApiError
 from popmq.operator.reconcile import Reconciler
+from popmq.operator.report_keeper import ReportDefaults
 
 
 def given(name: str, namespace: str, **spec: Any) -> Object:
@@ -27,17 +28,27 @@ class Running:
     between two looks."""
 
     def __init__(
-        self, plane: ControlPlane, access: Access | None = None, *, pause_s: float = 0.2
+        self,
+        plane: ControlPlane,
+        access: Access | None = None,
+        *,
+        pause_s: float = 0.2,
+        reports: ReportDefaults | None = None,
     ) -> None:
         self.plane = plane
         self._pause_s = pause_s
         self.brokers = Brokers(LivePods(plane))
         self._access = access
+        self._reports = reports
 
     def until(self, name: str, namespace: str, *, limit_s: float = 60.0) -> Object:
         """Look again and again until nothing goes on; the status then."""
         self._look(name, namespace, lambda: False, limit_s)
         return self.status(name, namespace)
+
+    def look_until(self, name: str, namespace: str, done: Callable[[], bool]) -> None:
+        """For what does not wait for pods."""
+        self._look(name, namespace, done, 60.0)
 
     def grow_volumes(self, name: str, namespace: str, size: str) -> None:
         """The host-path driver grows nothing, so the test says that the volumes have grown."""
@@ -73,7 +84,13 @@ class Running:
     def _look(self, name: str, namespace: str, done: Callable[[], bool], limit_s: float) -> None:
         async def looks() -> None:
             api = Api(self._access or self.plane.access)
-            operator = Reconciler(api, self.brokers, default_image="popmq:1", now=lambda: NOW)
+            operator = Reconciler(
+                api,
+                self.brokers,
+                default_image="popmq:1",
+                reports=self._reports,
+                now=lambda: NOW,
+            )
             try:
                 until = time.monotonic() + limit_s
                 while time.monotonic() < until:

@@ -63,7 +63,7 @@ class Sandbox:
     """Enter it to make it; `run` and `start` are within."""
 
     def __init__(self, folder: Path, source: Path) -> None:
-        _skip_without_root()
+        skip_without_root()
         self.folder = folder
         self._work = folder / "sandbox"
         self._source = source
@@ -193,7 +193,7 @@ def _where(name: str) -> str:
     return found
 
 
-def _skip_without_root() -> None:
+def skip_without_root() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount: the steps of the Dockerfile are not run")
     missing = [name for name in NEEDED if not shutil.which(name)]

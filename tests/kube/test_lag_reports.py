@@ -8,6 +8,7 @@ from kube.fake_api import Object
 from kube.world import NOW, World, play, running
 
 from popmq.operator.lag_reports import read_report, report_status
+from popmq.operator.report_keeper import ReportDefaults
 from popmq.operator.resources.proxies import tls_secret
 from popmq.operator.resources.reports import cron_job
 
@@ -67,6 +68,102 @@ def test_where_only_tls_is_taken_a_run_trusts_the_clusters_own_authority() -> No
         "secretName": tls_secret(read(given)),
         "items": [{"key": "ca.crt", "path": "ca.crt"}],
     }
+
+
+def arguments_of(made: Object) -> list[str]:
+    (container,) = pod_of(made)["containers"]
+    found: list[str] = container["args"]
+    return found
+
+
+def settings_of(made: Object) -> dict[str, str]:
+    words = arguments_of(made)
+    pairs = [words[at + 1].partition("=") for at, word in enumerate(words) if word == "--conf"]
+    return {key: value for key, _, value in pairs}
+
+
+def test_executors_are_made_by_a_run_that_may_and_are_what_the_spec_says() -> None:
+    given = cluster(imagePullPolicy="Always", imagePullSecrets=[{"name": "a"}, {"name": "b"}])
+    asked = {"instances": 3, "cpu": "1500m", "memory": "2Gi"}
+    made = built(given, executors=asked, arguments=["--json"])
+    pod, words = pod_of(made), arguments_of(made)
+    assert pod["serviceAccountName"] == "demo-report-hourly"
+    assert pod["automountServiceAccountToken"] is True
+    assert words[:6] == [
+        *("report", "lag", "--master", "k8s://https://kubernetes.default.svc"),
+        *("--executors", "3"),
+    ]
+    assert words[-1] == "--json"
+    settings = settings_of(made)
+    sizes = [settings[f"spark.executor.{name}"] for name in ("cores", "memory", "memoryOverhead")]
+    assert sizes == ["2", "1228m", "820m"]
+    kubernetes = {
+        key.removeprefix("spark.kubernetes."): value
+        for key, value in settings.items()
+        if key.startswith("spark.kubernetes.")
+    }
+    assert kubernetes.pop("executor.label.popmq.io/report") == "hourly"
+    assert kubernetes.pop("executor.label.popmq.io/cluster") == "demo"
+    assert {key: kubernetes[key] for key in kubernetes if "label" not in key} == {
+        "namespace": "apps",
+        "driver.pod.name": "$(POD_NAME)",
+        "authenticate.executor.serviceAccountName": "demo-popmq",
+        "container.image": "popmq-reports:1",
+        "container.image.pullPolicy": "Always",
+        "container.image.pullSecrets": "a,b",
+        "executor.request.cores": "1500m",
+    }
+
+
+def test_where_only_tls_is_taken_executors_trust_the_clusters_own_authority_too() -> None:
+    given = cluster(tls={"mode": "Own", "plainText": False})
+    words = arguments_of(built(given, executors={}))
+    assert words[words.index("--executor-ca") + 1] == tls_secret(read(given))
+
+
+def test_a_master_of_kubernetes_asks_for_executors_and_another_does_not() -> None:
+    words = arguments_of(built(master="k8s://https://10.0.0.1:6443"))
+    assert words[2:6] == ["--master", "k8s://https://10.0.0.1:6443", "--executors", "2"]
+    made = built(master="local[8]")
+    assert arguments_of(made) == ["report", "lag", "--master", "local[8]"]
+    assert pod_of(made)["automountServiceAccountToken"] is False
+
+
+def test_a_report_with_executors_gets_an_account_bound_to_the_role_that_is_given() -> None:
+    async def story(world: World) -> None:
+        world.reports = ReportDefaults(role="may-make-pods")
+        await running(world)
+        world.api.put("lagreports", report(executors={}))
+        await world.run()
+        assert condition(world, "Ready")["reason"] == "Scheduled"
+        account = world.api.get("serviceaccounts", "apps", "demo-report-hourly")
+        binding = world.api.get("rolebindings", "apps", "demo-report-hourly")
+        assert account is not None
+        assert binding is not None
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (
+            "ClusterRole",
+            "may-make-pods",
+        )
+        (subject,) = binding["subjects"]
+        assert (subject["name"], subject["namespace"]) == ("demo-report-hourly", "apps")
+        world.api.remove("lagreports", "apps", "hourly")
+        for plural in ("serviceaccounts", "rolebindings", "cronjobs"):
+            assert world.api.get(plural, "apps", "demo-report-hourly") is None, plural
+
+    play(story)
+
+
+def test_without_a_role_to_give_a_report_with_executors_does_not_run_and_says_so() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        world.api.put("lagreports", report(executors={}))
+        await world.run()
+        assert condition(world, "Ready")["reason"] == "NoRole"
+        assert "operator.report_role" in condition(world, "Ready")["message"]
+        for plural in ("rolebindings", "cronjobs"):
+            assert world.api.get(plural, "apps", "demo-report-hourly") is None, plural
+
+    play(story)
 
 
 def test_runs_are_let_in_where_clients_are_named() -> None:

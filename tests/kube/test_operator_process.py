@@ -12,15 +12,19 @@ from pathlib import Path
 import pytest
 from e2e.processes import Role, run_command
 from kube.asked import Asked
-from kube.control_plane import ROOT, ControlPlane, free_ports
+from kube.control_plane import ROOT, ControlPlane, LivePods, free_ports
 from kube.fake_api import Object
 from kube.faulty_way import FaultyWay
 from kube.running import given
+from kube.slow_node import TEMPLATE, SlowBrokers, SlowNode
 from kube.voices import Voice
 from kube.watched import Watched
 from kube.whole import check_whole
+from kube.world import is_ready
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+BROKERS = 3  # of a cluster that says nothing else
 
 
 @pytest.fixture(scope="module")
@@ -173,14 +177,35 @@ class Killer:
 
 
 @pytest.fixture
-def rolled(plane: ControlPlane, operators: Operators, tmp_path: Path) -> Iterator["Rolled"]:
+def namespace(plane: ControlPlane) -> str:
     name = f"t{time.monotonic_ns()}"
     metadata = {"name": name}
     plane.post(
         "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
     )
-    with Voice(plane, name, "demo") as voice, FaultyWay(plane) as way:
-        yield Rolled(plane, operators, name, voice, way, way.kubeconfig(tmp_path))
+    return name
+
+
+@pytest.fixture
+def rolled(
+    plane: ControlPlane, operators: Operators, namespace: str, tmp_path: Path
+) -> Iterator["Rolled"]:
+    with Voice(plane, namespace, "demo") as voice, FaultyWay(plane) as way:
+        yield Rolled(plane, operators, namespace, voice, way, way.kubeconfig(tmp_path))
+
+
+@pytest.fixture
+def slowly_rolled(
+    plane: ControlPlane, operators: Operators, namespace: str, tmp_path: Path
+) -> Iterator[tuple["Rolled", SlowBrokers]]:
+    """Its brokers take several looks to go, to be ready and to be in sync."""
+    brokers = SlowBrokers(LivePods(plane))
+    with (
+        Voice(plane, namespace, "demo", brokers) as voice,
+        FaultyWay(plane) as way,
+        SlowNode(plane, lambda: voice.looks, late=["demo-broker-0-2"]),
+    ):
+        yield Rolled(plane, operators, namespace, voice, way, way.kubeconfig(tmp_path)), brokers
 
 
 @dataclass(frozen=True)
@@ -205,6 +230,12 @@ class Rolled:
         self.plane.apply(given("demo", self.namespace, **few, **spec))
 
     @property
+    def ready_brokers(self) -> int:
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        selector = "labelSelector=app.kubernetes.io/component=broker"
+        return sum(is_ready(one) for one in self.plane.items(f"{path}?{selector}"))
+
+    @property
     def has_settled(self) -> bool:
         path = f"/apis/popmq.io/v1beta1/namespaces/{self.namespace}/brokerclusters/demo"
         found = self.plane.get(path) or {"metadata": {}}
@@ -216,24 +247,29 @@ class Rolled:
 
 
 def test_an_operator_killed_at_each_step_of_a_roll_is_followed_by_one_that_goes_on(
-    rolled: Rolled,
+    slowly_rolled: tuple[Rolled, SlowBrokers],
 ) -> None:
+    rolled, said = slowly_rolled
+    # With so low a bound it is readiness and being in sync that a pod is waited for.
+    brokers = {"template": TEMPLATE, "durability": {"minInSync": 1}}
+
     def settled() -> bool:
         rolled.keep_running("one")
-        return rolled.has_settled
+        return rolled.has_settled and rolled.ready_brokers == BROKERS
 
-    rolled.apply()
+    rolled.apply(brokers=brokers)
     rolled.plane.wait("the cluster", settled)
     killer = Killer(rolled.operators, "one")
     with Watched(rolled.plane, rolled.namespace) as watched:
-        rolled.apply(image="popmq:2")
+        rolled.apply(image="popmq:2", brokers=brokers)
         rolled.way.fault, rolled.voice.fault = killer.fault, killer.hand_over
         rolled.plane.wait("the roll", settled, limit_s=240)
         check_whole(rolled.plane, rolled.namespace, "demo")
         watched.settle()
     assert watched.most_down == {"demo-broker-0": 1}
-    brokers = [name for name in watched.gone if "-broker-" in name]
-    assert brokers == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"]
+    assert said.fewest == 2
+    gone = [name for name in watched.gone if "-broker-" in name]
+    assert gone == ["demo-broker-0-1", "demo-broker-0-2", "demo-broker-0-0"]
     assert len(killer.struck) == 3 * 2 + 2 + 3, killer.struck
 
 
@@ -334,6 +370,10 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
         ("ConsumerGroup", {"type": "FIFO", "checkPoints": "Buffered"}, "needs spec.checkPoints"),
         ("ConsumerGroup", {"backOff": ["1"]}, "holds durations such as"),
         ("LagReport", {"schedule": "daily"}, "five fields"),
+        ("LagReport", {"master": "yarn"}, "spec.master is local[N]"),
+        ("LagReport", {"master": "local[2]", "executors": {}}, "needs a spec.master of k8s://"),
+        ("LagReport", {"executors": {"memory": "64Mi"}}, "a quantity from 768Mi on"),
+        ("LagReport", {"executors": {"instances": 0}}, "greater than or equal to 1"),
     ],
 )
 def test_the_api_server_refuses_what_cannot_be_declared(

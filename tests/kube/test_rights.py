@@ -23,6 +23,7 @@ from popmq.operator.declared_plane import LiveDeclared
 from popmq.operator.declared_reconcile import DeclaredReconciler
 from popmq.operator.kube import Api
 from popmq.operator.manifest import BROKER_CLUSTER, CONSUMER_GROUP, LAG_REPORT, TOPIC, Kind
+from popmq.operator.report_keeper import ReportDefaults
 from popmq.operator.watching import WATCHED
 from popmq.testing.running_broker import RunningBroker
 
@@ -32,11 +33,12 @@ ACCOUNT = "system:serviceaccount:system:mq-popmq-operator"
 CONTROLLER = "system:serviceaccount:apps:demo-controller"
 OWN = (BROKER_CLUSTER, TOPIC, CONSUMER_GROUP, LAG_REPORT)
 Right = tuple[str, str, str]  # group, resource, verb
-# Asked for in the course of another request, which is all that the log has of it
-# (admission plugin OwnerReferencesPermissionEnforcement, on here).
+# Asked for in the course of another request, which is all that the log has of it: by the admission
+# plugin OwnerReferencesPermissionEnforcement, on here, and where a ClusterRole is bound.
 UNLOGGED = {
     ("popmq.io", "brokerclusters/finalizers", "update"),
     ("popmq.io", "lagreports/finalizers", "update"),
+    ("rbac.authorization.k8s.io", "clusterroles", "bind"),
 }
 
 
@@ -174,12 +176,13 @@ def _watches(plane: ControlPlane) -> set[Kind]:
 
 def _lead_a_life(plane: ControlPlane, token: str) -> None:
     """Everything that makes the operator ask for something else."""
-    running = Running(plane, plane.access_as(token))
+    reports = ReportDefaults(role="mq-popmq-operator-system-reports")
+    running = Running(plane, plane.access_as(token), reports=reports)
     storage = {"size": "20Gi", "onDelete": "Delete"}
     brokers = {"groups": 2, "replicas": 2, "durability": {"minInSync": 1}, "storage": storage}
     metadata = {"name": "hourly", "namespace": "apps"}
     body = {"apiVersion": "popmq.io/v1beta1", "kind": "LagReport", "metadata": metadata}
-    plane.apply({**body, "spec": {"cluster": "demo"}})
+    plane.apply({**body, "spec": {"cluster": "demo", "executors": {}}})
     watched = {"podMonitor": True, "rules": True}
     scaled = {"autoscaling": {"minReplicas": 1}}
     plane.apply(given("demo", "apps", brokers=brokers, monitoring=watched, proxies=scaled))

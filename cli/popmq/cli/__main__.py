@@ -46,7 +46,7 @@ MODULES = {
     "bench": ("bench",),
     "drain": ("drain",),
     "doctor": ("doctor",),
-    "report": ("report",),
+    "report": ("report", "driver", "executor"),
 }
 
 

@@ -1,10 +1,12 @@
 """`popmq report lag|revive|delay`: made by Spark out of what the brokers keep.
 
-Exit status: 0 made, 1 not made or, with --strict, incomplete.
+Exit status: 0 made, 1 not made.  `popmq driver` and `popmq executor` are what Spark calls the image
+with in pods that it made, each in place of this process.
 """
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from popmq.common.errors import Code, Refused
 
 NAMES = ("lag", "revive", "delay")
 FORMATS = ("terminal", "json", "none")
+MOST_EXECUTORS = 100
 
 
 def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
@@ -26,6 +29,13 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
     ):
         _arguments(kinds.add_parser(name, parents=[common], help=text))
     _add_history(kinds, common)
+    for name, text in (("driver", "spark-submit's"), ("executor", "an executor's")):
+        # Spark's own words follow, some of which begin with dashes.
+        part = subparsers.add_parser(
+            name, prefix_chars="\0", add_help=False, help=f"{text} pod: Spark starts it"
+        )
+        part.add_argument("arguments", nargs="*", metavar="ARGUMENT")
+        part.set_defaults(run=run_pod)
 
 
 def _add_history(kinds: Subparsers, common: argparse.ArgumentParser) -> None:
@@ -55,7 +65,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--allowed", type=int, default=100, help="lag of a queue that is well")
     parser.add_argument("--history", metavar="DIR", help="read a history instead of the brokers")
-    parser.add_argument("--master", default="local[2]", help="of Spark (default local[2])")
+    _add_place(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page")
     parser.add_argument("--csv", type=Path, metavar="DIR", help="write a file for each table")
     parser.add_argument("--parquet", type=Path, metavar="DIR", help="the same as Parquet")
@@ -69,21 +79,67 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patience", type=duration_argument, default=30_000, metavar="30s")
 
 
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--master",
+        default="",
+        help="of Spark: k8s://https://HOST:PORT for executors in pods, or local[N] (local[2])",
+    )
+    parser.add_argument(
+        "--executors",
+        type=_executors_argument,
+        default=0,
+        metavar="N",
+        help="so many pods (default 2, or what Spark's own settings say)",
+    )
+    parser.add_argument(
+        "--executor-ca", default="", metavar="SECRET", help="whose ca.crt they trust proxies by"
+    )
+    parser.add_argument(
+        "--conf",
+        type=_conf_argument,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark",
+    )
+
+
+def _executors_argument(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if not 1 <= number <= MOST_EXECUTORS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MOST_EXECUTORS}")
+    return number
+
+
+def _conf_argument(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.startswith("spark."):
+        raise argparse.ArgumentTypeError(f"{text!r} is no setting of Spark: spark.NAME=VALUE")
+    return key, value
+
+
+def run_pod(args: argparse.Namespace) -> int:
+    """Does not come back: the process becomes Spark's."""
+    try:
+        from popmq.reports.in_pod import become
+    except ImportError as error:
+        raise _missing(error) from None
+    become(args.command, args.arguments, os.environ)
+
+
 def run_report(args: argparse.Namespace) -> int:
     # Spark and what reads for it are an extra, and slow to import.
     try:
         from popmq.reports.output import exposition, files, page
-        from popmq.reports.run import run
+        from popmq.reports.run import Place, run
     except ImportError as error:
-        raise Refused(
-            Code.PRECONDITION_FAILED,
-            f"reports need more packages ({error}): pip install 'popmq[reports]'",
-        ) from None
+        raise _missing(error) from None
     report = run(
         args.report,
         endpoint=args.endpoint,
         history=args.history or "",
-        master=args.master,
+        place=Place(args.master, dict(args.conf), args.executors, args.executor_ca),
         skip_down=args.on_broker_down == "skip",
         patience_s=args.patience / 1_000,
         group=args.group,
@@ -117,10 +173,7 @@ def run_history(args: argparse.Namespace) -> int:
     try:
         from popmq.reports.run import add_to_history
     except ImportError as error:
-        raise Refused(
-            Code.PRECONDITION_FAILED,
-            f"reports need more packages ({error}): pip install 'popmq[reports]'",
-        ) from None
+        raise _missing(error) from None
     added = add_to_history(
         args.endpoint,
         args.history,
@@ -133,3 +186,10 @@ def run_history(args: argparse.Namespace) -> int:
     else:
         print(metadata.columns(("TABLE", "ROWS ADDED"), list(added.items())))
     return 0
+
+
+def _missing(error: ImportError) -> Refused:
+    return Refused(
+        Code.PRECONDITION_FAILED,
+        f"reports need more packages ({error}): pip install 'popmq[reports]'",
+    )

@@ -13,12 +13,13 @@ def _bad_namespaces(values: tuple[str, ...]) -> str:
 @dataclass(frozen=True, slots=True)
 class OperatorSettings(Section):
     """`image` is what clusters get that name none, `report_image` what LagReports do;
-    `controller_address` replaces the names of the
-    controllers' Services for an operator that runs outside of the cluster's network."""
+    `report_role` is the ClusterRole of reports that make pods; `controller_address` replaces the
+    names of the controllers' Services for an operator outside of the cluster's network."""
 
     namespaces: tuple[str, ...] = checked((), _bad_namespaces)  # none: every namespace
     image: str = "popmq:latest"
     report_image: str = "popmq-reports:latest"
+    report_role: str = ""  # "": none may
     kubeconfig: str = ""
     identity: str = ""  # "": the name of the host, which is that of the pod
     lease: str = "popmq-operator"

@@ -11,6 +11,18 @@ from popmq.operator.status import FALSE, TRUE, UNKNOWN, Verdict, conditions
 KINDS = ("lag", "revive", "delay")
 
 
+IN_CLUSTER = "k8s://https://kubernetes.default.svc"
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """Pods beside that of the run, in which Spark does the work; quantities are of one pod."""
+
+    instances: int
+    cpu: str
+    memory: str
+
+
 @dataclass(frozen=True, slots=True)
 class LagReport:
     """As it was read; the API server has checked it (crds/lagreport.yaml)."""
@@ -22,6 +34,8 @@ class LagReport:
     group: str
     topic: str
     arguments: Sequence[str]
+    master: str
+    executors: Executors | None  # None: the work is done in the run's pod
     image: str
     suspend: bool
     keep: int
@@ -32,6 +46,7 @@ class LagReport:
 def read_report(manifest: Manifest, *, default_image: str) -> LagReport:
     spec = manifest.get("spec") or {}
     keep = spec.get("keep")
+    executors = _executors(spec)
     return LagReport(
         name=manifest["metadata"]["name"],
         report=str(spec.get("report") or KINDS[0]),
@@ -40,11 +55,25 @@ def read_report(manifest: Manifest, *, default_image: str) -> LagReport:
         group=str(spec.get("group") or ""),
         topic=str(spec.get("topic") or ""),
         arguments=tuple(spec.get("arguments") or ()),
+        master=str(spec.get("master") or (IN_CLUSTER if executors else "")),
+        executors=executors,
         image=str(spec.get("image") or default_image),
         suspend=bool(spec.get("suspend")),
         keep=3 if keep is None else int(keep),
         resources=spec.get("resources") or {},
         manifest=manifest,
+    )
+
+
+def _executors(spec: Manifest) -> Executors | None:
+    found = spec.get("executors")
+    if found is None and not str(spec.get("master") or "").startswith("k8s://"):
+        return None
+    found = found or {}
+    return Executors(
+        int(found.get("instances") or 2),
+        str(found.get("cpu") or "1"),
+        str(found.get("memory") or "1536Mi"),
     )
 
 

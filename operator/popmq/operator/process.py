@@ -22,6 +22,7 @@ from popmq.operator.declared_reconcile import DeclaredReconciler
 from popmq.operator.kube import Api, find_access
 from popmq.operator.lease import Elector
 from popmq.operator.reconcile import Reconciler
+from popmq.operator.report_keeper import ReportDefaults
 from popmq.operator.watching import registry_of, watch
 from popmq.operator.workers import Workers
 
@@ -55,7 +56,7 @@ class OperatorProcess:
             self._api,
             plane,
             default_image=wanted.image,
-            report_image=wanted.report_image,
+            reports=ReportDefaults(wanted.report_image, wanted.report_role),
             now=lambda: datetime.now(UTC),
             may_write=lambda: self.elector.holds,
         )

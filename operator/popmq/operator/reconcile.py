@@ -61,7 +61,7 @@ from popmq.operator.names import (
 )
 from popmq.operator.observed import Claim, Drained, GroupHealth, Observed, Pod, by_group, group_sets
 from popmq.operator.plan import Plan, make_plan
-from popmq.operator.report_keeper import ReportKeeper
+from popmq.operator.report_keeper import ReportDefaults, ReportKeeper
 from popmq.operator.spec import ClusterSpec, SpecError, read_spec
 from popmq.operator.status import cluster_status, refused_status
 
@@ -97,7 +97,7 @@ class Reconciler:
         plane: DataPlane,
         *,
         default_image: str,
-        report_image: str = "popmq-reports:latest",
+        reports: ReportDefaults | None = None,
         now: Callable[[], datetime],
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -106,7 +106,9 @@ class Reconciler:
         self._default_image = default_image
         self._now = now
         self._may_write = may_write  # false once the Lease is lost
-        self._reports = ReportKeeper(api, default_image=report_image, now=now, check=self._check)
+        self._reports = ReportKeeper(
+            api, defaults=reports or ReportDefaults(), now=now, check=self._check
+        )
 
     async def reconcile(self, namespace: str, name: str) -> Outcome:
         """Raises ApiError and ApiAway; whoever calls does so again."""

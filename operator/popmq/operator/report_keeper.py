@@ -2,17 +2,29 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from popmq.operator.kube import Api
 from popmq.operator.lag_reports import LagReport, homeless_status, read_report, report_status
 from popmq.operator.manifest import CRON_JOB, LAG_REPORT, Manifest, at, name_of
 from popmq.operator.names import CLUSTER_LABEL, MANAGED_BY, OPERATOR_NAME
-from popmq.operator.resources.reports import cron_job
+from popmq.operator.resources.reports import cron_job, report_access
 from popmq.operator.spec import ClusterSpec
 from popmq.operator.status import FALSE, Verdict
 
 AT_ONCE = 16
+NO_ROLE = Verdict(
+    FALSE, "NoRole", "executors need operator.report_role: the ClusterRole that may make pods"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDefaults:
+    """`image` is for reports that name none; `role` is the ClusterRole of those with executors."""
+
+    image: str = "popmq-reports:latest"
+    role: str = ""
 
 
 class ReportKeeper:
@@ -22,12 +34,12 @@ class ReportKeeper:
         self,
         api: Api,
         *,
-        default_image: str,
+        defaults: ReportDefaults,
         now: Callable[[], datetime],
         check: Callable[[], None],
     ) -> None:
         self._api = api
-        self._default_image = default_image
+        self._defaults = defaults
         self._now = now
         self._check = check
 
@@ -52,12 +64,18 @@ class ReportKeeper:
 
     async def _reports(self, namespace: str, cluster: str) -> Sequence[LagReport]:
         return [
-            read_report(one, default_image=self._default_image)
+            read_report(one, default_image=self._defaults.image)
             for one in await self._api.list(LAG_REPORT, namespace)
             if at(one, "spec", "cluster") == cluster and "deletionTimestamp" not in one["metadata"]
         ]
 
     async def _keep(self, spec: ClusterSpec, one: LagReport) -> None:
+        if one.executors is not None:
+            if not self._defaults.role:
+                return await self._tell(one, homeless_status(one, NO_ROLE, self._now()))
+            for kind, access in report_access(spec, one, self._defaults.role):
+                self._check()
+                await self._api.apply(kind, access)
         self._check()
         made = await self._api.apply(CRON_JOB, cron_job(spec, one))
         await self._tell(one, report_status(one, made, self._now()))

@@ -1,9 +1,12 @@
 """One report from start to end: session, inputs, plans."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from popmq.reports.endpoint import PATIENCE_S
+from popmq.reports.executors import INSTANCES
 from popmq.reports.history import append, compact
 from popmq.reports.inputs import HistoryInputs, Inputs, LiveInputs
 from popmq.reports.make import TABLES, Wanted, make_report
@@ -19,12 +22,27 @@ SMALL = SHORT | {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where Spark works: `master` as Spark has it ("": `local[2]`, or what spark-submit was told);
+    `conf` are settings of Spark's. The others are for a master on Kubernetes."""
+
+    master: str = ""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    executors: int = 0  # 0: as many as Spark's settings say
+    ca_secret: str = ""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {INSTANCES: str(self.executors), **self.conf} if self.executors else {**self.conf}
+
+
 def run(
     name: str,
     *,
     endpoint: str = "",
     history: str = "",
-    master: str = "local[2]",
+    place: Place | None = None,
     skip_down: bool = False,
     patience_s: float = PATIENCE_S,
     group: str = "",
@@ -37,7 +55,14 @@ def run(
     does not answer, unless `skip_down`."""
     wanted = Wanted(group, topic, since_ms, window_ms, allowed)
     settings = {} if name == "revive" else SMALL
-    with spark_session(f"popmq-{name}", master=master, settings=settings) as spark:
+    place = place or Place()
+    with spark_session(
+        f"popmq-{name}",
+        master=place.master,
+        settings=settings,
+        conf=place.settings,
+        ca_secret=place.ca_secret,
+    ) as spark:
         inputs: Inputs
         if history:
             inputs = HistoryInputs(spark, history, TABLES[name])

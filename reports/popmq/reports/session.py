@@ -1,13 +1,18 @@
-"""The Spark session of a report: local by default, small, and quiet."""
+"""The Spark session of a report: local by default, small, and quiet.
+
+In a process that spark-submit started it goes by what that was told.
+"""
 
 import os
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from popmq.common.errors import Code, Refused
+from popmq.reports.executors import KUBERNETES, executor_settings
 from popmq.reports.java import java_home
 
 _JAVA_OPTIONS = (
@@ -15,7 +20,10 @@ _JAVA_OPTIONS = (
     f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
 )
 # Where a session lives for seconds, the second compiler of Java never pays for itself.
-SHORT = {"spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_JAVA_OPTIONS}"}
+SHORT = {
+    f"spark.{role}.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_JAVA_OPTIONS}"
+    for role in ("driver", "executor")
+}
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -24,15 +32,23 @@ _SETTINGS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": _JAVA_OPTIONS,  # of the same image
     "spark.log.level": "ERROR",
 }
 
 
 @contextmanager
 def spark_session(
-    name: str, *, master: str = "local[2]", settings: dict[str, str] | None = None
+    name: str,
+    *,
+    master: str = "",
+    settings: Mapping[str, str] | None = None,
+    conf: Mapping[str, str] | None = None,
+    ca_secret: str = "",
 ) -> Iterator[Any]:
-    """Ends with the block. Settings that are given go before ours."""
+    """Ends with the block. `settings` go before ours, what spark-submit was told before these, and
+    `conf` before all; so does `master`, which is `local[2]` when nobody names one. `ca_secret` is
+    for executors in pods: the Secret whose `ca.crt` they trust proxies by."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -40,15 +56,33 @@ def spark_session(
             Code.PRECONDITION_FAILED,
             "reports need Spark, which is not installed: pip install 'popmq[reports]'",
         ) from None
-    os.environ["JAVA_HOME"] = java_home()
+    submitted = _submitted()
+    if not submitted:
+        os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in (_SETTINGS | (settings or {})).items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    master = master or submitted.get("spark.master", "local[2]")
+    given = {**submitted, **(conf or {})}
+    with tempfile.TemporaryDirectory(prefix="popmq-report-") as folder:
+        chosen = {**_SETTINGS, **(settings or {})}
+        if master.startswith(KUBERNETES):
+            chosen |= executor_settings(given, Path(folder), ca_secret)
+        elif master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = SparkSession.builder.appName(name)
+        for key, value in {**chosen, **given, "spark.master": master}.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _submitted() -> dict[str, str]:
+    """What spark-submit was told; nothing in a process that it did not start."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())

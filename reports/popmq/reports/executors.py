@@ -1,0 +1,123 @@
+"""Executors in pods of their own: what a session on Kubernetes is told beside its own settings, and
+how the image starts what Spark asks it for.
+
+Spark makes executors' pods from a template and calls the entry point of their image with the one
+word `executor`, and that of a driver that spark-submit made with `driver` and arguments of its own;
+all else is in the environment (docs/concepts/reports.md).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from popmq.common.errors import Code, Refused
+
+KUBERNETES = "k8s://"
+IMAGE = "spark.kubernetes.container.image"
+TEMPLATE = "spark.kubernetes.executor.podTemplateFile"
+INSTANCES = "spark.executor.instances"
+_USER = 10001  # as in the Dockerfile
+_CA_FOLDER = "/etc/popmq-tls"
+_BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+# With these a driver needs rights on pods alone: executors have their settings in their command
+# line, and what is made for a driver goes with its pod.
+_PODS_ALONE = {
+    "spark.kubernetes.executor.disableConfigMap": "true",
+    "spark.kubernetes.driver.service.deleteOnTermination": "false",
+    "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+    "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
+}
+
+
+def executor_settings(given: Mapping[str, str], folder: Path, ca_secret: str) -> dict[str, str]:
+    """`given` goes before them, whoever gave it; a template for pods is written to `folder`."""
+    if IMAGE not in given:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"executors need an image with Spark and popmq: --conf {IMAGE}=popmq-reports:0.1.0",
+        )
+    made = dict(_PODS_ALONE)
+    if TEMPLATE not in given:
+        path = folder / "executor.json"
+        path.write_text(json.dumps(pod_template(ca_secret)), encoding="utf-8")
+        made[TEMPLATE] = str(path)
+    if ca_secret:
+        made["spark.executorEnv.POPMQ_TLS_CA"] = f"{_CA_FOLDER}/ca.crt"
+    return made
+
+
+def pod_template(ca_secret: str = "") -> dict[str, Any]:
+    """Pod Security `restricted` admits it; an executor has no business with the API server."""
+    mounts = [{"name": "tmp", "mountPath": "/tmp"}]
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}]
+    if ca_secret:
+        # Not the key, which the same Secret has.
+        items = [{"key": "ca.crt", "path": "ca.crt"}]
+        volumes.append({"name": "ca", "secret": {"secretName": ca_secret, "items": items}})
+        mounts.append({"name": "ca", "mountPath": _CA_FOLDER})
+    container = {
+        "name": "executor",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": mounts,
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "spec": pod}
+
+
+def executor_command(spark: Path, environ: Mapping[str, str]) -> list[str]:
+    """Of the process that an executor's container is; `spark` is Spark's folder.
+
+    Names and order as in the entry point that Spark's own images have.
+    """
+    java = f"{environ['JAVA_HOME']}/bin/java"
+    paths = [environ.get(name, "") for name in ("SPARK_CONF_DIR", "SPARK_EXTRA_CLASSPATH")]
+    classes = ":".join(filter(None, [*paths, f"{spark}/jars/*"]))
+    memory = environ["SPARK_EXECUTOR_MEMORY"]
+    named = {
+        "driver-url": "SPARK_DRIVER_URL",
+        "executor-id": "SPARK_EXECUTOR_ID",
+        "cores": "SPARK_EXECUTOR_CORES",
+        "app-id": "SPARK_APPLICATION_ID",
+        "hostname": "SPARK_EXECUTOR_POD_IP",
+        "resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+        "podName": "SPARK_EXECUTOR_POD_NAME",
+    }
+    arguments = [word for flag, name in named.items() for word in (f"--{flag}", environ[name])]
+    heap = [f"-Xms{memory}", f"-Xmx{memory}"]
+    return [java, *_java_options(environ), *heap, "-cp", classes, _BACKEND, *arguments]
+
+
+def driver_command(spark: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+    """Of a driver's: a spark-submit that starts it here, with what the one outside has said."""
+    address = environ["SPARK_DRIVER_BIND_ADDRESS"]
+    settings = ("spark.driver.bindAddress", "spark.executorEnv.SPARK_DRIVER_POD_IP")
+    told = [word for name in settings for word in ("--conf", f"{name}={address}")]
+    return [str(spark / "bin" / "spark-submit"), *told, "--deploy-mode", "client", *arguments]
+
+
+def _java_options(environ: Mapping[str, str]) -> list[str]:
+    """SPARK_JAVA_OPT_0 and so on, one argument each."""
+    prefix = "SPARK_JAVA_OPT_"
+    numbers = sorted(
+        int(name.removeprefix(prefix))
+        for name in environ
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+    )
+    return [environ[f"{prefix}{number}"] for number in numbers]
