@@ -36,6 +36,9 @@ SPARK_SOURCE = "pyspark_popmq"
 # Which parts of the broker (a module or package directly in it) a part may import.
 CORES = {"store", "meta", "filter"}
 SERVICES = {"timer", "pop", "transaction", "ha"}
+ON_BROKER = ["lookup_admin", "parking_admin", "lite_admin", "timer_drain", "timer_mover"]
+ON_BROKER += ["reset_job", "lag_job", "letter_jobs", "timer_metrics", "explain_timer", "pulls"]
+ON_BROKER += ["notifications", "broker_life", "followership", "meta_follower"]
 BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "store": set(),
     "meta": {"store"},
@@ -54,23 +57,12 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | SERVICES
     | {"arrivals", "following", "record_applier", "replica_writer", "report", "send_service"},
     "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
-    "lookup_admin": CORES | SERVICES | {"broker"},
-    "parking_admin": CORES | SERVICES | {"broker"},
-    "lite_admin": CORES | SERVICES | {"broker"},
-    "timer_drain": CORES | SERVICES | {"broker"},
-    "timer_mover": CORES | SERVICES | {"broker"},
+    **dict.fromkeys(ON_BROKER, CORES | SERVICES | {"broker"}),
     "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin", "timer_drain"},
     "jobs": CORES | SERVICES,
     "report_jobs": CORES | SERVICES | {"broker", "jobs", "report"},
-    "reset_job": CORES | SERVICES | {"broker"},
-    "lag_job": CORES | SERVICES | {"broker"},
-    "letter_jobs": CORES | SERVICES | {"broker"},
     "explain_job": CORES | SERVICES | {"broker", "explain_timer"},
     "timer_jobs": CORES | SERVICES | {"broker", "jobs"},
-    "timer_metrics": CORES | SERVICES | {"broker"},
-    "explain_timer": CORES | SERVICES | {"broker"},
-    "pulls": CORES | SERVICES | {"broker"},
-    "notifications": CORES | SERVICES | {"broker"},
     "offset_jobs": CORES | SERVICES | {"broker", "jobs", "pulls"},
     "transaction_jobs": CORES | SERVICES | {"broker", "jobs"},
     "pop_admin": CORES
@@ -90,14 +82,11 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
         "transaction_jobs",
     },
     "gate": set(),
-    "broker_life": CORES | SERVICES | {"broker"},
-    "followership": CORES | SERVICES | {"broker"},
     "leadership": CORES | SERVICES | {"broker", "gate", "server"},
     "broker_node": CORES
     | SERVICES
     | {"broker", "broker_life", "followership", "gate", "leadership", "meta_follower", "server"}
     | {"timer_mover"},
-    "meta_follower": CORES | SERVICES | {"broker"},
     "replication_metrics": SERVICES | {"broker_node"},
     "rest": CORES | SERVICES | {"broker", "broker_node"},
     "process": CORES

@@ -103,7 +103,7 @@ def snapshot_forgets_attempts(patch: Patch) -> None:
 
 
 def repeated_receive_is_a_new_one(patch: Patch) -> None:
-    patch.setattr(FifoService, "_received", lambda self, want: [])
+    patch.setattr(FifoService, "received", lambda self, want: [])
 
 
 def repeated_receive_is_a_new_one_after_a_start(patch: Patch) -> None:

@@ -44,7 +44,7 @@ def run(kind: Simulators, seeds: range) -> Counter[str]:
     return reached
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [(ReplicaSimulator, 60), (TimerReplicaSimulator, 90)])
+@pytest.mark.parametrize(("kind", "seeds"), [(ReplicaSimulator, 90), (TimerReplicaSimulator, 90)])
 def test_a_slave_is_its_masters_equal_and_takes_over(kind: Simulators, seeds: int) -> None:
     reached = run(kind, range(1, seeds + 1))
     assert [state for state in STATES if not reached[state]] == []

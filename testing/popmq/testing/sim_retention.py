@@ -241,7 +241,9 @@ class RetentionChecks:
         """Whether a message may be missing: the copy that was next for the group was unread
         when its segment went."""
         group = self._machine.broker.registry.group(reader.group.name)
-        attempt = life.attempt if life else 0
+        # Of an answer that a reset overtook nobody knows whether it was from before it: then the
+        # first copy was unread again.
+        attempt = life.attempt if life and not life.loose else 0
         # A delivery that a crash forgot is unread again, and so it was when its copy went.
         held = life.held if life else None
         forgotten = held is not None and self._oracle.may_be_forgotten(held)
