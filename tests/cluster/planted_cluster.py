@@ -437,7 +437,7 @@ PLANTED = [
     PlantedCluster(
         "rebuilt store keeps its identity", rebuilt_store_keeps_its_identity, seeds=RARE
     ),
-    PlantedCluster("memory waits for nobody", memory_waits_for_nobody, seeds=30),
+    PlantedCluster("memory waits for nobody", memory_waits_for_nobody, seeds=80),
     PlantedCluster("buffered receives wait for nobody", buffered_receives_wait_for_nobody, RARE),
     PlantedCluster("refusals rest on nothing", refusals_rest_on_what_is_not_confirmed, RARE),
     PlantedCluster("nobody alive after a switch", nobody_is_taken_for_alive_after_a_switch),
