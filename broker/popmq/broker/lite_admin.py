@@ -13,8 +13,8 @@ def sync_lite(broker: Broker, body: bytes) -> None:
             Code.BAD_REQUEST, f"action {request.action} on lite subscriptions: it takes 0 to 4"
         )
     broker.lites.sync(
-        broker.topic(request.topic),
-        broker.group(request.group),
+        broker.directory.topic(request.topic),
+        broker.directory.group(request.group),
         broker.clients.number(request.client_id),
         Action(request.action),
         request.names,
