@@ -13,6 +13,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import hop
 from popmq.common.config import StoreSettings
 from popmq.common.disk import RealDisk
+from popmq.common.errors import StoreDamaged
 from popmq.common.hop import Kind
 from popmq.common.message import BadRecord
 from popmq.common.topics import MessageType
@@ -201,3 +202,23 @@ def test_a_cut_below_the_confirmed_position_or_inside_a_record_breaks_a_rule(
     copy.store.confirm(copy.store.end)
     with pytest.raises(AssertionError, match="confirmed"):
         copy.store.replicas.cut(0, known=0, done=lambda: None)
+
+
+def test_a_cut_behind_a_damaged_record_removes_nothing_and_names_it(tmp_path: Path) -> None:
+    made = master(tmp_path / "a")
+    for _ in range(4):
+        made.send("orders", b"x" * 100)
+    copy = Copy(tmp_path / "b", made.settings.store)
+    copy_all(made.broker.store, copy, random.Random(1))
+    (log,) = (tmp_path / "b").glob("**/commitlog/*")
+    whole = log.read_bytes()
+    at = whole.index(b"x" * 100)
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(b"y")
+    copy.store.replicas.cut(copy.store.end, known=0, done=lambda: None)
+    with pytest.raises(
+        StoreDamaged, match=rf"{log.name}.*cut at \d+ .*damaged: run `popmq doctor`"
+    ):
+        copy.settle()
+    assert log.read_bytes() == whole[:at] + b"y" + whole[at + 1 :]

@@ -264,12 +264,17 @@ class CommitLog:
     def cut(self, position: int, known: int) -> None:
         """Remove the bytes from `position` on, durably. Runs on the flusher; `ends_at` follows.
 
-        A record begins, or the log ends, at both; `known` lies at or below.
+        A record begins, or the log ends, at both; `known` lies at or below.  StoreDamaged, with
+        nothing removed, when a record in between is not intact.
         """
         at = known
         while at < position:
             header = self.record_at(at)
-            assert header is not None, f"a cut at {position}, but no record is at {at}"
+            if header is None:
+                raise StoreDamaged(
+                    f"{self.path_of(at)}: the log is to be cut at {position} to its master's, but "
+                    f"the record at {at} is damaged: run `popmq doctor`"
+                )
             at = self.behind(header.end)
         assert at == position, f"a cut at {position}, inside the record before {at}"
         self._files.cut(position)
