@@ -112,10 +112,10 @@ def test_a_copy_of_the_run_that_crashes_is_the_run_that_crashes_there() -> None:
 @pytest.mark.parametrize(
     ("plant", "promise"),
     [
-        (planted.fired_again_after_a_start, "I4 exactly-once"),
-        (planted.cursor_not_moved_at_recovery, "I12"),
-        (planted.slot_cleared_before_its_firings_are_confirmed, "I1 no-loss"),
-        (planted.recall_forgotten_at_recovery, "I11 recall"),
+        (planted.cursor_not_moved_at_recovery, "I12 cursor"),
+        (planted.recall_forgotten_at_recovery, "I16 counts-true"),
+        (planted.late_ones_not_in_the_snapshot, "I2 no-limbo"),
+        (planted.queue_cursor_one_too_far, "I1 no-loss"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
@@ -123,7 +123,7 @@ def test_a_planted_mistake_is_seen_by_a_copy_that_crashes(
     plant: Callable[[pytest.MonkeyPatch], None], promise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = crash_everywhere(0, lambda at, loss: at % 101 == 0)
+    found = crash_everywhere(0, lambda at, loss: at % 151 == 0)
     assert promise in "\n".join(found.stories)
     assert "--one-crash --seed " in found.stories[0]
 

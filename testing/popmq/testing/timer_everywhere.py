@@ -103,9 +103,12 @@ class OneCrash(ThousandTimers):
         machine.disk.faults.heal()
 
     def _drain(self) -> None:
-        if not self.crashes:
+        if self.crashes:
+            self._finish()
+        else:
             super()._drain()
-            return
+
+    def _finish(self) -> None:
         self.oracle.finish()
         self.count_fired()
         self._count(self.machine.broker.timers.service)
@@ -157,8 +160,8 @@ class CrashEverywhere(OneCrash):
         finally:
             if self._forks.is_copy:
                 self._forks.leave(self._seen_by_a_copy)
+            self._forks.finish()
         assert not outcome.violations, outcome.story(40)
-        self._forks.finish()
         return self.found
 
     def _lives(self) -> None:
@@ -168,6 +171,11 @@ class CrashEverywhere(OneCrash):
             super()._lives()
         finally:
             faults.at_operation = None
+        if not self.crashes:
+            self._come_to_an_end()  # without the start of another drain
+
+    def _drain(self) -> None:
+        self._finish()
 
     def _fork(self, path: str) -> None:
         """Between two operations: in a copy the second one is never done."""
