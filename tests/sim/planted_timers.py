@@ -23,7 +23,7 @@ from popmq.broker.timer.timer_service import TimerService
 from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerUnit, intact_unit
 from popmq.common.message import HEADER_SIZE, RecordKind
-from popmq.common.timer_token import RECOUNT_VERSION, Outcome
+from popmq.common.timer_token import RECOUNT_VERSION, Outcome, encode_fired
 from popmq.testing.timer_overtaken import OvertakenTimers
 from popmq.testing.timer_run import TimerSimulator
 
@@ -44,6 +44,11 @@ def cursor_not_moved_at_recovery(patch: Patch) -> None:
 def fired_without_how_much_was_enqueued(patch: Patch) -> None:
     end = TimerService.end
     patch.setattr(TimerService, "end", lambda self, *found: end(self, *found)._replace(judged=0))
+
+    def wrong(topic: int, due_ms: int, identity: int, judged: int, *more: Any) -> bytes:
+        return encode_fired(topic, due_ms, identity, 0, *more)
+
+    patch.setattr(f"{TimerService.__module__}.encode_fired", wrong)
 
 
 def late_by_the_due_time_alone(patch: Patch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from sim import planted_timers as planted
 
 from popmq.testing.sometimes import Tally
+from popmq.testing.timer_everywhere import CrashEverywhere, Found, OneCrash, everywhere
 from popmq.testing.timer_thousand import (
     LOSSES,
     MOST,
@@ -73,13 +74,58 @@ def test_none_of_a_thousand_timers_is_early_lost_or_twice_wherever_it_crashes_fi
     assert [state.value for state in REACHED if not tally.counts[state]] == []
 
 
+def crash_everywhere(script: int, wants: Callable[[int, int], bool] = everywhere) -> Found:
+    """Also prints what it came to."""
+    began, world = time.monotonic(), CrashEverywhere(script, copies=2, wants=wants)
+    found = world.run_all()
+    print(
+        f"script {script}: {world.operations} operations, {found.points} crash points, "
+        f"{found.same} of them in a state that was seen; {found.crashes} crashes, "
+        f"{found.timers} timers, {len(found.stories)} runs with violations; "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    return found
+
+
 @pytest.mark.long
 @pytest.mark.timeout(7_200)
-@each_loss
+@pytest.mark.parametrize("script", [0, 1, 2])
 def test_none_of_a_thousand_timers_is_early_lost_or_twice_with_a_crash_at_every_write(
-    loss: int,
+    script: int,
 ) -> None:
-    run_all(seed_of(first=first, loss=loss) for first in range(operations(script=0)))
+    found = crash_everywhere(script)
+    print("crashed at\n" + found.tally.table())
+    assert found.stories == []
+    assert found.points >= 3 * TIMERS
+    assert not found.tally.never
+
+
+@pytest.mark.heavy
+def test_a_copy_of_the_run_that_crashes_is_the_run_that_crashes_there() -> None:
+    found = crash_everywhere(0, lambda at, loss: at in (1, 1_033) and loss != at % 3)
+    assert len(found.digests) + found.same == found.points == 4
+    assert {seed: OneCrash(seed).run().digest for seed in found.digests} == found.digests
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "promise"),
+    [
+        (planted.cursor_not_moved_at_recovery, "I12 cursor"),
+        (planted.recall_forgotten_at_recovery, "I16 counts-true"),
+        (planted.late_ones_not_in_the_snapshot, "I2 no-limbo"),
+        (planted.queue_cursor_one_too_far, "I1 no-loss"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_planted_mistake_is_seen_by_a_copy_that_crashes(
+    plant: Callable[[pytest.MonkeyPatch], None], promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    found = crash_everywhere(0, lambda at, loss: at % 151 == 0)
+    assert promise in "\n".join(found.stories)
+    assert "--one-crash --seed " in found.stories[0]
 
 
 @pytest.mark.heavy

@@ -1,17 +1,22 @@
 """Many timers in one step come to what one after the other comes to."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from timer.timer_client import HOUR, SECOND, core_with_topic, received, send, send_all
 
 from popmq.broker.store.copies import Copy
+from popmq.broker.store.log_tail import LogTail
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer import timer_service
 from popmq.broker.timer.due_timers import Due
 from popmq.broker.timer.timer_state import TimerState
-from popmq.common.message import MESSAGE_HEADER_SIZE
-from popmq.common.timer_token import FiringToken
+from popmq.common.config import MessageSettings, StoreSettings
+from popmq.common.message import MESSAGE_HEADER_SIZE, Stamp, encode_message, intact_message
+from popmq.common.timer_body import intact_bodies
+from popmq.common.timer_token import FiringToken, TimerToken
+from popmq.testing.core import SMALL
 
 
 def state_with(timers: int) -> TimerState:
@@ -71,7 +76,11 @@ def test_copies_are_the_records_that_messages_are_put_as() -> None:
         stamp, start = store.stamp(), store.end
         if many:
             store.put_copies(
-                [Copy(topic_id, 0, 9, token, head, slices) for token, head, slices in parts], stamp
+                [
+                    Copy(topic_id, 0, 9, token, len(head), head + slices)
+                    for token, head, slices in parts
+                ],
+                stamp,
             )
         else:
             for token, head, slices in parts:
@@ -88,6 +97,80 @@ def test_copies_are_the_records_that_messages_are_put_as() -> None:
         log = b"".join(store.reader.record(unit) for unit in units)
         logs.append((index, units, store.metrics.records, log))
     assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["", "a slave follows"])
+def test_copies_fill_segments_as_messages_do(follows: bool) -> None:
+    """The last bytes of a segment are padded, or left, wherever the records end."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    parts = [(rng.randbytes(40), rng.randbytes(rng.randrange(1_500))) for _ in range(300)]
+    logs = []
+    small = replace(
+        SMALL,
+        store=StoreSettings(segment_bytes=16 << 10),
+        message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
+    )
+    for many in (False, True):
+        core = core_with_topic(settings=small)
+        store, topic_id = core.broker.store, core.broker.registry.topic("orders").id
+        tail = store._log.tail = LogTail(1 << 30) if follows else None
+        stamp, start, last = store.stamp(), store.end, 0
+        while last < len(parts):
+            some = parts[last : last + 64]
+            last += len(some)
+            if many:
+                copies = [Copy(topic_id, at % 2, 9, t, len(h), h) for at, (t, h) in enumerate(some)]
+                positions = store.put_copies(copies, stamp)
+                assert positions[-1] == store.last_position
+            else:
+                for at, (token, head) in enumerate(some):
+                    store.put_message(
+                        topic_id=topic_id, queue_id=at % 2, head=head, properties=b"",
+                        tag_hash=9, token=token, stamp=stamp,
+                    )  # fmt: skip
+            core.settle()
+        units = [store.queue(topic_id, queue).units(0, 300) for queue in (0, 1)]
+        assert len(units[0]) + len(units[1]) == len(parts)
+        assert store.end - start > 3 * core.settings.store.segment_bytes
+        pieces = (tail._positions, tail._pieces) if tail is not None else ()
+        log = [store.reader.raw(some) for some in units], store.end, store.last_position
+        logs.append((units, log, pieces))
+    assert logs[0] == logs[1]
+
+
+def test_a_body_on_its_short_way_is_the_message_of_its_record() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    data, units, tokens = b"", [], []
+    for number in range(50):
+        moved, replaces = rng.choice(((None, None), (7, None), (None, (5, 6))))
+        tokens.append(TimerToken(number, number % 4, rng.getrandbits(64), moved, replaces))
+        record = encode_message(
+            stamp=Stamp(3, 5, 8), position=1_000 + len(data), topic_id=9, queue_id=0,
+            queue_offset=number, tag_hash=77, head=rng.randbytes(rng.randrange(40)),
+            properties=rng.randbytes(rng.randrange(40)), token=tokens[-1].encode(),
+        )  # fmt: skip
+        units.append(Unit(1_000 + len(data), len(record), 0))
+        data += record
+    bodies = intact_bodies(data, 1_000, units)
+    for body, token, unit in zip(bodies, tokens, units, strict=True):
+        whole = intact_message(data, unit.position - 1_000, unit.position, unit.size)
+        assert whole is not None
+        assert body is not None
+        assert body.both == whole.head + whole.properties
+        assert (body.queue_offset, body.head_size) == (whole.header.queue_offset, len(whole.head))
+        assert (body[1:4], whole.any_token) == (token[:3], token)
+    first = units[0]
+    for at in range(first.size):
+        broken = bytearray(data)
+        broken[at] ^= 1 << rng.randrange(8)
+        assert intact_bodies(bytes(broken), 1_000, [first]) == [None]
+    assert intact_bodies(data, 1_000, [first._replace(size=first.size + 1)]) == [None]
+    assert intact_bodies(data, 999, [first._replace(position=999)]) == [None]
+    assert intact_bodies(data[: first.size - 1], 1_000, [first]) == [None]
 
 
 def test_a_timer_without_its_topic_among_many_is_a_dead_letter_and_holds_none_up() -> None:

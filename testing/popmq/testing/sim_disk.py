@@ -9,6 +9,7 @@ of the rest is there after a crash, the crash's `Loss` and the seed decide
 import errno
 import random
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
 from popmq.testing.sim_faults import FailedPages, Faults
 from popmq.testing.sim_loss import Content, Loss, Losses, apply
@@ -25,6 +26,8 @@ class SimDisk:
         self.losses = Losses(rng)
         self.faults = Faults()
         self.before: Callable[[], None] = go_ahead
+        # Where the scheduler's own thread has to do something in the middle of an operation.
+        self.on_main: Callable[[Callable[[], None]], None] = at_once
 
     # -- what happens to a computer
 
@@ -82,6 +85,21 @@ class SimDisk:
             copied = made._names[path] = made._kept_names[path] = Content()
             copied.now[:] = copied.kept[:] = content.kept
         return made
+
+    def image(self) -> bytes:
+        """A hash of all that programs see, of what is on the platter, and of what is between."""
+        found = blake2b(digest_size=16)
+        for names in (self._names, self._kept_names):
+            for path in sorted(names):
+                content = names[path]
+                same = self._names.get(path) is content
+                found.update(f"{path}\0{same}\0{len(content.now)}\0{len(content.kept)}".encode())
+                found.update(content.now)
+                found.update(content.kept)
+                for offset, data in content.pending:
+                    found.update(f"{offset}\0{-1 if data is None else len(data)}".encode())
+                    found.update(data or b"")
+        return found.digest()
 
     @property
     def unsynced(self) -> bool:
@@ -231,3 +249,7 @@ class SimFile:
 
 def go_ahead() -> None:
     return
+
+
+def at_once(work: Callable[[], None]) -> None:
+    work()

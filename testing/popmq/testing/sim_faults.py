@@ -1,6 +1,7 @@
 """Faults of a simulated disk: armed one at a time, each strikes once (power: until `crash`)."""
 
 import errno
+from collections.abc import Callable
 from enum import Enum
 
 from popmq.testing.disk import PowerCut
@@ -26,6 +27,7 @@ class Faults:
         self.budget: int | None = None  # bytes that files may still grow by
         self.sick = False  # an EIO was raised since the last crash
         self.operations = 0  # since the run began
+        self.at_operation: Callable[[str], None] | None = None  # hears of each, before a cut there
         self.struck = ""  # the path at which the power went last
 
     def cut_at(self, operations: int, *, after_start_of: str = "") -> None:
@@ -66,6 +68,8 @@ class Faults:
 
     def touch(self, path: str) -> None:
         """An operation is under way."""
+        if self.at_operation is not None:
+            self.at_operation(path)
         self.operations += not self.off
         if self._cut_in is not None:
             self._cut_in -= 1

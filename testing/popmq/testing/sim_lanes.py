@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from popmq.common.steps import Done, Work
 from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import SimDisk, go_ahead
+from popmq.testing.sim_disk import SimDisk, at_once, go_ahead
 
 
 class Lane:
@@ -68,6 +68,10 @@ class Lane:
         if stopped is not None:
             stopped.kill()
 
+    def forget_thread(self) -> None:
+        """In a fork of the process, which has no thread but the one that forked."""
+        self._stopped = None
+
     def _go_on(self, work: Work, operations: int | None) -> bool:
         """Whether the job came to its end; raises what ended it."""
         job = self._stopped
@@ -92,6 +96,7 @@ class _Job:
         self._killed = False
         self._finished = False
         self._error: BaseException | None = None
+        self._asked: Callable[[], None] | None = None
         self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()
         self._go.acquire()
         self._back.acquire()
@@ -112,10 +117,17 @@ class _Job:
         assert self._finished, "a job that was killed goes on"
 
     def _hand_over(self) -> None:
-        self._disk.before = self._before
-        self._go.release()
-        self._back.acquire()
-        self._disk.before = go_ahead
+        self._disk.before, self._disk.on_main = self._before, self._on_main
+        try:
+            self._go.release()
+            self._back.acquire()
+            while self._asked is not None:
+                work, self._asked = self._asked, None
+                work()
+                self._go.release()
+                self._back.acquire()
+        finally:
+            self._disk.before, self._disk.on_main = go_ahead, at_once
 
     def _run(self) -> None:
         self._go.acquire()
@@ -125,6 +137,13 @@ class _Job:
             self._error = error
         self._finished = True
         self._back.release()
+
+    def _on_main(self, work: Callable[[], None]) -> None:
+        """On the job's thread: the scheduler's does that in between. What it raises ends the run
+        there, and this thread stands still for ever."""
+        self._asked = work
+        self._back.release()
+        self._go.acquire()
 
     def _before(self) -> None:
         """On the job's thread, before each operation of the disk."""

@@ -15,6 +15,7 @@ from popmq.testing.sim_pushes import PushSimulator
 from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
 from popmq.testing.sim_run import Outcome, Simulator
 from popmq.testing.sometimes import Sometimes, Tally
+from popmq.testing.timer_everywhere import OneCrash
 from popmq.testing.timer_overtaken import OvertakenTimers
 from popmq.testing.timer_run import TimerSimulator
 from popmq.testing.timer_sometimes import TimerSometimes
@@ -43,6 +44,10 @@ def run_thousand_timers(seed: int) -> Outcome:
     return ThousandTimers(seed).run()
 
 
+def run_one_crash(seed: int) -> Outcome:
+    return OneCrash(seed).run()
+
+
 def run_transaction_seed(seed: int) -> Outcome:
     return TransactionSimulator(seed).run()
 
@@ -64,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--timers", action="store_true", help="the timer's world")
     parser.add_argument("--overtaken-timers", action="store_true", help="one with a slow log")
     parser.add_argument("--thousand-timers", action="store_true", help="that dies all the time")
+    parser.add_argument("--one-crash", action="store_true", help="that dies once")
     parser.add_argument("--transactions", action="store_true", help="that of transactions")
     parser.add_argument("--pushes", action="store_true", help="of push consumers that live on")
     parser.add_argument("--replica", action="store_true", help="with a slave that follows")
@@ -90,6 +96,8 @@ def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[E
         return run_overtaken_seed, TimerSometimes
     if chosen.thousand_timers:
         return run_thousand_timers, CrashedAt
+    if chosen.one_crash:
+        return run_one_crash, CrashedAt
     if chosen.transactions:
         return run_transaction_seed, TransactionSometimes
     if chosen.pushes:

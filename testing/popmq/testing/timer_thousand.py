@@ -27,7 +27,7 @@ TIMERS = 1_000
 # Only the process dies; or the power goes and takes what was not synced: all, or any sectors.
 LOSSES = (Loss.NOTHING, Loss.ALL, Loss.SCATTERED)
 MOST = 6_000  # operations in a script: the number of a run has room for so many
-_NEVER = 1 << 60
+NEVER = 1 << 60
 _APART = 400  # operations from one crash to the next, at most; a start alone takes 40 to 90
 _REPLAYED = 8  # one start of so many is compared with a start from the older snapshot
 _IN_A_REQUEST = (8, 24, 24)
@@ -204,11 +204,10 @@ class ThousandTimers(TimerSimulator):
         self._count(machine.broker.timers.service)
         while True:
             self._count_crash(machine.disk.faults.struck, in_start=again)
-            machine.crash(self.loss)
-            self.clients.crashed()
+            self._crash()
             if self.rng.random() < 0.2:
                 self.while_down()
-            self._next = _NEVER if again else self._done + self._fate.randrange(_APART)
+            self._next = NEVER if again else self._draw_next()
             self._arm()
             trouble, again = machine.try_start(), True
             self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
@@ -217,10 +216,17 @@ class ThousandTimers(TimerSimulator):
         if trouble:
             self.oracle.complain("I0 starts", f"refused to start: {trouble}")
             return
-        if self._next == _NEVER:
-            self._next = self._done + self._fate.randrange(_APART)
+        if self._next == NEVER:
+            self._next = self._draw_next()
             self._arm()
         self._started()
+
+    def _crash(self) -> None:
+        self.machine.crash(self.loss)
+        self.clients.crashed()
+
+    def _draw_next(self) -> int:
+        return self._done + self._fate.randrange(_APART)
 
     def _count_crash(self, path: str, *, in_start: bool) -> None:
         below = path.removeprefix(f"{self.machine.settings.broker.data}/").split("/")[0]
@@ -231,8 +237,12 @@ class ThousandTimers(TimerSimulator):
             self.tally.hit(_PLACES[below])
         self.tally.hit(CrashedAt.A_START, int(in_start))
 
+    @property
+    def _compares_starts(self) -> bool:
+        return self.crashes % _REPLAYED == 0
+
     def _recovered(self, seed: int) -> None:
-        if self.crashes % _REPLAYED == 0:
+        if self._compares_starts:
             super()._recovered(seed)
             return
         self.checks.tail_is_clean()

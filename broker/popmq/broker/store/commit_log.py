@@ -117,6 +117,24 @@ class CommitLog:
         self.last_position = self.end
         self.end = self.behind(self.end + len(record))
 
+    def append_all(self, records: list[bytes]) -> None:
+        """Take adjacent records of one segment, the first of them encoded for this log's end."""
+        if not records:
+            return
+        sizes = sum(map(len, records))
+        if self._run_end != self.end or self.end % self._segment_bytes == 0:
+            self._runs.append((self.end, []))
+        self._runs[-1][1].extend(records)
+        self.pending_bytes += sizes
+        if self.tail is not None:
+            at = self.end
+            for record in records:
+                self.tail.add(at, record)
+                at += len(record)
+        self._run_end = self.end + sizes
+        self.last_position = self._run_end - len(records[-1])
+        self.end = self.behind(self._run_end)
+
     def append_block(self, block: LogBlock) -> None:
         """Take whole records that another log has at this one's end."""
         assert block.position == self.end, f"a block of {block.position} at {self.end}"

@@ -5,8 +5,11 @@ and checks that are the same for all of them are made once; it does for each wha
 `MessageStore.put_message` does for one.
 """
 
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from crc32c import crc32c
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.dispatch import Dispatch, Queued
@@ -16,11 +19,19 @@ from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit, index_unit
 from popmq.common.message import (
     MESSAGE_HEADER_SIZE,
+    RECORD_VERSION,
     RecordKind,
     Stamp,
     encode_message,
     message_size,
 )
+
+_FRONT = struct.Struct(">II")  # size, crc
+_REST = struct.Struct(">BBHIQQQIIQQIIHHI")  # and what follows, up to the token (message.py)
+_MESSAGE = int(RecordKind.MESSAGE)
+_new = tuple.__new__
+
+assert _FRONT.size + _REST.size == MESSAGE_HEADER_SIZE
 
 
 class Copy(NamedTuple):
@@ -30,8 +41,8 @@ class Copy(NamedTuple):
     queue_id: int
     tag_hash: int
     token: bytes
-    head: bytes
-    properties: bytes
+    head_size: int
+    both: bytes  # head and properties, as they stand in a record
 
 
 def put_copies(
@@ -44,30 +55,41 @@ def put_copies(
 ) -> tuple[list[int], int]:
     """Append the copies, and let `dispatch` and `index` expect them; positions, and bytes."""
     positions: list[int] = []
-    sizes, wall_ms = 0, stamp.wall_ms
-    for topic_id, queue_id, tag_hash, token, head, properties in copies:
-        size = MESSAGE_HEADER_SIZE + len(token) + len(head) + len(properties)
-        queue_offset = dispatch.next_offset(topic_id, queue_id)
-        position = log.place(size, stamp)
-        log.append(
-            encode_message(
-                stamp=stamp,
-                position=position,
-                topic_id=topic_id,
-                queue_id=queue_id,
-                queue_offset=queue_offset,
-                tag_hash=tag_hash,
-                head=head,
-                properties=properties,
-                token=token,
-                unconfirmed=position - confirmed,
-            )
-        )
+    queued: list[Queued] = []
+    named: list[tuple[int, int, int, int, bytes]] = []  # for the key index
+    records: list[bytes] = []
+    offsets: dict[tuple[int, int], int] = {}  # of the next record of each queue
+    epoch, log_ms, wall_ms = stamp
+    position = room_end = sizes = 0
+    for topic_id, queue_id, tag_hash, token, head_size, both in copies:
+        size = MESSAGE_HEADER_SIZE + len(token) + len(both)
+        if position + size > room_end:
+            log.append_all(records)
+            records = []
+            position = log.place(size, stamp)
+            room_end = log.segment_end(position)
+        queue = topic_id, queue_id
+        queue_offset = offsets.get(queue, -1)
+        if queue_offset < 0:
+            queue_offset = dispatch.next_offset(topic_id, queue_id)
+        offsets[queue] = queue_offset + 1
+        rest = _REST.pack(
+            RECORD_VERSION, _MESSAGE, 0, epoch, position, log_ms, wall_ms,
+            topic_id, queue_id, queue_offset, tag_hash, head_size, len(both) - head_size,
+            len(token), 1, min(position - confirmed, 0xFFFF_FFFF),
+        )  # fmt: skip
+        tail = b"".join((rest, token, both))
+        records.append(_FRONT.pack(size, crc32c(tail)) + tail)
         unit = index_unit(position, size, tag_hash)
-        dispatch.expect(Queued(position + size, position, topic_id, queue_id, queue_offset, unit))
-        index.expect(position, size, topic_id, wall_ms, properties)
+        end = position + size
+        queued.append(_new(Queued, (end, position, topic_id, queue_id, queue_offset, unit)))
+        named.append((position, size, topic_id, wall_ms, both[head_size:]))
         positions.append(position)
         sizes += size
+        position = end
+    log.append_all(records)
+    dispatch.expect_all(queued, offsets)
+    index.expect_all(named)
     return positions, sizes
 
 

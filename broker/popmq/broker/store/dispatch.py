@@ -8,7 +8,7 @@ through `enter`, which ignores what a queue already holds.
 import logging
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,19 +130,32 @@ class Dispatch:
         self._waiting.append(queued)
         self._next_offset[(queued.topic_id, queued.queue_id)] = queued.queue_offset + 1
 
+    def expect_all(
+        self, queued: Sequence[Queued], following: Mapping[tuple[int, int], int]
+    ) -> None:
+        """The same of many, in log order; `following` has the next offset of each of the queues."""
+        self._waiting.extend(queued)
+        self._next_offset.update(following)
+
     def advance(self, confirmed: int) -> set[tuple[int, int]]:
         """Enter every waiting record that ends at or below `confirmed`; which queues grew."""
         grown: dict[tuple[int, int], ConsumeQueue] = {}
         waiting = self._waiting
         while waiting and waiting[0].end <= confirmed:
             queued = waiting.popleft()
-            _, _, topic_id, queue_id, _, _ = queued
+            _, position, topic_id, queue_id, queue_offset, unit = queued
             queue = grown.get((topic_id, queue_id))
             if queue is None:
                 if topic_id not in self._topics:
                     continue
                 queue = grown[topic_id, queue_id] = self.queue(topic_id, queue_id)
-            self._append(queue, queued)
+            if queue_offset == queue.count and position >= self._trusted_position:
+                queue.append(unit, position)  # as `_append`, for all that is stored
+            else:
+                self._append(queue, queued)
+        for queue in grown.values():
+            if queue.unwritten_bytes >= _SPILL_BYTES:
+                self._long_tails[queue] = None
         self.position = max(self.position, confirmed)
         return set(grown)
 

@@ -45,7 +45,7 @@ class IndexTail:
     def span(self) -> Span:
         return Span(self.begin, self.end, self.min_ms, self.max_ms)
 
-    def add(self, entries: list[bytes], *, end: int, stored_ms: int) -> None:
+    def add(self, entries: list[bytes], end: int, stored_ms: int) -> None:
         """The entries of one message, which ends at `end` in the log."""
         for entry in entries:
             self.buckets[entry[0]].append(entry)

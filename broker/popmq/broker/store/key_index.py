@@ -76,15 +76,15 @@ class KeyIndex:
         """Remember a message that was just appended, until `advance` passes it."""
         self._waiting.append((position, size, topic_id, stored_ms, properties))
 
+    def expect_all(self, messages: Sequence[tuple[int, int, int, int, bytes]]) -> None:
+        """The same of many: the arguments of each, in log order."""
+        self._waiting.extend(messages)
+
     def advance(self, confirmed: int) -> None:
         """Add every expected message that ends at or below `confirmed`."""
         waiting, add = self._waiting, self.add
-        while waiting:
-            position, size, _, _, _ = one = waiting[0]
-            if position + size > confirmed:
-                break
-            add(*one)
-            waiting.popleft()
+        while waiting and waiting[0][0] + waiting[0][1] <= confirmed:
+            add(*waiting.popleft())
 
     def add(
         self, position: int, size: int, topic_id: int, stored_ms: int, properties: bytes
@@ -95,13 +95,12 @@ class KeyIndex:
         """
         if position < self.covered:
             return
-        entries = [
-            _pack(name_hash(topic_id, kind, name), position, size, kind)
-            for kind, name in names_in(properties)
-        ]
-        self.covered = position + size
+        entries = []
+        for kind, name in names_in(properties):
+            entries.append(_pack(name_hash(topic_id, kind, name), position, size, kind))
+        self.covered = end = position + size
         tail = self._tail
-        tail.add(entries, end=self.covered, stored_ms=stored_ms)
+        tail.add(entries, end, stored_ms)
         self.metrics.entries += len(entries)
         if tail.count >= self._entries_per_file:
             self._full.append(tail)

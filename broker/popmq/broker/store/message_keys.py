@@ -13,7 +13,7 @@ ID, KEY = 1, 2  # the kinds of names
 # More names of one message than this are not indexed; a proxy refuses such a message anyway.
 NAMES_LIMIT = 128
 
-_KIND = Struct(">IB")
+_pack = Struct(">IB").pack
 _LEN, _VARINT, _FIXED64, _FIXED32 = 2, 0, 1, 5
 _KEYS_TAG = 2 << 3 | _LEN
 _ID_TAG = 3 << 3 | _LEN
@@ -59,4 +59,4 @@ def names_in(properties: bytes) -> list[tuple[int, bytes]]:
 
 def name_hash(topic_id: int, kind: int, name: bytes) -> bytes:
     """8 bytes that say where a name stands in the index; equal ones prove nothing."""
-    return blake2b(_KIND.pack(topic_id, kind) + name, digest_size=8).digest()
+    return blake2b(_pack(topic_id, kind) + name, digest_size=8).digest()

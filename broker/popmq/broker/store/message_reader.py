@@ -20,6 +20,7 @@ from popmq.common.message import (
     decode_message,
     intact_message,
 )
+from popmq.common.timer_body import TimerBody, intact_bodies
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,15 @@ class MessageReader:
                     for content, unit in zip(contents, span, strict=True)
                 ]
             found += contents
+        return found
+
+    def timer_bodies(self, units: list[Unit]) -> list[TimerBody | None]:
+        """Like `read`, for firings and without waiting; None where `read` has to say what it is."""
+        found: list[TimerBody | None] = []
+        for span in self._spans(units):
+            start, last = span[0].position, span[-1]
+            data = memoryview(self._log.view_warm(start, last.position + last.size - start))
+            found += intact_bodies(data, start, span)
         return found
 
     def _content(self, data: memoryview, unit: Unit, start: int) -> Content | None:

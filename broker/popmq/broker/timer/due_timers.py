@@ -189,14 +189,16 @@ class DueTimers:
         heap, moved, is_cancelled = self._heap, self._moved, self._state.is_cancelled
         over = self._state.cursor
         end = min(now_ms + 1, self.ready_until) << (_IDENTITY_BITS + _REST_BITS)
-        while heap and heap[0] < end and len(found) < limit:
+        while heap and heap[0] < end and limit > 0:
             key = heappop(heap)
-            size, rest = key >> _SIZE_BITS & _32_MASK, key >> _REST_BITS
-            identity, due_ms = rest & _IDENTITY_MASK, rest >> _IDENTITY_BITS
-            if (due_ms, identity) > over and not is_cancelled(identity):
-                over = due_ms, identity
+            rest, topic_id = key >> _REST_BITS, key & _32_MASK
+            timer = due_ms, identity = rest >> _IDENTITY_BITS, rest & _IDENTITY_MASK
+            if timer > over and not is_cancelled(identity):
+                over = timer
+                limit -= 1
+                size = key >> _SIZE_BITS & _32_MASK
                 unit = moved.get(identity) or _new(Unit, (identity, size, 0))
-                found.append(_new(Due, (due_ms, identity, unit, key & _32_MASK, False)))
+                found.append(_new(Due, (due_ms, identity, unit, topic_id, False)))
         return found
 
     def _open_next(self, now_ms: int, window_end_ms: int) -> None:

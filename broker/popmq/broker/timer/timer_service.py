@@ -29,10 +29,12 @@ from popmq.common.disk import ColdRead
 from popmq.common.expiry import without_deadline
 from popmq.common.message import Header, RecordKind, Stamp, StoredMessage
 from popmq.common.observe import Histogram
-from popmq.common.timer_token import FiringToken, Outcome, TimerToken
+from popmq.common.timer_body import TimerBody
+from popmq.common.timer_token import FiringToken, Outcome, TimerToken, encode_fired
 
 logger = logging.getLogger(__name__)
 
+_new = tuple.__new__
 _STEP_BYTES = 16 << 20  # firings that may wait for the disk before a step makes more
 # And so many: what one group commit confirms is entered into queues and key index in one turn of
 # the loop, some 4 us each.
@@ -74,7 +76,7 @@ class TimerService:
         # Up to where the master read the wheel and the timer queue, as far as a slave was told.
         self.masters_read_ms = self.masters_offset = 0
         # Of one step: records, units, firings.
-        self.enqueue_limit, self.load_limit, self.fire_limit = 512, 1_024, 256
+        self.enqueue_limit, self.load_limit, self.fire_limit = 512, 1_024, 512
         self.load_limit_beside = 256  # while others are due, and it is early enough
         self.fired = 0
         self.dead_lettered = 0
@@ -261,16 +263,18 @@ class TimerService:
             if max(unit.position for unit in units) >= store.confirmed:
                 self.due.put_back(batch)  # retention has just moved one: it is confirmed soon
                 break
+            plain = 0
             try:
-                messages = store.reader.read(units, wait=False)
+                bodies = store.reader.timer_bodies(units)
+                stamp = store.stamp()
+                plain = self._fire_plain(batch, bodies, stamp)
+                fired += plain
+                messages = store.reader.read(units[plain:], wait=False)
             except ColdRead:
-                self.due.put_back(batch)
+                self.due.put_back(batch[plain:])
                 store.reader.touch(units)  # all of them in one go
                 raise
-            stamp = store.stamp()
-            plain = self._fire_plain(batch, messages, stamp)
-            fired += plain
-            for at, message in enumerate(messages[plain:], plain):
+            for at, message in enumerate(messages, plain):
                 damaged = isinstance(message, DamagedMessage)
                 waits = damaged and self._may_have_moved(batch[at].unit.position)
                 if waits or not self._has_room:
@@ -281,25 +285,26 @@ class TimerService:
                 fired += 1
         return fired
 
-    def _fire_plain(
-        self, batch: list[Due], messages: list[StoredMessage | DamagedMessage], stamp: Stamp
-    ) -> int:
+    def _fire_plain(self, batch: list[Due], bodies: list[TimerBody | None], stamp: Stamp) -> int:
         """Fire the first ones in one go, up to one that does not go to its topic just so."""
         if not self._store.guard.copies_unlimited:
             return 0
         room = _STEP_BYTES - self._store.pending_bytes
         copies: list[Copy] = []
         topic_by_id = self._registry.topic_by_id
-        for due, message in zip(batch, messages, strict=True):
-            if isinstance(message, DamagedMessage) or room <= 0:
+        judged, known = self.state.judged, -1
+        for (due_ms, identity, unit, of_topic, late), body in zip(batch, bodies, strict=True):
+            if body is None or room <= 0:
                 break
-            header, _, _, token, head, properties = message
-            if not isinstance(token, TimerToken) or topic_by_id(token.topic_id) is None:
-                break
-            room -= due.unit.size
-            ending = self.end(due, header.queue_offset, Outcome.FIRED).encode()
-            topic_id, queue_id, tag_hash, *_ = token
-            copies.append(Copy(topic_id, queue_id, tag_hash, ending, head, properties))
+            offset, topic_id, queue_id, tag_hash, head_size, both = body
+            if topic_id != known:
+                if topic_by_id(topic_id) is None:
+                    break
+                known = topic_id
+            room -= unit[1]
+            ending = encode_fired(of_topic, due_ms, identity, judged, offset, late)
+            copy = (topic_id, queue_id, tag_hash, ending, head_size, both)
+            copies.append(_new(Copy, copy))
         if not copies:
             return 0
         positions = self._store.put_copies(copies, stamp)
