@@ -438,8 +438,8 @@ PLANTED = [
         "rebuilt store keeps its identity", rebuilt_store_keeps_its_identity, seeds=RARE
     ),
     PlantedCluster("memory waits for nobody", memory_waits_for_nobody, seeds=80),
-    PlantedCluster("buffered receives wait for nobody", buffered_receives_wait_for_nobody, RARE),
-    PlantedCluster("refusals rest on nothing", refusals_rest_on_what_is_not_confirmed, RARE),
+    PlantedCluster("buffered receives wait for nobody", buffered_receives_wait_for_nobody),
+    PlantedCluster("refusals rest on nothing", refusals_rest_on_what_is_not_confirmed),
     PlantedCluster("nobody alive after a switch", nobody_is_taken_for_alive_after_a_switch),
     PlantedCluster("renewed for ever", renewed_for_ever),
     PlantedCluster("min_in_sync not looked at", sends_admitted_without_enough_replicas, seeds=RARE),
