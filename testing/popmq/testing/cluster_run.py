@@ -9,12 +9,13 @@ from popmq.testing.cluster_drain import drain
 from popmq.testing.cluster_faults import ClusterFaults
 from popmq.testing.cluster_history import Delivered
 from popmq.testing.cluster_sometimes import ClusterSometimes
+from popmq.testing.cluster_succession import Succession
 from popmq.testing.cluster_world import ClusterWorld
 from popmq.testing.history import Violation
 from popmq.testing.sim_run import Outcome
 
 _GAPS_MS = (20, 200, 1_000, 3_000)
-_APART = 0.4  # of the seeds begin with it, and nothing else is wrong meanwhile
+_APART, _SUCCESSION = 0.4, 0.7
 _BEATS_MS = (15, 40, 120)  # between two moves of the clients
 
 
@@ -52,9 +53,7 @@ class ClusterRun:
             self._move()
             self._report()
             world.go(1_000)
-            if self.rng.random() < _APART:
-                self.faults.apart.begin()
-                world.go(Apart.LASTS_MS)
+            self._first_act()
             for _ in range(self.rng.choice((4, 10, 18))):
                 if oracle.violations:
                     break
@@ -74,6 +73,16 @@ class ClusterRun:
         found = Outcome(world.seed, oracle.violations, world.trace, world.tally)
         found.module = "cluster"
         return found
+
+    def _first_act(self) -> None:
+        """Some seeds begin with one of these, and nothing else is wrong meanwhile."""
+        world, dice = self.world, self.rng.random()
+        if dice < _APART:
+            self.faults.apart.begin()
+            world.go(Apart.LASTS_MS)
+        elif dice < _SUCCESSION and world.settings.replication.tail_bytes:
+            Succession(world).begin()
+            world.go(Succession.LASTS_MS)
 
     # -- clients
 

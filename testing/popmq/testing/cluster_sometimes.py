@@ -80,4 +80,5 @@ class ClusterSometimes(Enum):
     RENEWED = "delivery renewed beyond its invisible time"
     BUFFERED = "check points in memory when a broker died"
     STALE_RECEIVE = "buffered group asks a master that is cut off, after acks under its successor"
+    SUCCESSION = "master that cut bytes gives others in their place"
     MADE_IN_VAIN = "topic wanted of a master that is cut off"
