@@ -51,7 +51,9 @@ class Member(CoreBroker):
 
     def start(self) -> None:
         self.lives += 1
-        self.mover = TimerMover(self.settings, open_port=self.rig.port, clock=self.clock)
+        self.mover = TimerMover(
+            self.settings, open_port=self.rig.port, clock=self.clock, rng=self.rig.rng
+        )
         super().start()
 
     def crash(self, loss: Loss = Loss.NOTHING) -> None:

@@ -8,6 +8,7 @@ from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Kind, TimerOutcome
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire.replication_pb2 import TakeTimersRequest
+from popmq.testing.sim_disk import SimDisk
 from popmq.testing.sim_loss import Loss
 
 
@@ -322,3 +323,34 @@ def test_a_message_moves_whole() -> None:
     (got,) = rig["b"].receive("wide", "g")
     assert (got.queue_id, got.head, got.attempt) == (sent.queue_id, b"the body", 1)
     assert b"T0" in got.properties
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["before its drain", "in the middle of it"])
+def test_a_group_restored_from_a_backup_hands_over_all_that_it_has_then(moved: bool) -> None:
+    """What others know of moves is of the group that went on: none of them was of these."""
+    rig = MoveRig("a", "b")
+    a = rig["a"]
+    send_ids(a, ids(10), HOUR)
+    if moved:
+        a.drain()
+        rig.move_all("a")
+        a.drain(undo=True)
+    a.settle()
+    left = a.pending
+    assert isinstance(a.disk, SimDisk)
+    backup = a.disk.copy_of_durable()
+    send_ids(a, ids(100, "lost"), HOUR)
+    a.drain()
+    rig.move_all("a")
+    a.broker.release_files()
+    a.disk = backup
+    a.start()
+    a.run_steps()
+    assert a.pending == left
+    send_ids(a, ids(50, "new"), HOUR)
+    a.drain()
+    rig.move_all("a")
+    rig.run(HOUR + MINUTE)
+    assert a.fired() == []
+    # It knows nothing of what it handed over, and does so again.
+    assert rig.fired() == sorted(ids(10) + ids(left) + ids(100, "lost") + ids(50, "new"))

@@ -1,5 +1,6 @@
 """Retention goes on while timers leave: their messages stay until another group has them."""
 
+import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +29,10 @@ class Link:
 
     def start(self) -> None:
         self.mover = TimerMover(
-            self.core.settings, open_port=lambda address: self, clock=self.core.clock
+            self.core.settings,
+            open_port=lambda address: self,
+            clock=self.core.clock,
+            rng=random.Random(1),
         )
         self.mover.hear([BrokerAddress(broker="other", address="other:1")])
 

@@ -116,7 +116,7 @@ class BrokerNode:
             open_port=open_port or nowhere,
             now_ms=self.now_ms,
         )
-        self.mover = TimerMover(settings, open_port=open_port or nowhere, clock=clock)
+        self.mover = TimerMover(settings, open_port=open_port or nowhere, clock=clock, rng=rng)
 
     # -- start, stop, steps
 

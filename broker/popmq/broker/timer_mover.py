@@ -6,6 +6,7 @@ that is not in the log: a start, or another master, goes on with the batch that 
 """
 
 import logging
+import random
 from collections.abc import Callable, Iterable
 
 from popmq.broker.broker import Broker
@@ -42,17 +43,24 @@ class TimerMover:
     """`hear` where the others are, and `step` while this broker is its group's master."""
 
     def __init__(
-        self, settings: Settings, *, open_port: Callable[[str], Port], clock: Clock
+        self,
+        settings: Settings,
+        *,
+        open_port: Callable[[str], Port],
+        clock: Clock,
+        rng: random.Random,
     ) -> None:
         self._settings = settings
         self._open_port = open_port
         self._clock = clock
+        self._rng = rng
         self._peers: dict[str, BrokerAddress] = {}
         self._answered_ms: dict[str, int] = {}
         self._complained = ""
         self._turn = 0
         # Of one life of the broker, and one drain.
         self._broker: Broker | None = None
+        self._origin = 0  # whose moves they are, for those who take them
         self._cold: ColdParts
         self._at = 0  # of the timer queue: what stands before has been looked at
         self._asking = False
@@ -126,7 +134,7 @@ class TimerMover:
             return 0  # retention has just moved one: it is confirmed soon
         units = [Unit(one.position, one.size, 0) for one in leaving]
         messages = broker.store.reader.read(units, wait=False)
-        request = self._request(broker)
+        request = self._request(departures.origin)
         for move, (one, message) in enumerate(
             zip(leaving, messages, strict=True), departures.first
         ):
@@ -153,11 +161,11 @@ class TimerMover:
         self._ask(broker, target, request, taken)
         return 1
 
-    def _request(self, broker: Broker) -> TakeTimersRequest:
+    def _request(self, origin: int) -> TakeTimersRequest:
         return TakeTimersRequest(
             cluster=self._settings.cluster.name,
             group=self._settings.broker.name,
-            origin=int(broker.registry.log_id[:16], 16),
+            origin=origin,
         )
 
     def _ask(
@@ -206,7 +214,7 @@ class TimerMover:
             def answers() -> None:
                 self._turn = back
 
-            self._ask(broker, name, self._request(broker), answers)
+            self._ask(broker, name, self._request(self._origin), answers)
         return None
 
     def _room(self, broker: Broker) -> int:
@@ -227,7 +235,7 @@ class TimerMover:
     def _leave(self, broker: Broker, target: str, limit: int) -> int:
         found = self._next_timers(broker, limit)
         if found:
-            broker.timers.departures.leave(target, found)
+            broker.timers.departures.leave(target, self._origin, found)
             pace_ms = 1_000 * len(found) // self._settings.timer.moves_per_second
             self._due_ms = self._now_ms() + pace_ms
             self._turn += 1
@@ -274,7 +282,10 @@ class TimerMover:
     # -- inside
 
     def _begin(self, broker: Broker) -> None:
+        """Under another origin than any life before, also than those that a backup of this log does
+        not know of: nothing new is taken for a move that was made already."""
         self._broker = broker
+        self._origin = self._rng.getrandbits(63) | 1
         self._cold = ColdParts(broker.store)
         self._at = self._taken = 0
         self._asking = False

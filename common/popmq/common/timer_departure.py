@@ -11,7 +11,7 @@ from popmq.common.timer_token import RECOUNT_VERSION, FiringToken, TimerRecount
 
 DEPARTURE_VERSION = 6
 SETTLED_VERSION = 7
-_HEAD = struct.Struct(">BBHIQQ")
+_HEAD = struct.Struct(">BBHIQQQ")
 _LEAVING = struct.Struct(">QQQII")
 _SETTLED = struct.Struct(">BBHIQ")
 
@@ -32,7 +32,8 @@ class Departure(NamedTuple):
         0  version u8 = 6 | 1 reserved u8 | 2 size of target's name u16 | 4 timers u32
         8  first u64       number of the first move; the others follow it
         16 judged u64      records of the timer queue that had been enqueued
-        24 target          then of each timer:
+        24 origin u64      whose moves they are: a number that each life of a master throws
+        32 target          then of each timer:
            due_ms u64, identity u64, position u64, size u32, topic_id u32
 
     Whoever applies the record ends the timers as a recall does.
@@ -41,24 +42,31 @@ class Departure(NamedTuple):
     target: str
     first: int
     judged: int
+    origin: int
     timers: tuple[Leaving, ...]
 
     def encode(self) -> bytes:
         name = self.target.encode()
         head = _HEAD.pack(
-            DEPARTURE_VERSION, 0, len(name), len(self.timers), self.first, self.judged
+            DEPARTURE_VERSION,
+            0,
+            len(name),
+            len(self.timers),
+            self.first,
+            self.judged,
+            self.origin,
         )
         return b"".join((head, name, *(_LEAVING.pack(*one) for one in self.timers)))
 
     @classmethod
     def decode(cls, data: bytes) -> "Departure":
         """struct.error for another number of bytes."""
-        _, _, name_size, count, first, judged = _HEAD.unpack_from(data)
+        _, _, name_size, count, first, judged, origin = _HEAD.unpack_from(data)
         at = _HEAD.size + name_size
         if len(data) != at + count * _LEAVING.size:
             raise struct.error(f"{count} timers that leave in {len(data)} bytes")
         timers = tuple(Leaving(*one) for one in _LEAVING.iter_unpack(data[at:]))
-        return cls(data[_HEAD.size : at].decode(), first, judged, timers)
+        return cls(data[_HEAD.size : at].decode(), first, judged, origin, timers)
 
 
 class Settled(NamedTuple):

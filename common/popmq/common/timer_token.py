@@ -41,8 +41,8 @@ class TimerToken(NamedTuple):
         16 tag_hash u64    of the message, whose own field holds the due time
         24 other u64       moved: the identity; replaces: the other timer's identity; taken: the
                            number of the move
-        32 other_due u64   replaces: when the other timer was due; taken: the number of the log
-                           that it comes from
+        32 other_due u64   replaces: when the other timer was due; taken: the origin, that is
+                           the life of a master, which the move is of
 
     A timer that replaces another one cancels it: a rescheduling is one record.
     """
@@ -53,7 +53,7 @@ class TimerToken(NamedTuple):
     moved_from: int | None = None
     replaces: tuple[int, int] | None = None  # due time and identity
     late: bool = False  # moved out of the index of late timers
-    taken: tuple[int, int] | None = None  # number of the log it comes from, and of the move
+    taken: tuple[int, int] | None = None  # origin, and number of the move
 
     def encode(self) -> bytes:
         flags = _MOVED if self.moved_from is not None else 0

@@ -68,9 +68,12 @@ class ClusterClients:
         lost: Callable[[], None],
         timeout_ms: int = 0,
         on_unknown: Callable[[], None] = lambda: None,
+        proxy: int | None = None,
     ) -> None:
-        """`hear` gets the answer and the number of tries whose end nobody knows."""
+        """`hear` gets the answer and the number of tries whose end nobody knows.  Without a
+        `proxy` any that is up is asked."""
         up = [number for number, router in enumerate(self.routers) if router is not None]
+        up = up if proxy is None else [number for number in up if number == proxy]
         self._numbers += 1
         number = self._numbers
         if not up:
@@ -161,7 +164,13 @@ class ClusterClients:
     # -- receives
 
     def receive(
-        self, reader: ClusterReader, *, limit: int, invisible_ms: int, poll_ms: int
+        self,
+        reader: ClusterReader,
+        *,
+        limit: int,
+        invisible_ms: int,
+        poll_ms: int,
+        proxy: int | None = None,
     ) -> None:
         oracle = self._oracle
         asked = Ask(
@@ -195,6 +204,7 @@ class ClusterClients:
             lost=lambda: oracle.pop_lost(asked),
             timeout_ms=timeout_ms,
             on_unknown=lambda: oracle.pops_unseen(reader, 1),
+            proxy=proxy,
         )
         if len(self.open) == before:
             reader.open_pops -= 1
@@ -248,7 +258,7 @@ class ClusterClients:
 
     # -- acks and changes
 
-    def ack(self, held: Delivered) -> None:
+    def ack(self, held: Delivered, proxy: int | None = None) -> None:
         oracle, reader = self._oracle, held.reader
         refuse = oracle.must_refuse(held)
         held.asking += 1
@@ -282,7 +292,7 @@ class ClusterClients:
         body = hop.encode_ack(hop.AckRequest(reader.topic, reader.group, [held.handle]))
         what = f"ack {reader.group} {held.message.number}/{held.attempt}"
         before = len(self.open)
-        self.ask(what, Kind.ACK, body, heard, lost=lost)
+        self.ask(what, Kind.ACK, body, heard, lost=lost, proxy=proxy)
         if len(self.open) == before:
             over()
 

@@ -5,7 +5,7 @@ from collections import Counter
 from popmq.broker.broker_node import BrokerNode
 from popmq.common import topics
 from popmq.common.errors import PopmqError
-from popmq.common.hop import Kind, decode_pop_reply
+from popmq.common.hop import AckRequest, Kind, decode_pop_reply, encode_ack
 from popmq.testing.clock import ManualClock
 from popmq.testing.cluster_broker import ClusterBroker
 from popmq.testing.cluster_clients import DELAYS_MS, GROUP, INVISIBLE_MS
@@ -129,6 +129,10 @@ def _read_all(world: ClusterWorld, topic: str, group: str) -> list[bytes]:
             found = decode_pop_reply(answer).deliveries
             heads.extend(one.head for one in found)
             more = bool(found)
+            if found:  # in order, what follows waits until these are over
+                body = encode_ack(AckRequest(topic, group, [one.handle for one in found]))
+                what = f"ack {topic}"
+                world.clients.ask(what, Kind.ACK, body, lambda *_: None, lost=lambda: None)
 
         body = encode_pop(topic, group, limit=32, invisible_ms=600_000)
         world.clients.ask(f"pop {topic}", Kind.POP, body, heard, lost=lambda: None)

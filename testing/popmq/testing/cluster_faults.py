@@ -6,6 +6,7 @@ from functools import partial
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind
 from popmq.common.wire import controller_pb2 as pb
+from popmq.testing.cluster_apart import Apart
 from popmq.testing.cluster_broker import ClusterBroker
 from popmq.testing.cluster_clients import GROUP
 from popmq.testing.cluster_controller import ControllerNode
@@ -22,6 +23,7 @@ class ClusterFaults:
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self._rng = world.rng
+        self.apart = Apart(world)
         wipes = world.settings.replication.least_in_sync > 1
         clocks = 2.0 if world.skewed else 0.2
         self._kinds: list[tuple[Callable[[], None], float]] = [
@@ -31,6 +33,7 @@ class ClusterFaults:
             (self._isolate, 4),
             (self._cut_one_way, 3),
             (self._split, 1.5),
+            (self.apart.begin, 3),
             (self._heal, 4),
             (self._reset, 2),
             (self._hand_over, 4),

@@ -117,7 +117,8 @@ class ClusterOracle:
             self._renewed(held, before)
         if before is not None and before.superseded != 1 and not before.asking:
             elapsed_ms = self.log_ms - before.log_ms
-            if elapsed_ms < before.invisible_ms and not reader.buffered:
+            at_once = reader.buffered or (reader.renewed and reader.left)
+            if elapsed_ms < before.invisible_ms and not at_once:
                 what = f"{who}: again after {elapsed_ms} of {before.invisible_ms} ms"
                 self.complain("I3 no-early", what, story)
 

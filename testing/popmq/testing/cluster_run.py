@@ -3,16 +3,19 @@
 import traceback
 from collections.abc import Callable
 
+from popmq.testing.cluster_apart import Apart
 from popmq.testing.cluster_clients import DELAY, FIFO, INVISIBLE_MS, NORMAL, QUICK
 from popmq.testing.cluster_drain import drain
 from popmq.testing.cluster_faults import ClusterFaults
 from popmq.testing.cluster_history import Delivered
 from popmq.testing.cluster_sometimes import ClusterSometimes
+from popmq.testing.cluster_succession import Succession
 from popmq.testing.cluster_world import ClusterWorld
 from popmq.testing.history import Violation
 from popmq.testing.sim_run import Outcome
 
 _GAPS_MS = (20, 200, 1_000, 3_000)
+_APART, _SUCCESSION = 0.4, 0.7
 _BEATS_MS = (15, 40, 120)  # between two moves of the clients
 
 
@@ -50,6 +53,7 @@ class ClusterRun:
             self._move()
             self._report()
             world.go(1_000)
+            self._first_act()
             for _ in range(self.rng.choice((4, 10, 18))):
                 if oracle.violations:
                     break
@@ -58,6 +62,7 @@ class ClusterRun:
             if not oracle.violations:
                 world.heal()
                 drain(world)
+                self.faults.apart.check_topics()
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-4:]
             places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
@@ -68,6 +73,16 @@ class ClusterRun:
         found = Outcome(world.seed, oracle.violations, world.trace, world.tally)
         found.module = "cluster"
         return found
+
+    def _first_act(self) -> None:
+        """Some seeds begin with one of these, and nothing else is wrong meanwhile."""
+        world, dice = self.world, self.rng.random()
+        if dice < _APART:
+            self.faults.apart.begin()
+            world.go(Apart.LASTS_MS)
+        elif dice < _SUCCESSION and world.settings.replication.tail_bytes:
+            Succession(world).begin()
+            world.go(Succession.LASTS_MS)
 
     # -- clients
 
@@ -92,8 +107,9 @@ class ClusterRun:
 
     def _receive(self) -> None:
         rng, world = self.rng, self.world
+        spared = self.faults.apart.spared
         world.clients.receive(
-            rng.choice(world.oracle.readers),
+            rng.choice([one for one in world.oracle.readers if one is not spared]),
             limit=rng.choice((1, 4, 16)),
             invisible_ms=rng.choice(INVISIBLE_MS),
             poll_ms=rng.choice((0, 0, 500, 3_000)),

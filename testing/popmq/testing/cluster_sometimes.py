@@ -79,3 +79,6 @@ class ClusterSometimes(Enum):
     IN_MEMORY = "broker died before what was OK in memory was on disks"
     RENEWED = "delivery renewed beyond its invisible time"
     BUFFERED = "check points in memory when a broker died"
+    STALE_RECEIVE = "buffered group asks a master that is cut off, after acks under its successor"
+    SUCCESSION = "master that cut bytes gives others in their place"
+    MADE_IN_VAIN = "topic wanted of a master that is cut off"

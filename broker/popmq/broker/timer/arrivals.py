@@ -1,8 +1,9 @@
 """Arrivals: timers that came from broker groups that are drained, each stored once.
 
 A function of the log.  A group numbers its moves, asks for them in that order, and asks for the
-next ones only when the last are settled in its own log; so of each group one number is enough to
-know what came already (docs/concepts/timer.md, "Moved to another broker group").
+next ones only when the last are settled in its own log; so of each origin, which is one life of
+its master, one number is enough to know what came already (docs/concepts/timer.md, "Moved to
+another broker group").
 """
 
 import struct
@@ -16,7 +17,7 @@ from popmq.common.timer_token import TimerToken
 
 ORIGIN_LIMIT = 4_096
 _PER_PIECE = 512
-_ENTRY = struct.Struct(">QQ")  # number of the log, of its newest move that is here
+_ENTRY = struct.Struct(">QQ")  # origin, number of its newest move that is here
 
 
 class Arriving(NamedTuple):
@@ -38,7 +39,7 @@ class Arrivals:
 
     def __init__(self, admission: TimerAdmission) -> None:
         self._admission = admission
-        self._newest: dict[int, int] = {}  # move, by the number of the log
+        self._newest: dict[int, int] = {}  # move, by origin
         self.taken = 0
 
     def is_here(self, origin: int, move: int) -> bool:
@@ -53,7 +54,8 @@ class Arrivals:
             return
         if origin not in self._newest and len(self._newest) >= ORIGIN_LIMIT:
             raise TooManyRequests(
-                f"timers of {ORIGIN_LIMIT} broker groups came here, which is the limit"
+                f"timers of {ORIGIN_LIMIT} masters of broker groups that are drained came here, "
+                "which is the limit"
             )
         token = TimerToken(one.topic_id, one.queue_id, one.tag_hash, taken=(origin, one.move))
         self._admission.take(one.head, one.properties, one.due_ms, token)
@@ -61,7 +63,7 @@ class Arrivals:
         self.taken += 1
 
     def apply(self, origin: int, move: int) -> None:
-        """A timer of that log, in the order of this one."""
+        """A timer of that origin, in the order of this log."""
         self._newest[origin] = max(move, self._newest.get(origin, 0))
 
     # -- snapshots (store/snapshot.py)

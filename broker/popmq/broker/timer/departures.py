@@ -31,6 +31,7 @@ class Departures:
         self.moved = 0  # timers that others have now
         self.targets: list[str] = []  # groups that took some, in the order of the first
         self.target = ""  # the group that is asked now
+        self.origin = 0  # whose moves the batch is (TimerMover)
         self.first = 1  # number of the batch's first move; the next one's while there is none
         self._leaving: dict[int, Leaving] = {}  # by identity, in the order of the moves
         self._end = 0  # of the batch's record
@@ -55,10 +56,10 @@ class Departures:
 
     # -- change
 
-    def leave(self, target: str, timers: Sequence[Leaving]) -> None:
+    def leave(self, target: str, origin: int, timers: Sequence[Leaving]) -> None:
         """These, which are pending, are the target's from now on."""
         assert not self._leaving, "one batch at a time"
-        departure = Departure(target, self.first, self._state.judged, tuple(timers))
+        departure = Departure(target, self.first, self._state.judged, origin, tuple(timers))
         self._put(departure.encode())
         self.apply_departure(departure, self._store.end)
 
@@ -76,6 +77,7 @@ class Departures:
     def apply_departure(self, departure: Departure, end: int) -> None:
         """`end` is that of its record."""
         self.target, self.first, self._end = departure.target, departure.first, end
+        self.origin = departure.origin
         self._leaving = {one.identity: one for one in departure.timers}
         for one in departure.timers:
             self._state.depart(one.due_ms, one.identity, one.topic_id)
@@ -100,7 +102,8 @@ class Departures:
         for name in self.targets:
             entries.append(_TARGET.pack(2, len(name.encode())) + name.encode())
         if self._leaving:
-            batch = Departure(self.target, self.first, 0, tuple(self._leaving.values())).encode()
+            timers = tuple(self._leaving.values())
+            batch = Departure(self.target, self.first, 0, self.origin, timers).encode()
             entries.append(_BATCH.pack(3, len(batch)) + batch)
         return iter([(b"".join(entries), sum(map(entry_hash, entries)))])
 
@@ -119,7 +122,7 @@ class Departures:
                 self.targets.append(value.decode())
             else:
                 batch = Departure.decode(value)
-                self.target = batch.target
+                self.target, self.origin = batch.target, batch.origin
                 self._leaving = {one.identity: one for one in batch.timers}
 
     def restored(self) -> None:

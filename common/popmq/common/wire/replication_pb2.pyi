@@ -260,7 +260,7 @@ class TakeTimersRequest(_message.Message):
     group: _builtins.str
     """that is drained"""
     origin: _builtins.int
-    """number of its log"""
+    """whose moves: one life of its master"""
     @_builtins.property
     def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TakeTimersRequest.Timer]:
         """by their moves; none: would you take some?"""

@@ -1,0 +1,38 @@
+"""The oracle of the cluster: what it excuses, and that it excuses no more."""
+
+import pytest
+
+from popmq.testing.cluster_history import Ask, ClusterReader, Delivered, Message
+from popmq.testing.cluster_oracle import ClusterOracle
+
+INVISIBLE_MS = 6_000
+
+
+class Push:
+    """A push consumer that was given a message, and is given it again a second later."""
+
+    def __init__(self) -> None:
+        self.oracle = ClusterOracle()
+        self.reader = ClusterReader("r", "t", 40, renewed=True)
+        self.oracle.readers.append(self.reader)
+        self.message = Message(0, "t", b"000000|", b"", 0, ok_at=1)
+        self.oracle.messages.append(self.message)
+
+    def given(self, attempt: int) -> None:
+        oracle = self.oracle
+        oracle.at += 1
+        self.reader.open_pops += 1
+        times = oracle.log_ms, INVISIBLE_MS
+        ask = Ask(self.reader, INVISIBLE_MS, 0, oracle.at, oracle.now_ms, times[0], 0, True)
+        held = Delivered(self.reader, self.message, attempt, b"", *times, oracle.at)
+        oracle.popped(ask, [held])
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_only_after_a_good_bye_a_delivery_may_be_back_before_its_time(left: bool) -> None:
+    push = Push()
+    push.given(1)
+    push.reader.left = left
+    push.oracle.now_ms += 1_000
+    push.given(2)
+    assert [one.invariant for one in push.oracle.violations] == ([] if left else ["I3 no-early"])
