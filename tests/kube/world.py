@@ -119,6 +119,7 @@ class World:
     def __init__(self) -> None:
         self.api = FakeApi()
         self.brokers = Brokers(self.api)
+        self.now = NOW
         self.reports: ReportDefaults | None = None
         self.unready: set[str] = set()
         self.broken_images: set[str] = set()
@@ -147,7 +148,7 @@ class World:
             self.brokers,
             default_image="popmq:1",
             reports=self.reports,
-            now=lambda: NOW,
+            now=lambda: self.now,
         )
 
     async def look(self, name: str = "demo", namespace: str = "apps") -> Outcome:

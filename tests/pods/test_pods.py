@@ -52,16 +52,24 @@ class Site:
         return found
 
     def condition(self, kind: str) -> str:
+        return str(self._condition(kind).get("status", ""))
+
+    def message(self, kind: str) -> str:
+        return str(self._condition(kind).get("message", ""))
+
+    def _condition(self, kind: str) -> Object:
         for one in self.status().get("conditions") or []:
             if one["type"] == kind:
-                return str(one["status"])
-        return ""
+                found: Object = one
+                return found
+        return {}
 
     @property
     def is_whole(self) -> bool:
         wanted = {"masters": "1/1", "inSync": "3/3", "proxies": "2/2"}
         settled = self.condition("Ready") == "True" and self.condition("Progressing") == "False"
-        return settled and self.status().get("glance") == wanted
+        complete = self.condition("Degraded") == "False"
+        return settled and complete and self.status().get("glance") == wanted
 
     @property
     def master(self) -> str:
@@ -406,4 +414,7 @@ def test_a_masters_node_is_lost(site: Site, tmp_path: Path) -> None:
     with Flow(site, tmp_path) as flow:
         site.nodes.kill(node)
         site.plane.wait("another master", lambda: site.master not in ("", alone), limit_s=120)
+        told = f"broker-0: 2 of 3 in sync ({alone} is not"
+        site.plane.wait("the status", lambda: told in site.message("Degraded"), limit_s=60)
+        assert site.condition("Ready") == "True"
     flow.check("the master's node lost")
