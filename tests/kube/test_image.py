@@ -50,6 +50,12 @@ def test_the_last_stage_is_the_image_of_every_role() -> None:
     assert {"popmq", "reports"} <= {one.name for one in STAGES}
 
 
+def test_every_stage_that_installs_takes_the_bundle_of_cas_that_is_given() -> None:
+    installing = [one for one in STAGES if any(" install " in rest for _, rest in one.steps)]
+    assert [one.name for one in installing] == ["build", "build-reports"]
+    assert all(("ARG", "PIP_CERT=") in one.steps for one in installing)
+
+
 @pytest.mark.parametrize("target", ["popmq", "reports"])
 def test_an_image_runs_as_the_user_that_the_operators_pods_have(target: str) -> None:
     assert steps(target, "USER") == [f"{USER}:{USER}"]
