@@ -41,6 +41,7 @@ class Brokers:
         self.draining: dict[tuple[str, str], bool] = {}
         self.left: dict[str, int] = {}  # by broker group: messages
         self.away = False
+        self.owner = "broker-0"  # of topics and consumer groups
         self.handed_over: list[tuple[str, str, str]] = []
         self._looks: dict[str, int] = {}  # by pod uid
 
@@ -79,7 +80,7 @@ class Brokers:
             in_sync=frozenset(members),
             alive=frozenset(alive),
             draining=self.draining.get(key, False),
-            owner=group == "broker-0",
+            owner=group == self.owner,
         )
 
     async def health(self, spec: ClusterSpec) -> Mapping[str, GroupHealth] | None:
