@@ -109,9 +109,10 @@ class Sandbox:
         self._end()
 
     def _base(self) -> str:
-        """What the base image has that this machine has elsewhere."""
+        """What the base image has that this machine has elsewhere; of an image that is whole, the
+        names that every container runtime puts into it."""
         if self._source is None:
-            return ""
+            return "cat /etc/hosts >root/etc/hosts"
         python = shlex.quote(sys.base_prefix)
         return f"""
             mkdir -p root/src root/opt
