@@ -41,6 +41,7 @@ class Brokers:
         self.draining: dict[tuple[str, str], bool] = {}
         self.left: dict[str, int] = {}  # by broker group: messages
         self.away = False
+        self.cut: set[str] = set()  # off from the others, and not from their nodes
         self.owner = "broker-0"  # of topics and consumer groups
         self.handed_over: list[tuple[str, str, str]] = []
         self._looks: dict[str, int] = {}  # by pod uid
@@ -53,7 +54,8 @@ class Brokers:
         for pod in self._api.all("pods", spec.namespace):
             labels = pod["metadata"]["labels"]
             ours = labels.get("popmq.io/cluster") == spec.name
-            if ours and labels.get("popmq.io/broker-group") == group and is_ready(pod):
+            there = is_ready(pod) and pod["metadata"]["name"] not in self.cut
+            if ours and labels.get("popmq.io/broker-group") == group and there:
                 found.append(pod["metadata"]["name"])
         return found
 
