@@ -15,6 +15,8 @@ RUN bash /src/tools/image.sh user /
 RUN bash /src/tools/image.sh install /src /opt/popmq operator
 
 FROM build AS build-reports
+# Not every builder hands an argument on to a stage that is made from another.
+ARG PIP_CERT=
 RUN bash /src/tools/image.sh install /src /opt/popmq operator,reports,reports-java
 
 FROM ${BASE} AS base

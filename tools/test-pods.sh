@@ -9,23 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=${POPMQ_PODS:-${XDG_CACHE_HOME:-$HOME/.cache}/popmq-pods}
 mkdir -p "$work"
 
-# Without a registry: a base with Debian's Python, made once.
-base=${BASE:-localhost/popmq-base:1}
-if [ -z "${BASE:-}" ] && ! buildah inspect --type image "$base" >/dev/null 2>&1; then
-    release=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    [ -e "$work/root/usr/bin/pip3" ] ||
-        debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates \
-            "$release" "$work/root" >"$work/debootstrap.log"
-    made=$(buildah from scratch)
-    buildah add "$made" "$work/root" / >/dev/null
-    buildah commit --quiet --rm "$made" "$base" >/dev/null
-fi
-
-# PIP_CERT: whom this machine trusts, should its registry need it.
-certificates=/etc/ssl/certs/ca-certificates.crt
-buildah bud --isolation chroot --network host --layers --pull-never --quiet \
-    --volume "$certificates:/run/certificates.crt:ro" \
-    --build-arg "BASE=$base" --build-arg PIP_CERT=/run/certificates.crt --tag localhost/popmq:1 .
+tools/build-image.sh popmq localhost/popmq:1
 paused=$(buildah from --pull-never localhost/popmq:1)
 buildah config --entrypoint '["/bin/sleep", "infinity"]' --cmd '' "$paused"
 buildah commit --quiet --rm "$paused" localhost/pause:1 >/dev/null

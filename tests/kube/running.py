@@ -36,6 +36,7 @@ class Running:
         reports: ReportDefaults | None = None,
     ) -> None:
         self.plane = plane
+        self.now = NOW
         self._pause_s = pause_s
         self.brokers = Brokers(LivePods(plane))
         self._access = access
@@ -89,7 +90,7 @@ class Running:
                 self.brokers,
                 default_image="popmq:1",
                 reports=self._reports,
-                now=lambda: NOW,
+                now=lambda: self.now,
             )
             try:
                 until = time.monotonic() + limit_s

@@ -2,7 +2,8 @@
 
 The base image is this machine, seen through an overlay whose upper half is a tmpfs in a mount
 namespace of its own: nothing of it stays, also when the tests are killed.  Its Python is put where
-the official image has it.  What runs has its own user, no capabilities, and a read-only root.
+the official image has it.  Or it is an image that a container runtime has made and mounted.  What
+runs has its own user, no capabilities, and a read-only root.
 """
 
 import ctypes
@@ -60,32 +61,31 @@ def stage_line(stages: Sequence[Stage], name: str) -> list[Stage]:
 
 
 class Sandbox:
-    """Enter it to make it; `run` and `start` are within."""
+    """Enter it to make it; `run` and `start` are within.  Of a `source` the Dockerfile's steps can
+    be taken; `image` is the root of one that is whole."""
 
-    def __init__(self, folder: Path, source: Path) -> None:
+    def __init__(self, folder: Path, source: Path | None = None, image: Path | None = None) -> None:
         skip_without_root()
         self.folder = folder
         self._work = folder / "sandbox"
         self._source = source
+        self._image = image
         self._holder: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._work.mkdir()
         work = shlex.quote(str(self._work))
-        python = shlex.quote(sys.base_prefix)
+        lower = shlex.quote(str(self._image or "/"))
         script = f"""
             set -e
             mount -t tmpfs -o mode=755 popmq {work}
             cd {work}
             mkdir upper work root
-            mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work root
+            mount -t overlay overlay -o lowerdir={lower},upperdir=upper,workdir=work root
             mount --rbind /proc root/proc
             mount --rbind /dev root/dev
             mount -t tmpfs -o mode=1777 tmp root/tmp
-            mkdir -p root/src root/opt
-            mount --bind {shlex.quote(str(self._source))} root/src
-            [ {python} = /usr ] || mount --bind {python} root/usr/local
-            chroot root ldconfig  # its libraries too, as that image does
+            {self._base()}
             echo made
             exec sleep infinity
         """
@@ -107,6 +107,19 @@ class Sandbox:
         traceback: TracebackType | None,
     ) -> None:
         self._end()
+
+    def _base(self) -> str:
+        """What the base image has that this machine has elsewhere; of an image that is whole, the
+        names that every container runtime puts into it."""
+        if self._source is None:
+            return "cat /etc/hosts >root/etc/hosts"
+        python = shlex.quote(sys.base_prefix)
+        return f"""
+            mkdir -p root/src root/opt
+            mount --bind {shlex.quote(str(self._source))} root/src
+            [ {python} = /usr ] || mount --bind {python} root/usr/local
+            chroot root ldconfig  # its libraries too, as that image does
+        """
 
     def _end(self) -> None:
         assert self._holder is not None

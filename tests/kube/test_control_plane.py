@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -65,6 +66,48 @@ def test_a_cluster_comes_up_where_pod_security_is_restricted(
     assert {pod["metadata"]["uid"] for pod in running.pods(namespace)} == before
     assert _versions(plane, namespace, "demo") == versions
     check_whole(plane, namespace, "demo")
+
+
+def test_a_cluster_that_lost_a_broker_serves_and_says_that_it_is_degraded(
+    plane: ControlPlane, namespace: str
+) -> None:
+    where, lost = ("-n", namespace), "demo-broker-0-1"
+    unready = "test.popmq.dev/unready"
+    running = Running(plane)
+    plane.apply(given("demo", namespace))
+    running.until("demo", namespace)
+    whole = ("wait", "bcl/demo", "--for=condition=Degraded=False", "--timeout=60s", *where)
+    plane.kubectl(*whole)
+    running.now += timedelta(minutes=5)
+    plane.kubectl("annotate", "pod", lost, f"{unready}=1", *where)
+
+    def told() -> Object:
+        found = running.status("demo", namespace)["conditions"]
+        return {one["type"]: one for one in found}
+
+    running.look_until("demo", namespace, lambda: told()["Degraded"]["status"] == "True")
+    first = told()
+    assert first["Degraded"]["reason"] == "BrokerDown"
+    assert first["Degraded"]["message"] == f"broker-0: 2 of 3 in sync ({lost} is not ready)"
+    assert first["Degraded"]["lastTransitionTime"] == "2030-01-01T00:05:00Z"
+    assert (first["Ready"]["status"], first["Progressing"]["status"]) == ("True", "False")
+    running.now += timedelta(minutes=5)
+    running.until("demo", namespace)
+    assert told() == first
+    assert _events(plane, namespace, "Degraded") == [("Warning", first["Degraded"]["message"])]
+    shown = plane.kubectl("get", "bcl", "-o", "wide", *where).splitlines()
+    columns = dict(zip(*(line.split() for line in shown), strict=False))
+    assert (columns["READY"], columns["IN-SYNC"], columns["DEGRADED"]) == ("True", "2/3", "True")
+    assert "DEGRADED" not in plane.kubectl("get", "bcl", *where)
+    plane.kubectl("annotate", "pod", lost, f"{unready}-", *where)
+    running.look_until("demo", namespace, lambda: told()["Degraded"]["status"] == "False")
+    assert told()["Degraded"]["lastTransitionTime"] == "2030-01-01T00:10:00Z"
+    assert len(_events(plane, namespace, "Degraded")) == 1
+
+
+def _events(plane: ControlPlane, namespace: str, reason: str) -> list[tuple[str, str]]:
+    found = plane.items(f"/api/v1/namespaces/{namespace}/events?fieldSelector=reason={reason}")
+    return [(one["type"], one["message"]) for one in found]
 
 
 def _versions(

@@ -1,5 +1,7 @@
 """Day 2 against a small API server: more, less, larger, paused, fenced, gone."""
 
+from datetime import timedelta
+
 from kube.asked import Asked
 from kube.clusters import cluster
 from kube.world import World, play, running, versions
@@ -93,6 +95,25 @@ def test_volumes_of_a_class_that_cannot_grow_stay_and_the_status_says_why() -> N
         await world.run()
         assert world.condition("StorageBlocked")["reason"] == "ClassCannotGrow"
         assert "allowVolumeExpansion" in world.condition("StorageBlocked")["message"]
+
+    play(story)
+
+
+def test_a_clusters_certificate_is_renewed_in_time_and_no_pod_restarts() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        world.restarted.clear()
+        seen = []
+        for _ in range(3):  # of ninety days, the last thirty are for renewal
+            secrets = [world.api.get("secrets", "apps", f"demo-{one}") for one in ("tls", "ca")]
+            seen.append([(one or {})["data"]["tls.crt"] for one in secrets])
+            world.now += timedelta(days=31)
+            await world.run()
+        first, second, third = seen
+        assert first == second
+        assert third[0] != second[0]
+        assert third[1] == second[1]
+        assert world.restarted == []
 
     play(story)
 

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kube.clusters import LARGE, read
@@ -47,6 +48,12 @@ def entry_point(name: str) -> list[str]:
 def test_the_last_stage_is_the_image_of_every_role() -> None:
     assert STAGES[-1].name == "popmq"
     assert {"popmq", "reports"} <= {one.name for one in STAGES}
+
+
+def test_every_stage_that_installs_takes_the_bundle_of_cas_that_is_given() -> None:
+    installing = [one for one in STAGES if any(" install " in rest for _, rest in one.steps)]
+    assert [one.name for one in installing] == ["build", "build-reports"]
+    assert all(("ARG", "PIP_CERT=") in one.steps for one in installing)
 
 
 @pytest.mark.parametrize("target", ["popmq", "reports"])
@@ -270,14 +277,74 @@ def test_the_image_with_spark_makes_a_report_as_its_user(tmp_path: Path) -> None
         sandbox.seal(DATA_FOLDER)
         image = Image(sandbox, tmp_path)
         try:
-            ready = image.start("up", "up", "--port", "0", "--http-port", "0")
-            endpoint = ("--endpoint", ready["endpoint"])
-            image.say("topic", "create", "orders", *endpoint)
-            image.say("group", "create", "readers", *endpoint)
-            for body in ("one", "two"):
-                image.say("send", "orders", body, *endpoint)
-            image.say("recv", "orders", "--group", "readers", "--ack", *endpoint)
-            told = image.say("report", "lag", "--json", *endpoint, limit_s=300)
+            assert "readers" in a_report(image)
         finally:
             image.stop()
-    assert "readers" in told
+
+
+def a_report(image: Image) -> str:
+    """Of what one consumer of two messages has left."""
+    ready = image.start("up", "up", "--port", "0", "--http-port", "0")
+    endpoint = ("--endpoint", ready["endpoint"])
+    image.say("topic", "create", "orders", *endpoint)
+    image.say("group", "create", "readers", *endpoint)
+    for body in ("one", "two"):
+        image.say("send", "orders", body, *endpoint)
+    image.say("recv", "orders", "--group", "readers", "--ack", *endpoint)
+    return image.say("report", "lag", "--json", *endpoint, limit_s=300)
+
+
+def buildah(*arguments: str) -> str:
+    done = subprocess.run(["buildah", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def made_by_buildah(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Image, dict[str, Any]]]:
+    """The target that the test names, in a sandbox, and what its image says of itself."""
+    missing = [name for name in ("buildah", "debootstrap") if not shutil.which(name)]
+    if missing:
+        pytest.skip(f"no {', '.join(missing)}: the Dockerfile is not built")
+    tag = f"localhost/popmq-test-{request.param}:1"
+    command = ["bash", str(ROOT / "tools" / "build-image.sh"), request.param, tag]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    container = buildah("from", "--pull-never", tag)
+    try:
+        root = Path(buildah("mount", container))
+        with Sandbox(tmp_path, image=root) as sandbox:
+            sandbox.seal(DATA_FOLDER)
+            image = Image(sandbox, tmp_path)
+            try:
+                yield image, json.loads(buildah("inspect", container))["OCIv1"]["config"]
+            finally:
+                image.stop()
+    finally:
+        buildah("rm", container)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("made_by_buildah", ["popmq", "reports"], indirect=True)
+def test_what_buildah_makes_of_the_dockerfile_runs_as_its_user_on_a_read_only_root(
+    made_by_buildah: tuple[Image, dict[str, Any]], request: pytest.FixtureRequest
+) -> None:
+    image, told = made_by_buildah
+    target = request.node.callspec.params["made_by_buildah"]
+    # What the test of the steps goes by is what the image says.
+    assert told["User"] == f"{USER}:{USER}"
+    assert told["Entrypoint"] == entry_point(target)
+    assert set(told["Env"]) >= {f"{key}={value}" for key, value in environment(target).items()}
+    assert "lag" in image.say("report", "--help")
+    if target == "reports":
+        assert "readers" in a_report(image)
+        return
+    assert image.sandbox.size_bytes("/opt/popmq") < LIMIT_BYTES
+    (command,) = (json.loads(rest) for rest in steps(target, "CMD"))
+    assert told["Cmd"] == command
+    ready = image.start("up", *command, "--port", "0", "--http-port", "0")
+    endpoint = f"127.0.0.1:{ready['endpoint'].rpartition(':')[2]}"
+    image.say("send", "hello", "one", "--endpoint", endpoint)

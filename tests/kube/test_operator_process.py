@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from e2e.processes import Role, run_command
@@ -24,6 +25,7 @@ from kube.world import is_ready
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
+CONVERGED_S = 10.0  # a Topic or ConsumerGroup, while an operator acts
 BROKERS = 3  # of a cluster that says nothing else
 
 
@@ -53,11 +55,19 @@ class Operators:
         self._plane = plane
         self._folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._http: dict[str, int] = {}
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Those without labels."""
+        with urlopen(f"http://127.0.0.1:{self._http[name]}/metrics", timeout=10) as answer:
+            lines = [line.split() for line in answer.read().decode().splitlines()]
+        return {line[0]: float(line[1]) for line in lines if line[0] != "#" and "{" not in line[0]}
 
     def start(
         self, name: str, *, proxy: str = "", controller: str = "", kubeconfig: Path | None = None
     ) -> None:
         (http, nobody) = free_ports(2)
+        self._http[name] = http
         variables = {
             "POPMQ_OPERATOR_KUBECONFIG": str(kubeconfig or self._plane.folder / "admin.kubeconfig"),
             "POPMQ_OPERATOR_IDENTITY": name,
@@ -115,6 +125,11 @@ def test_another_operator_goes_on_when_one_is_killed_stopped_or_told_to_end(
     plane.apply(_given(1))
     plane.wait("the proxies", lambda: _is_scaled(plane, 1), limit_s=60)
     assert operators.holder() == "one"
+    read = {name: operators.metrics(name) for name in ("one", "two")}
+    assert [read[one]["popmq_operator_leader"] for one in read] == [1, 0]
+    assert [read[one]["popmq_operator_clusters"] for one in read] == [1, 0]
+    assert read["one"]["popmq_operator_looks_total"] > 0
+    assert read["one"]["popmq_operator_clusters_ready"] == 0  # no controller answers
 
     operators.running["one"].send_signal(signal.SIGSTOP)
     plane.apply(_given(2))
@@ -342,8 +357,12 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
         plane.wait("the topic", lambda: _condition(plane, "topic", "orders") == "True")
         assert queues() == 4
 
+        plane.apply(_declared("Topic", "later"))
+        within = {"limit_s": CONVERGED_S}
+        plane.wait("another", lambda: _condition(plane, "topic", "later") == "True", **within)
         popmq("topic", "alter", "orders", "--permission", "r")
-        plane.wait("the drift", lambda: _condition(plane, "topic", "orders", "Drifted") == "True")
+        drifted = lambda: _condition(plane, "topic", "orders", "Drifted") == "True"  # noqa: E731
+        plane.wait("the drift", drifted, **within)
         assert json.loads(popmq("topic", "show", "orders", "--json"))["permission"] == "rw"
 
         operators.running["one"].kill()
@@ -353,6 +372,9 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
         plane.wait("the group", lambda: _condition(plane, "pmg", "readers") == "True")
         assert json.loads(popmq("group", "show", "readers", "--json"))["max_attempts"] == 3
         plane.wait("more queues", lambda: queues() == 6)
+
+        plane.apply(_declared("Topic", "orders", queues=8, onDelete="Delete"))
+        plane.wait("more queues again", lambda: queues() == 8, **within)
 
         plane.kubectl("delete", "topic", "orders", "--timeout=60s")
         plane.kubectl("delete", "consumergroup", "readers", "--timeout=60s")

@@ -83,6 +83,26 @@ def test_a_new_image_goes_to_slaves_first_and_to_the_master_after_a_hand_over() 
     play(story)
 
 
+def test_each_step_of_a_roll_is_an_event_by_its_reason() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        before = len(world.api.all("events"))
+        world.change(image="popmq:2")
+        await world.run()
+        told = world.api.all("events")[before:]
+        assert [one["reason"] for one in told] == [
+            "DeletePod",
+            "DeletePod",
+            "HandOver",
+            "DeletePod",
+        ]
+        assert {one["type"] for one in told} == {"Normal"}
+        assert {one["involvedObject"]["kind"] for one in told} == {"BrokerCluster"}
+        assert told[0]["message"] == "restart demo-broker-0-1: its template changed"
+
+    play(story)
+
+
 def test_groups_are_rolled_one_after_the_other() -> None:
     async def story(world: World) -> None:
         await running(world, cluster(brokers={"groups": 2}))

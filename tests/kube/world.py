@@ -41,6 +41,8 @@ class Brokers:
         self.draining: dict[tuple[str, str], bool] = {}
         self.left: dict[str, int] = {}  # by broker group: messages
         self.away = False
+        self.cut: set[str] = set()  # off from the others, and not from their nodes
+        self.owner = "broker-0"  # of topics and consumer groups
         self.handed_over: list[tuple[str, str, str]] = []
         self._looks: dict[str, int] = {}  # by pod uid
 
@@ -52,7 +54,8 @@ class Brokers:
         for pod in self._api.all("pods", spec.namespace):
             labels = pod["metadata"]["labels"]
             ours = labels.get("popmq.io/cluster") == spec.name
-            if ours and labels.get("popmq.io/broker-group") == group and is_ready(pod):
+            there = is_ready(pod) and pod["metadata"]["name"] not in self.cut
+            if ours and labels.get("popmq.io/broker-group") == group and there:
                 found.append(pod["metadata"]["name"])
         return found
 
@@ -79,7 +82,7 @@ class Brokers:
             in_sync=frozenset(members),
             alive=frozenset(alive),
             draining=self.draining.get(key, False),
-            owner=group == "broker-0",
+            owner=group == self.owner,
         )
 
     async def health(self, spec: ClusterSpec) -> Mapping[str, GroupHealth] | None:
@@ -119,6 +122,7 @@ class World:
     def __init__(self) -> None:
         self.api = FakeApi()
         self.brokers = Brokers(self.api)
+        self.now = NOW
         self.reports: ReportDefaults | None = None
         self.unready: set[str] = set()
         self.broken_images: set[str] = set()
@@ -147,7 +151,7 @@ class World:
             self.brokers,
             default_image="popmq:1",
             reports=self.reports,
-            now=lambda: NOW,
+            now=lambda: self.now,
         )
 
     async def look(self, name: str = "demo", namespace: str = "apps") -> Outcome:

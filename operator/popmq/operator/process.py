@@ -21,6 +21,7 @@ from popmq.operator.declared_plane import LiveDeclared
 from popmq.operator.declared_reconcile import DeclaredReconciler
 from popmq.operator.kube import Api, find_access
 from popmq.operator.lease import Elector
+from popmq.operator.news import News
 from popmq.operator.reconcile import Reconciler
 from popmq.operator.report_keeper import ReportDefaults
 from popmq.operator.watching import registry_of, watch
@@ -65,6 +66,7 @@ class OperatorProcess:
             resync_s=wanted.resync_ms / 1000,
             monotonic=time.monotonic,
             lost=self._lost,
+            news=News(self._api, plane, default_image=wanted.image).of,
         )
         self._declaring = DeclaredReconciler(
             self._api,

@@ -63,7 +63,15 @@ from popmq.operator.observed import Claim, Drained, GroupHealth, Observed, Pod, 
 from popmq.operator.plan import Plan, make_plan
 from popmq.operator.report_keeper import ReportDefaults, ReportKeeper
 from popmq.operator.spec import ClusterSpec, SpecError, read_spec
-from popmq.operator.status import cluster_status, refused_status
+from popmq.operator.status import (
+    FALSE,
+    NOT_IN_SYNC,
+    TRUE,
+    cluster_status,
+    is_on_purpose,
+    refused_status,
+    verdict_in,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +134,8 @@ class Reconciler:
         except SpecError as error:
             return await self._refuse(cluster, str(error))
         # The plan is shown before anything of it is done.
-        ready = await self._show(cluster, spec, observed, plan)
+        status = await self._show(cluster, spec, observed, plan)
+        ready = verdict_in(status, "Ready").status == TRUE
         if spec.paused:
             return Outcome(soon=False, ready=ready)
         unseen = await self._apply(spec, observed, plan)
@@ -134,6 +143,8 @@ class Reconciler:
         for action in plan.actions:
             await self._act(cluster, spec, action, trusted_of(observed.secrets))
         moving = bool(plan.actions) or plan.growing or unseen or _rolling(observed)
+        # Kubernetes does not tell when a copy is whole.
+        moving |= verdict_in(status, "Degraded").reason == NOT_IN_SYNC
         return Outcome(soon=moving or not ready, ready=ready)
 
     # -- looking
@@ -287,12 +298,22 @@ class Reconciler:
 
     async def _show(
         self, cluster: Manifest, spec: ClusterSpec, observed: Observed, plan: Plan
-    ) -> bool:
+    ) -> Manifest:
         before = cluster.get("status") or {}
         status = cluster_status(spec, observed, plan, before, self._now())
         if status != before:
             await self._write_status(cluster, status)
-        return any(c["type"] == "Ready" and c["status"] == "True" for c in status["conditions"])
+            await self._tell_degraded(cluster, before, status)
+        return status
+
+    async def _tell_degraded(self, cluster: Manifest, before: Manifest, after: Manifest) -> None:
+        """An event at each turn; a cluster that is new begins with what it lacks, and without."""
+        was, now = verdict_in(before, "Degraded"), verdict_in(after, "Degraded")
+        if now.status == TRUE and was.status not in ("", TRUE):
+            warning = not is_on_purpose(before, after)
+            await self._api.event(cluster, "Degraded", now.message, warning=warning)
+        elif was.status == TRUE and now.status == FALSE:
+            await self._api.event(cluster, now.reason, now.message, warning=False)
 
     async def _refuse(self, cluster: Manifest, why: str) -> Outcome:
         before = cluster.get("status") or {}

@@ -11,9 +11,9 @@ from popmq.operator.plan import Plan
 from popmq.operator.spec import ClusterSpec
 
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
-# Always there, so that whoever waits for one finds it.
-ALWAYS = ("Ready", "Progressing", "Paused")
-BLOCKED = ("ScaleInBlocked", "StorageBlocked", "RollBlocked")
+# Reasons of Degraded, the worst first.
+NO_MASTER, BROKER_DOWN, NOT_IN_SYNC = WORST_FIRST = ("NoMaster", "BrokerDown", "NotInSync")
+GROUPS_NAMED = 8  # of those that lack something, in one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ def cluster_status(
     ready = _ready(groups, observed, spec)
     verdicts = {
         "Ready": ready,
+        "Degraded": _degraded(spec, observed),
         "Progressing": _progressing(spec, observed, plan),
         "Paused": Verdict(TRUE, "Annotated", "popmq.io/pause is true: nothing is changed")
         if spec.paused
@@ -67,6 +68,7 @@ def refused_status(generation: int, why: str, before: Manifest, now: datetime) -
     """Of a spec that cannot be: all is left as it is, also what the status said before."""
     verdicts = {
         "Ready": Verdict(FALSE, "InvalidSpec", why),
+        "Degraded": Verdict(UNKNOWN, "InvalidSpec", "nothing is looked at until the spec is right"),
         "Progressing": Verdict(FALSE, "InvalidSpec", "nothing is changed until the spec is right"),
     }
     kept = {key: value for key, value in before.items() if key not in ("conditions", "plan")}
@@ -99,6 +101,21 @@ def conditions(
             }
         )
     return made
+
+
+def verdict_in(status: Manifest, kind: str) -> Verdict:
+    """A condition of a status; all empty when it is not there."""
+    for one in status.get("conditions") or []:
+        if one["type"] == kind:
+            return Verdict(one["status"], one.get("reason", ""), one.get("message", ""))
+    return Verdict("", "", "")
+
+
+def is_on_purpose(before: Manifest, after: Manifest) -> bool:
+    """Whether what changed between two looks may well be the operator's own work: it had or has
+    something to do, or the spec is another."""
+    same_spec = before.get("observedGeneration") == after["observedGeneration"]
+    return bool(before.get("plan") or after["plan"] or not same_spec)
 
 
 def _indices(spec: ClusterSpec, observed: Observed) -> set[int]:
@@ -136,6 +153,70 @@ def _ready(groups: Sequence[Manifest], observed: Observed, spec: ClusterSpec) ->
     if replicas and not ready:
         return Verdict(FALSE, "NoProxy", f"none of {replicas} proxies is ready")
     return Verdict(TRUE, "Serving", "every broker group has a master, and a proxy is ready")
+
+
+def _degraded(spec: ClusterSpec, observed: Observed) -> Verdict:
+    """Whether fewer brokers work or are in sync than are asked for, also where those that are left
+    serve on, and while one is restarted on purpose."""
+    found = [
+        lack
+        for index in sorted(_indices(spec, observed))
+        if (lack := _lack_of(spec, observed, index)) is not None
+    ]
+    if found:
+        told = [lack.message for lack in found[:GROUPS_NAMED]]
+        if more := len(found) - len(told):
+            told.append(f"and {more} more broker groups")
+        worst = min((lack.reason for lack in found), key=WORST_FIRST.index)
+        return Verdict(TRUE, worst, "; ".join(told))
+    if observed.health is None:
+        why = "no controller answers; every broker's pod is ready, which are in sync is not known"
+        return Verdict(UNKNOWN, "NoController", why)
+    return Verdict(FALSE, "Whole", "every broker is ready and in sync")
+
+
+def _lack_of(spec: ClusterSpec, observed: Observed, index: int) -> Verdict | None:
+    """What a broker group lacks of the replicas that it is to have; None: nothing."""
+    found = observed.sets.get(index)
+    if index < spec.brokers.groups:
+        wanted = spec.brokers.replicas
+    elif found is None or found.going:
+        return None  # the spec does not want it, and it goes
+    else:
+        wanted = found.replicas
+    name = spec.names.group(index)
+    health = None if observed.health is None else observed.health.get(name, GroupHealth())
+    pods = {pod.name: pod for pod in observed.pods.get(index, ())}
+    names = [spec.names.pod(index, ordinal) for ordinal in range(wanted)]
+    down = [f"{one} {why}" for one in names if (why := _why_down(pods.get(one)))]
+    if health is None:
+        if not down:
+            return None
+        message = f"{name}: {', '.join(down)}; no controller says how many are in sync"
+        return Verdict(TRUE, BROKER_DOWN, message)
+    copies = [one for one in names if one in health.in_sync]
+    lagging = [
+        f"{one} is not in sync"
+        for one in names
+        if one not in health.in_sync and not _why_down(pods.get(one))
+    ]
+    missing = [] if health.master else ["it has no master"]
+    if not (missing or down or lagging):
+        return None
+    reason = NO_MASTER if missing else BROKER_DOWN if down else NOT_IN_SYNC
+    what = ", ".join([*missing, *down, *lagging])
+    return Verdict(TRUE, reason, f"{name}: {len(copies)} of {wanted} in sync ({what})")
+
+
+def _why_down(pod: Pod | None) -> str:
+    """Empty: it works, as far as its pod tells."""
+    if pod is None:
+        return "is missing"
+    if pod.going:
+        return "is told to go"
+    if pod.fenced:
+        return "is fenced"
+    return "" if pod.ready else "is not ready"
 
 
 def _progressing(spec: ClusterSpec, observed: Observed, plan: Plan) -> Verdict:

@@ -17,10 +17,12 @@ logger = logging.getLogger(__name__)
 
 SOON_S = 1.0
 GAP_S = 0.1  # so that a burst of events makes one look
+NEWS_S = 3.0  # so often it is asked for
 AT_ONCE = 8  # looks; others wait
 
 Key = tuple[str, str]  # namespace, name
 Look = Callable[[str, str], Awaitable[Outcome]]
+News = Callable[[str, str], Awaitable[bool]]
 
 
 @dataclass
@@ -34,7 +36,8 @@ class Counted:
 
 
 class Workers:
-    """`lost` is called once when a look finds that the Lease is gone."""
+    """`lost` is called once when a look finds that the Lease is gone.  `news` is what nobody wakes
+    for; it is asked every `news_s` between two looks."""
 
     def __init__(
         self,
@@ -43,8 +46,12 @@ class Workers:
         resync_s: float,
         monotonic: Callable[[], float],
         lost: Callable[[], None],
+        news: News | None = None,
+        news_s: float = NEWS_S,
     ) -> None:
         self._look = look
+        self._news = news
+        self._news_s = news_s
         self._resync_s = resync_s
         self._monotonic = monotonic
         self._lost = lost
@@ -95,9 +102,27 @@ class Workers:
                 self.counted.ready[key] = outcome.ready
             try:
                 async with asyncio.timeout(delay_s):
-                    await self._woken[key].wait()
+                    await self._stirred(key)
             except TimeoutError:
                 continue
+
+    async def _stirred(self, key: Key) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._news_s):
+                    await self._woken[key].wait()
+                    return
+            except TimeoutError:
+                if await self._has_news(key):
+                    return
+
+    async def _has_news(self, key: Key) -> bool:
+        try:
+            return self._news is not None and await self._news(*key)
+        except Exception:
+            # As with a look.
+            logger.exception("news failed", extra={"cluster": "/".join(key)})
+            return False
 
     async def _once(self, key: Key) -> Outcome | None:
         """None: it failed, and is to be repeated."""

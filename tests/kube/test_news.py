@@ -1,0 +1,80 @@
+"""What nobody wakes the operator for: it asks, and looks where there is news."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from kube.world import World, play, running
+
+from popmq.operator.kube import Access, Api
+from popmq.operator.news import News
+from popmq.operator.reconcile import Outcome
+from popmq.operator.workers import Workers
+
+
+def _cut_off(world: World) -> None:
+    world.brokers.cut.add("demo-broker-0-2")
+
+
+def _elected(world: World) -> None:
+    world.brokers.masters["apps/demo", "broker-0"] = "demo-broker-0-1"
+
+
+def _silent(world: World) -> None:
+    world.brokers.away = True
+
+
+@pytest.mark.parametrize("change", [_elected, _cut_off, _silent])
+def test_there_is_news_until_the_status_says_the_same(change: Callable[[World], None]) -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        api = Api(Access(world.api.url, lambda: "operator", None, "apps"), timeout_s=5.0)
+        news = News(api, world.brokers, default_image="popmq:1")
+        try:
+            assert not await news.of("apps", "demo")
+            change(world)
+            assert await news.of("apps", "demo")
+            await world.look()
+            assert not await news.of("apps", "demo")
+            world.brokers.away = change is not _silent
+            assert await news.of("apps", "demo")
+        finally:
+            await api.close()
+
+    play(story)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_cluster_is_looked_at_again_where_there_is_news_and_only_there(fails: bool) -> None:
+    """The time until the next look would otherwise be an hour."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        looks: list[str] = []
+        asked: list[str] = []
+        again = asyncio.Event()
+
+        async def look(namespace: str, name: str) -> Outcome:
+            looks.append(name)
+            if len(looks) == 2:
+                again.set()
+            return Outcome(soon=False, ready=True)
+
+        async def news(namespace: str, name: str) -> bool:
+            asked.append(name)
+            if fails and len(asked) == 2:
+                raise RuntimeError("unheard of")
+            return len(asked) == 3
+
+        workers = Workers(
+            look, resync_s=3600, monotonic=loop.time, lost=lambda: None, news=news, news_s=0.01
+        )
+        try:
+            workers.wake("apps", "demo")
+            async with asyncio.timeout(30):
+                await again.wait()
+            assert len(asked) == 3
+        finally:
+            await workers.stop()
+
+    asyncio.run(story())

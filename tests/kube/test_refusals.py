@@ -1,0 +1,118 @@
+"""What the operator does not do although the spec asks for it, and why a cluster is not ready."""
+
+import pytest
+from kube.clusters import cluster, read
+from kube.world import NOW, World, play, running
+
+from popmq.operator.manifest import DEPLOYMENT
+from popmq.operator.observed import GroupHealth, Observed
+from popmq.operator.plan import Plan
+from popmq.operator.status import cluster_status, verdict_in
+
+
+async def _looks(world: World, count: int = 5) -> None:
+    for _ in range(count):
+        await world.look()
+
+
+def test_the_group_that_owns_the_topics_stays_and_is_not_drained() -> None:
+    async def story(world: World) -> None:
+        world.brokers.owner = "broker-1"
+        await running(world, cluster(brokers={"groups": 2}))
+        world.change(brokers={"groups": 1})
+        await _looks(world)
+        assert world.condition("ScaleInBlocked")["reason"] == "OwnsTopics"
+        assert "broker-1" in world.condition("ScaleInBlocked")["message"]
+        assert len(world.pods()) == 6
+        assert world.brokers.draining == {}
+
+    play(story)
+
+
+def test_a_group_of_which_nobody_tells_stays() -> None:
+    async def story(world: World) -> None:
+        await running(world, cluster(brokers={"groups": 2}))
+        world.brokers.away = True
+        world.change(brokers={"groups": 1})
+        await _looks(world)
+        assert world.condition("ScaleInBlocked")["reason"] == "Unknown"
+        assert len(world.pods()) == 6
+
+    play(story)
+
+
+def test_a_group_goes_with_what_it_has_only_where_that_is_asked_for() -> None:
+    async def story(world: World) -> None:
+        await running(world, cluster(brokers={"groups": 2}))
+        world.brokers.left["broker-1"] = 7
+        world.change(brokers={"groups": 1})
+        await _looks(world)
+        assert len(world.pods()) == 6
+        world.annotate("popmq.io/remove-undrained", "true")
+        await world.run()
+        assert len(world.pods()) == 3
+        assert world.condition("ScaleInBlocked") == {}
+
+    play(story)
+
+
+def test_a_replica_that_is_needed_stays_until_the_others_are_in_sync() -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        world.unready.add("demo-broker-0-1")
+        world.settle()
+        world.change(brokers={"replicas": 2, "durability": {"minInSync": 1}})
+        await _looks(world)
+        blocked = world.condition("ScaleInBlocked")
+        assert blocked["reason"] == "NotSafe"
+        assert "demo-broker-0-1 is not in sync" in blocked["message"]
+        assert len(world.pods()) == 3
+        world.unready.clear()
+        world.settle()
+        await world.run()
+        assert world.pods() == ["demo-broker-0-0", "demo-broker-0-1"]
+
+    play(story)
+
+
+def test_volumes_are_never_made_smaller() -> None:
+    async def story(world: World) -> None:
+        await running(world, cluster(brokers={"storage": {"size": "40Gi"}}))
+        world.change(brokers={"storage": {"size": "30Gi"}})
+        await _looks(world)
+        assert world.condition("StorageBlocked")["reason"] == "CannotShrink"
+        assert "40Gi" in world.condition("StorageBlocked")["message"]
+        for claim in world.api.all("persistentvolumeclaims"):
+            assert claim["spec"]["resources"]["requests"]["storage"] == "40Gi"
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("master", "in_sync", "proxies", "reason"),
+    [
+        ("demo-broker-0-0", 3, 1, "Serving"),
+        ("demo-broker-0-0", 2, 1, "Serving"),
+        ("", 3, 1, "NoMaster"),
+        ("demo-broker-0-0", 1, 1, "NotInSync"),
+        ("demo-broker-0-0", 3, 0, "NoProxy"),
+    ],
+)
+def test_why_nobody_is_served_is_told_by_its_reason(
+    master: str, in_sync: int, proxies: int, reason: str
+) -> None:
+    names = frozenset(f"demo-broker-0-{number}" for number in range(in_sync))
+    deployment = {"spec": {"replicas": 2}, "status": {"readyReplicas": proxies}}
+    observed = Observed(
+        objects={(DEPLOYMENT, "demo-proxy"): deployment},
+        health={"broker-0": GroupHealth(master=master, in_sync=names, alive=names)},
+    )
+    found = verdict_in(cluster_status(read(cluster()), observed, Plan(), {}, NOW), "Ready")
+    assert (found.reason, found.status) == (reason, str(reason == "Serving"))
+
+
+def test_volumes_that_are_larger_on_paper_than_on_the_disk_are_told() -> None:
+    grown = cluster_status(read(cluster()), Observed(), Plan(growing=True), {}, NOW)
+    assert verdict_in(grown, "StorageResizing").reason == "Growing"
+    same = cluster_status(read(cluster()), Observed(), Plan(), {}, NOW)
+    assert verdict_in(same, "StorageResizing").status == ""
