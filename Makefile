@@ -22,13 +22,14 @@ PROTOC = $(PYTHON_IN) -m grpc_tools.protoc $(PROTO_ROOTS:%=-I %) \
 	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-heavy test-long test-pods check format proto metrics bench kube-assets manifests
+.PHONY: help setup up test test-heavy test-spark test-long test-pods check format proto metrics bench kube-assets manifests
 
 help:
 	@echo "make setup       build $(VENV) and install popmq with its development tools"
 	@echo "make up          set up, then run a one-process cluster"
 	@echo "make test        set up, then the everyday tests (ARGS='-k pop' narrows them)"
 	@echo "make test-heavy  the other tests that fit CI"
+	@echo "make test-spark  those of them that start Spark, in a minute or so"
 	@echo "make test-long   full figures, run by hand"
 	@echo "make test-pods   popmq in real pods on this machine (root; tools/test-pods.sh)"
 	@echo "make check       formatting, lint and types, as CI runs them"
@@ -72,6 +73,9 @@ test-heavy: $(STAMP) $(REPORTS_STAMP)
 	$(call run_marked,$(HEAVY),-n $(WORKERS) --dist worksteal $(CRUNCHING))
 	$(call run_marked,$(HEAVY) and not alone,-n $(WORKERS) --dist loadfile $(CRUNCHING:%=--ignore=%))
 	$(call run_marked,$(HEAVY) and alone)
+
+test-spark: $(STAMP) $(REPORTS_STAMP)
+	$(call run_marked,$(HEAVY),-n 2 --dist loadfile tests/spark)
 
 test-long: $(STAMP)
 	$(call run_marked,long)

@@ -1,5 +1,6 @@
 """Which Java reports start: new enough, and without the argument that not every Java knows."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from popmq.common.errors import Refused
-from popmq.reports.java import java_home
+from popmq.reports.class_archive import ClassArchive
+from popmq.reports.java import find_java, java_at, java_home
 
 # Says its version as Java does, and otherwise what it was started with, a line for each argument.
 _JAVA = """#!/bin/sh
@@ -80,3 +82,43 @@ def test_the_launcher_leaves_out_the_module_and_nothing_else(
     given = ["-cp", "a path:b", "--add-modules=jdk.incubator.vector", "", "Main", "$HOME *"]
     assert started(home, *given) == ["17", "-cp", "a path:b", "", "Main", "$HOME *"]
     assert java_home() == home, "made once"
+
+
+def test_what_a_report_starts_finds_the_java_behind_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = install(tmp_path / "a home", "17")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    launcher = java_home()
+    monkeypatch.setenv("JAVA_HOME", launcher)
+    assert java_home() == launcher
+    assert find_java().home == home
+
+
+def archive_of(home: Path, spark: str = "/opt/spark") -> ClassArchive:
+    return ClassArchive(java_at(home), Path(spark))
+
+
+def test_java_reads_kept_classes_once_there_are_some(tmp_path: Path) -> None:
+    archive = archive_of(install(tmp_path / "a", "17.0.15"))
+    assert archive.writing(Path("/x")) == "-XX:ArchiveClassesAtExit=/x"
+    assert archive.reading() == ""
+    archive.path.parent.mkdir(parents=True)
+    archive.path.touch()
+    assert archive.reading() == f"-XX:SharedArchiveFile={archive.path}"
+
+
+def test_a_newer_java_keeps_them_its_own_way(tmp_path: Path) -> None:
+    archive = archive_of(install(tmp_path / "a", "25.0.2"))
+    assert archive.writing(Path("/x")) == "-XX:AOTCacheOutput=/x"
+    archive.path.parent.mkdir(parents=True)
+    archive.path.touch()
+    assert archive.reading() == f"-XX:AOTCache={archive.path}"
+
+
+def test_each_java_and_each_spark_has_classes_of_its_own(tmp_path: Path) -> None:
+    a, b = install(tmp_path / "a", "17.0.15"), install(tmp_path / "b", "17.0.15")
+    paths = {archive_of(a).path, archive_of(b).path, archive_of(a, "/another").path}
+    shutil.rmtree(a)
+    paths.add(archive_of(install(a, "17.0.16")).path)
+    assert len(paths) == 4

@@ -63,11 +63,12 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
         yield Rest(many, work(many.ready.endpoint, folder))
 
 
-def made(spark: Any, rest: Rest, name: str) -> Any:
+def made(spark: Any, rest: Rest, name: str, told: list[str] | None = None) -> Any:
     from popmq.reports.inputs import LiveInputs
     from popmq.reports.make import TABLES, Wanted, make_report
 
-    return make_report(name, LiveInputs(spark, rest.endpoint, TABLES[name]), Wanted())
+    tell = ([] if told is None else told).append
+    return make_report(name, LiveInputs(spark, rest.endpoint, TABLES[name]), Wanted(), tell)
 
 
 def by_pair(rows: Any) -> dict[tuple[str, str], Any]:
@@ -153,7 +154,9 @@ def test_the_revive_report_says_what_everybody_else_says(spark: Any, rest: Rest)
 
 @pytest.mark.timeout(300)
 def test_the_delay_report_says_what_everybody_else_says(spark: Any, rest: Rest) -> None:
-    report = made(spark, rest, "delay")
+    told: list[str] = []
+    report = made(spark, rest, "delay", told)
+    assert told == [one.title for one in report.tables]
     (row,) = report.table("topics").rows
     assert (row["topic"], row["fired"], row["early"]) == ("reminders", REMINDERS, 0)
     assert rest.metrics("popmq_timer_dequeue_total") == REMINDERS

@@ -29,6 +29,9 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
     ):
         _arguments(kinds.add_parser(name, parents=[common], help=text))
     _add_history(kinds, common)
+    kinds.add_parser(
+        "prepare", parents=[common], help="keep Spark's classes, so that reports start sooner"
+    ).set_defaults(run=run_prepare)
     for name, text in (("driver", "spark-submit's"), ("executor", "an executor's")):
         # Spark's own words follow, some of which begin with dashes.
         part = subparsers.add_parser(
@@ -132,22 +135,25 @@ def run_report(args: argparse.Namespace) -> int:
     # Spark and what reads for it are an extra, and slow to import.
     try:
         from popmq.reports.output import exposition, files, page
+        from popmq.reports.output.terminal import print_report, progress
         from popmq.reports.run import Place, run
     except ImportError as error:
         raise _missing(error) from None
-    report = run(
-        args.report,
-        endpoint=args.endpoint,
-        history=args.history or "",
-        place=Place(args.master, dict(args.conf), args.executors, args.executor_ca),
-        skip_down=args.on_broker_down == "skip",
-        patience_s=args.patience / 1_000,
-        group=args.group,
-        topic=args.topic,
-        since_ms=args.since,
-        window_ms=args.window,
-        allowed=args.allowed,
-    )
+    with progress() as tell:
+        report = run(
+            args.report,
+            endpoint=args.endpoint,
+            history=args.history or "",
+            place=Place(args.master, dict(args.conf), args.executors, args.executor_ca),
+            skip_down=args.on_broker_down == "skip",
+            patience_s=args.patience / 1_000,
+            group=args.group,
+            topic=args.topic,
+            since_ms=args.since,
+            window_ms=args.window,
+            allowed=args.allowed,
+            tell=tell,
+        )
     if args.html:
         args.html.write_text(page.to_html(report), encoding="utf-8")
     if args.csv:
@@ -161,8 +167,6 @@ def run_report(args: argparse.Namespace) -> int:
     if args.json:
         print(files.to_json(report))
     else:
-        from popmq.reports.output.terminal import print_report
-
         print_report(report)
     if report.incomplete:
         print(f"popmq: incomplete: {report.incomplete}", file=sys.stderr)
@@ -185,6 +189,16 @@ def run_history(args: argparse.Namespace) -> int:
         print(json.dumps(added))
     else:
         print(metadata.columns(("TABLE", "ROWS ADDED"), list(added.items())))
+    return 0
+
+
+def run_prepare(args: argparse.Namespace) -> int:
+    try:
+        from popmq.reports.prepare import prepare
+    except ImportError as error:
+        raise _missing(error) from None
+    path = prepare()
+    print(json.dumps({"archive": str(path)}) if args.json else f"kept: {path}")
     return 0
 
 

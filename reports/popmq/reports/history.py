@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from popmq.common.errors import Code, Refused
+from popmq.common.wire import report_pb2 as pb
 from popmq.reports.endpoint import ReportEndpoint
 from popmq.reports.moments import Moments
 from popmq.reports.source.options import pin
@@ -91,10 +92,20 @@ def append(
     a broker group that does not answer then stays where it was."""
     with ReportEndpoint(endpoint, patience_s=patience_s) as asked:
         found, _ = asked.describe(tables, partial=True)
+    return append_pinned(spark, asked, folder, found, tables=tables)
+
+
+def append_pinned(
+    spark: Any,
+    asked: ReportEndpoint,
+    folder: Path,
+    found: Sequence[pb.BrokerTables],
+    *,
+    tables: Sequence[str],
+) -> dict[str, int]:
+    """The same, up to what was `found`."""
     rows = dict.fromkeys(tables, 0)
-    queries = [
-        _start(spark, endpoint, folder, name, patience_s, pin(found), rows) for name in tables
-    ]
+    queries = [_start(spark, asked, folder, name, pin(list(found)), rows) for name in tables]
     try:
         for query in queries:
             query.awaitTermination()
@@ -107,10 +118,9 @@ def append(
 
 def _start(
     spark: Any,
-    endpoint: str,
+    asked: ReportEndpoint,
     folder: Path,
     name: str,
-    patience_s: float,
     pinned: str,
     rows: dict[str, int],
 ) -> Any:
@@ -124,8 +134,8 @@ def _start(
 
     stream = (
         spark.readStream.format("popmq")
-        .option("endpoint", endpoint)
-        .option("patienceSeconds", str(patience_s))
+        .option("endpoint", asked.address)
+        .option("patienceSeconds", str(asked.patience_s))
         .option("pinned", pinned)
         .load(name)
     )

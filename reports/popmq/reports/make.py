@@ -21,6 +21,9 @@ _REVIVE_COLUMNS = (
 )
 
 
+Tell = Callable[[str], None]  # what is being done now, for somebody who waits
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a report is to look at."""
@@ -33,9 +36,17 @@ class Wanted:
     dead_letters: int = 20  # of which the newest are listed
 
 
-def make_report(name: str, inputs: Inputs, wanted: Wanted) -> Report:
-    """`lag`, `revive` or `delay`."""
-    tables, notes, series = _MAKERS[name](inputs, wanted)
+def make_report(
+    name: str, inputs: Inputs, wanted: Wanted, tell: Tell = lambda text: None
+) -> Report:
+    """`lag`, `revive` or `delay`; the title of each table is told before it is calculated."""
+
+    def table(name: str, title: str, frame: Any) -> ReportTable:
+        tell(title)
+        columns = tuple(one for one in frame.columns if one != "level")
+        return ReportTable(name, title, columns, list(rows_of(frame)))
+
+    tables, notes, series = _MAKERS[name](inputs, wanted, table)
     return Report(
         name=name,
         source=inputs.source,
@@ -48,30 +59,31 @@ def make_report(name: str, inputs: Inputs, wanted: Wanted) -> Report:
     )
 
 
+_Table = Callable[[str, str, Any], ReportTable]
 _Made = tuple[list[ReportTable], list[str], dict[str, Sequence[tuple[int, float]]]]
 
 
-def _lag(inputs: Inputs, wanted: Wanted) -> _Made:
+def _lag(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     from popmq.reports.jobs import lag
 
     rules = lag.LagRules(window_ms=wanted.window_ms, allowed=wanted.allowed)
     offsets, topics, timers = (inputs.table(name).cache() for name in LAG_TABLES)
     some = _of(offsets, wanted, "group", "topic")
     queues = lag.plan_queues(some, topics, timers, rules).cache()
-    groups = _table(
+    groups = table(
         "groups", "Consumer groups", lag.plan_groups(queues, some, topics, timers, rules)
     )
     tables = [
         groups,
-        _table(
+        table(
             "queues", "Queues", queues.orderBy("group", "topic", "broker", "read_topic", "queue")
         ),
-        _table(
+        table(
             "dead_letters",
             "Dead letters that are kept",
             _of(lag.plan_dead_letters(topics, timers), wanted, "group"),
         ),
-        _table("topics", "Topics", _of(lag.plan_topics(topics, timers), wanted, "topic")),
+        table("topics", "Topics", _of(lag.plan_topics(topics, timers), wanted, "topic")),
     ]
     series: dict[str, list[tuple[int, float]]] = {}
     shown = {(row["group"], row["topic"]) for row in groups.rows[:CHARTED]}
@@ -90,7 +102,7 @@ def _lag(inputs: Inputs, wanted: Wanted) -> _Made:
     return tables, notes, {name: one[-_SERIES_POINTS:] for name, one in series.items()}
 
 
-def _revive(inputs: Inputs, wanted: Wanted) -> _Made:
+def _revive(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     from popmq.reports.jobs import revive
 
     now = {one.broker: one.log_ms for one in inputs.moments}
@@ -102,18 +114,18 @@ def _revive(inputs: Inputs, wanted: Wanted) -> _Made:
         return _of(frame, wanted, *names)
 
     tables = [
-        _table(
+        table(
             "groups",
             "What became of deliveries",
             of(revive.plan_groups(records, rules), "group", "topic"),
         ),
-        _table(
+        table(
             "attempts",
             "Attempts of messages that came back",
             of(revive.plan_attempts(records, rules), "group"),
         ),
-        _table("consumers", "Consumers", of(revive.plan_consumers(records, rules), "group")),
-        _table(
+        table("consumers", "Consumers", of(revive.plan_consumers(records, rules), "group")),
+        table(
             "dead_letters",
             "Last dead letters",
             of(revive.plan_dead_letters(records, rules, wanted.dead_letters), "group", "topic"),
@@ -123,29 +135,24 @@ def _revive(inputs: Inputs, wanted: Wanted) -> _Made:
     return tables, [], {}
 
 
-def _delay(inputs: Inputs, wanted: Wanted) -> _Made:
+def _delay(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     from popmq.reports.jobs import delay
 
     fired = _of(inputs.table("fired"), wanted, "topic").cache()
     tables = [
-        _table("topics", "How late, by topic", delay.plan_topics(fired)),
-        _table("hours", "How late, by hour", delay.plan_hours(fired)),
-        _table("waiting", "Timers that wait", delay.plan_waiting(inputs.table("timers"))),
+        table("topics", "How late, by topic", delay.plan_topics(fired)),
+        table("hours", "How late, by hour", delay.plan_hours(fired)),
+        table("waiting", "Timers that wait", delay.plan_waiting(inputs.table("timers"))),
     ]
     fired.unpersist()
     return tables, [], {}
 
 
-_MAKERS: dict[str, Callable[[Inputs, Wanted], _Made]] = {
+_MAKERS: dict[str, Callable[[Inputs, Wanted, _Table], _Made]] = {
     "lag": _lag,
     "revive": _revive,
     "delay": _delay,
 }
-
-
-def _table(name: str, title: str, frame: Any) -> ReportTable:
-    columns = tuple(one for one in frame.columns if one != "level")
-    return ReportTable(name, title, columns, list(rows_of(frame)))
 
 
 def _of(frame: Any, wanted: Wanted, *names: str) -> Any:

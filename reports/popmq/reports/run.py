@@ -9,7 +9,7 @@ from popmq.reports.endpoint import PATIENCE_S
 from popmq.reports.executors import INSTANCES
 from popmq.reports.history import append, compact
 from popmq.reports.inputs import HistoryInputs, Inputs, LiveInputs
-from popmq.reports.make import TABLES, Wanted, make_report
+from popmq.reports.make import TABLES, Tell, Wanted, make_report
 from popmq.reports.report import Report
 from popmq.reports.session import SHORT, spark_session
 
@@ -50,12 +50,14 @@ def run(
     since_ms: int = 0,
     window_ms: int = 300_000,
     allowed: int = 100,
+    tell: Tell = lambda text: None,
 ) -> Report:
     """Of the brokers behind `endpoint`, or of a `history`. Raises PopmqError when a broker group
-    does not answer, unless `skip_down`."""
+    does not answer, unless `skip_down`. `tell` hears what is being done."""
     wanted = Wanted(group, topic, since_ms, window_ms, allowed)
     settings = {} if name == "revive" else SMALL
     place = place or Place()
+    tell("starting Spark")
     with spark_session(
         f"popmq-{name}",
         master=place.master,
@@ -64,13 +66,14 @@ def run(
         ca_secret=place.ca_secret,
     ) as spark:
         inputs: Inputs
+        tell(f"asking {history or endpoint} what there is")
         if history:
             inputs = HistoryInputs(spark, history, TABLES[name])
         else:
             inputs = LiveInputs(
                 spark, endpoint, TABLES[name], skip_down=skip_down, patience_s=patience_s
             )
-        return make_report(name, inputs, wanted)
+        return make_report(name, inputs, wanted, tell)
 
 
 def add_to_history(

@@ -1,5 +1,7 @@
 """A report as tables in a terminal."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -39,6 +41,17 @@ def print_report(report: Report, console: Console | None = None) -> None:
             console.print(f"{table.title}: none", style="dim")
     for note in report.notes:
         console.print(note, style="dim")
+
+
+@contextmanager
+def progress(console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """What is being done, in one line that goes away; only where somebody may see it, on stderr."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("") as line:
+        yield lambda text: line.update(text.replace("[", "\\["))
 
 
 def _table(table: ReportTable) -> Table:
