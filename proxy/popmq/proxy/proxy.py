@@ -48,9 +48,9 @@ class Proxy:
         """`soon` calls back when a turn of the loop is over: what came in it goes on together."""
         self._soon = soon
         self.metrics = ProxyMetrics()
-        self.clients = Clients(brokers)
         self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
         self.telemetry = Telemetry(self.routes, settings, self.metrics)
+        self.clients = Clients(brokers, self.telemetry.hears_lite, self._lite_ended)
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
         publishers = self.telemetry.publishers
         self.checks = OrphanChecks(brokers, publishers, self.metrics)
@@ -89,6 +89,10 @@ class Proxy:
         """All services, for any transport."""
         rest = (self._admin, self._reports, self._cluster)
         return [*self._messaging(), *(method for one in rest for method in one.methods())]
+
+    def _lite_ended(self, client_id: str, names: Sequence[str]) -> None:
+        self.telemetry.unsubscribe_lite(client_id, names)
+        self.lites.ended(client_id, names)
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)

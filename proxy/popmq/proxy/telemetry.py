@@ -16,6 +16,7 @@ from popmq.common.topics import SubscriptionGroup, check_group_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.client_settings import (
+    LITE_CONSUMERS,
     consumer_settings,
     is_node,
     producer_settings,
@@ -74,6 +75,18 @@ class Telemetry:
     def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
+    def hears_lite(self, client_id: str) -> bool:
+        """Whether it has a stream here, and said that it consumes lite topics."""
+        return any(stream.consumes_lite for stream in self.streams_of(client_id))
+
+    def unsubscribe_lite(self, client_id: str, names: Sequence[str]) -> None:
+        """The server ended its subscriptions to these lite topics: it is to forget them."""
+        for stream in self.streams_of(client_id)[-1:]:
+            for name in names:
+                notice = service.NotifyUnsubscribeLiteCommand(lite_topic=name)
+                command = service.TelemetryCommand(notify_unsubscribe_lite_command=notice)
+                stream.send(command.SerializeToString())
+
     def drain(self) -> None:
         """End every stream, also later ones, as clients like it; they open another one where they
         find a proxy."""
@@ -105,6 +118,7 @@ class _Stream:
         self._names = names
         self._again: asyncio.TimerHandle | None = None
         self._ended = False
+        self.consumes_lite = False
 
     def message(self, data: bytes) -> None:
         if self._ended:
@@ -152,6 +166,7 @@ class _Stream:
                 )
 
     def _consumer(self, asked: pb.Settings) -> None:
+        self.consumes_lite = asked.client_type in LITE_CONSUMERS
         try:
             name = name_of(asked.subscription.group)
             check_group_name(name)
