@@ -96,6 +96,10 @@ class SyncLiteSubscription:
         for who in list(self._of_client.get(client_id, ())):
             self._forget(who)
 
+    def subscribes(self, client_id: str, name: str) -> bool:
+        """Whether it said so here lately."""
+        return any(name in self._told[who].names for who in self._of_client.get(client_id, ()))
+
     def ended(self, client_id: str, names: Sequence[str]) -> None:
         """A broker group ended these subscriptions: another one is not told of them again."""
         for who in list(self._of_client.get(client_id, ())):

@@ -7,7 +7,7 @@ on a stream being open: a client whose server restarted may be without one for m
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from popmq.common.config import Settings
@@ -28,6 +28,7 @@ from popmq.proxy.namespaces import NamespaceCall, Translator, namespace_of
 from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Rpc, check_client
+from popmq.proxy.subscribed import Heard
 from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,13 @@ class Telemetry:
     def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
+    def heard(self) -> Iterator[Heard]:
+        """The clients that have a stream here, and what they said last on each."""
+        for client_id, streams in list(self._streams.items()):
+            for stream in streams:
+                if stream.said is not None:
+                    yield Heard(client_id, stream.peer, stream.said)
+
     def hears_lite(self, client_id: str) -> bool:
         """Whether it has a stream here, and said that it consumes lite topics."""
         return any(stream.consumes_lite for stream in self.streams_of(client_id))
@@ -119,6 +127,8 @@ class _Stream:
         self._again: asyncio.TimerHandle | None = None
         self._ended = False
         self.consumes_lite = False
+        self.said: pb.Settings | None = None  # the newest settings, with whole names
+        self.peer = call.peer
 
     def message(self, data: bytes) -> None:
         if self._ended:
@@ -152,6 +162,7 @@ class _Stream:
         self._owner.closed(self)
 
     def _settings(self, asked: pb.Settings) -> None:
+        self.said = asked
         match asked.WhichOneof("pub_sub"):
             case "publishing":
                 topics = [topic.name for topic in asked.publishing.topics]
