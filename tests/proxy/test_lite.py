@@ -349,6 +349,16 @@ def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: 
         assert await receive(at) == []
         at.proxy.lites.tell_again("a")
         assert named(await receive(at, 5)) == {"m-one": "one"}
+        await sync(at, "two")
+        at.proxy.lites.ended("me@1", ["one"])
+        broker.asked.clear()
+        at.proxy.lites.tell_again("a")
+        assert broker.asked == [Kind.SYNC_LITE]
+        at.proxy.lites.ended("me@1", ["two"])
+        broker.asked.clear()
+        at.proxy.lites.tell_again("a")
+        assert broker.asked == []
+        await sync(at, "two")
         at.proxy.lites.gone("me@1")
         broker.asked.clear()
         at.proxy.lites.tell_again("a")

@@ -235,6 +235,24 @@ def test_the_accumulation_is_what_waits_and_what_is_in_flight(tmp_path: Path, br
     run(test)
 
 
+def test_what_a_broker_group_that_is_away_would_add_is_not_left_out_in_silence(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", away=("b",)) as at:
+            await at.create_at("a", own.Topic(name="orders", queues=2))
+            group = own.CreateGroupRequest(group=own.Group(name="workers")).SerializeToString()
+            await call(at.ports["a"], Kind.CREATE_GROUP, group, 5_000)
+            told = await tells(at, "DescribeGroupAccumulation", group=WORKERS)
+            assert told.status.code == Code.HA_NOT_AVAILABLE
+            assert "broker b" in told.status.message
+            now = Timestamp(seconds=1)
+            fields = {"group": WORKERS, "topic": ORDERS, "reset_timestamp": now}
+            assert (await tells(at, "ResetGroupOffset", **fields)).status.code == told.status.code
+
+    run(test)
+
+
 def test_a_reset_to_a_time_gives_the_group_again_what_came_since(tmp_path: Path) -> None:
     async def test() -> None:
         async with house(tmp_path, "a") as at:

@@ -105,6 +105,9 @@ class SyncLiteSubscription:
         for who in list(self._of_client.get(client_id, ())):
             told = self._told[who]
             left = told.names.difference(names)
+            if not left:
+                self._forget(who)
+                continue
             self._names -= len(told.names) - len(left)
             self._told[who] = _Told(left, told.heard_ms)
 
