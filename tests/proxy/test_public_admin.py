@@ -37,11 +37,11 @@ async def send(at: House, body: bytes, **properties: Any) -> str:
     return str(reply.entries[0].message_id)
 
 
-async def receive(at: House) -> list[str]:
+async def receive(at: House, limit: int = 32) -> list[str]:
     request = service.ReceiveMessageRequest(
         group=WORKERS,
         message_queue=pb.MessageQueue(topic=ORDERS),
-        batch_size=32,
+        batch_size=limit,
         invisible_duration=Duration(seconds=60),
         long_polling_timeout=Duration(seconds=0),
     )
@@ -302,6 +302,52 @@ def test_messages_are_found_by_id_by_key_and_in_a_queue(tmp_path: Path) -> None:
                 assert told.status.code == Code.UNSUPPORTED
             nothing = await tells(at, "QueryMessage", topic=ORDERS)
             assert nothing.status.code == Code.BAD_REQUEST
+
+    run(test)
+
+
+def test_queues_tell_from_when_to_when_and_how_far_a_group_has_come(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            topic = own.Topic(name="orders", queues=1)
+            assert (await at.change_topic("CreateTopic", topic))[0] == Code.OK
+            group = own.CreateGroupRequest(group=own.Group(name="workers"))
+            assert (await at.ask("CreateGroup", group, own.GroupReply)).status.code == Code.OK
+            nothing = await tells(at, "QueryTimeSpan", group=WORKERS)
+            assert (nothing.status.code, len(nothing.queue_time_span_list)) == (Code.OK, 0)
+            (span,) = (
+                await tells(at, "QueryTimeSpan", group=WORKERS, topics=[ORDERS])
+            ).queue_time_span_list
+            assert (span.min_timestamp, span.max_timestamp, span.delay_time_ms) == (0, 0, 0)
+            stored = []
+            for number in range(3):
+                await send(at, b"%d" % number)
+                request = own.FindMessagesRequest(topic="orders", queue_id=0, queue_offset=number)
+                found = await at.ask("FindMessages", request, own.FindMessagesReply)
+                stored.append(found.messages[0].stored_ms)
+                await asyncio.sleep(0.003)  # real time, which brokers of this house measure
+            assert stored[0] < stored[1] < stored[2]
+
+            async def told() -> Any:
+                reply = await tells(at, "QueryTimeSpan", group=WORKERS, topics=[ORDERS])
+                (span,) = reply.queue_time_span_list
+                assert (span.message_queue.topic.name, span.message_queue.id) == ("orders", 0)
+                assert span.message_queue.broker.name == "a"
+                assert (span.min_timestamp, span.max_timestamp) == (stored[0], stored[2])
+                return span
+
+            span = await told()
+            assert span.consume_timestamp == stored[0]
+            assert span.delay_time_ms >= stored[2] - stored[0]
+            assert await receive(at, limit=2) == ["0", "1"]
+            span = await told()
+            assert span.consume_timestamp == stored[1]
+            assert 0 < span.delay_time_ms < 60_000
+            assert await receive(at) == ["2"]
+            span = await told()
+            assert (span.consume_timestamp, span.delay_time_ms) == (stored[2], 0)
+            by_itself = await tells(at, "QueryTimeSpan", group=WORKERS)
+            assert len(by_itself.queue_time_span_list) == 1
 
     run(test)
 

@@ -12,15 +12,20 @@ from importlib.metadata import version
 from typing import TypeVar
 
 from popmq.common.errors import Code, Refused, Unavailable
-from popmq.common.hop import Delivery
-from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as own
 from popmq.proxy.admin import Gathered
 from popmq.proxy.api import admin_pb2 as api
 from popmq.proxy.api import definition_pb2 as pb
-from popmq.proxy.convert import delivered_message, duration, name_of, ok, parse
+from popmq.proxy.convert import name_of, ok, parse
 from popmq.proxy.lite import SyncLiteSubscription
 from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.public_answers import (
+    found_message,
+    lookup,
+    public_type,
+    queue_span,
+    summed,
+)
 from popmq.proxy.rpc import Rpc
 from popmq.proxy.rpc import method as any_method
 from popmq.proxy.subscribed import Subscribed, told_of
@@ -44,9 +49,15 @@ INSTEAD = {
     "AdminSendMessage": "messages are sent with SendMessage, or popmq send",
     "GetConsumerRunningInfo": "clients do not tell what they hold: see popmq lag and popmq explain",
     "GetTopicRoute": "routes are told by QueryRoute",
-    "QueryTimeSpan": "times of queues are not summed up: see popmq lag, and QueryOffset",
 }
-_R = TypeVar("_R", own.TopicReply, own.LagReply, own.ResetOffsetReply, own.FindMessagesReply)
+_R = TypeVar(
+    "_R",
+    own.TopicReply,
+    own.LagReply,
+    own.ResetOffsetReply,
+    own.FindMessagesReply,
+    own.TimeSpansReply,
+)
 
 
 class PublicAdmin:
@@ -76,6 +87,7 @@ class PublicAdmin:
             "ListConsumerConnection": self._connections,
             "ResetGroupOffset": self._reset,
             "QueryMessage": self._query_message,
+            "QueryTimeSpan": self._time_spans,
             "GetProxyRuntimeStats": self._stats,
             **{name: partial(_refuse, name, why) for name, why in INSTEAD.items()},
         }
@@ -91,6 +103,7 @@ class PublicAdmin:
         request: own.DescribeTopicRequest
         | own.LagRequest
         | own.ResetOffsetRequest
+        | own.TimeSpansRequest
         | own.FindMessagesRequest,
         reply: type[_R],
         then: Callable[[_R], None],
@@ -119,7 +132,7 @@ class PublicAdmin:
                 tags["lite_topics"] = str(topic.lite_topics)
             reply = api.DescribeTopicStatusResponse(
                 status=ok(),
-                topic_message_type=_public_type(topic.type),
+                topic_message_type=public_type(topic.type),
                 description=f"{topic.type}, {topic.queues} queues, {topic.permission}",
                 tags=tags,
             )
@@ -217,13 +230,27 @@ class PublicAdmin:
             for lag in lags:
                 by_topic.setdefault(lag.topic, []).append(lag)
             reply = api.DescribeGroupAccumulationResponse(
-                status=ok(), accumulation=_summed(lags, found.now_ms)
+                status=ok(), accumulation=summed(lags, found.now_ms)
             )
             for topic, some in by_topic.items():
-                reply.topic_accumulation[topic].CopyFrom(_summed(some, found.now_ms))
+                reply.topic_accumulation[topic].CopyFrom(summed(some, found.now_ms))
             rpc.reply(reply.SerializeToString())
 
         self._ask(rpc, "Lag", own.LagRequest(group=group), own.LagReply, answered)
+
+    def _time_spans(self, rpc: Rpc) -> None:
+        request = parse(api.QueryTimeSpanRequest, rpc.data)
+
+        def answered(found: own.TimeSpansReply) -> None:
+            _whole(found)
+            spans = [queue_span(one, found.now_ms) for one in found.spans]
+            reply = api.QueryTimeSpanResponse(status=ok(), queue_time_span_list=spans)
+            rpc.reply(reply.SerializeToString())
+
+        asked = own.TimeSpansRequest(
+            group=name_of(request.group), topics=map(name_of, request.topics)
+        )
+        self._ask(rpc, "TimeSpans", asked, own.TimeSpansReply, answered)
 
     def _reset(self, rpc: Rpc) -> None:
         request = parse(api.ResetGroupOffsetRequest, rpc.data)
@@ -246,14 +273,14 @@ class PublicAdmin:
 
         def answered(found: own.FindMessagesReply) -> None:
             messages = [
-                _message(one)
+                found_message(one)
                 for one in found.messages
                 if not request.HasField("broker_name") or one.broker == request.broker_name
             ]
             reply = api.ListMessageResponse(status=ok(), messages=messages)
             rpc.reply(reply.SerializeToString())
 
-        self._ask(rpc, "FindMessages", _lookup(request), own.FindMessagesReply, answered)
+        self._ask(rpc, "FindMessages", lookup(request), own.FindMessagesReply, answered)
 
 
 class _Within:
@@ -311,62 +338,3 @@ def _whole(found: Gathered) -> None:
     """Part of an answer would be taken for all of it."""
     if found.incomplete:
         raise Unavailable(found.incomplete)
-
-
-def _public_type(name: str) -> pb.MessageType.ValueType:
-    """Of a topic; MIXED, which takes several types, has no number in the protocol."""
-    kind = MessageType[name.upper()]
-    return pb.MessageType.ValueType(0 if kind is MessageType.MIXED else int(kind))
-
-
-def _summed(
-    lags: Sequence[own.Lag], now_ms: int
-) -> api.DescribeGroupAccumulationResponse.GroupAccumulation:
-    oldest_ms = min((lag.oldest_ready_ms for lag in lags if lag.oldest_ready_ms), default=now_ms)
-    ready, in_flight = sum(lag.ready for lag in lags), sum(lag.in_flight for lag in lags)
-    return api.DescribeGroupAccumulationResponse.GroupAccumulation(
-        inflight_messages=in_flight,
-        ready_messages=ready,
-        accumulation=ready + in_flight + sum(lag.blocked for lag in lags),
-        deliver_delay_time=duration(max(0, now_ms - oldest_ms)),
-    )
-
-
-def _lookup(request: api.ListMessageRequest) -> own.FindMessagesRequest:
-    for name in ("subscription", "lite_topic", "scroll_id", "page_num", "page_size"):
-        if request.HasField(name):
-            raise Refused(
-                Code.UNSUPPORTED,
-                f"messages are found by id, by key, or in a queue from a time on: not by {name}",
-            )
-    asked = own.FindMessagesRequest(topic=name_of(request.topic), limit=request.max_message_nums)
-    match request.WhichOneof("search_key"):
-        case "message_id":
-            asked.message_id = request.message_id
-        case "message_key":
-            asked.key = request.message_key
-            asked.begin_ms = request.begin_timestamp.ToMilliseconds()
-            asked.end_ms = request.end_timestamp.ToMilliseconds()
-        case _:
-            if not request.HasField("queue_id"):
-                raise Refused(
-                    Code.BAD_REQUEST, "name a message_id, a message_key, or a queue_id and a time"
-                )
-            asked.queue_id = request.queue_id
-            asked.stored_ms = request.begin_timestamp.ToMilliseconds()
-    return asked
-
-
-def _message(found: own.FoundMessage) -> pb.Message:
-    stored = Delivery(
-        found.queue_id,
-        found.queue_offset,
-        found.attempt,
-        found.stored_ms,
-        b"",
-        found.head,
-        found.properties,
-    )
-    message = pb.Message.FromString(delivered_message(stored, found.broker.encode()))
-    message.system_properties.ClearField("receipt_handle")
-    return message
