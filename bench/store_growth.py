@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from popmq.broker.broker import Broker
+from popmq.broker.client_requests import ClientRequests
 from popmq.common.clock import SystemClock
 from popmq.common.config import Settings
 from popmq.common.disk import ColdRead, RealDisk
@@ -92,6 +93,7 @@ def fill(broker: Broker, records: int, body: bytes) -> tuple[float, float, float
     pending: list[Callable[[], None]] = []
     broker.store.soon = pending.append
     dispatch_s = watch_dispatch(broker)
+    requests = ClientRequests(broker)
     properties = b"\x1a\x20" + b"0123456789ABCDEF" * 2  # a message id of 32 characters
     request = PutRequest(
         "bench",
@@ -102,7 +104,7 @@ def fill(broker: Broker, records: int, body: bytes) -> tuple[float, float, float
     for number in range(batches):
         if number == batches - batches // 10:
             mark = cpu_s()
-        broker.put(request)
+        requests.put(request)
         while pending:
             pending.pop()()
         broker.store.step()
@@ -112,7 +114,7 @@ def fill(broker: Broker, records: int, body: bytes) -> tuple[float, float, float
 
 
 def pop_some(broker: Broker) -> None:
-    want = broker.want(PopRequest("bench", "g", "bench", 32, 3_600_000, 0))
+    want = ClientRequests(broker).want(PopRequest("bench", "g", "bench", 32, 3_600_000, 0))
     for _ in range(IN_FLIGHT // 32):
         try:
             broker.pops.pop(want)

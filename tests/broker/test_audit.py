@@ -239,6 +239,22 @@ def test_a_recount_whose_records_are_gone_begins_anew(core: CoreBroker) -> None:
     assert audited(core).unaccounted == 0
 
 
+def test_a_recount_begins_anew_when_retention_took_the_first_retries_before_it_saw_them(
+    core: CoreBroker,
+) -> None:
+    core.send("orders", b"first")
+    core.receive("orders", "g", limit=1, invisible_ms=400_000)
+    audit = core.broker.audit
+    assert audited(core).in_flight == 1
+    core.advance(500_000)  # nobody scrapes, and the retry is stored, in a new topic
+    (retry,) = (one for one in core.broker.registry.topics() if "RETRY" in one.name)
+    store = core.broker.store
+    assert store.queue(retry.id, 0).count == 1
+    store.dispatch.log_starts_at(store.end)
+    audited(core)
+    assert (audit.restarts, audit.unaccounted) == (1, 0)
+
+
 def test_a_cut_waits_until_its_records_are_confirmed(core: CoreBroker) -> None:
     begun(core)
     audit = core.broker.audit

@@ -391,7 +391,7 @@ def test_what_operators_ask_about_old_messages_waits_on_another_thread(tmp_path:
             await ask(
                 Kind.LAG,
                 pb.LagRequest(
-                    group=process.broker.group("g").name, topic="orders"
+                    group=process.broker.directory.group("g").name, topic="orders"
                 ).SerializeToString(),
             )
         )

@@ -3,7 +3,7 @@
 import random
 
 from popmq.common.config import GroupSettings, MessageSettings, Settings, StoreSettings
-from popmq.testing.history import Held, Place, Pop, Reader, Sent
+from popmq.testing.history import Held, Life, Place, Pop, Reader, Sent
 from popmq.testing.oracle import Oracle
 from popmq.testing.sim_machine import Machine
 from popmq.testing.sim_operators import Operators
@@ -85,6 +85,33 @@ def test_a_receive_that_was_lost_before_a_reset_counts_no_more() -> None:
     life.held = None
     script.oracle.delivered(again, sent.number, sent.head, sent.properties, 3, b"a handle")
     assert script.found == ["attempts"]
+
+
+def test_a_reset_of_which_nobody_heard_may_have_come_after_one_that_is_answered_later() -> None:
+    """Seed 600856: it passed over messages, and the answer of the earlier one took that back."""
+    script = Script(fifo=True)
+    script.clients.send(script.topic)
+    script.machine.settle()
+    script.clients.reset(script.reader, lambda: None, "oldest")
+    script.clients.reset(script.reader, lambda: None, "newest")
+    script.clients.lose(script.clients.asked[-1:])
+    script.machine.settle()
+    lives = script.reader.lives.values()
+    assert [(life.loose, life.passed) for life in lives] == [(True, True)] * len(lives)
+    assert lives
+
+
+def test_a_letter_that_was_sent_back_holds_its_key_up_though_the_first_copy_was_acked() -> None:
+    """Seed 501104: the second copy was in flight, and a receive that found nothing was blamed."""
+    script = Script(fifo=True)
+    order, reader = script.oracle.order, script.reader
+    first, second = (Sent(number, script.topic, "", b"", b"", 1) for number in range(2))
+    order.put(first)
+    order.put(second)
+    reader.lives[0] = life = Life(acked=2, acked_at=2)
+    assert order.is_first(reader, second, before=3)
+    life.loose = True
+    assert not order.is_first(reader, second, before=3)
 
 
 def delivered(unanswered: Unanswered, at_ms: int, process: int, *, buffered: bool = False) -> Held:

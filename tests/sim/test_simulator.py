@@ -11,22 +11,22 @@ import time
 
 import pytest
 
+from popmq.testing.seed_runs import outcomes
 from popmq.testing.simulator import run_seed
 from popmq.testing.sometimes import Tally
 
 FEWEST = 300  # in which every rare state is reached
 
 
-def run(first: int, seeds: int, *, seconds: float = 1e9) -> Tally:
+def run(first: int, seeds: int, *, seconds: float = 1e9, processes: int = 1) -> Tally:
     """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
     tally, began, done = Tally(), time.monotonic(), 0
-    for seed in range(first, first + seeds):
-        if done >= FEWEST and time.monotonic() - began > seconds:
-            break
-        outcome = run_seed(seed)
+    for outcome in outcomes(run_seed, range(first, first + seeds), processes=processes):
         assert not outcome.violations, outcome.story(40)
         tally.add(outcome.tally)
         done += 1
+        if done >= FEWEST and time.monotonic() - began > seconds:
+            break
     print(f"{done} seeds, {done / (time.monotonic() - began):.0f} a second\n{tally.table()}")
     return tally
 
@@ -47,7 +47,7 @@ def test_every_promise_holds_in_a_thousand_seeds() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_promise_holds_in_five_thousand_seeds() -> None:
-    assert not run(100_000, 5_000).never
+    assert not run(100_000, 5_000, processes=os.cpu_count() or 1).never
 
 
 def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
@@ -67,6 +67,16 @@ def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
         for hash_seed in ("0", "1", "77")
     }
     assert len(digests) == 1
+
+
+def test_seeds_on_two_cores_give_what_they_give_on_one() -> None:
+    seeds = range(1, 25)
+    one, two = (
+        [outcome.tally.counts for outcome in outcomes(run_seed, seeds, processes=processes)]
+        for processes in (1, 2)
+    )
+    assert len(one) == len(seeds)
+    assert one == two
 
 
 def test_a_failed_seed_names_the_command_that_replays_it() -> None:

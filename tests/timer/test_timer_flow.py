@@ -223,7 +223,7 @@ def test_a_recalled_timer_never_comes_and_the_recall_may_be_repeated(core: CoreB
     due_ms = core.clock.wall_ms() + 60_000
     sent(core, b"recalled", due_ms, message_id="A")
     sent(core, b"kept", due_ms, message_id="B")
-    core.broker.topic("orders")
+    core.broker.directory.topic("orders")
     assert recall(core, "A") is TimerOutcome.DONE
     assert recall(core, "A") is TimerOutcome.DONE
     crash(core)

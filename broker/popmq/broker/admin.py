@@ -50,7 +50,9 @@ def answer_admin(broker: Broker, kind: Kind, body: bytes) -> bytes:
 
 def _describe_topic(broker: Broker, body: bytes) -> bytes:
     request = pb.DescribeTopicRequest.FromString(body)
-    return _topic_reply(broker, broker.topic(request.name, auto_create=request.auto_create))
+    return _topic_reply(
+        broker, broker.directory.topic(request.name, auto_create=request.auto_create)
+    )
 
 
 def _create_topic(broker: Broker, body: bytes) -> bytes:
@@ -59,7 +61,7 @@ def _create_topic(broker: Broker, body: bytes) -> bytes:
     if topic.type == "lite" and not topic.queues:
         queues = 1  # and one for each lite topic
     blank = TopicConfig(0, topic.name, queues)
-    return _topic_reply(broker, broker.create_topic(_changed_topic(blank, topic)))
+    return _topic_reply(broker, broker.directory.create_topic(_changed_topic(blank, topic)))
 
 
 def _alter_topic(broker: Broker, body: bytes) -> bytes:
@@ -133,10 +135,10 @@ def _copy_meta(broker: Broker, body: bytes) -> bytes:
         )
     for name in request.topics:
         with suppress(PopmqError):  # who asked is told that there is none
-            broker.topic(name, auto_create=True)
+            broker.directory.topic(name, auto_create=True)
     for name in request.groups:
         with suppress(PopmqError):
-            broker.group(name)
+            broker.directory.group(name)
     reply = replication.CopyMetaReply(version=registry.changes)
     if registry.changes != request.known_version:
         reply.records.extend(one.SerializeToString() for one in registry.owned_records())

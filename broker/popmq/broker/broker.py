@@ -7,12 +7,11 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 from popmq.broker.arrivals import Arrivals
-from popmq.broker.filter.asked_filter import asked_filter
 from popmq.broker.filter.sql92 import SqlFilters
 from popmq.broker.following import Following
+from popmq.broker.meta.directory import Directory
 from popmq.broker.meta.first_receipts import FirstReceipts
 from popmq.broker.meta.registry import Registry
 from popmq.broker.meta.topic_expiry import TopicExpiry
@@ -28,12 +27,12 @@ from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.lag_watch import LagWatch
 from popmq.broker.pop.lite_expiry import LiteExpiry
 from popmq.broker.pop.lite_service import LiteService
-from popmq.broker.pop.liveness import ClientNames, Liveness, attempt_number, client_number
+from popmq.broker.pop.liveness import ClientNames, Liveness
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.offset_reset import OffsetReset
 from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import RECORD_SIZE
-from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.pop.pop_service import PopService
 from popmq.broker.pop.pop_undo import PopUndo
 from popmq.broker.pop.pull_offsets import PullOffsets
 from popmq.broker.pop.pull_reader import PullReader
@@ -53,17 +52,9 @@ from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
 from popmq.common.clock import Clock
 from popmq.common.config import Settings
-from popmq.common.delivered import Deliveries
 from popmq.common.disk import Disk
-from popmq.common.errors import Code, Refused, Unavailable
-from popmq.common.hop import (
-    ClientsReport,
-    PopRequest,
-    PutRequest,
-    PutResult,
-)
 from popmq.common.steps import Flusher
-from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig, in_order
+from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 
 class Broker:
@@ -83,13 +74,12 @@ class Broker:
         self._disk = disk
         self._clock = clock
         self._waits = waits or clock
-        # Broker groups that take messages now, as the controller says; empty: it has not said.
-        self.cluster_groups: tuple[str, ...] = ()
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
         self.store = MessageStore(
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper
         )
         self.registry = Registry(self.store)
+        self.directory = Directory(self.registry, settings)
         self.receipts = FirstReceipts(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table)
@@ -279,108 +269,6 @@ class Broker:
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         self.buffer.when_confirmed(callback)
-
-    # -- requests
-
-    def put(self, request: PutRequest) -> list[PutResult]:
-        """Append the messages; one result per entry, in order."""
-        self.store.check_admission()
-        if self.registry.draining:
-            raise Unavailable(f"broker group {self.settings.broker.name} is being drained")
-        topic = self.topic(request.topic, auto_create=request.auto_create)
-        if topic.name[0] == "%":
-            topics.check_topic_name(topic.name)  # nobody sends to dead letters
-        if not topic.writable:
-            raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
-        return self.sends.put(topic, request.entries)
-
-    def want(self, request: PopRequest) -> Want:
-        """The request with its names looked up and its limits applied, or the refusal."""
-        topic = self.topic(request.topic)
-        group = self.group(request.group)
-        if request.auto_renew:
-            self.liveness.heard(client_number(request.client_id), self.store.log_ms())
-        if not topic.readable:
-            raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
-        if request.queue_id >= topic.queues:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"queue {request.queue_id} of topic {topic.name}, which has {topic.queues}",
-            )
-        return Want(
-            topic=topic,
-            group=group,
-            limit=min(request.limit, self.settings.pop.max_batch),
-            invisible_ms=request.invisible_ms or self.settings.pop.invisible_default_ms,
-            queue_id=request.queue_id,
-            filter=asked_filter(self.sql_filters, request.filter_type, request.expression),
-            client=self.clients.number(request.client_id),
-            auto_renew=request.auto_renew,
-            reply_bytes=request.reply_bytes,
-            attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
-        )
-
-    def pop(self, want: Want) -> tuple[Deliveries, int]:
-        """See `PopService.pop`; a FIFO group's in the order of each message group."""
-        return self._pops_of(want).pop(want)
-
-    def has_ready(self, want: Want) -> bool:
-        """Whether a pop might find something: reads no message, writes no check point."""
-        return self._pops_of(want).has_ready(want)
-
-    def _pops_of(self, want: Want) -> PopService | FifoService | LiteService:
-        if not in_order(want.group, want.topic):
-            return self.pops
-        self.buffer.write_acks()  # a receive that comes again gets what is not acked
-        return self.lites if want.topic.type is MessageType.LITE else self.fifo
-
-    def hear(self, report: ClientsReport) -> None:
-        """A proxy heard these clients; those that left get nothing back any more."""
-        now_ms = self.store.log_ms()
-        for client_id in report.heard:
-            self.liveness.heard(client_number(client_id), now_ms)
-        for client_id in report.gone:
-            self.revive.hand_back(client_number(client_id))
-            self.lites.gone(client_number(client_id))
-
-    def topic(self, name: str, *, auto_create: bool = False) -> TopicConfig:
-        """The topic; made when the caller and the setting topic.auto_create both allow it."""
-        found = self.registry.find_topic(name)
-        if found is not None and name[0] != "%":
-            return found
-        topics.check_readable_topic_name(name)
-        if found is None and self.registry.owner:
-            self.registry.want_topic(name)
-        elif found is None and auto_create and self.settings.topic.auto_create:
-            wanted = TopicConfig(
-                0,
-                name,
-                self.settings.topic.queues,
-                MessageType[self.settings.topic.auto_create_type.upper()],
-            )
-            return self.create_topic(wanted)
-        return found or self.registry.topic(name)
-
-    def create_topic(self, wanted: TopicConfig) -> TopicConfig:
-        """Over the broker groups of now, if message groups or lite topics are to stay where they
-        are (D11)."""
-        stays = wanted.type is MessageType.LITE or wanted.type.accepts(MessageType.FIFO)
-        if stays and not wanted.brokers:
-            wanted = replace(wanted, brokers=self.cluster_groups)
-        return self.registry.create_topic(wanted)
-
-    def group(self, name: str) -> SubscriptionGroup:
-        """The group; made with the defaults when group.auto_create allows it."""
-        found = self.registry.find_group(name)
-        if found is not None:
-            return found
-        topics.check_group_name(name)
-        if self.registry.owner:
-            self.registry.want_group(name)
-        elif self.settings.group.auto_create:
-            wanted = SubscriptionGroup(0, name, max_attempts=self.settings.group.max_attempts)
-            return self.registry.create_group(wanted)
-        return self.registry.group(name)
 
     # -- inside
 

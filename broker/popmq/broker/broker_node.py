@@ -259,7 +259,7 @@ class BrokerNode:
         self.meta.hear(told.owner, told.owner_address)
         self.mover.hear(told.peers)
         if not self.changing:
-            self.broker.cluster_groups = tuple(told.groups)
+            self.broker.directory.cluster_groups = tuple(told.groups)
 
     def _learn(self, record: GroupRecord) -> None:
         assert self.leadership is not None

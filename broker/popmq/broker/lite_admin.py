@@ -29,8 +29,8 @@ class SyncLiteJob:
     def step(self) -> bytes | None:
         broker, request = self._broker, self._request
         broker.lites.sync(
-            broker.topic(request.topic),
-            broker.group(request.group),
+            broker.directory.topic(request.topic),
+            broker.directory.group(request.group),
             broker.clients.number(request.client_id),
             Action(request.action),
             request.names,

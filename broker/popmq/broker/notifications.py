@@ -9,6 +9,7 @@ later, so that a hit that nobody follows costs the message no more than that.
 from functools import partial
 
 from popmq.broker.broker import Broker
+from popmq.broker.client_requests import ClientRequests
 from popmq.broker.pop.lite_service import waiting_client
 from popmq.broker.pop.long_polling import Attempt, Waiter
 from popmq.broker.pop.pop_service import Want
@@ -21,8 +22,9 @@ NOTHING = encode_pop_reply(PopReply([], 0, 0))
 
 
 class Notifications:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, clients: ClientRequests) -> None:
         self._broker = broker
+        self._clients = clients
         self._waiting: dict[int, Waiter] = {}
         self.told: dict[Told, int] = {}  # until when nobody else is told
 
@@ -48,7 +50,7 @@ class Notifications:
         While there seems to be something that nobody finds, one is told every TOLD_MS.
         """
         key = _told(want)
-        if key not in self.told or not (found or not self._broker.has_ready(want)):
+        if key not in self.told or not (found or not self._clients.has_ready(want)):
             return
         del self.told[key]
         topic_id, group_id, client = key
@@ -59,7 +61,7 @@ class Notifications:
 
     def _is_ready(self, want: Want) -> bool:
         quiet_ms = self.told.get(_told(want), 0)
-        return self._broker.waits_ms() >= quiet_ms and self._broker.has_ready(want)
+        return self._broker.waits_ms() >= quiet_ms and self._clients.has_ready(want)
 
     def _tell(self, want: Want, on_reply: OnReply) -> None:
         key = _told(want)

@@ -17,7 +17,7 @@ class UpdateOffsetJob:
     def step(self) -> bytes | None:
         broker, request = self._broker, self._request
         topic, queue_id = readable_queue(broker, request.topic, request.queue_id)
-        group = broker.group(request.group)
+        group = broker.directory.group(request.group)
         if broker.pull_offsets.set(group, topic, queue_id, request.offset):
             broker.pulls.metrics.offsets_set += 1
             polling = broker.polling

@@ -43,7 +43,7 @@ def unpark(broker: Broker, body: bytes) -> bytes:
             Code.BAD_REQUEST, f"a parked message group takes {known}, not {request.action!r}"
         )
     group = broker.registry.group(request.group)
-    topic = broker.topic(request.topic)
+    topic = broker.directory.topic(request.topic)
     messages = broker.parking.change(group, topic, request.key, action)
     status = pb.Status(code=Code.OK, message="OK")
     return pb.UnparkReply(status=status, messages=messages).SerializeToString()

@@ -53,7 +53,7 @@ class Pulls:
         request = pull_pb2.PullRequest.FromString(body)
         broker = self._broker
         topic, queue_id = readable_queue(broker, request.topic, request.queue_id)
-        group = broker.group(request.group)
+        group = broker.directory.group(request.group)
         limit = min(request.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
         reply_bytes = broker.settings.pop.reply_bytes
         wanted = asked_filter(broker.sql_filters, request.filter_type, request.expression)
@@ -209,7 +209,7 @@ class Pulls:
 
 def readable_queue(broker: Broker, name: str, queue_id: int) -> tuple[TopicConfig, int]:
     """The topic of a queue that a pull consumer names, or the refusal."""
-    topic = broker.topic(name)
+    topic = broker.directory.topic(name)
     if not topic.readable:
         raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
     if topic.type is MessageType.LITE:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from popmq.broker.admin import ADMIN_KINDS, answer_admin
 from popmq.broker.broker import Broker
+from popmq.broker.client_requests import ClientRequests
 from popmq.broker.jobs import JobRunner
 from popmq.broker.lite_admin import SyncLiteJob, take_notices
 from popmq.broker.notifications import Notifications
@@ -47,7 +48,8 @@ class BrokerServer:
         self._looking: set[int] = set()  # receives that do not wait, and go on looking
         self._jobs = JobRunner(broker.store, broker.buffer.write_acks)
         self._pulls = Pulls(broker)
-        self._notifications = Notifications(broker)
+        self._clients = ClientRequests(broker)
+        self._notifications = Notifications(broker, self._clients)
         self.refused_by_code: dict[int, int] = {}
         # With replicas (ha/received.py): once all of the set hold what was appended; once all of
         # them spoke, as only slaves of this epoch do.
@@ -112,7 +114,7 @@ class BrokerServer:
                 self._reply(on_reply, handle)
             case Kind.CLIENTS:
                 report = hop.decode_clients(body)
-                self._broker.hear(report)
+                self._clients.hear(report)
                 if notices := take_notices(self._broker, report):
                     self._reply(on_reply, notices)
                 else:
@@ -151,7 +153,7 @@ class BrokerServer:
         self._broker.when_confirmed(partial(on_reply, reply))
 
     def _put(self, request: hop.PutRequest, on_reply: OnReply) -> None:
-        results = self._broker.put(request)
+        results = self._clients.put(request)
         self._broker.catch_up.others_worked()
         reply = hop.encode_put_reply(results)
         topic = self._broker.registry.topic(request.topic)
@@ -182,7 +184,7 @@ class BrokerServer:
             self._pop(request, on_reply, number)
 
     def _pop(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
-        want = self._broker.want(request)
+        want = self._clients.want(request)
         if not want.limit:
             self._notifications.serve(request, want, on_reply, number)
             return
@@ -208,7 +210,7 @@ class BrokerServer:
         """Pop for receive `number`, which can be undone until its answer has left."""
         first = self._broker.pops.sequence + 1
         self._popped_ms = self._broker.wall_ms()  # before the first check point counts
-        deliveries, rest = self._broker.pop(want)
+        deliveries, rest = self._clients.pop(want)
         if deliveries:
             end = self._broker.pops.sequence + 1
             self._broker.undo.popped(number, self._broker.store.epoch, first, end)
@@ -275,7 +277,7 @@ class BrokerServer:
             return
         self._looking.discard(number)
         try:
-            want = self._broker.want(request)
+            want = self._clients.want(request)
             deliveries, rest = self._take(want, number)
         except ColdRead as cold:
             self._warm(cold, lambda error: self._pop_again(request, on_reply, number, error))
@@ -303,7 +305,7 @@ class BrokerServer:
         def attempt() -> Attempt:
             try:
                 # Looked up again: the topic may have got more queues meanwhile.
-                deliveries, rest = self._take(self._broker.want(request), number)
+                deliveries, rest = self._take(self._clients.want(request), number)
             except ColdRead as cold:
                 self._warm(cold, lambda error: self._look_again(waiter, error))
                 return Attempt.EMPTY

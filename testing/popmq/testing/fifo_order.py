@@ -63,7 +63,7 @@ class FifoOrder:
     def is_first(self, reader: Reader, sent: Sent, *, before: int) -> bool:
         """Whether all in front of it in its key were certainly over at event `before`."""
         lives = [reader.lives.get(one.number) for one in self._before(reader, sent)]
-        return all(life and life.acked == 2 and life.acked_at < before for life in lives)
+        return all(_is_over(life, before) for life in lives)
 
     def _before(self, reader: Reader, sent: Sent) -> list[Sent]:
         line = self._lines[(sent.topic, sent.queue_id, sent.key)]
@@ -78,3 +78,8 @@ class FifoOrder:
 
     def _complain(self, what: str, held: Held) -> None:
         self._oracle.complain("I7 fifo", what, held.life)
+
+
+def _is_over(life: Life | None, before: int) -> bool:
+    """Certainly, and of a single copy: a letter that was sent back stands in the line again."""
+    return bool(life and life.acked == 2 and not life.loose and life.acked_at < before)

@@ -22,6 +22,7 @@ _REFUSALS = (Code.NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND
 
 class Operators(Clients):
     _redrives = 0  # that were asked for
+    _lost_resets = 0  # whose answers never came
 
     # -- consumers
 
@@ -144,7 +145,7 @@ class Operators(Clients):
         whole = not request.HasField("queue_id")
         if whole:
             request.skip_retries = skips
-        redrives = self._redrives
+        redrives, lost_resets = self._redrives, self._lost_resets
         lost_before = [one.lost_pops for one in same]  # what is lost from now on may be behind it
 
         def hear(answer: bytes | PopmqError) -> None:
@@ -159,8 +160,9 @@ class Operators(Clients):
                 self._check_time(topic, request.stored_ms, offsets)
             self._tally.hit(Sometimes.FIFO_RESET if group.fifo else Sometimes.RESET)
             self._tally.hit(Sometimes.RESET_IN_FLIGHT, sum(one.in_flight > 0 for one in done))
-            if redrives != self._redrives:
-                # Letters that went back meanwhile stand before or behind it: nobody can tell.
+            if redrives != self._redrives or lost_resets != self._lost_resets:
+                # Letters that went back meanwhile, and a reset of which nobody heard, stand before
+                # or behind it: nobody can tell.
                 for one in same:
                     chains.reset_lost(one, oracle.messages)
                 return
@@ -177,6 +179,7 @@ class Operators(Clients):
 
         def lost() -> None:
             closed()
+            self._lost_resets += 1
             for one in same:
                 chains.reset_lost(one, oracle.messages)
 

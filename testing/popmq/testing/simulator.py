@@ -5,12 +5,12 @@
 """
 
 import argparse
-import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 
+from popmq.testing.seed_runs import outcomes, silence
 from popmq.testing.sim_pushes import PushSimulator
 from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
 from popmq.testing.sim_run import Outcome, Simulator
@@ -68,8 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pushes", action="store_true", help="of push consumers that live on")
     parser.add_argument("--replica", action="store_true", help="with a slave that follows")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a violation")
+    parser.add_argument("--processes", type=int, default=1, help="that share the seeds")
     chosen = parser.parse_args(arguments)
-    logging.getLogger("popmq").setLevel(logging.CRITICAL)
+    silence()
     run, states = _world(chosen)
     if chosen.seed is not None:
         outcome = run(chosen.seed)
@@ -78,7 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(outcome.story())
         return 1 if outcome.violations else 0
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    return _run_many(seeds, run, Tally(states), keep_going=chosen.keep_going)
+    found = outcomes(run, seeds, processes=chosen.processes)
+    return _tell(found, Tally(states), keep_going=chosen.keep_going)
 
 
 def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[Enum]]:
@@ -95,13 +97,10 @@ def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[E
     return run_replica_seed if chosen.replica else run_seed, Sometimes
 
 
-def _run_many(
-    seeds: range, run: Callable[[int], Outcome], tally: Tally, *, keep_going: bool
-) -> int:
+def _tell(found: Iterator[Outcome], tally: Tally, *, keep_going: bool) -> int:
     done, failed, began = 0, 0, time.perf_counter()
-    for seed in seeds:
+    for outcome in found:
         done += 1
-        outcome = run(seed)
         tally.add(outcome.tally)
         if outcome.violations:
             failed += 1

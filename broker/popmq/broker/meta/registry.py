@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from popmq.broker.meta.lite_topics import LiteTopics
+from popmq.broker.meta.meta_limits import check_group, check_topic
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.snapshot import entry_hash
@@ -15,8 +16,6 @@ from popmq.common import topics
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind
 from popmq.common.topics import (
-    Durability,
-    GroupType,
     MessageType,
     SubscriptionGroup,
     TopicConfig,
@@ -24,13 +23,8 @@ from popmq.common.topics import (
 from popmq.common.wire.meta_pb2 import Followed, LastIds, MetaRecord
 
 META_VERSION = 1
-QUEUE_LIMIT = 1024
-ATTEMPT_LIMIT = 10_000
-BACK_OFF_STEPS_LIMIT = 64
-BACK_OFF_LIMIT_MS = 12 * 3_600_000
 TOPIC_LIMIT = 50_000
 GROUP_LIMIT = 50_000
-LITE_TTL_MS = (1_000, 30 * 24 * 3_600_000)  # how long lite topics live without a message
 WANTED_LIMIT = 64  # names that are asked of the owner at once
 _PER_PIECE = 128
 
@@ -124,7 +118,7 @@ class Registry:
             )
         last_id = self._last_local_id if self.owner else self._last_topic_id
         made = replace(wanted, id=last_id + 1)
-        self._check_topic(made)
+        check_topic(made, longest_ms=self._store.retention_ms)
         self._write(MetaRecord(version=META_VERSION, topic=topic_record(made)))
         return made
 
@@ -141,7 +135,7 @@ class Registry:
         self._check_owned()
         old = self.topic(wanted.name)
         new = replace(wanted, id=old.id)
-        self._check_topic(new)
+        check_topic(new, longest_ms=self._store.retention_ms)
         if new.type is not old.type:
             raise Refused(
                 Code.BAD_REQUEST,
@@ -183,7 +177,7 @@ class Registry:
                 f"there are {GROUP_LIMIT} consumer groups, which is the limit; delete some",
             )
         made = replace(wanted, id=self._last_group_id + 1)
-        _check_group(made)
+        check_group(made)
         self._write(MetaRecord(version=META_VERSION, group=group_record(made)))
         return made
 
@@ -191,7 +185,7 @@ class Registry:
         self._check_owned()
         old = self.group(wanted.name)
         new = replace(wanted, id=old.id)
-        _check_group(new)
+        check_group(new)
         if new.type is not old.type:
             raise Refused(
                 Code.BAD_REQUEST,
@@ -256,36 +250,6 @@ class Registry:
 
     def set_log_id(self, log_id: str) -> None:
         self._write(MetaRecord(version=META_VERSION, store_id=log_id))
-
-    def _check_topic(self, topic: TopicConfig) -> None:
-        lite = topic.type is MessageType.LITE
-        limit = 1 if lite else QUEUE_LIMIT
-        if not 1 <= topic.queues <= limit:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"topic {topic.name} with {topic.queues} queues: it takes 1 to {limit}",
-            )
-        if topic.lite_ttl_ms and not (
-            lite and LITE_TTL_MS[0] <= topic.lite_ttl_ms <= LITE_TTL_MS[1]
-        ):
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"topic {topic.name} with lite topics that live {topic.lite_ttl_ms} ms: one of "
-                f"type LITE takes {LITE_TTL_MS[0]} to {LITE_TTL_MS[1]} ms, and others none",
-            )
-        longest_ms = self._store.retention_ms
-        if not 0 <= topic.retention_ms <= longest_ms:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"topic {topic.name} with a retention of {topic.retention_ms} ms: it takes up to "
-                f"{longest_ms} ms, that of the store (store.retention_hours)",
-            )
-        if topic.type is MessageType.TRANSACTION and topic.durability is Durability.MEMORY:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"topic {topic.name} is TRANSACTION: its durability is disk, because a transaction "
-                "that was committed must not be lost",
-            )
 
     # -- apply
 
@@ -405,31 +369,3 @@ def _piece(records: list[MetaRecord]) -> tuple[bytes, int]:
     bodies = [record.SerializeToString(deterministic=True) for record in records]
     content = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
     return content, sum(map(entry_hash, bodies))
-
-
-def _check_group(group: SubscriptionGroup) -> None:
-    if not 1 <= group.max_attempts <= ATTEMPT_LIMIT:
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"max_attempts = {group.max_attempts}: it takes 1 to {ATTEMPT_LIMIT}",
-        )
-    if group.buffered and group.type is GroupType.FIFO:
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"consumer group {group.name} is FIFO: its check points cannot be buffered, because a "
-            "crash would deliver messages out of order",
-        )
-    steps = group.back_off_ms
-    if not 1 <= len(steps) <= BACK_OFF_STEPS_LIMIT:
-        raise Refused(
-            Code.BAD_REQUEST,
-            f"a back-off of {len(steps)} steps: it takes 1 to {BACK_OFF_STEPS_LIMIT}",
-        )
-    for step in steps:
-        if not 0 <= step <= BACK_OFF_LIMIT_MS:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"a back-off step of {step} ms: it takes 0 to {BACK_OFF_LIMIT_MS} ms",
-            )
-    if group.exponential is not None:
-        group.exponential.check()

@@ -18,7 +18,6 @@ from popmq.broker.meta.offsets import OffsetRecord, Reason
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.audit_ledger import AuditLedger, Ends
 from popmq.broker.pop.check_point_table import CheckPointTable, Place
-from popmq.broker.pop.evidence import first_record, first_unit
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
@@ -38,6 +37,7 @@ BEGIN_LIMIT = 20_000  # check points that are taken over, at once: about 20 ms
 OPEN_LIMIT = 200_000  # and that are followed; with more it waits
 
 Source = tuple[int, int]  # topic, queue
+_MOVES_END = (0, 0)  # no source: all of the revive topic is read
 _OVER = object()
 _NO_ENDS = Ends()  # before the ledger has said
 
@@ -106,7 +106,6 @@ class Audit:
         self._cut: _Cut | None = None
         self._ledger: AuditLedger | None = None
         self._at: dict[Source, int] = {}
-        self._begin_position = 0
         self._base: dict[Place, Noted] = {}
         self._ordered: set[int] = set()  # groups of which only what is in flight is compared
         self._left_out: set[int] = set()  # groups whose deliveries are not all in the log
@@ -175,7 +174,8 @@ class Audit:
 
     def _begin_here(self) -> AuditLedger:
         """The deliveries that are open now are taken over; what follows is read from the log."""
-        self._begin_position = self._store.end
+        next_offset = self._store.dispatch.next_offset
+        self._at = {one: next_offset(*one) for one in self._sources() if one != _MOVES_END}
         ledger = AuditLedger()
         for ck in self._table:
             if ck.buffered:
@@ -214,7 +214,7 @@ class Audit:
             if topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX)
         ]
         revive = [(topics.REVIVE_TOPIC_ID, number) for number in range(topics.REVIVE_QUEUES)]
-        return [*copies, (0, 0), *revive, (topics.OFFSETS_TOPIC_ID, 0)]
+        return [*copies, _MOVES_END, *revive, (topics.OFFSETS_TOPIC_ID, 0)]
 
     # -- the log
 
@@ -231,7 +231,7 @@ class Audit:
                     self._comparing = None
                 return
             source = cut.sources[-1]
-            if source == (0, 0):
+            if source == _MOVES_END:
                 self._ledger.moves_end()
                 read = 0
             else:
@@ -250,10 +250,7 @@ class Audit:
         if self._is_deleted(topic_id):
             return -1
         queue = self._store.queue(topic_id, queue_id)
-        at = self._at.get(source)
-        if at is None:
-            first = first_record if topic_id == topics.REVIVE_TOPIC_ID else first_unit
-            at = self._at[source] = first(queue, self._begin_position)
+        at = self._at.get(source, 0)  # of a topic made since: from its first record on
         if at < queue.min_offset:
             return -1
         if topic_id == topics.REVIVE_TOPIC_ID:

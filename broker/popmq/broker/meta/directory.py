@@ -1,0 +1,55 @@
+"""Directory: topics and groups by the names that clients use, made where the settings allow it."""
+
+from dataclasses import replace
+
+from popmq.broker.meta.registry import Registry
+from popmq.common import topics
+from popmq.common.config import Settings
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+
+
+class Directory:
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
+        # Broker groups that take messages now, as the controller says; empty: it has not said.
+        self.cluster_groups: tuple[str, ...] = ()
+
+    def topic(self, name: str, *, auto_create: bool = False) -> TopicConfig:
+        """The topic; made when the caller and the setting topic.auto_create both allow it."""
+        found = self._registry.find_topic(name)
+        if found is not None and name[0] != "%":
+            return found
+        topics.check_readable_topic_name(name)
+        if found is None and self._registry.owner:
+            self._registry.want_topic(name)
+        elif found is None and auto_create and self._settings.topic.auto_create:
+            wanted = TopicConfig(
+                0,
+                name,
+                self._settings.topic.queues,
+                MessageType[self._settings.topic.auto_create_type.upper()],
+            )
+            return self.create_topic(wanted)
+        return found or self._registry.topic(name)
+
+    def create_topic(self, wanted: TopicConfig) -> TopicConfig:
+        """Over the broker groups of now, if message groups or lite topics are to stay where they
+        are (D11)."""
+        stays = wanted.type is MessageType.LITE or wanted.type.accepts(MessageType.FIFO)
+        if stays and not wanted.brokers:
+            wanted = replace(wanted, brokers=self.cluster_groups)
+        return self._registry.create_topic(wanted)
+
+    def group(self, name: str) -> SubscriptionGroup:
+        """The group; made with the defaults when group.auto_create allows it."""
+        found = self._registry.find_group(name)
+        if found is not None:
+            return found
+        topics.check_group_name(name)
+        if self._registry.owner:
+            self._registry.want_group(name)
+        elif self._settings.group.auto_create:
+            wanted = SubscriptionGroup(0, name, max_attempts=self._settings.group.max_attempts)
+            return self._registry.create_group(wanted)
+        return self._registry.group(name)
