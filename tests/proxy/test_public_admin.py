@@ -289,7 +289,7 @@ def test_messages_are_found_by_id_by_key_and_in_a_queue(tmp_path: Path) -> None:
 
             (one,) = await found(message_id="3")
             assert (one.body, list(one.system_properties.keys)) == (b"3", ["key-1"])
-            assert not one.system_properties.receipt_handle
+            assert not one.system_properties.HasField("receipt_handle")
             by_key = await found(message_key="key-0")
             assert sorted(one.body for one in by_key) == [b"0", b"2", b"4", b"6"]
             here, there = [
