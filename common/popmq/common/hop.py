@@ -393,9 +393,7 @@ def encode_clients(report: ClientsReport) -> bytes:
 
 def decode_clients(body: bytes) -> ClientsReport:
     reader = PayloadReader(body)
-    (heard,) = reader.fields(U16)
-    (gone,) = reader.fields(U16)
-    heard_ids = [reader.text() for _ in range(heard)]
-    gone_ids = [reader.text() for _ in range(gone)]
+    counts = (*reader.fields(U16), *reader.fields(U16))
+    heard, gone = ([reader.text() for _ in range(count)] for count in counts)
     (listening,) = reader.fields(U16) if reader.at < len(body) else (0,)
-    return ClientsReport(heard_ids, gone_ids, [reader.text() for _ in range(listening)])
+    return ClientsReport(heard, gone, [reader.text() for _ in range(listening)])
