@@ -79,16 +79,8 @@ class FifoService:
         something is in flight. Returns whether more could leave at once."""
         look_at = units_to_look_at(want.filter)
         visit = self._visit(want, want.topic, queue_id, look_at, LINE_OPEN)
-        room = self._pops.room(visit.progress, batch)
-        left = batch.bytes_left
-        try:
-            visit.expire()
-            found = visit.read(visit.choose(batch, room)) if room > 0 else []
-        except ColdRead as cold:
-            batch.bytes_left = left
-            batch.cold.append(cold)
+        if not self._fill(want, want.topic, visit, batch):
             return True
-        self._deliver(want, want.topic, visit, found, batch)
         return not visit.progress.held and (visit.order.has_ready() or visit.rest > 0)
 
     def has_ready(self, want: Want) -> bool:
@@ -109,16 +101,7 @@ class FifoService:
         """Fill the batch from one queue and write the check points of what was taken; at most
         about `share` units are looked at."""
         visit = self._visit(want, topic, queue_id, share)
-        room = self._pops.room(visit.progress, batch)
-        left = batch.bytes_left
-        try:
-            visit.expire()
-            found = visit.read(visit.choose(batch, room)) if room > 0 else []
-        except ColdRead as cold:
-            batch.bytes_left = left
-            batch.cold.append(cold)
-        else:
-            self._deliver(want, topic, visit, found, batch)
+        self._fill(want, topic, visit, batch)
         batch.scan_units -= share - visit.left
         self._parking.look(want.group, topic, queue_id, visit)
         batch.rest += visit.rest
@@ -153,6 +136,20 @@ class FifoService:
         progress = self._pops.progress(want.group, topic, queue_id)
         assert isinstance(progress, FifoProgress), f"group {want.group.name} keeps no order"
         return progress
+
+    def _fill(self, want: Want, topic: TopicConfig, visit: FifoVisit, batch: Batch) -> bool:
+        """Take what fits from the visit; False when a body has to come from the disk first."""
+        room = self._pops.room(visit.progress, batch)
+        left = batch.bytes_left
+        try:
+            visit.expire()
+            found = visit.read(visit.choose(batch, room)) if room > 0 else []
+        except ColdRead as cold:
+            batch.bytes_left = left
+            batch.cold.append(cold)
+            return False
+        self._deliver(want, topic, visit, found, batch)
+        return True
 
     def _deliver(
         self,
