@@ -163,6 +163,31 @@ def test_a_lite_push_consumer_of_the_node_client_begins_at_a_time(tmp_path: Path
 
 
 @pytest.mark.timeout(420)
+def test_a_lite_push_consumer_that_does_not_heed_an_end_goes_on_and_says_it_again(
+    tmp_path: Path,
+) -> None:
+    ensure_node_client()
+    with Cluster(tmp_path, settings={"POPMQ_LITE_TTL_ENDS_SUBSCRIPTIONS": "true"}) as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite", lite_ttl_ms=1_000)
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        (proxy,) = cluster.proxies
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            tell(node, "subscribe", "brief")
+            tell(node, "send", "brief", "before")
+            node.wait(lambda: node.count("got") >= 1, "a message", within_s=10)
+            deadline_s = time.monotonic() + 40
+            while proxy.metric("popmq_proxy_lite_notices_total") == 0:
+                assert time.monotonic() < deadline_s, "no word of the end"
+                time.sleep(0.1)
+            tell(node, "send", "brief", "behind")
+            node.wait(lambda: node.count("got") >= 2, "one more message", within_s=40)
+            assert [one["body"] for one in node.of("got")] == ["before", "behind"]
+
+
+@pytest.mark.timeout(420)
 def test_a_lite_push_consumer_goes_on_at_once_when_its_broker_was_killed(tmp_path: Path) -> None:
     ensure_node_client()
     with Cluster(tmp_path) as cluster:

@@ -243,6 +243,7 @@ def test_a_client_is_told_over_telemetry_what_it_is_subscribed_to_no_more(
             at.proxy.clients.heard("me@1")
             at.proxy.clients.stop()
             assert await stream.notices(2) == ["one", "two"]
+            assert at.proxy.metrics.lite_notices == 2
 
     plain = AwaitedCall.metadata
     try:

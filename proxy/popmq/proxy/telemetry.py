@@ -94,6 +94,7 @@ class Telemetry:
                 notice = service.NotifyUnsubscribeLiteCommand(lite_topic=name)
                 command = service.TelemetryCommand(notify_unsubscribe_lite_command=notice)
                 stream.send(command.SerializeToString())
+                self._metrics.lite_notices += 1
 
     def drain(self) -> None:
         """End every stream, also later ones, as clients like it; they open another one where they
