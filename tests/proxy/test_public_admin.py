@@ -62,7 +62,13 @@ async def tells(at: House, name: str, /, **fields: Any) -> Any:
     return await at.ask(name, request(**fields), reply)
 
 
-def consumer(at: House, client_id: str, expression: str, kind: Any = pb.PUSH_CONSUMER) -> Any:
+def consumer(
+    at: House,
+    client_id: str,
+    expression: str,
+    kind: Any = pb.PUSH_CONSUMER,
+    language: Any = pb.JAVA,
+) -> Any:
     """Opens its telemetry stream; it is there until it is half closed."""
     call = AwaitedCall()
     call.metadata = {"x-mq-client-id": client_id}
@@ -72,7 +78,7 @@ def consumer(at: House, client_id: str, expression: str, kind: Any = pb.PUSH_CON
     settings = pb.Settings(
         client_type=kind,
         subscription=pb.Subscription(group=WORKERS, subscriptions=[entry]),
-        user_agent=pb.UA(language=pb.JAVA, version="5.2.0", hostname="h"),
+        user_agent=pb.UA(language=language, version="5.2.0", hostname="h"),
     )
     open_ = at.methods["Telemetry"].open
     assert open_ is not None
@@ -182,6 +188,16 @@ def test_subscriptions_are_those_of_connected_clients_and_what_was_read_without(
             other_group = pb.Resource(name="nobody")
             connected = await tells(at, "ListConsumerConnection", group=other_group)
             assert len(connected.client_info) == 0
+
+    run(test)
+
+
+def test_a_language_that_is_newer_than_this_proxy_is_told_by_its_number(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            consumer(at, "c1", "*", language=99)
+            connected = await tells(at, "ListConsumerConnection", group=WORKERS)
+            assert [one.language for one in connected.client_info] == ["99"]
 
     run(test)
 

@@ -69,10 +69,11 @@ def told_of(group: str, topic: str, said: Sequence[Said]) -> api.SubscriptionInf
 
 def _client(one: Heard) -> api.ClientInfo:
     agent = one.settings.user_agent
+    names = {number: name for name, number in pb.Language.items()}
     return api.ClientInfo(
         client_id=one.client_id,
         version=agent.version,
-        language=pb.Language.Name(agent.language),
+        language=names.get(agent.language, str(agent.language)),
         hostname=agent.hostname,
         egress_ip=one.peer.rpartition(":")[0],
         message_model=CONSUMED_AS[one.settings.client_type in LITE_CONSUMERS],
