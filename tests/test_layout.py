@@ -38,6 +38,7 @@ CORES = {"store", "meta", "filter"}
 SERVICES = {"timer", "pop", "transaction", "ha"}
 ON_BROKER = ["lookup_admin", "parking_admin", "lite_admin", "timer_drain", "timer_mover"]
 ON_BROKER += ["reset_job", "lag_job", "letter_jobs", "timer_metrics", "explain_timer", "pulls"]
+ON_BROKER += ["time_span_job"]
 ON_BROKER += ["client_requests", "broker_life", "followership", "meta_follower"]
 BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "store": set(),
@@ -69,7 +70,7 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "pop_admin": CORES
     | SERVICES
     | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "report_jobs", "reset_job"}
-    | {"offset_jobs", "timer_jobs", "transaction_jobs"},
+    | {"offset_jobs", "time_span_job", "timer_jobs", "transaction_jobs"},
     "server": CORES
     | SERVICES
     | {

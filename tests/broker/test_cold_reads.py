@@ -21,6 +21,7 @@ from popmq.common.hop import Kind
 from popmq.common.residency import Residency
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
+from popmq.common.wire.lite_pb2 import SyncLite
 from popmq.common.wire.pull_pb2 import PullReply, PullRequest
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker, pop
@@ -156,6 +157,29 @@ def test_a_pull_from_a_disk_that_cannot_be_read_is_answered(tmp_path: Path) -> N
         with pytest.raises(Exception, match="old messages cannot be read"):
             await call(process.port, Kind.PULL, pulls(0), 5_000)
         disk.cold = False
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def test_a_subscription_that_begins_at_an_old_time_waits_on_another_thread(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = ColdDisk()
+        process = await broker_with_messages(tmp_path, disk, 0)
+        process.broker.registry.create_topic(TopicConfig(0, "chats", 1, MessageType.LITE))
+        name = SystemProperties(lite_topic="one").SerializeToString()
+        for number in range(10):
+            entry = hop.PutEntry(MessageType.LITE, b"%04d" % number, name)
+            put = hop.encode_put(hop.PutRequest("chats", [entry]))
+            await call(process.port, Kind.PUT, put, 5_000)
+        process.broker.store.dispatch.flush()
+        disk.cold = True
+        sync = SyncLite(topic="chats", group="g", client_id="c", names=["one"], stored_ms=1)
+        await call(process.port, Kind.SYNC_LITE, sync.SerializeToString(), 5_000)
+        assert disk.warmed
+        disk.cold = False
+        reply = await call(process.port, Kind.POP, pop("chats", "g", client_id="c"), 5_000)
+        assert len(hop.decode_pop_reply(reply).deliveries) == 10
         await process.stop()
 
     asyncio.run(run())

@@ -93,7 +93,7 @@ def test_the_node_client_loses_nothing_while_its_connections_reach_their_age(
     assert min(aged) > 2
 
 
-def tell(node: OfficialClient, op: str, lite_topic: str, *bodies: str) -> None:
+def tell(node: OfficialClient, op: str, lite_topic: str, *bodies: str, at_ms: int = 0) -> None:
     """Ask for it once for each body, and wait for each answer."""
 
     def answers() -> int:
@@ -104,7 +104,7 @@ def tell(node: OfficialClient, op: str, lite_topic: str, *bodies: str) -> None:
 
     for body in bodies or ("",):
         wanted = answers() + 1
-        node.tell(op=op, lite_topic=lite_topic, body=body)
+        node.tell(op=op, lite_topic=lite_topic, body=body, at_ms=at_ms)
         node.wait(partial(answered, wanted), f"an answer to {op}", within_s=10)
 
 
@@ -139,6 +139,52 @@ def test_a_lite_push_consumer_of_the_node_client_gets_what_it_subscribed_to(tmp_
             quota, bad_name = node.of("refused")
             assert "42901" in quota["error"]
             assert "40020" in bad_name["error"]
+
+
+@pytest.mark.timeout(420)
+def test_a_lite_push_consumer_of_the_node_client_begins_at_a_time(tmp_path: Path) -> None:
+    ensure_node_client()
+    with Cluster(tmp_path) as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite")
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            tell(node, "send", "timed", "early")
+            between_ms = time.time_ns() // 1_000_000 + 1
+            time.sleep(0.002)  # the broker's clock, which says when a message was stored
+            tell(node, "send", "timed", "late")
+            tell(node, "subscribe", "timed", at_ms=between_ms)
+            tell(node, "send", "timed", "later")
+            node.wait(lambda: node.count("got") >= 2, "two messages", within_s=30)
+            assert node.of("refused") == []
+            assert [one["body"] for one in node.of("got")] == ["late", "later"]
+
+
+@pytest.mark.timeout(420)
+def test_a_lite_push_consumer_that_does_not_heed_an_end_goes_on_and_says_it_again(
+    tmp_path: Path,
+) -> None:
+    ensure_node_client()
+    with Cluster(tmp_path, settings={"POPMQ_LITE_TTL_ENDS_SUBSCRIPTIONS": "true"}) as cluster:
+        with Client(cluster.endpoints[0]) as client:
+            topic = admin.Topic(name="chats", type="lite", lite_ttl_ms=1_000)
+            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+        (proxy,) = cluster.proxies
+        with OfficialClient("lite", launch_node("lite"), folder=tmp_path) as node:
+            node.tell(endpoint=cluster.endpoints[0], topic="chats", group="readers")
+            node.wait(lambda: node.count("ready") > 0, "its start", within_s=30)
+            tell(node, "subscribe", "brief")
+            tell(node, "send", "brief", "before")
+            node.wait(lambda: node.count("got") >= 1, "a message", within_s=10)
+            deadline_s = time.monotonic() + 40
+            while proxy.metric("popmq_proxy_lite_notices_total") == 0:
+                assert time.monotonic() < deadline_s, "no word of the end"
+                time.sleep(0.1)
+            tell(node, "send", "brief", "behind")
+            node.wait(lambda: node.count("got") >= 2, "one more message", within_s=40)
+            assert [one["body"] for one in node.of("got")] == ["before", "behind"]
 
 
 @pytest.mark.timeout(420)

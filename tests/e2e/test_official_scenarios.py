@@ -32,9 +32,10 @@ RUN = [
 ]
 TYPES = {"halves": "transaction", "ranked": "priority", "ordered": "fifo", "chats": "lite"}
 LITE_QUOTA = 6
-
-# Others have tests of their own (tests/conformance/clients.md).
-python_only = pytest.mark.parametrize("language", ["python"], indirect=True, scope="module")
+# Node has tests of its own (tests/conformance/clients.md).
+LITE = ["python", pytest.param("java", marks=pytest.mark.long)]
+with_lites = pytest.mark.parametrize("language", LITE, indirect=True, scope="module")
+java_only = pytest.mark.parametrize("language", LITE[1:], indirect=True, scope="module")
 pytestmark = [pytest.mark.heavy, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
@@ -56,6 +57,7 @@ def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         "POPMQ_LITE_MAX_TOPICS": "10",
         "POPMQ_LITE_MAX_CLIENT_SUBSCRIPTIONS": str(LITE_QUOTA),
         "POPMQ_LITE_MAX_SUBSCRIPTIONS": str(2 * LITE_QUOTA - 2),
+        "POPMQ_LITE_TTL_ENDS_SUBSCRIPTIONS": "true",
     }
     with Cluster(folder, settings=settings) as cluster:
         with Client(cluster.endpoints[0]) as client:
@@ -64,8 +66,11 @@ def seen(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
             for name in (*named, "ordered", "letters", "everyone", *many):
                 topic = admin.Topic(name=name, type=TYPES.get(name, "normal"), queues=4)
                 client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
-            topic = admin.Topic(name="chats", type=TYPES["chats"])
-            client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
+            for topic in (
+                admin.Topic(name="chats", type=TYPES["chats"]),
+                admin.Topic(name="sessions", type="lite", lite_ttl_ms=1_000),
+            ):
+                client.topic("CreateTopic", admin.CreateTopicRequest(topic=topic))
             client.send(compressed("gzip", b"what was packed"))
         limits = ("--max-attempts", f"{attempts}", "--back-off", "1s,2s")
         cluster.popmq("group", "create", "letters", *limits)
@@ -107,7 +112,7 @@ def processes(language: str) -> list[list[str]]:
     timed, which Node does not have."""
     if language == "node":
         return [RUN]
-    return [["awaits"], RUN[1:] + (["lites"] if language == "python" else [])]
+    return [["awaits"], [*RUN[1:], "lites"]]
 
 
 def command(language: str) -> list[str]:
@@ -195,7 +200,7 @@ def test_each_instance_with_a_group_of_its_own_gets_every_message(seen: dict[str
 
 
 @pytest.mark.timeout(300)
-@python_only
+@with_lites
 def test_lite_consumers_get_what_is_in_their_lite_topics_in_order(seen: dict[str, Any]) -> None:
     lites = seen["lites"]
     for got, wanted in ((lites["simple"], ("one", "two")), (lites["push"][:10], ("two", "three"))):
@@ -207,16 +212,24 @@ def test_lite_consumers_get_what_is_in_their_lite_topics_in_order(seen: dict[str
 
 
 @pytest.mark.timeout(300)
-@python_only
+@with_lites
 def test_a_lite_consumer_that_unsubscribes_gets_no_more(seen: dict[str, Any]) -> None:
     assert seen["lites"]["after"] == ["somebody's"]
 
 
 @pytest.mark.timeout(300)
-@python_only
+@with_lites
 def test_the_clients_own_errors_tell_of_lite_quotas_and_names(seen: dict[str, Any]) -> None:
     lites = seen["lites"]
     assert lites["too_many_topics"] == ["LiteTopicQuotaExceededException", 42901]
     assert lites["too_many_here"] == ["LiteSubscriptionQuotaExceededException", 42902]
     assert lites["too_many_there"] == ["LiteSubscriptionQuotaExceededException", 42902]
     assert lites["bad_name"] == ["BadRequestException", 40020]
+
+
+@pytest.mark.timeout(300)
+@java_only
+def test_a_lite_consumer_begins_at_a_time_and_forgets_what_has_ended(seen: dict[str, Any]) -> None:
+    """The Python client has no word for a beginning, and neither it nor Node's hears of an end."""
+    assert seen["lites"]["timed"] == ["late", "later"]
+    assert seen["lites"]["forgotten"] == ["unborn"]

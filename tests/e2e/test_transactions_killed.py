@@ -106,6 +106,7 @@ class Calls(BrokerCalls):
         pytest.param(1_000, 12, "python", marks=pytest.mark.heavy),
         pytest.param(200, 4, "node", marks=pytest.mark.heavy),
         pytest.param(200, 4, "java", marks=pytest.mark.long),
+        pytest.param(10_000, 60, "python", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.timeout(900)  # the first run may install a client
@@ -126,7 +127,8 @@ def test_each_transaction_has_its_one_end_whoever_is_killed(
         ]
         with producers[0], producers[1]:
             killed = kill_about(cluster, producers, dice, kills)
-            wait_for(lambda: all(one.finished for one in producers), 120, "the producers")
+            rest_s = max(120, count / 20)
+            wait_for(lambda: all(one.finished for one in producers), rest_s, "the producers")
         last = Producer("three", tmp_path, cluster.endpoints[0], range(0), program)
         with last:
             wait_for(
@@ -143,7 +145,7 @@ def test_each_transaction_has_its_one_end_whoever_is_killed(
     print(
         f"\nseed {SEED}: {count} transactions, {len(by_what[SENT])} half messages answered, "
         f"{len(by_what[ENDED])} ended by their producers, {len(by_what[FAILED])} failed; "
-        f"killed {', '.join(killed)}; {len(seen)} messages delivered"
+        f"killed {dict(sorted(Counter(killed).items()))}; {len(seen)} messages delivered"
     )
     assert len(by_what[TRIED]) == count
     wrong = {number for number in seen if not is_committed(number)}
@@ -183,9 +185,10 @@ def kill_about(
     order = [*kinds, *(dice.choice(kinds) for _ in range(kills - len(kinds)))]
     dice.shuffle(order)
     begun = 0
+    apart = max(5, sum(len(one._numbers) for one in producers) // (2 * kills))
     for kind in order:
         # Between kills some transactions are begun, so that each meets some on their way.
-        target = begun + 5
+        target = begun + dice.randrange(5, apart + 1)
         wait_for(lambda at=target: tried(producers) >= at, 60, "transactions")
         if kind == "broker":
             cluster.broker.kill9()

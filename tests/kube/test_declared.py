@@ -190,6 +190,20 @@ def test_a_change_of_the_object_is_a_change_of_the_topic_and_no_drift(
     play(popmq, story)
 
 
+def test_how_long_lite_topics_live_is_declared_and_put_right(popmq: RunningBroker) -> None:
+    async def story(desk: Desk) -> None:
+        for ttl, wanted_ms in (("90m", 5_400_000), ("1h", 3_600_000), ("", 0)):
+            desk.declare("Topic", "chats", type="Lite", **({"liteTtl": ttl} if ttl else {}))
+            await desk.settle()
+            assert desk.topics()["chats"].lite_ttl_ms == wanted_ms
+        desk.alter("chats", lite_ttl_ms=60_000)
+        await desk.settle()
+        assert desk.topics()["chats"].lite_ttl_ms == 0
+        assert "liteTtl is 60000, not 0" in desk.drift("Topic", "chats")[-1]
+
+    play(popmq, story)
+
+
 def test_what_others_changed_is_put_right_and_told(popmq: RunningBroker) -> None:
     async def story(desk: Desk) -> None:
         desk.declare("Topic", "plain")

@@ -386,6 +386,8 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
     ("kind", "spec", "said"),
     [
         ("Topic", {"retention": "soon"}, "such as 90s, 12h or 3d"),
+        ("Topic", {"type": "Lite", "liteTtl": "soon"}, "such as 90s, 12h or 3d"),
+        ("Topic", {"liteTtl": "1h"}, "is of topics of type Lite"),
         ("Topic", {"name": "a b"}, "1 to 127 letters"),
         ("Topic", {"queues": 0}, "greater than or equal to 1"),
         ("Topic", {"queuez": 3}, 'unknown field "spec.queuez"'),

@@ -9,7 +9,7 @@ from popmq.common.config import Settings
 from popmq.common.hop import Delivery, Kind
 from popmq.common.lite_settings import LiteSettings
 from popmq.common.topics import MessageType
-from popmq.common.wire.lite_pb2 import SyncLite
+from popmq.common.wire.lite_pb2 import LiteNotices, SyncLite
 from popmq.testing.core import SMALL, CoreBroker
 
 TOPIC = "chats"
@@ -47,6 +47,7 @@ def sync(
     newest: bool | None = None,
     offset: int | None = None,
     tail: int | None = None,
+    stored_ms: int | None = None,
 ) -> None:
     request = SyncLite(
         topic=TOPIC,
@@ -61,6 +62,8 @@ def sync(
         request.offset = offset
     if tail is not None:
         request.tail = tail
+    if stored_ms is not None:
+        request.stored_ms = stored_ms
     core.reply(Kind.SYNC_LITE, request.SerializeToString())
 
 
@@ -76,6 +79,14 @@ def take(core: CoreBroker, client: str = "a", *, group: str = "g", limit: int = 
     if got:
         core.ack(TOPIC, group, *(one.handle for one in got))
     return [one.head for one in got]
+
+
+def forgets(core: CoreBroker, client: str = "a") -> list[str]:
+    """Report the client as one that listens: the lite topics that it is to forget."""
+    report = hop.encode_clients(hop.ClientsReport(heard=[client], listening=[client]))
+    told = LiteNotices.FromString(core.reply(Kind.CLIENTS, report)).ended
+    assert [one.client_id for one in told] in ([], [client])
+    return [name for one in told for name in one.names]
 
 
 def live(core: CoreBroker) -> list[str]:

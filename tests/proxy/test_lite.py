@@ -1,6 +1,7 @@
 """Lite topics through the proxy: sends, subscriptions at every broker group, receives, refusals."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from proxy.houses import AwaitedCall, House, house, run
 
 from popmq.broker.process import BrokerProcess
 from popmq.common.errors import Code
+from popmq.common.frame_port import call
 from popmq.common.hop import Kind, OnReply
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
@@ -145,7 +147,6 @@ def test_a_name_a_type_and_a_combination_that_cannot_be_are_refused(tmp_path: Pa
             assert (code, "it takes 1 to 1" in text) == (Code.BAD_REQUEST, True)
             brief = admin_pb2.Topic(name="brief", type="lite", lite_ttl_ms=10)
             assert (await at.change_topic("CreateTopic", brief))[0] == Code.BAD_REQUEST
-            assert (await sync(at, "l", timestamp=1)).code == Code.NOT_IMPLEMENTED
 
     run(test)
 
@@ -203,6 +204,81 @@ def test_a_subscription_may_begin_at_the_newest(tmp_path: Path) -> None:
             assert named(await receive(at)) == {"new": "l"}
 
     run(test)
+
+
+def test_a_subscription_may_begin_at_a_time(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a") as at:
+            await at.change_topic("CreateTopic", CHATS)
+            await send(at, "l", "old")
+            between_ms = time.time_ns() // 1_000_000 + 1
+            await asyncio.sleep(0.002)  # real time, which brokers of this house measure
+            await send(at, "l", "new")
+            assert (await sync(at, "l", timestamp=between_ms)).code == Code.OK
+            assert named(await receive(at)) == {"new": "l"}
+
+    run(test)
+
+
+@pytest.mark.parametrize("namespace", ["", "eu"])
+def test_a_client_is_told_over_telemetry_what_it_is_subscribed_to_no_more(
+    tmp_path: Path, namespace: str
+) -> None:
+    async def test() -> None:
+        async with house(tmp_path, "a", "b") as at:
+            name = f"{namespace}%chats" if namespace else "chats"
+            for broker in "ab":
+                await at.create_at(broker, admin_pb2.Topic(name=name, type="lite"))
+            stream = Stream()
+            open_ = at.methods["Telemetry"].open
+            assert open_ is not None
+            subscription = pb.Subscription(group=GROUP)
+            said = pb.Settings(client_type=pb.LITE_PUSH_CONSUMER, subscription=subscription)
+            open_(stream).message(service.TelemetryCommand(settings=said).SerializeToString())
+            assert (await sync(at, "one", "two")).code == Code.OK
+            at.proxy.clients.stop()  # reports at once
+            assert await stream.notices(0) == []
+            body = admin_pb2.DeleteTopicRequest(name=name).SerializeToString()
+            await call(at.ports["a"], Kind.DELETE_TOPIC, body, 5_000)
+            at.proxy.clients.heard("me@1")
+            at.proxy.clients.stop()
+            assert await stream.notices(2) == ["one", "two"]
+            assert at.proxy.metrics.lite_notices == 2
+
+    plain = AwaitedCall.metadata
+    try:
+        if namespace:
+            AwaitedCall.metadata = {**plain, "x-mq-namespace": namespace}
+        run(test)
+    finally:
+        AwaitedCall.metadata = plain
+
+
+class Stream(AwaitedCall):
+    """A Telemetry call that says when something came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = asyncio.Event()
+
+    def send(self, message: bytes) -> None:
+        super().send(message)
+        self.came.set()
+
+    async def notices(self, count: int) -> list[str]:
+        """Lite topics that it was told to forget, when there are so many."""
+        while len(found := self.found()) < count:
+            self.came.clear()
+            await asyncio.wait_for(self.came.wait(), 5)
+        return found
+
+    def found(self) -> list[str]:
+        commands = map(service.TelemetryCommand.FromString, self.sent)
+        return [
+            one.notify_unsubscribe_lite_command.lite_topic
+            for one in commands
+            if one.WhichOneof("command") == "notify_unsubscribe_lite_command"
+        ]
 
 
 def test_a_topic_tells_how_many_lite_topics_it_has_and_routes_say_its_type(tmp_path: Path) -> None:
@@ -274,6 +350,16 @@ def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: 
         assert await receive(at) == []
         at.proxy.lites.tell_again("a")
         assert named(await receive(at, 5)) == {"m-one": "one"}
+        await sync(at, "two")
+        at.proxy.lites.ended("me@1", ["one"])
+        broker.asked.clear()
+        at.proxy.lites.tell_again("a")
+        assert broker.asked == [Kind.SYNC_LITE]
+        at.proxy.lites.ended("me@1", ["two"])
+        broker.asked.clear()
+        at.proxy.lites.tell_again("a")
+        assert broker.asked == []
+        await sync(at, "two")
         at.proxy.lites.gone("me@1")
         broker.asked.clear()
         at.proxy.lites.tell_again("a")

@@ -124,16 +124,16 @@ class Broker:
             *(self.store, self.registry, self.table, self.bodies),
             *(self.pops, self.parking, settings.pop),
         )
+        self.lookup = Lookup(self.store, self.store.index)
         self.lites = LiteService(
             *(self.store, self.registry, self.table, self.pops, self.fifo),
-            *(settings.lite, settings.pop),
+            *(self.lookup, settings.lite, settings.pop),
         )
         self.redrives = RedriveService(
             self.store, self.registry, self.redriven, settings.lite.max_topics
         )
         self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
-        self.lookup = Lookup(self.store, self.store.index)
         self.timers = Timers(
             self.store,
             self.registry,
@@ -172,7 +172,7 @@ class Broker:
             self.transactions,
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
-        self.lite_expiry = LiteExpiry(self.store, self.registry, self.table, settings.lite.ttl_ms)
+        self.lite_expiry = LiteExpiry(self.store, self.registry, self.table, self.lites)
         self.arrivals = Arrivals(self.registry, self.polling, self.applier, self.lites)
         self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
         self.following = Following(self.store, self.timers, self.applier, self._lead)
@@ -258,7 +258,7 @@ class Broker:
         self.sampler.step()
         done += self.polling.step(self.waits_ms())
         done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
-        self.lites.subscriptions.step(self.waits_ms())
+        self.lites.step(self.waits_ms())
         done += self.lite_expiry.step(self._clock.boot_ms(), self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()
@@ -324,7 +324,7 @@ class Broker:
         self.redriven.drop_topic(topic.id)
         self.transactions.table.drop_topic(topic.id)
         self.polling.dismiss(topic_id=topic.id)
-        self.lites.subscriptions.drop_where(lambda who: who[0] == topic.id)
+        self.lites.drop(topic_id=topic.id)
         self.sends.topic_gone(topic.name)
         self.pops.delivered.drop(topic=topic.name)
         self.acks.by_pair.drop(topic=topic.name)
@@ -333,6 +333,6 @@ class Broker:
         self.table.drop_group(group.id)
         self.buffer.forget_gone()
         self.polling.dismiss(group_id=group.id)
-        self.lites.subscriptions.drop_where(lambda who: who[1] == group.id)
+        self.lites.drop(group_id=group.id)
         self.pops.delivered.drop(group=group.name)
         self.acks.by_pair.drop(group=group.name)

@@ -78,4 +78,4 @@ class ClientRequests:
             self._broker.liveness.heard(client_number(client_id), now_ms)
         for client_id in report.gone:
             self._broker.revive.hand_back(client_number(client_id))
-            self._broker.lites.subscriptions.gone(client_number(client_id))
+            self._broker.lites.gone(client_number(client_id))

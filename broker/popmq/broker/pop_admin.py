@@ -13,6 +13,7 @@ from popmq.broker.letter_jobs import ListLettersJob, RedriveJob
 from popmq.broker.offset_jobs import OFFSET_JOBS
 from popmq.broker.report_jobs import REPORT_JOBS
 from popmq.broker.reset_job import ResetJob
+from popmq.broker.time_span_job import TimeSpanJob
 from popmq.broker.timer_jobs import TIMER_JOBS
 from popmq.broker.transaction_jobs import end_transaction_job
 from popmq.common.errors import PopmqError
@@ -51,6 +52,10 @@ def _lag(broker: Broker, body: bytes) -> Job:
     return LagJob(broker, pb.LagRequest.FromString(body))
 
 
+def _time_spans(broker: Broker, body: bytes) -> Job:
+    return TimeSpanJob(broker, pb.TimeSpansRequest.FromString(body))
+
+
 def _list_dead_letters(broker: Broker, body: bytes) -> Job:
     return ListLettersJob(broker, pb.ListDeadLettersRequest.FromString(body))
 
@@ -68,6 +73,7 @@ JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
     Kind.RESET_OFFSET: _reset_offset,
     Kind.EXPLAIN: _explain,
     Kind.LAG: _lag,
+    Kind.TIME_SPANS: _time_spans,
     Kind.LIST_DEAD_LETTERS: _list_dead_letters,
     Kind.REDRIVE: _redrive,
     **TIMER_JOBS,

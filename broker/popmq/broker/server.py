@@ -14,7 +14,7 @@ from popmq.broker.admin import ADMIN_KINDS, answer_admin
 from popmq.broker.broker import Broker
 from popmq.broker.client_requests import ClientRequests
 from popmq.broker.jobs import JobRunner
-from popmq.broker.lite_admin import sync_lite
+from popmq.broker.lite_admin import SyncLiteJob, take_notices
 from popmq.broker.notifications import Notifications
 from popmq.broker.pop.lite_service import waiting_client
 from popmq.broker.pop.long_polling import Attempt, Waiter
@@ -113,11 +113,18 @@ class BrokerServer:
                 )
                 self._reply(on_reply, handle)
             case Kind.CLIENTS:
-                self._clients.hear(hop.decode_clients(body))
-                on_reply(b"")
+                report = hop.decode_clients(body)
+                self._clients.hear(report)
+                if notices := take_notices(self._broker, report):
+                    self._reply(on_reply, notices)
+                else:
+                    on_reply(b"")
             case Kind.SYNC_LITE:
-                sync_lite(self._broker, body)
-                self._reply(on_reply, b"")
+                job = SyncLiteJob(self._broker, body)
+                if job.reads:
+                    self._jobs.run(job, on_reply)
+                else:
+                    self._reply(on_reply, job.step() or b"")
             case Kind.CHECKS:
                 self._wait_for_checks(
                     transaction_pb2.ChecksRequest.FromString(body), on_reply, number

@@ -91,10 +91,12 @@ class PutResult(NamedTuple):
 
 
 class ClientsReport(NamedTuple):
-    """Ids of clients that a proxy heard lately, and of those that said good-bye."""
+    """Ids of clients that a proxy heard lately, and of those that said good-bye; and which of those
+    it heard can be told there of lite topics that have ended."""
 
     heard: Sequence[str] = ()
     gone: Sequence[str] = ()
+    listening: Sequence[str] = ()
 
 
 AUTO_RENEW = 1
@@ -384,13 +386,14 @@ def decode_change(body: bytes) -> ChangeRequest:
 
 def encode_clients(report: ClientsReport) -> bytes:
     parts = [U16.pack(len(report.heard)), U16.pack(len(report.gone))]
-    return b"".join((*parts, *map(text, report.heard), *map(text, report.gone)))
+    names = (*map(text, report.heard), *map(text, report.gone))
+    # Behind the rest, where brokers from before it look no more.
+    return b"".join((*parts, *names, U16.pack(len(report.listening)), *map(text, report.listening)))
 
 
 def decode_clients(body: bytes) -> ClientsReport:
     reader = PayloadReader(body)
-    (heard,) = reader.fields(U16)
-    (gone,) = reader.fields(U16)
-    return ClientsReport(
-        [reader.text() for _ in range(heard)], [reader.text() for _ in range(gone)]
-    )
+    counts = (*reader.fields(U16), *reader.fields(U16))
+    heard, gone = ([reader.text() for _ in range(count)] for count in counts)
+    (listening,) = reader.fields(U16) if reader.at < len(body) else (0,)
+    return ClientsReport(heard, gone, [reader.text() for _ in range(listening)])

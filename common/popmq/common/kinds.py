@@ -31,6 +31,7 @@ class Kind(IntEnum):
     RESCHEDULE = 44
     LIST_TIMERS = 45
     FORECAST_TIMERS = 46
+    TIME_SPANS = 47
     EXPLAIN = 48
     LAG = 49
     RESET_OFFSET = 50

@@ -14,4 +14,5 @@ class LiteSettings(Section):
     ttl_ms: int = within(
         3 * DAY_MS, 1_000, 30 * DAY_MS
     )  # without a message; a topic may say its own
+    ttl_ends_subscriptions: bool = False  # to a lite topic whose time to live is over
     subscription_expiry_ms: int = within(100_000, 1_000, HOUR_MS)  # without a word of its client

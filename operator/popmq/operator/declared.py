@@ -227,7 +227,7 @@ def _age(one: Declared) -> tuple[str, str]:
 
 
 def _topic(spec: Manifest) -> Settings:
-    retention = spec.get("retention")
+    retention, lite_ttl = spec.get("retention"), spec.get("liteTtl")
     kind = str(spec.get("type") or "Normal").lower()
     return {
         "type": kind,
@@ -235,6 +235,7 @@ def _topic(spec: Manifest) -> Settings:
         "queues": 1 if kind == "lite" else int(spec.get("queues") or 8),
         "permission": str(spec.get("permission") or "rw"),
         "retention": _duration("retention", retention) if retention else 0,
+        "liteTtl": _duration("liteTtl", lite_ttl) if lite_ttl else 0,
     }
 
 

@@ -77,6 +77,7 @@ def topic_settings(topic: admin.Topic) -> Settings:
         "queues": topic.queues,
         "permission": topic.permission,
         "retention": topic.retention_ms,
+        "liteTtl": topic.lite_ttl_ms,
     }
 
 
@@ -119,6 +120,8 @@ def _topic(name: str, settings: Settings) -> admin.Topic:
     )
     if "retention" in settings:
         topic.retention_ms = _number(settings, "retention") or -1  # back to the store's
+    if "liteTtl" in settings:
+        topic.lite_ttl_ms = _number(settings, "liteTtl") or -1  # back to the brokers'
     return topic
 
 

@@ -34,6 +34,7 @@ Gathered = (
     admin_pb2.FindMessagesReply
     | admin_pb2.ExplainReply
     | admin_pb2.LagReply
+    | admin_pb2.TimeSpansReply
     | admin_pb2.ResetOffsetReply
     | admin_pb2.ListDeadLettersReply
     | admin_pb2.RedriveReply
@@ -108,6 +109,7 @@ _COMMANDS = (
             ("FindMessages", Kind.FIND_MESSAGES, admin_pb2.FindMessagesReply),
             ("Explain", Kind.EXPLAIN, admin_pb2.ExplainReply),
             ("Lag", Kind.LAG, admin_pb2.LagReply),
+            ("TimeSpans", Kind.TIME_SPANS, admin_pb2.TimeSpansReply),
             ("ResetOffset", Kind.RESET_OFFSET, admin_pb2.ResetOffsetReply),
             ("ListDeadLetters", Kind.LIST_DEAD_LETTERS, admin_pb2.ListDeadLettersReply),
             ("Redrive", Kind.REDRIVE, admin_pb2.RedriveReply),

@@ -15,7 +15,7 @@ PRODUCER_FIRST_MS, PRODUCER_LAST_MS = 10, 1_000
 MULTIPLIER = 2.0
 STEPS_LIMIT = 64  # of an exponential back-off told as steps
 LONG_POLL_MS = 20_000
-_LITE_CLIENTS = (pb.ClientType.LITE_PUSH_CONSUMER, pb.ClientType.LITE_SIMPLE_CONSUMER)
+LITE_CONSUMERS = (pb.ClientType.LITE_PUSH_CONSUMER, pb.ClientType.LITE_SIMPLE_CONSUMER)
 MAX_DELAY = "timer.max_delay_ms"
 
 
@@ -39,7 +39,7 @@ def consumer_settings(
     answer.backoff_policy.CopyFrom(_back_off(asked.user_agent.language, group))
     subscription = answer.subscription
     # A lite topic is in one line, which a client that works on several at once would break.
-    subscription.fifo = group.type is GroupType.FIFO or asked.client_type in _LITE_CLIENTS
+    subscription.fifo = group.type is GroupType.FIFO or asked.client_type in LITE_CONSUMERS
     subscription.receive_batch_size = settings.pop.max_batch
     subscription.long_polling_timeout.CopyFrom(duration(min(LONG_POLL_MS, settings.poll.max_ms)))
     subscription.lite_subscription_quota = settings.lite.max_client_subscriptions

@@ -1,15 +1,22 @@
 """Tells the brokers which clients were heard here, once a second, and who said good-bye (D6).
 
 Any call of a client counts.  The brokers keep the deliveries of a push consumer invisible
-while it lives; this is all that they need for it, through any number of proxies.
+while it lives; this is all that they need for it, through any number of proxies.  What they
+answer is for the clients that have a stream here: lite topics that they are to forget.
 """
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from google.protobuf.message import DecodeError
 
 from popmq.common.errors import PopmqError
 from popmq.common.hop import ClientsReport, Kind, encode_clients
+from popmq.common.wire.lite_pb2 import LiteNotices
 from popmq.proxy.brokers import Brokers
+
+logger = logging.getLogger(__name__)
 
 REPORT_S = 1.0
 REPORT_TIMEOUT_MS = 5_000
@@ -17,8 +24,17 @@ CLIENTS_PER_REPORT = 1_000
 
 
 class Clients:
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        listens: Callable[[str], bool],
+        on_ended: Callable[[str, Sequence[str]], None],
+    ) -> None:
+        """`listens`: whether that client can be told here of lite topics that ended, which
+        `on_ended` does."""
         self._brokers = brokers
+        self._listens = listens
+        self._on_ended = on_ended
         self._heard: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,14 +64,24 @@ class Clients:
     def _report(self) -> None:
         heard, self._heard = sorted(self._heard), set()
         for at in range(0, len(heard), CLIENTS_PER_REPORT):
-            self._tell(ClientsReport(heard=heard[at : at + CLIENTS_PER_REPORT]))
+            some = heard[at : at + CLIENTS_PER_REPORT]
+            self._tell(ClientsReport(heard=some, listening=list(filter(self._listens, some))))
 
     def _tell(self, report: ClientsReport) -> None:
         body = encode_clients(report)
         for name in self._reachable():
-            self._brokers.port(name).request(
-                Kind.CLIENTS, body, REPORT_TIMEOUT_MS, lambda answer: None
-            )
+            self._brokers.port(name).request(Kind.CLIENTS, body, REPORT_TIMEOUT_MS, self._answered)
+
+    def _answered(self, answer: bytes | PopmqError) -> None:
+        if not answer or isinstance(answer, PopmqError):
+            return
+        try:
+            notices = LiteNotices.FromString(answer)
+        except DecodeError:
+            logger.error("what a broker has to tell clients cannot be read")
+            return
+        for one in notices.ended:
+            self._on_ended(one.client_id, one.names)
 
     def _reachable(self) -> Iterator[str]:
         for name in self._brokers.names():

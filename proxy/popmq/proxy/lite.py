@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from popmq.common.clock import Clock
-from popmq.common.errors import Code, NotYet, PopmqError, Refused, Unavailable
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.lite_settings import LiteSettings
 from popmq.common.topics import check_group_name, check_lite_topic_name, check_topic_name
@@ -95,6 +95,21 @@ class SyncLiteSubscription:
         """It said good-bye."""
         for who in list(self._of_client.get(client_id, ())):
             self._forget(who)
+
+    def subscribes(self, client_id: str, name: str) -> bool:
+        """Whether it said so here lately."""
+        return any(name in self._told[who].names for who in self._of_client.get(client_id, ()))
+
+    def ended(self, client_id: str, names: Sequence[str]) -> None:
+        """A broker group ended these subscriptions: another one is not told of them again."""
+        for who in list(self._of_client.get(client_id, ())):
+            told = self._told[who]
+            left = told.names.difference(names)
+            if not left:
+                self._forget(who)
+                continue
+            self._names -= len(told.names) - len(left)
+            self._told[who] = _Told(left, told.heard_ms)
 
     def _tell_next(self, broker: str, answer: Answer = b"") -> None:
         if isinstance(answer, PopmqError) and answer.code in _AWAY:
@@ -207,4 +222,4 @@ def _add_begin(sync: SyncLite, option: pb.OffsetOption) -> None:
         case "tail_n":
             sync.tail = max(0, option.tail_n)
         case "timestamp":
-            raise NotYet("a subscription to a lite topic cannot begin at a time yet")
+            sync.stored_ms = max(0, option.timestamp)

@@ -29,6 +29,7 @@ class ProxyMetrics:
     changes: int = 0  # invisible times changed
     refused: Counter[int] = field(default_factory=Counter)  # by code
     transaction_checks: int = 0  # handed to producers
+    lite_notices: int = 0  # lite topics that consumers were told to forget
     open_streams: int = 0  # Telemetry
     waiting_receives: int = 0
     long_polling: int = 0  # receives that were ready to wait
@@ -55,6 +56,7 @@ def proxy_metrics(counts: ProxyMetrics) -> list[Metric]:
         reading("proxy_acks", counts.acks),
         reading("proxy_changes", counts.changes),
         reading("proxy_transaction_checks", counts.transaction_checks),
+        reading("proxy_lite_notices", counts.lite_notices),
         reading("proxy_open_streams", counts.open_streams),
         reading("proxy_waiting_receives", counts.waiting_receives),
         reading("proxy_is_long_polling", counts.long_polling),

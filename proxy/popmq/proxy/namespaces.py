@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from popmq.common.errors import Code, Refused
 from popmq.common.namespaces import check_namespace, short_name, whole_name
+from popmq.proxy.api import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.convert import parse
@@ -97,12 +99,14 @@ class _Field(NamedTuple):
     below: tuple["_Field", ...] | None
 
 
+@lru_cache(maxsize=256)
 def _messages(method: str) -> tuple[type[Message], type[Message]]:
-    if method == "Telemetry":
-        return service.TelemetryCommand, service.TelemetryCommand
-    request: type[Message] = getattr(service, f"{method}Request")
-    reply: type[Message] = getattr(service, f"{method}Response")
-    return request, reply
+    """Of a method of either public service; no name is in both."""
+    for file in (service, admin_pb2):
+        for one in file.DESCRIPTOR.services_by_name.values():
+            if (found := one.methods_by_name.get(method)) is not None:
+                return GetMessageClass(found.input_type), GetMessageClass(found.output_type)
+    raise AssertionError(f"no public service has a method {method}")
 
 
 def _resources(message: Message) -> Iterator[pb.Resource]:

@@ -20,6 +20,7 @@ from popmq.proxy.cluster_admin import ClusterAdmin
 from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.lite import SyncLiteSubscription
 from popmq.proxy.metrics import ProxyMetrics
+from popmq.proxy.public_admin import PublicAdmin
 from popmq.proxy.pull import Offsets, PullMessage
 from popmq.proxy.query import EndpointChooser, Query
 from popmq.proxy.recall import RecallMessage
@@ -29,6 +30,7 @@ from popmq.proxy.route import Routes
 from popmq.proxy.rpc import SERVICE, Rpc
 from popmq.proxy.rpc import method as any_method
 from popmq.proxy.send import SendMessage, refuse_send
+from popmq.proxy.subscribed import Subscribed
 from popmq.proxy.telemetry import Telemetry, heartbeat, notify_client_termination
 from popmq.proxy.transaction import EndTransaction, OrphanChecks
 from popmq.proxy.transport.seam import Method, Shape
@@ -48,9 +50,9 @@ class Proxy:
         """`soon` calls back when a turn of the loop is over: what came in it goes on together."""
         self._soon = soon
         self.metrics = ProxyMetrics()
-        self.clients = Clients(brokers)
         self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
         self.telemetry = Telemetry(self.routes, settings, self.metrics)
+        self.clients = Clients(brokers, self.telemetry.hears_lite, self._lite_ended)
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
         publishers = self.telemetry.publishers
         self.checks = OrphanChecks(brokers, publishers, self.metrics)
@@ -66,6 +68,13 @@ class Proxy:
         self.lites = SyncLiteSubscription(brokers, settings.lite, clock)
         self._query = Query(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
+        self._public_admin = PublicAdmin(
+            Admin(brokers, ProxyMetrics()).methods(),  # a refusal is counted once
+            Subscribed(self.telemetry.heard),
+            self.lites,
+            self.metrics,
+            lambda: self.endpoint,
+        )
         self._reports = Reports(brokers, self.metrics)
         self._cluster = ClusterAdmin(controllers, settings.cluster.name, self.metrics)
 
@@ -87,8 +96,12 @@ class Proxy:
 
     def methods(self) -> list[Method]:
         """All services, for any transport."""
-        rest = (self._admin, self._reports, self._cluster)
+        rest = (self._public_admin, self._admin, self._reports, self._cluster)
         return [*self._messaging(), *(method for one in rest for method in one.methods())]
+
+    def _lite_ended(self, client_id: str, names: Sequence[str]) -> None:
+        self.telemetry.unsubscribe_lite(client_id, names)
+        self.lites.ended(client_id, names)
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)

@@ -166,9 +166,10 @@ def method(
     *,
     refusal: Refusal = refuse_with_status,
     shape: Shape = Shape.UNARY,
-    heard: Callable[[str], None],
+    heard: Callable[[str], None] | None = None,
+    service: str = SERVICE,
 ) -> Method:
-    """A method of the public service; every client of it must name itself, and is `heard`.
+    """A method of a public service; with `heard` every client of it must name itself, and is.
 
     One that names a namespace too gets a handler that sees whole names only.
     """
@@ -176,7 +177,7 @@ def method(
     took = metrics.taken(name)
 
     def checked(rpc: Rpc) -> None:
-        if not rpc.client_id:
+        if heard is not None and not rpc.client_id:
             raise _nameless()
         if namespace := namespace_of(rpc.call.metadata):
             translator = Translator(namespace, name)
@@ -186,10 +187,11 @@ def method(
 
     def start(call: Call, data: bytes) -> None:
         rpc = Rpc(call, data, metrics, refusal, took)
-        heard(rpc.client_id)
+        if heard is not None:
+            heard(rpc.client_id)
         rpc.run(checked, rpc)
 
-    return Method(SERVICE + name, shape, start=start)
+    return Method(service + name, shape, start=start)
 
 
 def check_client(call: Call) -> None:

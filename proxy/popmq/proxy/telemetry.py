@@ -7,7 +7,7 @@ on a stream being open: a client whose server restarted may be without one for m
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from popmq.common.config import Settings
@@ -16,6 +16,7 @@ from popmq.common.topics import SubscriptionGroup, check_group_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.client_settings import (
+    LITE_CONSUMERS,
     consumer_settings,
     is_node,
     producer_settings,
@@ -27,6 +28,7 @@ from popmq.proxy.namespaces import NamespaceCall, Translator, namespace_of
 from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Rpc, check_client
+from popmq.proxy.subscribed import Heard
 from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,26 @@ class Telemetry:
     def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
+    def heard(self) -> Iterator[Heard]:
+        """The clients that have a stream here, and what they said last on each."""
+        for client_id, streams in list(self._streams.items()):
+            for stream in streams:
+                if stream.said is not None:
+                    yield Heard(client_id, stream.peer, stream.said)
+
+    def hears_lite(self, client_id: str) -> bool:
+        """Whether it has a stream here, and said that it consumes lite topics."""
+        return any(stream.consumes_lite for stream in self.streams_of(client_id))
+
+    def unsubscribe_lite(self, client_id: str, names: Sequence[str]) -> None:
+        """The server ended its subscriptions to these lite topics: it is to forget them."""
+        for stream in self.streams_of(client_id)[-1:]:
+            for name in names:
+                notice = service.NotifyUnsubscribeLiteCommand(lite_topic=name)
+                command = service.TelemetryCommand(notify_unsubscribe_lite_command=notice)
+                stream.send(command.SerializeToString())
+                self._metrics.lite_notices += 1
+
     def drain(self) -> None:
         """End every stream, also later ones, as clients like it; they open another one where they
         find a proxy."""
@@ -105,6 +127,9 @@ class _Stream:
         self._names = names
         self._again: asyncio.TimerHandle | None = None
         self._ended = False
+        self.consumes_lite = False
+        self.said: pb.Settings | None = None  # the newest settings, with whole names
+        self.peer = call.peer
 
     def message(self, data: bytes) -> None:
         if self._ended:
@@ -138,6 +163,7 @@ class _Stream:
         self._owner.closed(self)
 
     def _settings(self, asked: pb.Settings) -> None:
+        self.said = asked
         match asked.WhichOneof("pub_sub"):
             case "publishing":
                 topics = [topic.name for topic in asked.publishing.topics]
@@ -152,6 +178,7 @@ class _Stream:
                 )
 
     def _consumer(self, asked: pb.Settings) -> None:
+        self.consumes_lite = asked.client_type in LITE_CONSUMERS
         try:
             name = name_of(asked.subscription.group)
             check_group_name(name)

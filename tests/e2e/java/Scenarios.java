@@ -4,6 +4,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -15,12 +16,16 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import java.util.stream.IntStream;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
+import org.apache.rocketmq.client.apis.consumer.LitePushConsumer;
+import org.apache.rocketmq.client.apis.consumer.OffsetOption;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
 import org.apache.rocketmq.client.apis.message.MessageView;
@@ -86,6 +91,7 @@ public final class Scenarios {
             case "ordered" -> ordered();
             case "letters" -> letters();
             case "everyone" -> everyone();
+            case "lites" -> lites();
             default -> throw new IllegalArgumentException(name);
         };
     }
@@ -286,6 +292,153 @@ public final class Scenarios {
         }
         seen.values().forEach(numbers -> numbers.sort(null));
         return seen;
+    }
+
+    /** This client has push consumers of lite topics only: the first of two stands for a simple one. */
+    private Map<String, ?> lites() throws Exception {
+        Producer producer = producer("chats", "sessions");
+        Collected first = new Collected();
+        Collected told = new Collected();
+        LitePushConsumer one = lite("lite-simple", "chats", first);
+        LitePushConsumer other = lite("lite-push", "chats", told);
+        for (String name : new String[] {"one", "two"}) {
+            one.subscribeLite(name);
+        }
+        for (String name : new String[] {"two", "three"}) {
+            other.subscribeLite(name);
+        }
+        for (String name : new String[] {"one", "two", "three", "four"}) {
+            for (int number = 0; number < 5; number++) {
+                send(producer, "chats", name, name + "-" + number);
+            }
+        }
+        first.await(10);
+        told.await(10);
+        one.unsubscribeLite("one");
+        send(producer, "chats", "one", "nobody's");
+        send(producer, "chats", "two", "somebody's");
+        first.await(11);
+        told.await(11);
+        Map<String, Object> seen = new TreeMap<>();
+        seen.put("timed", fromATime(producer));
+        seen.put("forgotten", forgotten(producer));
+        // What came too much would have come meanwhile.
+        seen.put("simple", first.all().subList(0, 10));
+        seen.put("after", first.all().stream().skip(10).map(got -> got.get(1)).toList());
+        seen.put("push", told.all());
+        seen.put("too_many_topics", refused(() -> {
+            for (int number = 0; number < 20; number++) {
+                send(producer, "chats", "more-" + number, "x");
+            }
+        }));
+        int quota = start.get("lite_quota").getAsInt();
+        seen.put("too_many_here", refused(() -> subscribe(one, quota)));
+        seen.put("too_many_there", refused(() -> subscribe(other, quota - 2)));
+        // The client itself takes any name for a subscription that is not too long.
+        seen.put("bad_name", refused(() -> other.subscribeLite("a b")));
+        return seen;
+    }
+
+    /** What a group gets that begins at a time between two messages. */
+    private List<String> fromATime(Producer producer) throws Exception {
+        send(producer, "chats", "timed", "early");
+        Thread.sleep(20);
+        long between = System.currentTimeMillis();
+        Thread.sleep(20);
+        send(producer, "chats", "timed", "late");
+        Collected got = new Collected();
+        LitePushConsumer consumer = lite("lite-timed", "chats", got);
+        consumer.subscribeLite("timed", OffsetOption.ofTimestamp(between));
+        got.await(1);
+        send(producer, "chats", "timed", "later");
+        got.await(2);
+        consumer.unsubscribeLite("timed");
+        return got.all().stream().map(one -> one.get(1)).toList();
+    }
+
+    /** What the client still counts as subscribed when the time to live of one lite topic is over. */
+    private List<String> forgotten(Producer producer) throws Exception {
+        Collected got = new Collected();
+        LitePushConsumer consumer = lite("lite-sessions", "sessions", got);
+        consumer.subscribeLite("brief");
+        consumer.subscribeLite("unborn");
+        send(producer, "sessions", "brief", "x");
+        got.await(1);
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(start.get("check_s").getAsLong());
+        while (consumer.getLiteTopicSet().size() == 2 && System.nanoTime() < until) {
+            Thread.sleep(50);
+        }
+        List<String> left = consumer.getLiteTopicSet().stream().sorted().toList();
+        consumer.unsubscribeLite("unborn");
+        return left;
+    }
+
+    private LitePushConsumer lite(String group, String topic, Collected got) throws Exception {
+        return provider.newLitePushConsumerBuilder()
+                .setClientConfiguration(configuration())
+                .setConsumerGroup(group)
+                .bindTopic(topic)
+                .setMessageListener(message -> {
+                    got.add(List.of(message.getLiteTopic().orElse(""), text(message)));
+                    return ConsumeResult.SUCCESS;
+                })
+                .build();
+    }
+
+    private void send(Producer producer, String topic, String liteTopic, String body) throws Exception {
+        producer.send(message(topic, body).setLiteTopic(liteTopic).build());
+    }
+
+    private static void subscribe(LitePushConsumer consumer, int count) throws Exception {
+        for (int number = 0; number < count; number++) {
+            consumer.subscribeLite("more-" + number);
+        }
+    }
+
+    private interface Work {
+        void run() throws Exception;
+    }
+
+    /** The client's exception, by name, and the code that it tells. */
+    private static List<Object> refused(Work work) {
+        try {
+            work.run();
+        } catch (Exception error) {
+            Matcher code = Pattern.compile("response-code=(\\d+)").matcher(String.valueOf(error.getMessage()));
+            return List.of(error.getClass().getSimpleName(), code.find() ? Integer.parseInt(code.group(1)) : 0);
+        }
+        return List.of("", 0);
+    }
+
+    /** Lite topics and bodies of what a listener got, from any of its threads. */
+    private static final class Collected {
+        private final List<List<String>> got = Collections.synchronizedList(new ArrayList<>());
+
+        void add(List<String> one) {
+            synchronized (got) {
+                got.add(one);
+                got.notifyAll();
+            }
+        }
+
+        void await(int count) throws Exception {
+            long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(30);
+            synchronized (got) {
+                while (got.size() < count) {
+                    long left = TimeUnit.NANOSECONDS.toMillis(until - System.nanoTime());
+                    if (left <= 0) {
+                        throw new IllegalStateException(got.size() + " of " + count + " came: " + got);
+                    }
+                    got.wait(left);
+                }
+            }
+        }
+
+        List<List<String>> all() {
+            synchronized (got) {
+                return List.copyOf(got);
+            }
+        }
     }
 
     private Producer producer(String... topics) throws Exception {

@@ -166,7 +166,9 @@ async function push({ endpoint, topic, group }) {
 
 // Produces for lite topics, and consumes those that it is told to subscribe to.
 async function lite({ endpoint, topic, group }) {
-  const { Producer, LitePushConsumerImpl, ConsumeResult } = await import('rocketmq-client-nodejs');
+  const { Producer, LitePushConsumerImpl, ConsumeResult, OffsetOption } = await import(
+    'rocketmq-client-nodejs'
+  );
   const producer = new Producer({ ...base(endpoint), topics: [topic] });
   await producer.startup();
   const client = new LitePushConsumerImpl({
@@ -184,7 +186,8 @@ async function lite({ endpoint, topic, group }) {
   const does = {
     send: ({ lite_topic: liteTopic, body }) =>
       producer.send({ topic, liteTopic, body: Buffer.from(body) }),
-    subscribe: ({ lite_topic: liteTopic }) => client.subscribeLite(liteTopic),
+    subscribe: ({ lite_topic: liteTopic, at_ms: atMs }) =>
+      client.subscribeLite(liteTopic, atMs ? OffsetOption.ofTimestamp(atMs) : undefined),
     unsubscribe: ({ lite_topic: liteTopic }) => client.unsubscribeLite(liteTopic),
   };
   return async (command) => {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from popmq.broker.meta.lite_topics import LiteTopic, LiteTopics
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.lite_service import LiteService
 from popmq.broker.store.message_store import MessageStore
 
 LOOK_MS = 10_000
@@ -16,12 +17,12 @@ _A_STEP = 256
 
 class LiteExpiry:
     def __init__(
-        self, store: MessageStore, registry: Registry, table: CheckPointTable, ttl_ms: int
+        self, store: MessageStore, registry: Registry, table: CheckPointTable, lites: LiteService
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
-        self._ttl_ms = ttl_ms
+        self._service = lites
         self._due_ms = 0
         self._round: Iterator[LiteTopic] = iter(())
 
@@ -41,6 +42,7 @@ class LiteExpiry:
             looked += 1
             if self._is_over(lite, log_ms):
                 self.remove(lite)
+                self._service.ended(lite)
             if looked == _A_STEP:
                 return looked
         if now_ms >= self._due_ms:
@@ -61,7 +63,7 @@ class LiteExpiry:
         topic = self._registry.topic_by_id(seen.topic_id)
         if lite is None or topic is None or lite.name != seen.name:
             return False
-        if log_ms - lite.last_ms < (topic.lite_ttl_ms or self._ttl_ms):
+        if log_ms - lite.last_ms < (topic.lite_ttl_ms or self._service.settings.ttl_ms):
             return False
         place = (lite.topic_id, lite.queue_id)
         queue = self._store.queue(*place)

@@ -6,7 +6,7 @@ behind it, and what comes back waits in its place, as in a FIFO group.  A receiv
 topics of its client in which something may be ready, each in its turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
@@ -16,8 +16,10 @@ from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.batch import Batch
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.fifo_service import FifoService
-from popmq.broker.pop.lite_subscriptions import LiteSubscriptions, Subscriber
+from popmq.broker.pop.lite_notices import LiteNotices
+from popmq.broker.pop.lite_subscriptions import LiteSubscriptions, Subscriber, Who
 from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.config import PopSettings
 from popmq.common.delivered import Deliveries
@@ -46,11 +48,12 @@ class Action(IntEnum):
 
 
 class Begin(NamedTuple):
-    """Where a group begins in a lite topic that it never read; `offset` and `tail` -1: not said."""
+    """Where a group begins in a lite topic that it never read; -1: not said."""
 
     newest: bool = False
     offset: int = -1
     tail: int = -1
+    stored_ms: int = -1  # wall milliseconds: the first message stored then or later
 
 
 class LiteService:
@@ -61,6 +64,7 @@ class LiteService:
         table: CheckPointTable,
         pops: PopService,
         fifo: FifoService,
+        lookup: Lookup,
         settings: LiteSettings,
         limits: PopSettings,
     ) -> None:
@@ -69,8 +73,12 @@ class LiteService:
         self._table = table
         self._pops = pops
         self._fifo = fifo
+        self._lookup = lookup
+        self.settings = settings
+        self._now_ms = 0  # of what the last step or request said
         self._limits = limits
         self.subscriptions = LiteSubscriptions(settings)
+        self.notices = LiteNotices()
         self.wake: Wake = lambda key, client: None
         self.wake_later: Wake = lambda key, client: None  # from inside of a change of the tables
 
@@ -173,7 +181,9 @@ class LiteService:
     ) -> None:
         """Add to a client's subscriptions, take from them, or set all of them.
 
-        Raises ILLEGAL_LITE_TOPIC, or LITE_SUBSCRIPTION_QUOTA_EXCEEDED, with nothing changed.
+        Raises ILLEGAL_LITE_TOPIC, or LITE_SUBSCRIPTION_QUOTA_EXCEEDED, with nothing changed; but of
+        a whole list that is too long for one client its beginning counts, and the client is to
+        forget the rest. Raises ColdRead instead of waiting for the disk, with nothing changed.
         """
         if topic.type is not MessageType.LITE:
             raise Refused(
@@ -183,57 +193,125 @@ class LiteService:
         who = (topic.id, group.id, client)
         known = self.subscriptions.find(who)
         had = known.names if known is not None else set[str]()
-        wanted = self._wanted_names(action, had, names)
-        self.subscriptions.check(who, len(wanted) - len(had), len(wanted))
+        wanted = self._wanted_names(action, client, had, names)
+        over: list[str] = []
+        if action is Action.COMPLETE_ADD and len(wanted) > self.subscriptions.limit:
+            # By the client's own order, the same at each broker group.
+            order = [name for name in dict.fromkeys(names) if name in wanted]
+            over = order[self.subscriptions.limit :]
+        total = len(wanted)
+        wanted.difference_update(over)
+        self._now_ms = now_ms
+        self.subscriptions.check(len(wanted) - len(had), len(wanted))
+        begins = self._begins(group, topic, wanted - had, begin) if _begins_anew(action) else ()
+        if action is Action.PARTIAL_ADD:
+            self.notices.forget(client, names)
+        self._set(topic, group, who, wanted, begins)
+        if over:
+            self.notices.add(client, over, now_ms)
+            raise self.subscriptions.too_many(total)
+
+    def _set(
+        self,
+        topic: TopicConfig,
+        group: SubscriptionGroup,
+        who: Who,
+        wanted: set[str],
+        begins: Iterable[tuple[int, int]],
+    ) -> None:
+        known = self.subscriptions.find(who)
         if not wanted:
             if known is not None:
                 self.subscriptions.drop(known)
             return
-        one = self.subscriptions.heard(who, now_ms)
-        for name in sorted(had - wanted):
+        one = self.subscriptions.heard(who, self._now_ms)
+        for queue_id, offset in begins:
+            self._pops.begin_at(group, topic, queue_id, offset)
+        for name in sorted(one.names - wanted):
             self.subscriptions.remove(one, name)
-        for name in sorted(wanted - had):
+        for name in sorted(wanted - one.names):
             self.subscriptions.add(one, name)
             lite = self._registry.lites.find(topic.id, name)
             if lite is not None:
-                self._begin(group, topic, lite.queue_id, action, begin)
                 self._look(topic, lite, group.id, self.wake)
 
-    def _wanted_names(self, action: Action, had: set[str], names: Sequence[str]) -> set[str]:
+    def _wanted_names(
+        self, action: Action, client: int, had: set[str], names: Sequence[str]
+    ) -> set[str]:
         if action is Action.COMPLETE_REMOVE:
             return set()
         if action is Action.PARTIAL_REMOVE:
             return had.difference(names)
         for name in names:
             check_lite_topic_name(name)
-        return set(names) if action is Action.COMPLETE_ADD else had.union(names)
+        if action is Action.COMPLETE_ADD:
+            return set(names) - self.notices.of(client)
+        return had.union(names)
 
-    def _begin(
-        self,
-        group: SubscriptionGroup,
-        topic: TopicConfig,
-        queue_id: int,
-        action: Action,
-        begin: Begin,
-    ) -> None:
-        """Where the group reads on, if it never read this lite topic.
+    def _begins(
+        self, group: SubscriptionGroup, topic: TopicConfig, names: set[str], begin: Begin
+    ) -> list[tuple[int, int]]:
+        """Queues that the group never read, and the offset at which it begins there, where that is
+        not the oldest."""
+        found = []
+        for name in sorted(names):
+            lite = self._registry.lites.find(topic.id, name)
+            if lite is None:
+                continue
+            if self._table.progress(group.id, topic.id, lite.queue_id) is not None:
+                continue
+            offset = self._beginning(group, topic, lite.queue_id, begin)
+            if offset is not None:
+                found.append((lite.queue_id, offset))
+        return found
 
-        Only a new subscription says that: one that is told again after a restart must not pass over
-        what came meanwhile.
-        """
-        place = (group.id, topic.id, queue_id)
-        if action is not Action.PARTIAL_ADD or self._table.progress(*place) is not None:
-            return
+    def _beginning(
+        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, begin: Begin
+    ) -> int | None:
         queue = self._store.queue(topic.id, queue_id)
+        if begin.stored_ms >= 0:
+            return self._lookup.by_time(topic.id, queue_id, begin.stored_ms, wait=False)
         if begin.tail >= 0:
-            offset = max(queue.min_offset, queue.count - begin.tail)
-        elif begin.offset >= 0:
-            offset = min(max(begin.offset, queue.min_offset), queue.count)
-        elif begin.newest or (group.start_at is StartAt.NEWEST and begin == Begin()):
-            offset = queue.count
-        else:
+            return max(queue.min_offset, queue.count - begin.tail)
+        if begin.offset >= 0:
+            return min(max(begin.offset, queue.min_offset), queue.count)
+        if begin.newest or (group.start_at is StartAt.NEWEST and begin == Begin()):
+            return queue.count
+        return None
+
+    # -- subscriptions that end
+
+    def step(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self.subscriptions.step(now_ms)
+        self.notices.step(now_ms)
+
+    def gone(self, client: int) -> None:
+        """It said good-bye."""
+        self.subscriptions.gone(client)
+        self.notices.take(client)
+
+    def ended(self, lite: LiteTopic) -> None:
+        """Its time to live is over; subscriptions to its name end with it if they are to."""
+        if not self.settings.ttl_ends_subscriptions:
             return
-        self._pops.begin_at(group, topic, queue_id, offset)
+        for group_id in self.subscriptions.groups(lite.topic_id, lite.name):
+            for one in list(self.subscriptions.of(lite.topic_id, lite.name, group_id)):
+                self.subscriptions.remove(one, lite.name)
+                self.notices.add(one.who[2], [lite.name], self._now_ms)
+
+    def drop(self, *, topic_id: int = 0, group_id: int = 0) -> None:
+        """The parent topic was deleted, or the group."""
+        for one in self.subscriptions:
+            if one.who[0] == topic_id or one.who[1] == group_id:
+                self.notices.add(one.who[2], sorted(one.names), self._now_ms)
+                self.subscriptions.drop(one)
+
+
+def _begins_anew(action: Action) -> bool:
+    """Only a new subscription says where: one that is told again after a restart must not pass over
+    what came meanwhile."""
+    return action is Action.PARTIAL_ADD
 
 
 def waiting_client(want: Want) -> int:

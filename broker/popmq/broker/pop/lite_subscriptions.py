@@ -7,7 +7,7 @@ for a client with thousands of subscriptions than for one with a few.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from popmq.common.errors import Code, Refused
 from popmq.common.lite_settings import LiteSettings
@@ -45,16 +45,16 @@ class LiteSubscriptions:
     def of(self, topic_id: int, name: str, group_id: int) -> Iterable[Subscriber]:
         return self._by_name.get((topic_id, name), {}).get(group_id, ())
 
-    def check(self, who: Who, added: int, total: int) -> None:
+    @property
+    def limit(self) -> int:
+        """Of one client, to lite topics of one parent topic."""
+        return self._settings.max_client_subscriptions
+
+    def check(self, added: int, total: int) -> None:
         """LITE_SUBSCRIPTION_QUOTA_EXCEEDED when the client would have `total`, `added` of them new,
         and that is too many."""
-        limit = self._settings.max_client_subscriptions
-        if total > limit:
-            raise Refused(
-                Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-                f"{total} subscriptions to lite topics of one client are over the limit of {limit} "
-                "(lite.max_client_subscriptions)",
-            )
+        if total > self.limit:
+            raise self.too_many(total)
         most = self._settings.max_subscriptions
         if added > 0 and self.count + added > most:
             raise Refused(
@@ -62,6 +62,13 @@ class LiteSubscriptions:
                 f"all clients have {self.count} subscriptions to lite topics here, and {added} "
                 f"more are over the limit of {most} (lite.max_subscriptions)",
             )
+
+    def too_many(self, total: int) -> Refused:
+        return Refused(
+            Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+            f"{total} subscriptions to lite topics of one client are over the limit of "
+            f"{self.limit} (lite.max_client_subscriptions)",
+        )
 
     def heard(self, who: Who, now_ms: int) -> Subscriber:
         """The subscriber, made if need be; it spoke just now."""
@@ -109,10 +116,6 @@ class LiteSubscriptions:
         """It said good-bye."""
         for who in list(self._of_client.get(client, ())):
             self.drop(self._subscribers[who])
-
-    def drop_where(self, wanted: Callable[[Who], bool]) -> None:
-        for one in [one for one in self if wanted(one.who)]:
-            self.drop(one)
 
     def drop(self, one: Subscriber) -> None:
         for name in list(one.names):

@@ -14,6 +14,10 @@ PROXY = rows(
     counter("proxy_acks", "Acks answered OK."),
     counter("proxy_changes", "Invisible durations changed."),
     counter("proxy_transaction_checks", "Checks handed to producers."),
+    counter(
+        "proxy_lite_notices",
+        "Lite topics that consumers were told they are subscribed to no more.",
+    ),
     counter("proxy_retried", "Requests asked again of a broker group's master."),
     gauge("proxy_waiting_for_master", "Requests whose broker group has no master now."),
     gauge("proxy_open_streams", "Telemetry streams."),

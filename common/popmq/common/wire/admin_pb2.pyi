@@ -1095,9 +1095,105 @@ class LagReply(_message.Message):
 Global___LagReply: _TypeAlias = LagReply  # noqa: Y015
 
 @_typing.final
-class ResetOffsetRequest(_message.Message):
+class TimeSpansRequest(_message.Message):
     """Where the group reads on. With `queue_id` in that queue alone."""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: those that the group has read"""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeSpansRequest: _TypeAlias = TimeSpansRequest  # noqa: Y015
+
+@_typing.final
+class TimeSpan(_message.Message):
+    """When messages of a queue were stored, in wall milliseconds; 0: there is no such message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    OLDEST_MS_FIELD_NUMBER: _builtins.int
+    NEWEST_MS_FIELD_NUMBER: _builtins.int
+    READ_MS_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    topic: _builtins.str
+    queue_id: _builtins.int
+    oldest_ms: _builtins.int
+    newest_ms: _builtins.int
+    read_ms: _builtins.int
+    """the last one that the group has been given"""
+    next_ms: _builtins.int
+    """the first one that it has not"""
+    def __init__(
+        self,
+        *,
+        broker: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        oldest_ms: _builtins.int = ...,
+        newest_ms: _builtins.int = ...,
+        read_ms: _builtins.int = ...,
+        next_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "newest_ms", b"newest_ms", "next_ms", b"next_ms", "oldest_ms", b"oldest_ms", "queue_id", b"queue_id", "read_ms", b"read_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeSpan: _TypeAlias = TimeSpan  # noqa: Y015
+
+@_typing.final
+class TimeSpansReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.str
+    now_ms: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimeSpan]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___Status | None = ...,
+        spans: _abc.Iterable[Global___TimeSpan] | None = ...,
+        incomplete: _builtins.str = ...,
+        now_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete", "now_ms", b"now_ms", "spans", b"spans", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeSpansReply: _TypeAlias = TimeSpansReply  # noqa: Y015
+
+@_typing.final
+class ResetOffsetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int

@@ -11,10 +11,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -30,6 +30,7 @@ class SyncLite(_message.Message):
     NEWEST_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    STORED_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """the parent topic"""
     group: _builtins.str
@@ -43,6 +44,8 @@ class SyncLite(_message.Message):
     offset: _builtins.int
     tail: _builtins.int
     """so many before the end"""
+    stored_ms: _builtins.int
+    """at the first message stored then or later, in wall milliseconds"""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -56,13 +59,59 @@ class SyncLite(_message.Message):
         newest: _builtins.bool = ...,
         offset: _builtins.int = ...,
         tail: _builtins.int = ...,
+        stored_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "newest", b"newest", "offset", b"offset", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "newest", b"newest", "offset", b"offset", "stored_ms", b"stored_ms", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "begin", b"begin", "client_id", b"client_id", "group", b"group", "names", b"names", "newest", b"newest", "offset", b"offset", "tail", b"tail", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "begin", b"begin", "client_id", b"client_id", "group", b"group", "names", b"names", "newest", b"newest", "offset", b"offset", "stored_ms", b"stored_ms", "tail", b"tail", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_begin: _TypeAlias = _typing.Literal["newest", "offset", "tail"]  # noqa: Y015
+    _WhichOneofReturnType_begin: _TypeAlias = _typing.Literal["newest", "offset", "tail", "stored_ms"]  # noqa: Y015
     _WhichOneofArgType_begin: _TypeAlias = _typing.Literal["begin", b"begin"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_begin) -> _WhichOneofReturnType_begin | None: ...
 
 Global___SyncLite: _TypeAlias = SyncLite  # noqa: Y015
+
+@_typing.final
+class LiteNotices(_message.Message):
+    """The answer to a proxy that says which clients listen to it: what is to be told them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Ended(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        CLIENT_ID_FIELD_NUMBER: _builtins.int
+        NAMES_FIELD_NUMBER: _builtins.int
+        client_id: _builtins.str
+        @_builtins.property
+        def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """lite topics that it is subscribed to no more"""
+
+        def __init__(
+            self,
+            *,
+            client_id: _builtins.str = ...,
+            names: _abc.Iterable[_builtins.str] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "names", b"names"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiteNotices.Ended]: ...
+    def __init__(
+        self,
+        *,
+        ended: _abc.Iterable[Global___LiteNotices.Ended] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiteNotices: _TypeAlias = LiteNotices  # noqa: Y015
