@@ -85,6 +85,29 @@ def test_explain_says_what_became_of_a_message_of_a_lite_topic() -> None:
     assert [told(core, one) for one in ("m-1", "m-2", "m-3")] == ["ACKED", "INVISIBLE", "BLOCKED"]
 
 
+def test_explain_tells_of_lite_topics_that_ended_what_was_acked_in_them() -> None:
+    core = made(SHORT)
+    core.group("g")
+    core.group("other")
+    sync(core, ["one"])
+    send(core, "one", "m-1")
+    send(core, "two", "m-2")
+    first, *_ = receive(core)
+    core.ack(TOPIC, "g", first.handle)
+    core.advance(80_000)
+    assert live(core) == []
+    assert [told(core, one) for one in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
+    # The queues are given again, and read.
+    sync(core, ["three", "four"])
+    for name in ("three", "four"):
+        put(core, name, b"x")
+    assert len(take(core)) == 2
+    for _ in range(2):
+        assert [told(core, one) for one in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
+        core.stop()
+        core.start()
+
+
 def test_a_reset_of_the_parent_topic_sets_every_lite_topic_and_wakes_who_waits() -> None:
     core = made()
     sync(core, ["one", "two"])
