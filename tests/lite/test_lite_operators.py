@@ -120,6 +120,33 @@ def test_a_reset_of_the_parent_topic_sets_every_lite_topic_and_wakes_who_waits()
     assert sorted(take(core)) == [b"one", b"two"]
 
 
+def test_a_reset_leaves_alone_a_lite_topic_that_ends_while_it_is_looked_up() -> None:
+    core = made(SHORT)
+    names = [f"room-{number}" for number in range(40)]
+    sync(core, names)
+    for name in names:
+        put(core, name, b"x")
+    assert len(take(core)) + len(take(core)) == 40
+    request = pb.ResetOffsetRequest(topic=TOPIC, group="g", oldest=True)
+    answer = core.ask(Kind.RESET_OFFSET, request.SerializeToString(), settle=False)
+    assert answer.body is None, "done in one step"
+    registry = core.broker.registry
+    topic = registry.topic(TOPIC)
+    gone = registry.lites.find(topic.id, "room-3")
+    assert gone is not None
+    core.broker.lite_expiry.remove(gone)
+    core.settle()
+    assert answer.body is not None
+    told_of = {one.queue_id for one in pb.ResetOffsetReply.FromString(answer.body).queues}
+    assert told_of == set(registry.queue_ids(topic))
+    group = registry.group("g")
+    for _ in range(2):
+        assert core.broker.table.progress(group.id, topic.id, gone.queue_id) is None
+        core.stop()
+        core.start()
+    assert len(told_of) == 39
+
+
 def test_groups_of_every_kind_read_lite_topics_in_the_same_way() -> None:
     core = made()
     core.group("fifo", type=GroupType.FIFO)
