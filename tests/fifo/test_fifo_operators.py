@@ -139,3 +139,22 @@ def test_explain_tells_of_parked_messages_and_of_those_that_became_dead_letters(
     core.broker.parking.change(group, topic, "a", Unpark.DEAD_LETTER)
     core.run_steps()
     assert told(core, "a2")[0] == "DEAD_LETTERED"
+
+
+def test_what_went_by_retention_is_no_lag_before_a_receive_passes_over_it(
+    core: CoreBroker,
+) -> None:
+    send(core, "a1", "a2", "b1", "c1", "c2")
+    receive(core, limit=1)
+    assert (lag(core).ready, lag(core).blocked, lag(core).in_flight) == (3, 1, 1)
+    topic = core.broker.registry.topic("orders")
+    core.broker.store.queue(topic.id, 0).raise_minimum(4)
+    for restarted in (False, True):
+        if restarted:
+            restart(core)
+            core.broker.store.queue(topic.id, 0).raise_minimum(4)
+        found = lag(core)
+        assert (found.ready, found.blocked, found.in_flight, found.expired) == (1, 0, 1, 3)
+    assert names(receive(core)) == ["c2"]
+    found = lag(core)
+    assert (found.ready, found.blocked, found.in_flight, found.expired) == (0, 0, 2, 3)

@@ -8,6 +8,7 @@ import pytest
 from lite.lites import TOPIC, live, made, put, receive, small, sync, take
 from replica.pair import OF_TWO, Pair
 
+from popmq.broker.pop.lag import lags
 from popmq.broker.pop.lite_service import Action
 from popmq.common.errors import Code
 from popmq.common.lite_settings import LiteSettings
@@ -65,7 +66,7 @@ def test_one_that_nobody_ever_read_goes_with_its_messages() -> None:
 
 
 def test_a_topic_may_say_how_long_its_lite_topics_live() -> None:
-    core = made(LiteSettings(ttl_ms=60_000))
+    core = made(SHORT)
     topic = core.broker.registry.topic(TOPIC)
     core.broker.registry.alter_topic(replace(topic, lite_ttl_ms=600_000))
     put(core, "one", b"1")
@@ -278,3 +279,35 @@ def test_snapshots_of_master_and_slave_hash_the_same(tmp_path: Path) -> None:
     hashes = pair.slave.broker.store.slave.hashes  # type: ignore[union-attr]
     assert hashes.compared > 0
     assert hashes.diverged == 0
+
+
+def test_a_message_that_came_back_keeps_its_lite_topic_though_retention_went_past_it() -> None:
+    core = made(SHORT)
+    sync(core, ["one"])
+    put(core, "one", b"1")
+    (first,) = receive(core)
+    topic = core.broker.registry.topic(TOPIC)
+    core.broker.store.queue(topic.id, 0).raise_minimum(1)
+    core.advance(80_000)
+    assert live(core) == ["one"]
+    sync(core, ["one"])
+    (again,) = receive(core)
+    assert (again.head, again.attempt) == (first.head, 2)
+    core.ack(TOPIC, "g", again.handle)
+    core.advance(20_000)
+    assert live(core) == []
+
+
+def test_a_lite_topic_whose_last_messages_went_by_retention_unread_is_no_lag_and_ends() -> None:
+    core = made(SHORT)
+    sync(core, ["one"])
+    put(core, "one", b"1")
+    assert take(core) == [b"1"]
+    for _ in range(3):
+        put(core, "one", b"2")
+    registry, topic = core.broker.registry, core.broker.registry.topic(TOPIC)
+    core.broker.store.queue(topic.id, 0).raise_minimum(4)
+    (found,) = lags(core.broker.store, registry, core.broker.table, topic=topic)
+    assert (found.total, found.expired) == (0, 3)
+    core.advance(80_000)
+    assert live(core) == []

@@ -85,6 +85,29 @@ def test_explain_says_what_became_of_a_message_of_a_lite_topic() -> None:
     assert [told(core, one) for one in ("m-1", "m-2", "m-3")] == ["ACKED", "INVISIBLE", "BLOCKED"]
 
 
+def test_explain_tells_of_lite_topics_that_ended_what_was_acked_in_them() -> None:
+    core = made(SHORT)
+    core.group("g")
+    core.group("other")
+    sync(core, ["one"])
+    send(core, "one", "m-1")
+    send(core, "two", "m-2")
+    first, *_ = receive(core)
+    core.ack(TOPIC, "g", first.handle)
+    core.advance(80_000)
+    assert live(core) == []
+    assert [told(core, one) for one in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
+    # The queues are given again, and read.
+    sync(core, ["three", "four"])
+    for name in ("three", "four"):
+        put(core, name, b"x")
+    assert len(take(core)) == 2
+    for _ in range(2):
+        assert [told(core, one) for one in ("m-1", "m-2")] == ["ACKED", "EXPIRED"]
+        core.stop()
+        core.start()
+
+
 def test_a_reset_of_the_parent_topic_sets_every_lite_topic_and_wakes_who_waits() -> None:
     core = made()
     sync(core, ["one", "two"])
@@ -95,6 +118,33 @@ def test_a_reset_of_the_parent_topic_sets_every_lite_topic_and_wakes_who_waits()
     request = pb.ResetOffsetRequest(topic=TOPIC, group="g", oldest=True)
     core.reply(Kind.RESET_OFFSET, request.SerializeToString())
     assert sorted(take(core)) == [b"one", b"two"]
+
+
+def test_a_reset_leaves_alone_a_lite_topic_that_ends_while_it_is_looked_up() -> None:
+    core = made(SHORT)
+    names = [f"room-{number}" for number in range(40)]
+    sync(core, names)
+    for name in names:
+        put(core, name, b"x")
+    assert len(take(core)) + len(take(core)) == 40
+    request = pb.ResetOffsetRequest(topic=TOPIC, group="g", oldest=True)
+    answer = core.ask(Kind.RESET_OFFSET, request.SerializeToString(), settle=False)
+    assert answer.body is None, "done in one step"
+    registry = core.broker.registry
+    topic = registry.topic(TOPIC)
+    gone = registry.lites.find(topic.id, "room-3")
+    assert gone is not None
+    core.broker.lite_expiry.remove(gone)
+    core.settle()
+    assert answer.body is not None
+    told_of = {one.queue_id for one in pb.ResetOffsetReply.FromString(answer.body).queues}
+    assert told_of == set(registry.queue_ids(topic))
+    group = registry.group("g")
+    for _ in range(2):
+        assert core.broker.table.progress(group.id, topic.id, gone.queue_id) is None
+        core.stop()
+        core.start()
+    assert len(told_of) == 39
 
 
 def test_groups_of_every_kind_read_lite_topics_in_the_same_way() -> None:

@@ -60,9 +60,11 @@ class ResetJob:
         topic = self._broker.registry.topic_by_id(self._topic.id)
         if group is None or topic is None:
             raise Refused(Code.NOT_FOUND, "the group or the topic was deleted meanwhile")
+        there = set(self._broker.registry.queue_ids(topic))  # lite topics may have ended
         places: list[tuple[TopicConfig, int, int]] = [
             (topic, queue_id, offset)
             for queue_id, offset in zip(self._queue_ids, self._offsets, strict=True)
+            if queue_id in there
         ]
         side = self._reset.side_topic(group, topic)
         if side is not None and self._skip_retries:

@@ -44,7 +44,7 @@ def explained_lines(message: admin.ExplainedMessage) -> list[str]:
         f"{place}, stored {_time(message.stored_ms)}"
     ]
     if not message.groups:
-        lines.append("  no group has read this topic yet")
+        lines.append("  no group reads this topic (`--group G` tells of lite topics that ended)")
     for told in message.groups:
         lines += _group_lines(told)
     return lines

@@ -24,7 +24,7 @@ from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.message import StoredMessage
-from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig
 
 _TRIES = 3
 TTL_OVER = "its time to live (user property TTL_MS) was over before a receive could take it"
@@ -91,9 +91,9 @@ class Explainer:
     def _evidence(self, copy: Copy, group: SubscriptionGroup) -> Steps[Evidence]:
         place = copy.place(group)
         progress = self._progress(place)
-        if progress is None or _is_unread(progress, place.offset):
+        if not self._has_ended(copy) and (progress is None or _is_unread(progress, place.offset)):
             return Evidence()
-        ck = _open_at(progress, place.offset)
+        ck = _open_at(progress, place.offset) if progress is not None else None
         # Log time never goes back, so its record and those about it stand from then on.
         popped_ms = ck.popped_at_ms if ck is not None else None
         position = copy.message.header.position
@@ -153,6 +153,14 @@ class Explainer:
     def _progress(self, place: Place) -> QueueProgress | None:
         return self._table.progress(place.group_id, place.topic_id, place.queue_id)
 
+    def _has_ended(self, copy: Copy) -> bool:
+        """Whether its lite topic was removed, with every group's place in it."""
+        header = copy.message.header
+        if copy.topic.type is not MessageType.LITE:
+            return False
+        lite = self._registry.lites.at(header.topic_id, header.queue_id)
+        return lite is None or header.queue_offset < lite.first
+
     def _attempt(self, copy: Copy, group: SubscriptionGroup) -> int:
         """The attempt that the copy stands for; in a FIFO group it counts where it stands."""
         place = copy.place(group)
@@ -167,9 +175,9 @@ class Explainer:
         elsewhere, or nobody can say."""
         place = copy.place(group)
         progress = self._progress(place)
-        if progress is None or _is_unread(progress, place.offset):
+        if not self._has_ended(copy) and (progress is None or _is_unread(progress, place.offset)):
             return self._unread(copy, group, begun=progress is not None)
-        ck = _open_at(progress, place.offset)
+        ck = _open_at(progress, place.offset) if progress is not None else None
         if ck is not None and ck.buffered:
             return self._buffered(copy, group, ck)
         last = evidence.last
@@ -266,6 +274,9 @@ class Explainer:
             )
             text = "the group began behind it" if start else "an operator's reset passed over it"
             return over(group, State.SKIPPED, skip.wall_ms, attempt, text, [proof])
+        if self._has_ended(copy):
+            text = "its lite topic ended before a receive of the group took it"
+            return over(group, State.EXPIRED, 0, attempt, text, [])
         passed_ms = evidence.passed_wall_ms
         keeps_ms = copy.topic.retention_ms or self._store.retention_ms
         queue = self._store.queue(header.topic_id, header.queue_id)

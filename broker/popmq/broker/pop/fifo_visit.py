@@ -114,14 +114,9 @@ class FifoVisit:
     def expire(self) -> None:
         """Pass over what went by retention, but not what was delivered: that is kept alive."""
         low, progress, order = self.queue.min_offset, self.progress, self.order
-        at = max(progress.committed, progress.expired_to)
+        at, kept = progress.kept_below(low)
         if low <= at:
             return
-        kept = [
-            offset
-            for offset in sorted(progress.held | progress.attempts.keys())
-            if at <= offset < low and progress.over.end_of(offset) == offset
-        ]
         unknown = [offset for offset in kept if offset not in order]
         units = [(one, self._bodies.unit_at((*self._place, one), wait=False)) for one in unknown]
         self._enter(units)

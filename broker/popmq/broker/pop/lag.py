@@ -155,12 +155,13 @@ def _queue_lag(
     queue = store.queue(topic.id, queue_id)
     start, count = queue.min_offset, queue.count
     if isinstance(progress, FifoProgress):
-        blocked = progress.blocked
-        ready = max(0, progress.waiting(count) - blocked)
+        gone, no_longer_blocked = progress.gone_below(start)
+        blocked = progress.blocked - no_longer_blocked
+        ready = max(0, progress.waiting(count) - gone - blocked)
         head = max(start, progress.committed) if ready else -1
         return QueueLag(
             *(topic, queue_id, progress, start, count),
-            *(ready, progress.in_flight, blocked, progress.expired, head),
+            *(ready, progress.in_flight, blocked, progress.expired + gone, head),
         )
     first, in_flight, expired = start, 0, 0
     if progress is not None:

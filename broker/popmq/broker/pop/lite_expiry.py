@@ -9,6 +9,7 @@ from popmq.broker.meta.lite_topics import LiteTopic, LiteTopics
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.lite_service import LiteService
+from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_store import MessageStore
 
 LOOK_MS = 10_000
@@ -75,6 +76,7 @@ class LiteExpiry:
         progress = self._table.progress(group_id, lite.topic_id, lite.queue_id)
         if progress is None:
             return False
+        assert isinstance(progress, FifoProgress), "a lite topic that is not in one line"
         queue = self._store.queue(lite.topic_id, lite.queue_id)
-        unread = queue.count > queue.min_offset and progress.waiting(queue.count) > 0
-        return unread or progress.in_flight > 0
+        gone, _ = progress.gone_below(queue.min_offset)
+        return progress.waiting(queue.count) > gone or progress.in_flight > 0

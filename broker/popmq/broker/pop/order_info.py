@@ -143,6 +143,11 @@ class OrderInfo:
         """How many messages wait for one of their key that is in flight."""
         return sum(len(line.waiting) for line in self._lines.values() if line.held)
 
+    def blocked_between(self, start: int, end: int) -> list[int]:
+        """Which of these wait for one of their key that is in flight."""
+        lines = [line.waiting for line in self._lines.values() if line.held]
+        return [one for waiting in lines for one in waiting if start <= one < end]
+
     # -- parked keys
 
     def park(self, key: bytes) -> None:

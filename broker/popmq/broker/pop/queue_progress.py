@@ -127,6 +127,23 @@ class FifoProgress(QueueProgress):
         over = offset < self.committed or self.over.end_of(offset) > offset
         return not over and offset not in self.held
 
+    def kept_below(self, low: int) -> tuple[int, list[int]]:
+        """Where what retention took begins, if that ends at `low`, the queue's minimum offset; and
+        what stays of it: all that was delivered is kept alive."""
+        at = max(self.committed, self.expired_to)
+        delivered = sorted(self.held | self.attempts.keys()) if at < low else []
+        return at, [one for one in delivered if at <= one < low and self.over.end_of(one) == one]
+
+    def gone_below(self, low: int) -> tuple[int, int]:
+        """Of what waits, how much is gone by retention and not passed over yet; and how much of
+        that counts as blocked."""
+        at, kept = self.kept_below(low)
+        if low <= at:
+            return 0, 0
+        blocked = self.order.blocked_between(at, low) if self.order is not None else []
+        gone = low - at - self.over.count(at, low) - len(kept)
+        return gone, len(set(blocked).difference(kept))
+
     @property
     def blocked(self) -> int:
         """Of those that wait, those behind one of their key that is in flight."""
