@@ -64,9 +64,9 @@ class Clients(Producers):
                     self._check_known(reader.topic, answer, reader.group)
                 return
             deliveries = hop.decode_pop_reply(answer).deliveries
-            before = {id(life.held) for life in reader.lives.values()}
+            before = {life.held for life in reader.lives.values()}
             got = [held for one in deliveries if (held := self._delivered(pop, one)) is not None]
-            again = [held for held in got if id(held) in before]
+            again = [held for held in got if held in before]
             self._note(f"got {[(h.sent.number, h.attempt) for h in got]}")
             if not deliveries:
                 self.quiet += 1
