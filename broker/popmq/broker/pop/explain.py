@@ -212,7 +212,10 @@ class Explainer:
         header = copy.message.header
         queue = self._store.queue(header.topic_id, header.queue_id)
         attempt = self._attempt(copy, group)
-        if header.queue_offset < queue.min_offset:
+        progress = self._progress(copy.place(group))
+        # What an ordered group was given comes back in its place: retention keeps it alive.
+        kept = isinstance(progress, FifoProgress) and header.queue_offset in progress.attempts
+        if header.queue_offset < queue.min_offset and not kept:
             text = "it went by retention before the group read it"
             return over(group, State.EXPIRED, 0, attempt, text, [])
         if not begun and group.start_at is StartAt.NEWEST and not self._reads(copy, group):
