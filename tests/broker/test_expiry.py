@@ -11,6 +11,7 @@ from popmq.common.errors import Code
 from popmq.common.hop import Kind
 from popmq.common.message import BadRecord, decode_token, tag_hash
 from popmq.common.topics import GroupType, MessageType
+from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import CoreBroker, bodies, pop, tagged
 
 FOR_MS = 10_000
@@ -31,6 +32,16 @@ def put(
     entry = hop.PutEntry(kind, body, properties, tag_hash(tag), 0, due_ms)
     reply = core.reply(Kind.PUT, hop.encode_put(hop.PutRequest(topic, [entry])))
     assert hop.decode_put_reply(reply)[0].code == Code.OK
+
+
+def test_a_time_of_birth_and_a_host_that_look_like_a_deadline_stay_whole_in_a_dead_letter() -> None:
+    made = api.SystemProperties(message_id="m", born_host="node-1")
+    made.born_timestamp.seconds, made.born_timestamp.nanos = 1_795_384_940, 131_100_000
+    properties = made.SerializeToString()
+    assert properties[-10:-8] == b"\xc1\x3e", "the tag of a deadline"
+    assert expiry.deadline_of(properties) == 0
+    assert expiry.without_deadline(properties) == properties
+    assert expiry.token_of(properties) == b""
 
 
 def test_a_deadline_is_found_at_the_end_of_properties_and_nowhere_else() -> None:

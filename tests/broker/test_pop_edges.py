@@ -8,11 +8,12 @@ from typing import cast
 
 import pytest
 
+from popmq.broker.meta import registry
 from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
 from popmq.common import hop
 from popmq.common.config import PopSettings
 from popmq.common.disk import RealDisk
-from popmq.common.errors import Code
+from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.message import RecordKind, tag_hash
 from popmq.common.topics import REVIVE_TOPIC_ID, MessageType, StartAt
@@ -241,3 +242,18 @@ def with_retries(count: int, percent: int) -> CoreBroker:
     for _ in range(count):
         core.send("orders", b"new")
     return core
+
+
+def test_at_the_limit_of_topics_a_message_still_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = CoreBroker()
+    core.topic("orders", queues=1)
+    core.group("g", max_attempts=2)
+    core.send("orders", b"x")
+    monkeypatch.setattr(registry, "TOPIC_LIMIT", 1)
+    with pytest.raises(PopmqError, match="there are 1 topics, which is the limit"):
+        core.topic("others")
+    for attempt in (1, 2):
+        (found,) = core.receive("orders", "g", invisible_ms=1_000)
+        assert found.attempt == attempt
+        core.advance(2_000)
+    assert core.broker.registry.find_topic("%DLQ%g") is not None

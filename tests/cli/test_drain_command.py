@@ -5,7 +5,8 @@ import json
 import pytest
 
 from popmq.cli.__main__ import build_parser, main
-from popmq.cli.drain import rest_json, run_drain
+from popmq.cli.client import Client
+from popmq.cli.drain import look, rest_json, run_drain
 from popmq.common.drained import Rest, rest_line, rest_of
 from popmq.common.errors import Refused
 from popmq.common.wire import admin_pb2 as admin
@@ -30,6 +31,11 @@ from popmq.testing.running_broker import RunningBroker
             "b still has 0 messages, 44 timers; timers are not moved: no other broker group takes "
             "them",
         ),
+        (
+            Rest(0, 0, (), 0, transactions=2),
+            "b still has 0 messages, 0 timers, 2 transactions without an end",
+        ),
+        (Rest(0, 0, (), 0, unknown="b: no"), "what b still has is not known: b: no"),
         (Rest(0, 0, (), 0), "b is drained: its brokers can be stopped and removed"),
         (
             Rest(0, 0, (), 4),
@@ -43,7 +49,14 @@ def test_a_line_says_what_is_left(rest: Rest, line: str) -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    [Rest(1, 0, (), 0), Rest(0, 1, (), 0), Rest(0, 0, ("f",), 0), Rest(0, 0, (), 0, leaving=1)],
+    [
+        Rest(1, 0, (), 0),
+        Rest(0, 1, (), 0),
+        Rest(0, 0, ("f",), 0),
+        Rest(0, 0, (), 0, leaving=1),
+        Rest(0, 0, (), 0, transactions=1),
+        Rest(0, 0, (), 0, unknown="b: no"),
+    ],
 )
 def test_nothing_may_be_left_of_a_drained_group(rest: Rest) -> None:
     assert json.loads(rest_json("b", rest))["drained"] is False
@@ -69,3 +82,28 @@ def test_a_single_broker_cannot_be_drained(
     assert "owns the topics and consumer groups" in capsys.readouterr().err
     assert main(["drain", "nowhere", "--endpoint", popmq_broker.endpoint]) == 1
     assert "broker group 'nowhere' is not known" in capsys.readouterr().err
+
+
+def test_a_timer_that_fires_during_the_look_is_counted(popmq_broker: RunningBroker) -> None:
+    class Slow(Client):
+        """Meanwhile the time of the delayed message comes."""
+
+        def topics(self, *, system: bool) -> list[admin.Topic]:
+            popmq_broker.advance("1h")
+            return super().topics(system=system)
+
+    popmq_broker.send("orders", b"now")
+    popmq_broker.send("orders", b"later", delay="30m")
+    (one,) = popmq_broker.receive("orders", "workers")
+    popmq_broker.ack(one)
+    with Slow(popmq_broker.endpoint) as client:
+        assert not look(client, "broker-a").is_drained
+        assert look(client, "broker-a").messages == 1
+
+
+def test_what_cannot_be_counted_is_not_gone_and_its_topics_stay() -> None:
+    told = admin.DrainReply(draining=True, counted=True)
+    lag = admin.LagReply(incomplete="broker b: away")
+    rest, free = rest_of("b", lag, [admin.Topic(name="fifo", brokers=["b"])], told)
+    assert not rest.is_drained
+    assert free == []

@@ -158,3 +158,33 @@ def test_what_went_by_retention_is_no_lag_before_a_receive_passes_over_it(
     assert names(receive(core)) == ["c2"]
     found = lag(core)
     assert (found.ready, found.blocked, found.in_flight, found.expired) == (0, 0, 2, 3)
+
+
+def test_explain_does_not_call_expired_what_retention_keeps_for_its_next_delivery(
+    core: CoreBroker,
+) -> None:
+    send_with_ids(core, "a1", "b1")
+    receive(core, limit=1, invisible_ms=1_000)
+    core.advance(1_100)
+    topic = core.broker.registry.topic("orders")
+    core.broker.store.queue(topic.id, 0).raise_minimum(2)
+    assert [told(core, "a1"), told(core, "b1")] == [("READY", 2), ("EXPIRED", 1)]
+    assert attempts(receive(core)) == [("a1", 2)]
+
+
+def test_explain_says_that_a_dead_letter_was_sent_back(core: CoreBroker) -> None:
+    send_with_ids(core, "a1")
+    (one,) = receive(core)
+    core.reject("orders", "g", one.handle)
+    request = pb.ExplainRequest(message_id="a1", group="g", topic="orders")
+
+    def next_of_each() -> list[str]:
+        reply = pb.ExplainReply.FromString(core.reply(Kind.EXPLAIN, request.SerializeToString()))
+        return [told.next for message in reply.messages for told in message.groups]
+
+    (stays,) = next_of_each()
+    assert stays.endswith("`popmq dlq redrive g` sends it back")
+    core.reply(Kind.REDRIVE, pb.RedriveRequest(group="g").SerializeToString())
+    copy, letter = next_of_each()
+    assert copy == "a receive whose filter accepts it gets it as attempt 1"
+    assert letter.startswith("was sent back to the end of its queue")

@@ -21,9 +21,11 @@ from transaction.rig import (
 
 from popmq.common import hop, topics
 from popmq.common.disk import ColdRead
+from popmq.common.drained import rest_of
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType
+from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.core import CoreBroker, pop
 
 
@@ -54,6 +56,16 @@ def test_a_half_message_is_invisible_until_it_is_committed(core: CoreBroker) -> 
     assert one.head == b"body of a"
     assert core.ack("orders", "g", one.handle)[0].code == Code.OK
     assert pending(core) == 0
+
+
+def test_a_group_with_a_half_message_is_not_drained(core: CoreBroker) -> None:
+    half = begin(core, "a")
+    for left in (1, 0):
+        body = admin.DrainRequest(look=True).SerializeToString()
+        told = admin.DrainReply.FromString(core.reply(Kind.DRAIN, body))
+        rest, _ = rest_of("b", admin.LagReply(), [], told)
+        assert (rest.transactions, rest.is_drained) == (left, not left)
+        end(core, "a", half.message)
 
 
 def test_a_message_that_was_rolled_back_is_never_seen(core: CoreBroker) -> None:

@@ -160,6 +160,7 @@ class Broker:
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))
         self.explainer.filters = self.pops.filters
+        self.explainer.redriven = self.redriven
         self.offset_reset = OffsetReset(
             self.store, self.registry, self.table, self.buffer, self.pops, self.lookup
         )

@@ -63,4 +63,5 @@ def drain_reply(broker: Broker) -> bytes:
         moved=departures.moved,
         waits=departures.waits,
         counted=True,
+        transactions=len(broker.transactions.table.pending),
     ).SerializeToString()

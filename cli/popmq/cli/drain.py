@@ -52,9 +52,9 @@ def run_drain(args: argparse.Namespace) -> int:
 
 def look(client: Client, group: str) -> Rest:
     """What is left; FIFO topics of which nothing is left are given to the others on the way."""
-    lag = client.lag(admin.LagRequest())
-    topics = client.topics(system=False)
     told = client.drain(admin.DrainRequest(group=group, look=True))
+    topics = client.topics(system=False)
+    lag = client.lag(admin.LagRequest())
     rest, free = rest_of(group, lag, topics, told)
     for topic in free:
         _give_away(client, topic, group)
@@ -81,6 +81,8 @@ def rest_json(group: str, rest: Rest) -> str:
             "leaving": rest.leaving,
             "moved": rest.moved,
             "waits": rest.waits,
+            "transactions": rest.transactions,
+            "unknown": rest.unknown,
             "homed": list(rest.homed),
             "dead_letters": rest.dead_letters,
         }

@@ -12,7 +12,8 @@ class Rest:
     """What a broker group that is drained still has; `homed` are FIFO topics that place there.
 
     Of its timers `leaving` are being handed to another group, which may have them already, and
-    `moved` are with others; `waits` says why no more are handed over just now.
+    `moved` are with others; `waits` says why no more are handed over just now.  `transactions` are
+    half messages that wait for their end; `unknown` says what could not be counted.
     """
 
     messages: int
@@ -22,10 +23,13 @@ class Rest:
     leaving: int = 0
     moved: int = 0
     waits: str = ""
+    transactions: int = 0
+    unknown: str = ""
 
     @property
     def is_drained(self) -> bool:
-        return not (self.messages or self.timers or self.leaving or self.homed)
+        left = self.messages or self.timers or self.leaving or self.transactions
+        return not (left or self.homed or self.unknown)
 
 
 def rest_of(
@@ -36,7 +40,9 @@ def rest_of(
 ) -> tuple[Rest, list[admin.Topic]]:
     """What is left, and the FIFO topics of which nothing is: they may go to other groups.
 
-    UNSUPPORTED when the broker's answer to DRAIN does not count its timers.
+    `told` has to be from before `lag`: what ends as a timer or a half message in between is a
+    message then, and is counted at least once.  UNSUPPORTED when the broker's answer to DRAIN does
+    not count its timers.
     """
     if not told.counted:
         raise Refused(
@@ -59,17 +65,23 @@ def rest_of(
         leaving=told.leaving,
         moved=told.moved,
         waits=told.waits,
+        transactions=told.transactions,
+        unknown=lag.incomplete,
     )
-    return rest, [topic for topic in here if not left.get(topic.name)]
+    free = [topic for topic in here if not left.get(topic.name)]
+    return rest, [] if lag.incomplete else free
 
 
 def rest_line(group: str, rest: Rest) -> str:
     if rest.is_drained:
         dead = f"; it has {rest.dead_letters} dead letters" if rest.dead_letters else ""
         return f"{group} is drained: its brokers can be stopped and removed{dead}"
+    if rest.unknown:
+        return f"what {group} still has is not known: {rest.unknown}"
     leaving = f" and {rest.leaving} on their way to others" if rest.leaving else ""
     moved = f"; {rest.moved} timers were moved" if rest.moved else ""
     waits = f"; timers are not moved: {rest.waits}" if rest.waits else ""
     homed = f"; FIFO topics that wait for it: {', '.join(rest.homed)}" if rest.homed else ""
+    halves = f", {rest.transactions} transactions without an end" if rest.transactions else ""
     has = f"{group} still has {rest.messages} messages, {rest.timers} timers{leaving}"
-    return f"{has}{homed}{moved}{waits}"
+    return f"{has}{halves}{homed}{moved}{waits}"

@@ -6,7 +6,9 @@ clients do not know, and so goes with every copy: timer, retry, parked.
     tag of field 1000, fixed64 (2 bytes: C1 3E) | deadline u64, little-endian
 
 Whoever delivers looks for it in records with a token only, which takes no time from the others;
-the first record of a message that has neither timer nor transaction gets this one:
+the first record of a message that has neither timer nor transaction gets this one.  The end of
+other properties may look like the tag, a time of birth and a host of six letters do once in 60,000,
+but no text of theirs ends with two bytes of 0, as every deadline does:
 
     0 version u8 = 7
 """
@@ -18,6 +20,7 @@ EXPIRY_VERSION = 7
 _MARK = b"\xc1\x3e"
 _DEADLINE = struct.Struct("<Q")
 _SIZE = len(_MARK) + _DEADLINE.size
+_LATEST_MS = 1 << 48  # 8,900 years on; the latest that a proxy writes is 200 years on
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ def deadline_of(properties: bytes) -> int:
     if properties[-_SIZE : -_DEADLINE.size] != _MARK:
         return 0
     (deadline_ms,) = _DEADLINE.unpack_from(properties, len(properties) - _DEADLINE.size)
-    return int(deadline_ms)
+    return int(deadline_ms) if deadline_ms < _LATEST_MS else 0
 
 
 def without_deadline(properties: bytes) -> bytes:

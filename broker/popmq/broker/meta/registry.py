@@ -104,14 +104,15 @@ class Registry:
     def create_topic(self, wanted: TopicConfig, *, internal: bool = False) -> TopicConfig:
         """Write the topic with a new id. Raises BAD_REQUEST when the name is taken.
 
-        `internal` allows the names of retry and dead-letter topics.
+        `internal` allows the names of retry and dead-letter topics, and one more of them at the
+        limit: what makes them is a message that comes back, which nobody could refuse.
         """
         if not internal:
             self._check_owned()
             topics.check_topic_name(wanted.name)
         if wanted.name in self._topics:
             raise Refused(Code.BAD_REQUEST, f"topic {wanted.name} exists already")
-        if len(self._topics) >= TOPIC_LIMIT:
+        if len(self._topics) >= TOPIC_LIMIT and not internal:
             raise Refused(
                 Code.TOO_MANY_REQUESTS,
                 f"there are {TOPIC_LIMIT} topics, which is the limit; delete some",

@@ -18,6 +18,7 @@ from popmq.broker.pop.explained import Copy, Explained, HoldOf, Proof, State, ov
 from popmq.broker.pop.message_group import message_group
 from popmq.broker.pop.pop_check_point import AUTO_RENEW, PopCheckPoint, ReviveKind
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
+from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.stepped import Steps, confirmed, read
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_reader import DamagedMessage
@@ -40,6 +41,7 @@ class Explainer:
         self._lookup = lookup
         self.holds: list[HoldOf] = []
         self.filters = LastFilters()
+        self.redriven = RedrivenLetters()
 
     def readers(self, topic: TopicConfig) -> list[SubscriptionGroup]:
         """Every group that ever read the topic, by name."""
@@ -72,6 +74,13 @@ class Explainer:
         token, header = copy.message.token, copy.message.header
         assert token is not None, "a copy without a token"
         if token.dead:
+            then = (
+                f"stays in {copy.topic.name} until it expires; `popmq dlq redrive {group.name}` "
+                "sends it back"
+            )
+            # Of a group that keeps order the copy is a message of its own, for every group.
+            if self.redriven.has(copy.topic.id, header.queue_offset):
+                then = "was sent back to the end of its queue, as a message that is told by itself"
             told = Explained(
                 group.name,
                 State.DEAD_LETTERED,
@@ -79,8 +88,7 @@ class Explainer:
                 copy.message.attempt,
                 f"became a dead letter after attempt {copy.message.attempt}: "
                 + token.reason.name.lower().replace("_", " "),
-                f"stays in {copy.topic.name} until it expires; `popmq dlq redrive {group.name}` "
-                "sends it back",
+                then,
             )
         else:
             evidence = yield from self._evidence(copy, group)
@@ -212,7 +220,10 @@ class Explainer:
         header = copy.message.header
         queue = self._store.queue(header.topic_id, header.queue_id)
         attempt = self._attempt(copy, group)
-        if header.queue_offset < queue.min_offset:
+        progress = self._progress(copy.place(group))
+        # What an ordered group was given comes back in its place: retention keeps it alive.
+        kept = isinstance(progress, FifoProgress) and header.queue_offset in progress.attempts
+        if header.queue_offset < queue.min_offset and not kept:
             text = "it went by retention before the group read it"
             return over(group, State.EXPIRED, 0, attempt, text, [])
         if not begun and group.start_at is StartAt.NEWEST and not self._reads(copy, group):

@@ -1978,6 +1978,7 @@ class DrainReply(_message.Message):
     MOVED_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
+    TRANSACTIONS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     timers: _builtins.int
     """that wait here"""
@@ -1989,6 +1990,8 @@ class DrainReply(_message.Message):
     """why no more are moved just now; empty: nothing is in the way"""
     counted: _builtins.bool
     """not by a broker from before timers were moved"""
+    transactions: _builtins.int
+    """half messages that wait for their end"""
     @_builtins.property
     def status(self) -> Global___Status: ...
     def __init__(
@@ -2001,10 +2004,11 @@ class DrainReply(_message.Message):
         moved: _builtins.int = ...,
         waits: _builtins.str = ...,
         counted: _builtins.bool = ...,
+        transactions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "draining", b"draining", "leaving", b"leaving", "moved", b"moved", "status", b"status", "timers", b"timers", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "draining", b"draining", "leaving", b"leaving", "moved", b"moved", "status", b"status", "timers", b"timers", "transactions", b"transactions", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
