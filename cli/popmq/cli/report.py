@@ -15,7 +15,6 @@ from popmq.cli.messages import Subparsers, duration_argument
 from popmq.common.errors import Code, Refused
 
 NAMES = ("lag", "revive", "delay")
-FORMATS = ("terminal", "json", "none")
 MOST_EXECUTORS = 100
 
 

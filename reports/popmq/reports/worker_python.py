@@ -13,11 +13,18 @@ from pathlib import Path
 
 from popmq.reports.java import cache_folder, hash_of
 
+# Spark says its zips twice.
 _LAUNCHER = """#!/bin/sh
-case "$PYTHONPATH" in
-*/pyspark.zip:*/py4j-*-src.zip:*) PYTHONPATH=${{PYTHONPATH#*/py4j-*-src.zip:}} ;;
-esac
-exec {python} "$@"
+left=
+IFS=:
+set -f
+for one in $PYTHONPATH; do
+    case $one in
+    */python/lib/pyspark.zip | */python/lib/py4j-*-src.zip) ;;
+    *) left=${{left:+$left:}}$one ;;
+    esac
+done
+PYTHONPATH=$left exec {python} "$@"
 """
 
 

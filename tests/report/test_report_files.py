@@ -1,0 +1,34 @@
+"""A report's tables as Parquet."""
+
+from pathlib import Path
+
+import pytest
+
+from popmq.reports.output.files import write_parquet
+from popmq.reports.report import Report, ReportTable
+
+pytestmark = pytest.mark.heavy  # Arrow comes with the reports
+
+
+def test_each_table_is_a_file_of_its_columns_and_rows(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"group": "good", "lag": 7, "eta_s": 1.5, "level": 0},
+        {"group": "slow", "lag": 2**53 + 1, "eta_s": None, "level": 3},
+    ]
+    tables = (
+        ReportTable("groups", "Consumer groups", ("group", "lag", "eta_s"), rows),
+        ReportTable("dead_letters", "Dead letters", ("group", "dead_letters"), []),
+    )
+    report = Report("lag", "127.0.0.1:8081", made_ms=0, moments=(), tables=tables)
+    groups, dead_letters = write_parquet(report, tmp_path / "new")
+    assert [one.name for one in (groups, dead_letters)] == [
+        "lag-groups.parquet",
+        "lag-dead_letters.parquet",
+    ]
+    read = pq.read_table(groups)
+    assert read.column_names == ["group", "lag", "eta_s"]
+    assert read.to_pylist() == [{name: row[name] for name in read.column_names} for row in rows]
+    assert pq.read_table(dead_letters).column_names == ["group", "dead_letters"]
+    assert pq.read_table(dead_letters).num_rows == 0
