@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import NoReturn
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Forks:
         self._parent.send(state)
         return bool(self._parent.recv())
 
-    def leave(self, found: Callable[[], object]) -> None:
+    def leave(self, found: Callable[[], object]) -> NoReturn:
         """In a copy: say what was found, and be no more."""
         assert self._parent is not None
         try:
