@@ -13,6 +13,7 @@ from popmq.testing.cluster_sometimes import ClusterSometimes as States
 from popmq.testing.cluster_world import ClusterWorld
 from popmq.testing.sim_loss import Loss
 
+_UNHEARD_MS = 2_300  # longer than `dead_after_ms`
 _ALONE_MS = 250  # shorter than any `laggard_ms`: nobody leaves the set
 _SENDS = 5  # meanwhile
 _LOOK_MS = 50
@@ -22,7 +23,7 @@ _REIGN_MS = 1_000  # of the second one
 class Succession:
     """At most once in a run; it ends early where somebody else has come to lead."""
 
-    LASTS_MS = 14_000
+    LASTS_MS = 16_000
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
@@ -34,16 +35,20 @@ class Succession:
         first = world.masters[0]
         second, third = world.rng.sample([one for one in world.brokers if one is not first], 2)
         world.note(f"{first.name}, {second.name} and {third.name} are to lead in turn")
+        # Controllers take it for dead, and elect the other one; it copies what it is given.
+        self._cut(third, [one.host.name for one in world.controllers])
+        world.time.after(_UNHEARD_MS, lambda: self._alone(first, second, third))
+
+    def _alone(self, first: ClusterBroker, second: ClusterBroker, third: ClusterBroker) -> None:
+        world = self._world
         self._cut(first, [second.name])
         for _ in range(_SENDS):
             world.time.after(_ALONE_MS // 2, lambda: world.clients.send(NORMAL))
         world.time.after(_ALONE_MS, lambda: self._die(first, second, third))
 
     def _die(self, first: ClusterBroker, second: ClusterBroker, third: ClusterBroker) -> None:
-        world = self._world
         first.crash(Loss.NOTHING)
-        others = [one.host.name for one in world.controllers]
-        self._cut(third, [first.name, second.name, *others])
+        self._cut(third, [first.name, second.name])
         self._when(lambda: self._leads(second), lambda: self._join(first, second, third))
 
     def _join(self, first: ClusterBroker, second: ClusterBroker, third: ClusterBroker) -> None:
