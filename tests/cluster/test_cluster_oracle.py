@@ -36,3 +36,15 @@ def test_only_after_a_good_bye_a_delivery_may_be_back_before_its_time(left: bool
     push.oracle.now_ms += 1_000
     push.given(2)
     assert [one.invariant for one in push.oracle.violations] == ([] if left else ["I3 no-early"])
+
+
+@pytest.mark.parametrize("blind", [True, False])
+def test_a_master_that_knows_of_nothing_confirmed_may_renew_nothing(blind: bool) -> None:
+    push = Push()
+    push.oracle.now_ms = 1_000
+    push.given(1)
+    push.oracle.answered_ms = push.oracle.now_ms = 20_000
+    push.oracle.client_heard(push.reader, push.oracle.log_ms)
+    push.oracle.took_over(0, blind=blind)
+    push.given(2)
+    assert [one.invariant for one in push.oracle.violations] == ([] if blind else ["I3 no-early"])

@@ -57,7 +57,7 @@ class Apart:
         others = [one.name for one in world.brokers] + [one.name for one in world.proxies]
         others += [one.host.name for one in world.controllers]
         world.note(f"{mine[0]} and {mine[1]} are cut off from all others")
-        for name in set(others) - set(mine):
+        for name in sorted(set(others) - set(mine)):
             for own in mine:
                 world.net.cut(own, name)
                 world.net.cut(name, own)

@@ -43,12 +43,13 @@ class ClusterOracle:
         self.ahead_ms = max(self.ahead_ms, error_ms + LOOK_MS)
         self.behind_ms = min(self.behind_ms, error_ms - LOOK_MS)
 
-    def took_over(self, error_ms: int) -> None:
-        """A master begins whose wall clock has this error: log time may jump."""
+    def took_over(self, error_ms: int, *, blind: bool = False) -> None:
+        """A master begins whose wall clock has this error: log time may jump. `blind`: it started
+        a moment ago and knows of nothing that is confirmed, so every answer is in doubt."""
         self.wall_error(error_ms)
         for reader in self.readers:
             if reader.renewed:
-                _doubt(reader, self.answered_ms - UNANSWERED_MS - LOOK_MS)
+                _doubt(reader, 0 if blind else self.answered_ms - UNANSWERED_MS - LOOK_MS)
         self.took_over_at = self.at
         self.jumped_ms += max(0, error_ms - self.behind_ms)
 

@@ -217,7 +217,8 @@ class ClusterWorld:
         if led not in self._led:
             self._led.add(led)
             self.clients.epoch = max(self.clients.epoch, node.leadership.epoch)
-            self.oracle.took_over(broker.host.clock.error_ms)
+            blind = not node.leadership.side.sync.confirmed
+            self.oracle.took_over(broker.host.clock.error_ms, blind=blind)
             self.note(f"{broker.name} leads epoch {node.leadership.epoch}")
 
     def _dying(self, broker: ClusterBroker) -> None:
