@@ -1,4 +1,4 @@
-"""Arrivals: timers that came from broker groups that are drained, each stored once.
+"""TimerArrivals: timers that came from broker groups that are drained, each stored once.
 
 A function of the log.  A group numbers its moves, asks for them in that order, and asks for the
 next ones only when the last are settled in its own log; so of each origin, which is one life of
@@ -32,7 +32,7 @@ class Arriving(NamedTuple):
     properties: bytes
 
 
-class Arrivals:
+class TimerArrivals:
     """Implements `store.snapshot.SnapshotTable`."""
 
     table_number = 11

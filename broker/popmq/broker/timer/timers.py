@@ -4,7 +4,7 @@ from popmq.broker.meta.registry import Registry
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import EVERYTHING
-from popmq.broker.timer.arrivals import Arrivals
+from popmq.broker.timer.arrivals import TimerArrivals
 from popmq.broker.timer.departures import Departures
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_bodies import TimerBodies
@@ -61,7 +61,7 @@ class Timers:
             on_damage=self.service.rebuild,
         )
         self.departures = Departures(store, self.state)
-        self.arrivals = Arrivals(self.admission)
+        self.arrivals = TimerArrivals(self.admission)
         self.tables = (self.state, self.departures, self.arrivals)  # of snapshots
         self.recall = TimerRecall(
             store,
