@@ -182,6 +182,10 @@ def test_a_lite_push_consumer_that_does_not_heed_an_end_goes_on_and_says_it_agai
             while proxy.metric("popmq_proxy_lite_notices_total") == 0:
                 assert time.monotonic() < deadline_s, "no word of the end"
                 time.sleep(0.1)
+            # What nobody has read yet would be over after a second, and the client may take thirty.
+            with Client(cluster.endpoints[0]) as client:
+                topic = admin.Topic(name="chats", lite_ttl_ms=600_000)
+                client.topic("AlterTopic", admin.AlterTopicRequest(topic=topic))
             tell(node, "send", "brief", "behind")
             node.wait(lambda: node.count("got") >= 2, "one more message", within_s=40)
             assert [one["body"] for one in node.of("got")] == ["before", "behind"]
