@@ -80,7 +80,9 @@ class TimerModel:
             start = self.scanned - self.scanned % self._size
             stop = min(end, start + self._size)
             file = self._machine.disk.open(f"{self._folder}/{start:020d}")
-            self._read(file.read(stop - self.scanned, self.scanned - start), start + self._size)
+            before = self.scanned
+            self._read(file.read(stop - before, before - start), start + self._size)
+            assert self.scanned > before, f"the log is confirmed to {end}, and ends at {before}"
 
     def of(self, number: int) -> list[LogTimer]:
         """Its timers, oldest first; all but the last one were replaced."""
@@ -95,9 +97,12 @@ class TimerModel:
 
     def _read(self, data: bytes, segment_end: int) -> None:
         at, base = 0, self.scanned
-        while at < len(data):
+        while True:
+            # Too few for a header; a segment that a crash left shorter does not have them.
             if segment_end - base - at < HEADER_SIZE:
                 at = segment_end - base
+                break
+            if at >= len(data):
                 break
             header = decode_header(data, at)
             if header.kind == RecordKind.PADDING:
