@@ -37,14 +37,14 @@ class Succession:
         world.note(f"{first.name}, {second.name} and {third.name} are to lead in turn")
         # Controllers take it for dead, and elect the other one; it copies what it is given.
         self._cut(third, [one.host.name for one in world.controllers])
-        world.time.after(_UNHEARD_MS, lambda: self._alone(first, second, third))
+        self._later(_UNHEARD_MS, lambda: self._alone(first, second, third))
 
     def _alone(self, first: ClusterBroker, second: ClusterBroker, third: ClusterBroker) -> None:
         world = self._world
         self._cut(first, [second.name])
         for _ in range(_SENDS):
-            world.time.after(_ALONE_MS // 2, lambda: world.clients.send(NORMAL))
-        world.time.after(_ALONE_MS, lambda: self._die(first, second, third))
+            self._later(_ALONE_MS // 2, lambda: world.clients.send(NORMAL))
+        self._later(_ALONE_MS, lambda: self._die(first, second, third))
 
     def _die(self, first: ClusterBroker, second: ClusterBroker, third: ClusterBroker) -> None:
         first.crash(Loss.NOTHING)
@@ -62,7 +62,7 @@ class Succession:
                 self._return(first, second)
 
         def reigned() -> None:
-            self._world.time.after(_REIGN_MS, end_reign)
+            self._later(_REIGN_MS, end_reign)
 
         self._when(lambda: second in self._world.masters, reigned)
 
@@ -79,15 +79,16 @@ class Succession:
             self._world.net.cut(broker.name, other)
             self._world.net.cut(other, broker.name)
 
+    def _later(self, ms: int, then: Callable[[], None]) -> None:
+        """Nothing more is done when all has healed: nobody would start who dies then."""
+        self._world.time.after(ms, lambda: None if self._world.healed else then())
+
     @staticmethod
     def _leads(broker: ClusterBroker) -> bool:
         return broker.node is not None and broker.node.leadership is not None
 
     def _when(self, there: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Nothing more is done when all has healed."""
-        if self._world.healed:
-            return
         if there():
             then()
         else:
-            self._world.time.after(_LOOK_MS, lambda: self._when(there, then))
+            self._later(_LOOK_MS, lambda: self._when(there, then))
