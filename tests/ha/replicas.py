@@ -120,6 +120,7 @@ class Replica:
         self.rebuilds: list[str] = []
         self.broken: list[BaseException] = []
         self.alters: list[Alter] = []
+        self.reaches_controllers = True
         self.timers: list[MasterTimers] = []
         self.boot()
 
@@ -167,7 +168,7 @@ class Replica:
             log_id=lambda: "the-log",
             timers=lambda: MasterTimers(epoch, 111, 222, 333),
             ask=self.alters.append,
-            reachable=lambda: True,
+            reachable=lambda: self.reaches_controllers,
             now_ms=self.world.clock.boot_ms,
             rng=random.Random(epoch),
         )

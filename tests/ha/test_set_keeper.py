@@ -78,6 +78,23 @@ def test_a_request_is_sent_again_until_the_record_answers_it() -> None:
     assert len(a.alters) == count
 
 
+def test_a_candidate_is_waited_for_as_long_as_nobody_says_whether_it_was_added() -> None:
+    """The request may have been written, and only its answer be lost."""
+    world, a, b = pair()
+    side = a.lead(1)
+    b.follow(a)
+    world.advance(20)
+    assert side.sync.pending == {b.id}
+    a.reaches_controllers = False
+    assert b.port is not None
+    b.port.cut = True
+    b.slave = None
+    end = a.append()
+    world.advance(10_000)
+    assert side.sync.pending == {b.id}
+    assert a.store.confirmed < end == a.store.durable
+
+
 def test_a_candidate_that_died_is_given_up_by_a_request_that_competes() -> None:
     world, a, b = pair()
     side = a.lead(1)
