@@ -1,5 +1,6 @@
 """Which Java reports start: new enough, and without the argument that not every Java knows."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -122,3 +123,26 @@ def test_each_java_and_each_spark_has_classes_of_its_own(tmp_path: Path) -> None
     shutil.rmtree(a)
     paths.add(archive_of(install(a, "17.0.16")).path)
     assert len(paths) == 4
+
+
+def test_classes_of_jars_that_were_replaced_are_not_read_and_removed_once_there_are_others(
+    tmp_path: Path,
+) -> None:
+    java, jar = install(tmp_path / "a", "17.0.15"), tmp_path / "spark" / "jars" / "spark-core.jar"
+    jar.parent.mkdir(parents=True)
+    jar.write_bytes(b"1")
+    other = archive_of(java, str(tmp_path / "another"))
+    archive = archive_of(java, str(tmp_path / "spark"))
+    archive.path.parent.mkdir(parents=True)
+    for one in (other, archive):
+        (tmp_path / "written").touch()
+        one.keep(tmp_path / "written")
+    kept = archive.path
+    assert archive.reading()
+    os.utime(jar, (1, 1))  # the same version, installed anew
+    assert archive.reading() == ""
+    (tmp_path / "written").touch()
+    archive.keep(tmp_path / "written")
+    assert archive.reading()
+    assert not kept.exists()
+    assert other.reading()

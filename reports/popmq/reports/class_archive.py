@@ -4,6 +4,7 @@ Java writes such a file itself at the end of a run, and checks when it starts th
 Java and the same jars; if not, it goes without.  `popmq report prepare` makes one (prepare.py).
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,20 @@ class ClassArchive:
 
     @property
     def path(self) -> Path:
-        name = hash_of(f"{self.java.home} {self.java.said} {self.spark}")
-        kind = "aot" if self._is_cache else "jsa"
-        return cache_folder() / f"spark-{name:x}.{kind}"
+        """Java does not take one that was written with other jars in the same place, so those are
+        of its name: name, bytes and time of each."""
+        jars = sorted((self.spark / "jars").glob("*.jar"))
+        known = [(jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in jars]
+        return cache_folder() / f"{self._stem}-{hash_of(repr(known)):x}{self._suffix}"
+
+    def keep(self, written: Path) -> Path:
+        """Put it in its place; those of jars that were here before have no use any more."""
+        path = self.path
+        os.replace(written, path)
+        for older in cache_folder().glob(f"{self._stem}*{self._suffix}"):
+            if older != path:
+                older.unlink(missing_ok=True)
+        return path
 
     def reading(self) -> str:
         """The option that Java starts with; empty while there is no archive."""
@@ -34,6 +46,14 @@ class ClassArchive:
     def writing(self, path: Path) -> str:
         """The option with which Java writes one to `path` when it ends."""
         return f"-XX:{'AOTCacheOutput' if self._is_cache else 'ArchiveClassesAtExit'}={path}"
+
+    @property
+    def _stem(self) -> str:
+        return f"spark-{hash_of(f'{self.java.home} {self.java.said} {self.spark}'):012x}"
+
+    @property
+    def _suffix(self) -> str:
+        return ".aot" if self._is_cache else ".jsa"
 
     @property
     def _is_cache(self) -> bool:

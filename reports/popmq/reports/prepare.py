@@ -4,7 +4,6 @@ Every report is made once, from the broker and from a history, so that the class
 reports need.  Nothing is asked of a network.
 """
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,8 +67,7 @@ def prepare() -> Path:
                 f"{archive.java.home / 'bin' / 'java'} (version {archive.java.version}) keeps no "
                 "classes; reports work without, and start slower",
             )
-        os.replace(written, archive.path)
-    return archive.path
+        return archive.keep(written)
 
 
 def _make_all(spark: Any, folder: Path) -> None:
