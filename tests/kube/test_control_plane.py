@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kube.clusters import LARGE, read
 from kube.control_plane import ROOT, ControlPlane
+from kube.evictions import GRANTED, REFUSED, evict
 from kube.fake_api import Object
 from kube.faulty_way import FaultyWay, each_write_fails_twice
 from kube.metrics_api import MetricsApi
@@ -279,6 +280,47 @@ def test_the_api_server_refuses_changes_that_cannot_be(
 ) -> None:
     plane.apply(given("demo", namespace, brokers={"storage": {"size": first}}))
     assert said in plane.refusal(given("demo", namespace, brokers={"storage": then}))
+
+
+def test_a_node_that_is_emptied_gets_one_pod_of_a_group_at_a_time(
+    plane: ControlPlane, namespace: str
+) -> None:
+    running = Running(plane)
+    plane.apply(given("demo", namespace, brokers={"groups": 2}))
+    running.until("demo", namespace)
+    least = {"demo-broker-0": 2, "demo-proxy": 1, "demo-controller": 1}
+    plane.wait("the budgets", lambda: set(_disruptions(plane, namespace).values()) == {1})
+    nodes = [one["metadata"]["name"] for one in plane.items("/api/v1/nodes")]
+    plane.kubectl("cordon", *nodes)  # what is evicted stays away
+    try:
+        left = {}
+        for budget, count in least.items():
+            first, second, *_ = _pods(plane, namespace, f"{budget}-")
+            assert evict(plane, second, dry_run=True) == (GRANTED, "")
+            assert evict(plane, first) == (GRANTED, "")
+            answer, why = evict(plane, second)
+            assert answer == REFUSED, budget
+            assert f"budget {budget} needs {count} healthy pods" in why
+            left[budget] = second
+        # Another group has a budget of its own.
+        assert evict(plane, _pods(plane, namespace, "demo-broker-1-")[0]) == (GRANTED, "")
+        plane.wait("them to go", lambda: set(_disruptions(plane, namespace).values()) == {0})
+        assert [evict(plane, one)[0] for one in left.values()] == [REFUSED] * len(left)
+    finally:
+        plane.kubectl("uncordon", *nodes)
+    plane.wait("all of them", lambda: set(_disruptions(plane, namespace).values()) == {1})
+    assert [evict(plane, one) for one in left.values()] == [(GRANTED, "")] * len(left)
+
+
+def _disruptions(plane: ControlPlane, namespace: str) -> dict[str, int]:
+    """How many pods of each budget may go now."""
+    found = plane.items(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets")
+    return {one["metadata"]["name"]: one["status"]["disruptionsAllowed"] for one in found}
+
+
+def _pods(plane: ControlPlane, namespace: str, prefix: str) -> list[Object]:
+    found = plane.items(f"/api/v1/namespaces/{namespace}/pods")
+    return [one for one in found if one["metadata"]["name"].startswith(prefix)]
 
 
 def test_a_reports_run_is_let_into_a_namespace_that_is_restricted(

@@ -2,116 +2,28 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from kube.asked import Asked
 from kube.clusters import cluster, read
-from kube.fake_api import FakeApi, Object
+from kube.desk import Desk
 from kube.world import NOW
 
-from popmq.cli.client import Client
 from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
 from popmq.common.wire import admin_pb2 as admin
 from popmq.operator.declared import Act, Change
 from popmq.operator.declared_plane import LiveDeclared
-from popmq.operator.declared_reconcile import DeclaredReconciler
-from popmq.operator.kube import Access, Api, ApiAway, ApiError
 from popmq.operator.manifest import CONSUMER_GROUP, TOPIC
-from popmq.operator.reconcile import LeaseLost, Outcome
+from popmq.operator.reconcile import LeaseLost
 from popmq.testing.running_broker import RunningBroker
-
-PLURALS = {"Topic": "topics", "ConsumerGroup": "consumergroups"}
 
 
 @pytest.fixture(scope="module")
 def popmq() -> Iterator[RunningBroker]:
     with RunningBroker() as running:
         yield running
-
-
-class Desk:
-    """The objects of one BrokerCluster, and the operator that looks after them."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.api = FakeApi()
-        self.client = Client(endpoint)
-        self.now: datetime = NOW
-        self._endpoint = endpoint
-        self._asked: Api | None = None
-
-    async def __aenter__(self) -> "Desk":
-        await self.api.start()
-        access = Access(self.api.url, lambda: "operator", None, "apps")
-        self._asked = Api(access, timeout_s=5.0)
-        self.api.put("brokerclusters", cluster())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._asked is not None
-        await self._asked.close()
-        await self.api.stop()
-        # The broker is shared, and topics would be another test's surprise.
-        for topic in self.client.topics(system=False):
-            if topic.name[0] not in "%rR":
-                self.client.topic("DeleteTopic", admin.DeleteTopicRequest(name=topic.name))
-        for group in self.client.groups():
-            self.client.group("DeleteGroup", admin.DeleteGroupRequest(name=group.name))
-        self.client.close()
-
-    def operator(self, endpoint: str = "") -> DeclaredReconciler:
-        assert self._asked is not None
-        plane = LiveDeclared(endpoint or self._endpoint)
-        return DeclaredReconciler(self._asked, plane, default_image="popmq:1", now=lambda: self.now)
-
-    async def look(self, endpoint: str = "") -> Outcome:
-        return await self.operator(endpoint).reconcile("apps", "demo")
-
-    async def settle(self) -> None:
-        for _ in range(20):
-            try:
-                if not (await self.look()).soon:
-                    return
-            except (ApiError, ApiAway):
-                continue
-        raise AssertionError("it does not settle")
-
-    def declare(self, kind: str, name: str, /, **spec: Any) -> None:
-        found = self.api.get(PLURALS[kind], "apps", name)
-        metadata = (found or {}).get("metadata") or {"name": name, "namespace": "apps"}
-        body = {
-            **(found or {}),
-            "apiVersion": "popmq.io/v1beta1",
-            "kind": kind,
-            "metadata": metadata,
-            "spec": {"cluster": "demo", **spec},
-        }
-        self.api.put(PLURALS[kind], body)
-
-    def condition(self, kind: str, name: str, what: str = "Ready") -> Object:
-        found = self.api.get(PLURALS[kind], "apps", name)
-        assert found is not None
-        known = (found.get("status") or {}).get("conditions") or []
-        return next((one for one in known if one["type"] == what), {})
-
-    def drift(self, kind: str, name: str) -> list[str]:
-        found = self.api.get(PLURALS[kind], "apps", name) or {}
-        lines: list[str] = (found.get("status") or {}).get("drift") or []
-        return lines
-
-    def events(self) -> list[str]:
-        return [one["reason"] for one in self.api.all("events")]
-
-    def topics(self) -> dict[str, admin.Topic]:
-        return {one.name: one for one in self.client.topics(system=False)}
-
-    def groups(self) -> dict[str, admin.Group]:
-        return {one.name: one for one in self.client.groups()}
-
-    def alter(self, name: str, **fields: Any) -> None:
-        topic = admin.Topic(name=name, **fields)
-        self.client.topic("AlterTopic", admin.AlterTopicRequest(topic=topic))
 
 
 Story = Callable[[Desk], Awaitable[None]]
@@ -200,6 +112,52 @@ def test_how_long_lite_topics_live_is_declared_and_put_right(popmq: RunningBroke
         await desk.settle()
         assert desk.topics()["chats"].lite_ttl_ms == 0
         assert "liteTtl is 60000, not 0" in desk.drift("Topic", "chats")[-1]
+
+    play(popmq, story)
+
+
+def test_what_a_send_waits_for_is_declared_and_put_right(popmq: RunningBroker) -> None:
+    async def story(desk: Desk) -> None:
+        def durability() -> str:
+            return desk.topics()["quick"].durability
+
+        for declared, wanted in (({}, "disk"), ({"durability": "Memory"}, "memory")):
+            desk.declare("Topic", "quick", **declared)
+            await desk.settle()
+            assert durability() == wanted
+        assert desk.drift("Topic", "quick") == []
+        desk.alter("quick", durability="disk")
+        await desk.settle()
+        assert durability() == "memory"
+        assert desk.drift("Topic", "quick")[-1].endswith("Z durability is disk, not memory")
+        assert desk.condition("Topic", "quick", "Drifted")["reason"] == "PutRight"
+        desk.declare("Topic", "quick")
+        await desk.settle()
+        assert durability() == "disk"
+
+    play(popmq, story)
+
+
+def test_transactions_wait_for_disks_whatever_is_declared(popmq: RunningBroker) -> None:
+    """The API server refuses the first one (crds/topic.yaml), if its definition is of today."""
+
+    async def story(desk: Desk) -> None:
+        desk.declare("Topic", "payments", type="Transaction", durability="Memory")
+        await desk.settle()
+        refused = desk.condition("Topic", "payments")
+        assert refused["reason"] == "Refused"
+        assert "payments is TRANSACTION: its durability is disk" in refused["message"]
+        assert "payments" not in desk.topics()
+        desk.declare("Topic", "payments", type="Transaction")
+        await desk.settle()
+        assert desk.topics()["payments"].durability == "disk"
+        desk.declare("Topic", "other", name="payments", durability="Memory")
+        desk.api.remove("topics", "apps", "payments")
+        await desk.settle()
+        told = desk.condition("Topic", "other")
+        assert told["reason"] == "CannotChange"
+        assert "type is transaction" in told["message"]
+        assert "durability is disk, and that of a Transaction topic is fixed" in told["message"]
 
     play(popmq, story)
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from kube.clusters import cluster, read
 
-from popmq.cli.metadata import GROUP_TYPES, TOPIC_TYPES
+from popmq.cli.metadata import DURABILITIES, GROUP_TYPES, TOPIC_TYPES
 from popmq.operator.declared import read_declared
 from popmq.operator.lag_reports import read_report
 from popmq.operator.manifest import CONSUMER_GROUP, TOPIC, Kind
@@ -92,11 +92,18 @@ def test_the_defaults_of_what_is_declared_are_those_of_the_code(name: str, kind:
 
 
 @pytest.mark.parametrize(
-    ("name", "types"), [("topic", TOPIC_TYPES), ("consumergroup", GROUP_TYPES)]
+    ("name", "field", "choices"),
+    [
+        ("topic", "type", TOPIC_TYPES),
+        ("topic", "durability", DURABILITIES),
+        ("consumergroup", "type", GROUP_TYPES),
+    ],
 )
-def test_every_type_can_be_declared(name: str, types: tuple[str, ...]) -> None:
-    declared = schema_of(name)["properties"]["spec"]["properties"]["type"]["enum"]
-    assert sorted(one.lower() for one in declared) == sorted(types)
+def test_what_a_command_can_choose_can_be_declared(
+    name: str, field: str, choices: tuple[str, ...]
+) -> None:
+    declared = schema_of(name)["properties"]["spec"]["properties"][field]["enum"]
+    assert sorted(one.lower() for one in declared) == sorted(choices)
 
 
 def test_the_defaults_of_a_report_are_those_of_the_code() -> None:

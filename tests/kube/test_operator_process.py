@@ -357,9 +357,21 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
         plane.wait("the topic", lambda: _condition(plane, "topic", "orders") == "True")
         assert queues() == 4
 
-        plane.apply(_declared("Topic", "later"))
+        def durability(name: str) -> str:
+            found: str = json.loads(popmq("topic", "show", name, "--json"))["durability"]
+            return found
+
+        plane.apply(_declared("Topic", "later", durability="Memory"))
         within = {"limit_s": CONVERGED_S}
         plane.wait("another", lambda: _condition(plane, "topic", "later") == "True", **within)
+        assert (durability("orders"), durability("later")) == ("disk", "memory")
+        shown = [line.split() for line in plane.kubectl("get", "pmt", "-o", "wide").splitlines()]
+        column = shown[0].index("DURABILITY")
+        assert {row[0]: row[column] for row in shown[1:]} == {"orders": "Disk", "later": "Memory"}
+        popmq("topic", "alter", "later", "--durability", "disk")
+        plane.wait("the memory", lambda: durability("later") == "memory", **within)
+        plane.apply(_declared("Topic", "later"))
+        plane.wait("the disk", lambda: durability("later") == "disk", **within)
         popmq("topic", "alter", "orders", "--permission", "r")
         drifted = lambda: _condition(plane, "topic", "orders", "Drifted") == "True"  # noqa: E731
         plane.wait("the drift", drifted, **within)
@@ -390,6 +402,8 @@ def test_topics_and_groups_follow_their_objects_and_drift_is_put_right(
         ("Topic", {"liteTtl": "1h"}, "is of topics of type Lite"),
         ("Topic", {"name": "a b"}, "1 to 127 letters"),
         ("Topic", {"queues": 0}, "greater than or equal to 1"),
+        ("Topic", {"durability": "Ram"}, 'supported values: "Disk", "Memory"'),
+        ("Topic", {"type": "Transaction", "durability": "Memory"}, "leave out spec.durability"),
         ("Topic", {"queuez": 3}, 'unknown field "spec.queuez"'),
         ("ConsumerGroup", {"type": "FIFO", "checkPoints": "Buffered"}, "needs spec.checkPoints"),
         ("ConsumerGroup", {"backOff": ["1"]}, "holds durations such as"),

@@ -1,5 +1,7 @@
 """What the operator does not do although the spec asks for it, and why a cluster is not ready."""
 
+from datetime import timedelta
+
 import pytest
 from kube.clusters import cluster, read
 from kube.world import NOW, World, play, running
@@ -84,6 +86,53 @@ def test_volumes_are_never_made_smaller() -> None:
         assert "40Gi" in world.condition("StorageBlocked")["message"]
         for claim in world.api.all("persistentvolumeclaims"):
             assert claim["spec"]["resources"]["requests"]["storage"] == "40Gi"
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("pause", "status", "reason"),
+    [
+        (None, "False", "NotPaused"),
+        ("true", "True", "Annotated"),
+        ("soon", "Unknown", "InvalidSpec"),
+    ],
+)
+def test_a_spec_that_cannot_be_has_every_condition_that_a_good_one_has(
+    pause: str | None, status: str, reason: str
+) -> None:
+    async def story(world: World) -> None:
+        await running(world)
+        whole = [one["type"] for one in world.status()["conditions"]]
+        since = world.condition("Paused")["lastTransitionTime"]
+        world.now += timedelta(minutes=5)
+        world.annotate("popmq.io/pause", pause)
+        world.change(brokers={"replicas": 2, "durability": {"minInSync": 3}})
+        await world.look()
+        assert [one["type"] for one in world.status()["conditions"]] == whole
+        assert world.condition("Ready")["reason"] == "InvalidSpec"
+        paused = world.condition("Paused")
+        assert (paused["status"], paused["reason"]) == (status, reason)
+        assert (paused["lastTransitionTime"] == since) is (status == "False")
+        assert {one["observedGeneration"] for one in world.status()["conditions"]} == {
+            world.status()["observedGeneration"]
+        }
+        world.annotate("popmq.io/pause", None)
+        world.change(brokers={"replicas": 3})
+        await world.run()
+        assert world.condition("Ready")["reason"] == "Serving"
+        assert world.condition("Paused")["status"] == "False"
+
+    play(story)
+
+
+def test_a_new_cluster_that_cannot_be_has_its_conditions_at_the_first_look() -> None:
+    async def story(world: World) -> None:
+        world.add(cluster(brokers={"replicas": 2, "durability": {"minInSync": 3}}))
+        await world.look()
+        told = {one["type"]: one["status"] for one in world.status()["conditions"]}
+        unseen = {"Degraded": "Unknown", "Progressing": "False", "Paused": "False"}
+        assert told == {"Ready": "False", **unseen}
 
     play(story)
 

@@ -202,6 +202,8 @@ def _cannot(key: str, wanted: Settings, found: Settings) -> str:
     told = _told(key, found)
     if key == "type":
         return f"{told}, and no type can be changed: make another object with another spec.name"
+    if key == "durability" and found.get("type") == "transaction":
+        return f"{told}, and that of a Transaction topic is fixed: what it holds must not be lost"
     if key != "queues":
         return ""
     if found.get("type") == "fifo":
@@ -234,6 +236,7 @@ def _topic(spec: Manifest) -> Settings:
         # A lite topic is a queue that the broker makes: the definition's default is not meant.
         "queues": 1 if kind == "lite" else int(spec.get("queues") or 8),
         "permission": str(spec.get("permission") or "rw"),
+        "durability": str(spec.get("durability") or "Disk").lower(),
         "retention": _duration("retention", retention) if retention else 0,
         "liteTtl": _duration("liteTtl", lite_ttl) if lite_ttl else 0,
     }

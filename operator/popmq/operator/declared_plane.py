@@ -76,6 +76,7 @@ def topic_settings(topic: admin.Topic) -> Settings:
         "type": topic.type,
         "queues": topic.queues,
         "permission": topic.permission,
+        "durability": topic.durability,
         "retention": topic.retention_ms,
         "liteTtl": topic.lite_ttl_ms,
     }
@@ -116,6 +117,7 @@ def _topic(name: str, settings: Settings) -> admin.Topic:
         name=name,
         type=_text(settings, "type"),
         permission=_text(settings, "permission"),
+        durability=_text(settings, "durability"),
         queues=_number(settings, "queues"),
     )
     if "retention" in settings:

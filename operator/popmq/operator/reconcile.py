@@ -316,10 +316,8 @@ class Reconciler:
             await self._api.event(cluster, now.reason, now.message, warning=False)
 
     async def _refuse(self, cluster: Manifest, why: str) -> Outcome:
-        before = cluster.get("status") or {}
-        generation = cluster["metadata"].get("generation", 0)
-        status = refused_status(generation, why, before, self._now())
-        if status != before:
+        status = refused_status(cluster, why, self._now())
+        if status != (cluster.get("status") or {}):
             await self._write_status(cluster, status)
             await self._api.event(cluster, "InvalidSpec", why, warning=True)
         return Outcome(soon=False, ready=False)

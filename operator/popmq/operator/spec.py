@@ -165,7 +165,7 @@ def read_spec(cluster: Manifest, *, default_image: str) -> ClusterSpec:
         clients=at(spec, "networkPolicy", "clients"),
         monitoring=_monitoring(spec.get("monitoring") or {}),
         restart=str(annotations.get(RESTART_ANNOTATION, "")),
-        paused=_flag(annotations, PAUSE_ANNOTATION),
+        paused=read_paused(cluster),
         fenced=frozenset(name.strip() for name in fence.split(",") if name.strip()),
         protected=_flag(annotations, PROTECT_ANNOTATION),
         remove_undrained=_flag(annotations, FORCE_REMOVAL_ANNOTATION),
@@ -173,6 +173,11 @@ def read_spec(cluster: Manifest, *, default_image: str) -> ClusterSpec:
     if len(read.name) > 40:
         raise SpecError(f"metadata.name = {read.name}: at most 40 characters")
     return read
+
+
+def read_paused(cluster: Manifest) -> bool:
+    """Whatever else the spec says.  Raises SpecError when it is neither true nor false."""
+    return _flag(cluster["metadata"].get("annotations") or {}, PAUSE_ANNOTATION)
 
 
 def _flag(annotations: Mapping[str, str], name: str) -> bool:

@@ -8,7 +8,7 @@ from popmq.operator.manifest import DEPLOYMENT, Manifest, at, kind_of, name_of
 from popmq.operator.names import TEMPLATE_ANNOTATION
 from popmq.operator.observed import GroupHealth, Observed, Pod
 from popmq.operator.plan import Plan
-from popmq.operator.spec import ClusterSpec
+from popmq.operator.spec import ClusterSpec, SpecError, read_paused
 
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 # Reasons of Degraded, the worst first.
@@ -33,9 +33,7 @@ def cluster_status(
         "Ready": ready,
         "Degraded": _degraded(spec, observed),
         "Progressing": _progressing(spec, observed, plan),
-        "Paused": Verdict(TRUE, "Annotated", "popmq.io/pause is true: nothing is changed")
-        if spec.paused
-        else Verdict(FALSE, "NotPaused", ""),
+        "Paused": _paused(spec.paused),
     }
     if plan.growing:
         verdicts["StorageResizing"] = Verdict(TRUE, "Growing", "volumes are being made larger")
@@ -64,12 +62,20 @@ def cluster_status(
     }
 
 
-def refused_status(generation: int, why: str, before: Manifest, now: datetime) -> Manifest:
-    """Of a spec that cannot be: all is left as it is, also what the status said before."""
+def refused_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
+    """Of a spec that cannot be: all is left as it is, also what the status said before.  The
+    conditions are those of any status, so that whoever waits for one finds it."""
+    before = cluster.get("status") or {}
+    generation = cluster["metadata"].get("generation", 0)
+    try:
+        paused = _paused(read_paused(cluster))
+    except SpecError as error:
+        paused = Verdict(UNKNOWN, "InvalidSpec", str(error))
     verdicts = {
         "Ready": Verdict(FALSE, "InvalidSpec", why),
         "Degraded": Verdict(UNKNOWN, "InvalidSpec", "nothing is looked at until the spec is right"),
         "Progressing": Verdict(FALSE, "InvalidSpec", "nothing is changed until the spec is right"),
+        "Paused": paused,
     }
     kept = {key: value for key, value in before.items() if key not in ("conditions", "plan")}
     return {
@@ -217,6 +223,12 @@ def _why_down(pod: Pod | None) -> str:
     if pod.fenced:
         return "is fenced"
     return "" if pod.ready else "is not ready"
+
+
+def _paused(paused: bool) -> Verdict:
+    if paused:
+        return Verdict(TRUE, "Annotated", "popmq.io/pause is true: nothing is changed")
+    return Verdict(FALSE, "NotPaused", "")
 
 
 def _progressing(spec: ClusterSpec, observed: Observed, plan: Plan) -> Verdict:
