@@ -62,6 +62,12 @@ def test_a_segment_that_a_crash_left_short_is_read_to_its_end() -> None:
     assert not outcome.violations, outcome.story(40)
 
 
+def test_a_timer_is_kept_whose_unit_was_damaged_after_it_had_rolled() -> None:
+    """The wheel knew the lap to which it had rolled, and the checkpoint was older than both."""
+    outcome = run_timer_seed(100_994)
+    assert not outcome.violations, outcome.story(40)
+
+
 def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
     code = (
         "import logging; logging.disable()\n"
