@@ -21,7 +21,7 @@ from popmq.broker.store.epoch_start import EpochStart
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.snapshot_install import SnapshotInstall
 from popmq.common import replication
-from popmq.common.config import StoreSettings
+from popmq.common.config import ClusterSettings, StoreSettings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, OnReply
 from popmq.common.message import RecordKind
@@ -136,7 +136,7 @@ class Replica:
         self.store.open()
         self.store.follow(lambda record: None)
         rng = random.Random(f"{self.name} {self.lives}")
-        self.identity = Identity(self.disk, "data/identity", rng)
+        self.identity = Identity(self.disk, "data/identity", rng, cluster=ClusterSettings())
         self.epochs = EpochFile(self.disk, "data/epochs")
         self.epochs.cut_suffix(self.store.end)
 

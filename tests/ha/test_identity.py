@@ -4,15 +4,25 @@ import random
 
 import pytest
 
-from popmq.broker.ha.identity import Identity
-from popmq.common.errors import StoreDamaged
+from popmq.broker.ha.checked_text import write_lines
+from popmq.broker.ha.identity import Identity, stored_cluster
+from popmq.common.config import ClusterSettings
+from popmq.common.errors import ConfigError, StoreDamaged
 from popmq.testing.disk import LyingDisk
 
 PATH = "data/identity"
 
 
-def identity(disk: LyingDisk, seed: int = 1) -> Identity:
-    return Identity(disk, PATH, random.Random(seed))
+def identity(
+    disk: LyingDisk, seed: int = 1, *, cluster: str = "shop", formerly: str = ""
+) -> Identity:
+    settings = ClusterSettings(name=cluster, formerly=formerly)
+    return Identity(disk, PATH, random.Random(seed), cluster=settings)
+
+
+def content(disk: LyingDisk) -> bytes:
+    file = disk.open(PATH)
+    return file.read(file.size(), 0)
 
 
 def test_a_store_keeps_its_id_over_a_power_cut() -> None:
@@ -75,3 +85,56 @@ def test_a_damaged_identity_stops_the_start() -> None:
     disk.open(PATH).write(b"X", 40)
     with pytest.raises(StoreDamaged, match="data/identity is damaged"):
         identity(disk)
+
+
+def test_a_store_of_another_cluster_is_refused_and_stays_as_it_is() -> None:
+    disk = LyingDisk()
+    identity(disk, cluster="shop").accept(7)
+    before = content(disk)
+    for formerly in ("", "store"):
+        with pytest.raises(ConfigError) as refused:
+            identity(disk, cluster="bank", formerly=formerly)
+        assert str(refused.value) == (
+            "data directory data belongs to cluster shop, and cluster.name is bank: set "
+            "cluster.name to shop, or name another directory (broker.data, --data); or, for bank "
+            "to take it over for good, as after a restore under another name, set "
+            "cluster.formerly to shop"
+        )
+    assert content(disk) == before
+
+
+def test_a_store_that_another_cluster_took_over_is_its_own_from_then_on() -> None:
+    disk = LyingDisk()
+    store = identity(disk, cluster="shop")
+    store.accept(7)
+    taken = identity(disk, cluster="bank", formerly="shop")
+    assert (taken.store_id, taken.epoch) == (store.store_id, 7)
+    disk.restore_power()
+    assert stored_cluster(disk, PATH) == "bank"
+    assert identity(disk, cluster="bank").store_id == store.store_id
+    assert identity(disk, cluster="bank", formerly="shop").epoch == 7
+    with pytest.raises(ConfigError, match="belongs to cluster bank"):
+        identity(disk, cluster="shop")
+
+
+def test_a_store_of_an_older_version_gets_the_name_of_its_next_start() -> None:
+    disk = LyingDisk()
+    store_id = "0123456789abcdef" * 2
+    lines = (("store_id", store_id), ("epoch", 7), ("copying", 0))
+    write_lines(disk, PATH, "identity", lines)
+    assert stored_cluster(disk, PATH) == ""
+    adopted = identity(disk, cluster="bank")
+    assert (adopted.store_id, adopted.epoch) == (store_id, 7)
+    disk.restore_power()
+    with pytest.raises(ConfigError, match="belongs to cluster bank"):
+        identity(disk, cluster="shop")
+
+
+def test_the_name_stays_when_epoch_and_id_change() -> None:
+    disk = LyingDisk()
+    store = identity(disk)
+    store.accept(3)
+    store.renew(copying=True)
+    store.copied()
+    disk.restore_power()
+    assert stored_cluster(disk, PATH) == "shop"

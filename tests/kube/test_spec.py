@@ -6,6 +6,7 @@ import pytest
 from kube.clusters import cluster, read
 
 from popmq.operator.quantity import parse_quantity
+from popmq.operator.resources.config import settings
 from popmq.operator.spec import SpecError
 
 
@@ -51,6 +52,11 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], said: str) -> 
     with pytest.raises(SpecError) as refused:
         read(cluster(**given))
     assert said in str(refused.value)
+
+
+def test_the_name_that_a_restored_cluster_had_before_may_be_said() -> None:
+    values = settings(read(cluster("shop", config={"cluster.formerly": "old-shop"})))
+    assert (values["cluster.name"], values["cluster.formerly"]) == ("shop", "old-shop")
 
 
 def test_a_flag_that_is_neither_true_nor_false_is_refused() -> None:

@@ -13,6 +13,7 @@ from popmq.cli.doctor import examine
 from popmq.common import hop
 from popmq.common.config import PopSettings
 from popmq.common.disk import RealDisk
+from popmq.common.drained import Rest, rest_of
 from popmq.common.hop import Kind
 from popmq.common.lite_settings import LiteSettings
 from popmq.common.topics import CheckPoints, GroupType, MessageType
@@ -197,6 +198,57 @@ def test_a_store_with_lite_topics_is_whole_for_the_doctor(tmp_path: Path) -> Non
     put(core, "three", b"3")
     core.broker.release_files()
     assert findings(tmp_path / "data") == []
+
+
+def drained(core: CoreBroker) -> Rest:
+    """What a look of `popmq drain` finds."""
+    name = core.settings.broker.name
+    core.broker.registry.owner = "somebody"  # who owns the topics cannot be drained
+    asked = pb.DrainRequest(group=name).SerializeToString()
+    told = pb.DrainReply.FromString(core.reply(Kind.DRAIN, asked))
+    lag = pb.LagReply.FromString(core.reply(Kind.LAG, pb.LagRequest().SerializeToString()))
+    here = [pb.Topic(name=TOPIC, brokers=[name])]
+    rest, free = rest_of(name, lag, here, told)
+    assert bool(rest.homed) is not bool(free)
+    return rest
+
+
+def test_a_drain_waits_for_lite_topics_that_no_reader_of_their_parent_has_begun() -> None:
+    """As for a queue that a reader of its topic has not visited; a topic without one is not."""
+    core = made(SHORT)
+    core.group("g")
+    for name in ("one", "one", "two", "two", "two"):
+        put(core, name, b"x")
+    assert drained(core).is_drained, "no group ever read the parent topic"
+    sync(core, ["one"])
+    assert drained(core).messages == 5, "a client subscribes"
+    assert take(core) == [b"x", b"x"]
+    rest = drained(core)
+    assert (rest.messages, rest.homed, rest.is_drained) == (3, (TOPIC,), False)
+    core.start()
+    assert drained(core).messages == 3, "the group's place is in the log, subscriptions are not"
+    sync(core, ["two"])
+    (first, *_) = receive(core)
+    assert drained(core).messages == 3, "begun, and in the lag now"
+    core.advance(61_000)
+    while take(core):
+        pass
+    rest = drained(core)
+    assert (rest.messages, rest.homed, rest.is_drained) == (0, (), True)
+    assert first.head == b"x"
+
+
+def test_a_drain_waits_for_an_unread_lite_topic_until_its_time_to_live_is_over() -> None:
+    core = made(SHORT)
+    core.group("g")
+    sync(core, ["one"])
+    put(core, "one", b"x")
+    put(core, "nobody", b"y")
+    assert len(take(core)) == 1
+    assert drained(core).messages == 1
+    core.advance(80_000)
+    assert live(core) == []
+    assert drained(core).is_drained
 
 
 def test_a_report_has_one_row_for_all_lite_topics_and_the_lag_those_with_something_to_do() -> None:

@@ -57,8 +57,14 @@ def test_no_timer_is_lost_or_twice_when_its_files_overtake_the_log() -> None:
 
 
 def test_a_segment_that_a_crash_left_short_is_read_to_its_end() -> None:
-    """Between the two steps by which a torn tail is cut, while another segment is behind it."""
+    """Its allocation was lost with a failed sync, while another segment is behind it."""
     outcome = run_timer_seed(201_123)
+    assert not outcome.violations, outcome.story(40)
+
+
+def test_a_timer_is_kept_whose_unit_was_damaged_after_it_had_rolled() -> None:
+    """The wheel knew the lap to which it had rolled, and the checkpoint was older than both."""
+    outcome = run_timer_seed(100_994)
     assert not outcome.violations, outcome.story(40)
 
 

@@ -372,6 +372,28 @@ def test_a_forecast_counts_by_topic_and_by_time(core: CoreBroker) -> None:
     assert one_topic.next_due_ms == core.clock.wall_ms() + 3 * MINUTE
 
 
+def test_a_forecast_does_not_count_what_was_recalled(core: CoreBroker) -> None:
+    """Nor do others in the same slot go uncounted; one whose unit rolls counts where that is."""
+    send_all(core, {"a": 30_000, "b": 30_000, "c": 10 * MINUTE, "far": 3 * HOUR})
+    recall(core, "a")
+    assert {one.within_ms: one.count for one in forecast(core).buckets if one.count} == {
+        MINUTE: 1,
+        15 * MINUTE: 1,
+        HOUR: 1,
+    }
+    for message_id in ("b", "far"):
+        recall(core, message_id)
+    send_all(core, {"d": 2 * MINUTE})
+    assert {one.within_ms: one.count for one in forecast(core).buckets if one.count} == {
+        5 * MINUTE: 1,
+        15 * MINUTE: 1,
+        HOUR: 1,
+    }
+    for message_id in ("c", "d"):
+        recall(core, message_id)
+    assert sum(one.count for one in forecast(core).buckets) == 0, "nothing is pending"
+
+
 def test_a_forecast_of_nothing_is_empty(core: CoreBroker) -> None:
     reply = forecast(core)
     assert list(reply.pending) == []

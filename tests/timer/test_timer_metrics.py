@@ -109,6 +109,16 @@ def test_what_is_due_within_which_time_is_counted_when_somebody_asks(core: CoreB
     assert forecast(core) == {"3600": 1}
 
 
+def test_a_recalled_timer_is_not_in_the_forecast(core: CoreBroker) -> None:
+    send_all(core, {"A": 40 * SECOND, "B": 40 * SECOND, "C": 3 * MINUTE})
+    recall(core, "A")
+    recall(core, "C")
+    core.advance(1)
+    forecast(core)
+    core.run_steps()
+    assert forecast(core) == {"60": 1}
+
+
 def test_a_forecast_counts_late_ones_once_and_is_made_in_pieces(
     core: CoreBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

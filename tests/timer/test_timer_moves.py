@@ -2,7 +2,7 @@
 
 import pytest
 from timer.move_rig import Member, MoveRig, send_ids
-from timer.timer_client import HOUR, MINUTE, SECOND, list_timers, reschedule, send
+from timer.timer_client import HOUR, MINUTE, SECOND, forecast, list_timers, reschedule, send
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Kind, TimerOutcome
@@ -29,6 +29,23 @@ def test_pending_timers_of_a_drained_group_fire_once_at_the_others() -> None:
     rig.run(HOUR + MINUTE)
     assert rig.fired() == sorted(ids(700))
     assert rig["a"].fired() == []
+
+
+def test_a_forecast_does_not_count_what_was_moved_away() -> None:
+    rig = MoveRig("a", "b", "c")
+    send_ids(rig["a"], ids(350), HOUR // 2)
+    send_ids(rig["a"], ids(350, "U"), 40 * MINUTE)
+    rig["a"].drain()
+    seen = set()
+    while rig["a"].pending:
+        rig.clock.advance(1)
+        rig.step()
+        counted = [sum(one.count for one in forecast(rig[name]).buckets) for name in "abc"]
+        assert counted[0] == rig["a"].pending
+        seen.add(counted[0])
+    assert len(seen) > 2
+    rig.move_all("a")
+    assert sum(sum(one.count for one in forecast(rig[name]).buckets) for name in "abc") == 700
 
 
 def test_a_timer_beyond_the_wheels_window_moves_too() -> None:

@@ -145,8 +145,9 @@ class BrokerNode:
     def start(self) -> None:
         """Recover. A broker alone is master then; one with replicas waits for its first order."""
         folder, limit = self.settings.broker.data, self.settings.replication.epochs
+        cluster = self.settings.cluster
         self._disk.make_folder(folder)
-        self.identity = Identity(self._disk, f"{folder}/{IDENTITY}", self._rng)
+        self.identity = Identity(self._disk, f"{folder}/{IDENTITY}", self._rng, cluster=cluster)
         self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
         self.following = Followership(
             self.settings,

@@ -1,7 +1,8 @@
-"""TAKE_TIMERS, and what DRAIN tells: pending timers that go from one broker group to another
-(docs/concepts/timer.md, "Moved to another broker group")."""
+"""TAKE_TIMERS: pending timers that come from another broker group (docs/concepts/timer.md, "Moved
+to another broker group"); and what DRAIN tells of a group, beside its lag."""
 
 from popmq.broker.broker import Broker
+from popmq.broker.pop.lag import unread_lites
 from popmq.broker.timer.arrivals import Arriving
 from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.wire import admin_pb2 as pb
@@ -55,6 +56,8 @@ def _check_topic(broker: Broker, one: replication.TakeTimersRequest.Timer) -> No
 def drain_reply(broker: Broker) -> bytes:
     """The encoded DrainReply, as of now."""
     departures = broker.timers.departures
+    subscribed = broker.lites.subscriptions.topics()
+    unread = unread_lites(broker.store, broker.registry, broker.table, subscribed)
     return pb.DrainReply(
         status=pb.Status(code=Code.OK, message="OK"),
         draining=broker.registry.draining,
@@ -64,4 +67,5 @@ def drain_reply(broker: Broker) -> bytes:
         waits=departures.waits,
         counted=True,
         transactions=len(broker.transactions.table.pending),
+        unread=[pb.DrainReply.Unread(topic=topic.name, messages=count) for topic, count in unread],
     ).SerializeToString()

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from popmq.broker.broker import Broker
+from popmq.broker.ha.identity import FILE_NAME as IDENTITY
+from popmq.broker.ha.identity import stored_cluster
 from popmq.broker.pop.pop_check_point import RECORD_SIZE
 from popmq.broker.process import DataLock
 from popmq.broker.store import doctor
@@ -30,7 +32,7 @@ from popmq.common.config import (
     environment,
     load_settings,
 )
-from popmq.common.errors import ConfigError
+from popmq.common.errors import ConfigError, StoreDamaged
 from popmq.common.quantities import parse_size
 from popmq.common.steps import InlineFlusher
 
@@ -75,9 +77,36 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 def examine(data: str, *, segment_bytes: int = 0) -> Diagnosis:
     """Look at a data directory that no process uses, with this build's broker to rehearse."""
-    return doctor.examine(
-        data, rehearse, revive_unit_bytes=RECORD_SIZE, segment_bytes=segment_bytes
+    disk, damage = RehearsalDisk(), ""
+    try:
+        cluster = stored_cluster(disk, f"{data}/{IDENTITY}")
+    except StoreDamaged as error:
+        cluster, damage = "", str(error)
+    finally:
+        disk.close()
+    diagnosis = doctor.examine(
+        data,
+        rehearse,
+        revive_unit_bytes=RECORD_SIZE,
+        segment_bytes=segment_bytes,
+        cluster=cluster,
     )
+    return _without_identity(diagnosis, damage) if damage else diagnosis
+
+
+def _without_identity(diagnosis: Diagnosis, damage: str) -> Diagnosis:
+    """The rehearsed start is that of the store; the broker around it reads the identity first."""
+    finding = Finding(
+        "damaged identity",
+        IDENTITY,
+        0,
+        "it is no identity, or its crc does not match",
+        "the broker refuses to start",
+        damage,
+        Need.HUMAN,
+    )
+    summary = replace(diagnosis.summary, starts=False, starts_after_repair=False)
+    return replace(diagnosis, findings=(finding, *diagnosis.findings), summary=summary)
 
 
 def rehearse(
@@ -186,6 +215,7 @@ def _summary_rows(summary: Summary) -> Sequence[tuple[str, object]]:
     after = "yes" if summary.starts_after_repair else "no"
     starts = "yes" if summary.starts else f"no; after the repair: {after}"
     return (
+        ("cluster", summary.cluster or "not named yet: that of the next start"),
         ("log", f"{summary.log_start} to {summary.log_end}, {summary.records} records"),
         ("starts", starts),
         ("topics", summary.topics),

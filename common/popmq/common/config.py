@@ -73,6 +73,7 @@ def _bad_addresses(values: tuple[str, ...]) -> str:
 @dataclass(frozen=True, slots=True)
 class ClusterSettings(_Section):
     name: str = _name_of("popmq")
+    formerly: str = _name_of("", optional=True)  # whose data directory a broker may take over
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class DiskFile(Protocol):
     def close(self) -> None: ...
 
 
+_STAT_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's blocks are
 _SCRATCH_BYTES = 1 << 20
 _WARM_BYTES = 256 << 10
 _RECENT_BYTES = 64 << 20  # written last by this process, so most likely in memory still
@@ -160,6 +161,10 @@ class RealFile:
     def allocate(self, size: int) -> None:
         os.posix_fallocate(self._fd, 0, size)
 
+    def allocated(self) -> int:
+        """Bytes of the blocks that the file has; some file systems count a few of their own."""
+        return os.fstat(self._fd).st_blocks * _STAT_BLOCK_BYTES
+
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
 
@@ -256,6 +261,14 @@ def skip_unwritten(file: DiskFile, offset: int) -> int | None:
     written.
     """
     return file.next_data(offset) if isinstance(file, RealFile) else offset
+
+
+def is_allocated(file: DiskFile, size: int) -> bool:
+    """Whether the file is `size` bytes long and its blocks are its own, so that no write in it can
+    end in ENOSPC. Disks other than the real one have no holes."""
+    if file.size() < size:
+        return False
+    return not isinstance(file, RealFile) or file.allocated() >= size
 
 
 def write_atomically(disk: Disk, path: str, data: bytes) -> None:

@@ -9,7 +9,7 @@ from popmq.common.wire import admin_pb2 as admin
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What a broker group that is drained still has; `homed` are FIFO topics that place there.
+    """What a broker group that is drained still has; `homed` are topics that place there.
 
     Of its timers `leaving` are being handed to another group, which may have them already, and
     `moved` are with others; `waits` says why no more are handed over just now.  `transactions` are
@@ -38,7 +38,8 @@ def rest_of(
     topics: Iterable[admin.Topic],
     told: admin.DrainReply,
 ) -> tuple[Rest, list[admin.Topic]]:
-    """What is left, and the FIFO topics of which nothing is: they may go to other groups.
+    """What is left, and the topics with a place (FIFO, lite) of which nothing is: they may go to
+    other groups.
 
     `told` has to be from before `lag`: what ends as a timer or a half message in between is a
     message then, and is counted at least once.  UNSUPPORTED when the broker's answer to DRAIN does
@@ -54,6 +55,8 @@ def rest_of(
         if one.broker == group:
             total = one.ready + one.in_flight + one.delayed + one.blocked
             left[one.topic] = left.get(one.topic, 0) + total
+    for unread in told.unread:
+        left[unread.topic] = left.get(unread.topic, 0) + unread.messages
     here = [topic for topic in topics if group in topic.brokers]
     rest = Rest(
         messages=sum(left.values()),

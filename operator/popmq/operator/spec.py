@@ -27,7 +27,12 @@ MOST_GROUPS, MOST_REPLICAS, MOST_CONTROLLERS, MOST_PROXIES = 64, 9, 3, 1000
 # What the operator says itself: a cluster whose spec said otherwise would not find its parts.
 OWN_SECTIONS = ("cluster", "controller", "broker", "proxy", "http")
 OWN_KEYS = ("replication.replicas", "replication.min_in_sync", "store.flush")
-OWN_KEYS_ALLOWED = ("proxy.workers", "controller.heartbeat_ms", "controller.dead_after_ms")
+OWN_KEYS_ALLOWED = (
+    "cluster.formerly",
+    "controller.dead_after_ms",
+    "controller.heartbeat_ms",
+    "proxy.workers",
+)
 
 T = TypeVar("T")
 

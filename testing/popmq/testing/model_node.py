@@ -12,6 +12,7 @@ from functools import partial
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.common.config import ClusterSettings
 from popmq.common.errors import Code, NotMaster, PopmqError, Refused
 from popmq.common.hop import Kind, OnReply
 from popmq.common.replication import (
@@ -65,7 +66,7 @@ class ModelNode:
         tally: Tally,
     ) -> None:
         self.net, self.host, self.rng, self.log = net, host, rng, log
-        self.identity = Identity(disk, "identity", rng)
+        self.identity = Identity(disk, "identity", rng, cluster=ClusterSettings())
         self.epochs = EpochFile(disk, "epochs")
         self.note = note
         self.tally = tally

@@ -10,6 +10,7 @@ from functools import partial
 
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
+from popmq.common.config import ClusterSettings
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind
 from popmq.controller.group_record import GroupRecord
@@ -70,7 +71,8 @@ class Replica:
 
     def was_alone(self) -> None:
         """It begins with what a broker without replicas wrote."""
-        Identity(self.disk, "identity", self.world.rng).accept(1)
+        rng, cluster = self.world.rng, ClusterSettings()
+        Identity(self.disk, "identity", rng, cluster=cluster).accept(1)
         EpochFile(self.disk, "epochs").append(1, 0)
         values = [RECORD.pack(1, VALUE, 0)] * self.world.rng.choice((1, 30))
         self.log.fill(RECORD.pack(1, START, 0) + b"".join(values))

@@ -1,14 +1,21 @@
-"""Identity: which store this is, and the newest epoch that it accepted (R6, R7, R9).
+"""Identity: which store this is, whose, and the newest epoch that it accepted (R6, R7, R9).
 
 The id belongs to the bytes, not to the broker's name: a store that was wiped, or rebuilt from
 another broker's snapshot, gets a new one and is in no SyncStateSet.  The epoch is on the disk
 before the broker does anything in it, so that it never obeys an older order after a crash.
+The cluster's name is there so that a data directory that was copied or mounted elsewhere does
+not become part of another cluster without a word (docs/concepts/store.md).
 """
 
+import logging
 import random
 
 from popmq.broker.ha.checked_text import read_lines, write_lines
+from popmq.common.config import ClusterSettings
 from popmq.common.disk import Disk
+from popmq.common.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "identity"
 _KIND = "identity"
@@ -16,11 +23,19 @@ STORE_ID_BYTES = 16
 
 
 class Identity:
-    def __init__(self, disk: Disk, path: str, rng: random.Random) -> None:
-        """Read it; a store that has none becomes a new one."""
+    def __init__(
+        self, disk: Disk, path: str, rng: random.Random, *, cluster: ClusterSettings
+    ) -> None:
+        """Read it; a store that has none becomes a new one, and one without a cluster's name, as
+        older versions left it, gets `cluster.name`.
+
+        Raises ConfigError, with nothing changed, for a store of a cluster that is neither
+        `cluster.name` nor `cluster.formerly`; one of the latter is renamed.
+        """
         self._disk = disk
         self._path = path
         self._rng = rng
+        self.cluster = cluster.name
         self.store_id = ""
         self.epoch = 0  # accepted
         self.copying = False  # the log is not whole yet: its records count for nothing
@@ -33,6 +48,8 @@ class Identity:
         self.store_id = fields["store_id"]
         self.epoch = int(fields["epoch"])
         self.copying = fields["copying"] == "1"
+        if (before := fields.get("cluster")) != cluster.name:
+            self._rename(before, cluster)
 
     def accept(self, epoch: int) -> None:
         """Refuse everything older from now on, for ever."""
@@ -48,7 +65,33 @@ class Identity:
         """The log is whole: this is a replica like any other."""
         self._write(self.store_id, self.epoch, False)
 
+    def _rename(self, before: str | None, cluster: ClusterSettings) -> None:
+        folder = self._path.rpartition("/")[0]
+        if before is not None:
+            if before != cluster.formerly:
+                raise ConfigError(
+                    f"data directory {folder} belongs to cluster {before}, and cluster.name is "
+                    f"{cluster.name}: set cluster.name to {before}, or name another directory "
+                    f"(broker.data, --data); or, for {cluster.name} to take it over for good, as "
+                    f"after a restore under another name, set cluster.formerly to {before}"
+                )
+            logger.warning(
+                "took over the store of another cluster",
+                extra={"data": folder, "formerly": before, "cluster": cluster.name},
+            )
+        self._write(self.store_id, self.epoch, self.copying)
+
     def _write(self, store_id: str, epoch: int, copying: bool) -> None:
-        lines = (("store_id", store_id), ("epoch", epoch), ("copying", int(copying)))
+        lines = (
+            ("store_id", store_id),
+            ("epoch", epoch),
+            ("copying", int(copying)),
+            ("cluster", self.cluster),
+        )
         write_lines(self._disk, self._path, _KIND, lines)
         self.store_id, self.epoch, self.copying = store_id, epoch, copying
+
+
+def stored_cluster(disk: Disk, path: str) -> str:
+    """The name in that file; empty when there is no file, or no name in it. Raises StoreDamaged."""
+    return dict(read_lines(disk, path, _KIND) or ()).get("cluster", "")

@@ -4,7 +4,7 @@ lag = ready + in flight.  Retry topics are folded under their base topic.  Nothi
 the log here; `heads` says whose store times tell the age of the oldest ready message.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -171,6 +171,30 @@ def _queue_lag(
     ready = max(0, count - first)
     head = first if ready else -1
     return QueueLag(topic, queue_id, progress, start, count, ready, in_flight, 0, expired, head)
+
+
+def unread_lites(
+    store: MessageStore, registry: Registry, table: CheckPointTable, subscribed: Collection[int]
+) -> list[tuple[TopicConfig, int]]:
+    """Messages of lite topics that no group has begun, by the parent topic; where somebody reads
+    that, or subscribes to it (`subscribed` are numbers of such topics).
+
+    A lag counts them for nobody: a group has begun what it was subscribed to when it received.
+    """
+    lites = [topic for topic in registry.topics() if topic.type is MessageType.LITE]
+    begun: dict[int, set[int]] = {topic.id: set() for topic in lites}
+    if not lites:
+        return []
+    for (_, topic_id, queue_id), _progress in table.progress_items():
+        if topic_id in begun:
+            begun[topic_id].add(queue_id)
+    found = []
+    for topic in lites:
+        if begun[topic.id] or topic.id in subscribed:
+            others = set(registry.queue_ids(topic)) - begun[topic.id]
+            queues = [store.queue(topic.id, queue_id) for queue_id in others]
+            found.append((topic, sum(queue.count - queue.min_offset for queue in queues)))
+    return [(topic, messages) for topic, messages in found if messages]
 
 
 def bounded(found: Iterable[Lag], limit: int) -> tuple[list[Lag], list[Lag]]:

@@ -35,6 +35,10 @@ class LiteSubscriptions:
         self._of_client: dict[int, set[Who]] = {}
         self.count = 0
 
+    def topics(self) -> set[int]:
+        """The parent topics that anybody subscribes to."""
+        return {topic_id for topic_id, _, _ in self._subscribers}
+
     def find(self, who: Who) -> Subscriber | None:
         return self._subscribers.get(who)
 

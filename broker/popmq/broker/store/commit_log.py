@@ -279,6 +279,15 @@ class CommitLog:
             self._files.cut(self.end)
         return torn
 
+    def allocate_again(self) -> None:
+        """After `cut_tail`: the current segment and those reserved behind it have all their blocks,
+        so that no write in them ends in ENOSPC (D10).
+
+        A crash between the two steps of a cut leaves a segment short, and a copy of the folder may
+        have holes where the segments have nothing yet. OSError when the disk has no room for it.
+        """
+        self._files.allocate_again(self.end)
+
     def cut(self, position: int, known: int) -> None:
         """Remove the bytes from `position` on, durably. Runs on the flusher; `ends_at` follows.
 

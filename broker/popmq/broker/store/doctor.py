@@ -54,6 +54,7 @@ class Summary:
     epoch: int
     starts: bool  # a start as things are
     starts_after_repair: bool
+    cluster: str = ""  # whose store it is; empty: the cluster of its next start
     topics: int = 0
     groups: int = 0
     check_points: int = 0
@@ -81,10 +82,11 @@ def examine(
     segment_bytes: int = 0,
     cluster: str = "",
 ) -> Diagnosis:
-    """Look at everything. `segment_bytes` and `cluster` are found from the files when not given."""
+    """Look at everything. `segment_bytes` is found from the files when not given; `cluster` is
+    what the identity says, and where it says nothing the rehearsed start takes one from them."""
     disk = RehearsalDisk()
     try:
-        index = IndexCheck(disk, data, revive_unit_bytes)
+        index = IndexCheck(disk, data, revive_unit_bytes, cluster)
         return _Examination(disk, data, rehearse, index, segment_bytes, cluster).diagnosis()
     finally:
         disk.close()
@@ -110,6 +112,7 @@ class _Examination:
         self._order = OrderCheck(self._checkpoint)
         self._findings: list[Finding] = []
         self._index_is_to_blame = False  # no broker starts while its files lie there
+        self._told = cluster
         known = set(index.clusters)
         self._cluster = cluster or (known.pop() if len(known) == 1 else "popmq")
 
@@ -388,6 +391,7 @@ class _Examination:
             epoch=self._order.epoch,
             starts=not start.refusal,
             starts_after_repair=not final.refusal,
+            cluster=self._told,
         )
         if final.store is None:
             return summary

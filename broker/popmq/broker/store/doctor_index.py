@@ -125,7 +125,8 @@ class QueueUnits:
 class IndexCheck:
     """All queues of one data folder."""
 
-    def __init__(self, disk: Disk, data: str, revive_unit_bytes: int) -> None:
+    def __init__(self, disk: Disk, data: str, revive_unit_bytes: int, cluster: str) -> None:
+        """`cluster` may be empty: each revive topic is taken for this store's then."""
         self._disk = disk
         self._data = data
         self.queues: dict[QueueKey, QueueUnits] = {}
@@ -137,8 +138,10 @@ class IndexCheck:
                 topic_id = int(match[2]) if match else _SYSTEM_IDS.get(name, 0)
                 plain = match[1] if match else name
                 if room == "system" and plain.startswith(topics.REVIVE_PREFIX):
-                    self.clusters.append(plain[len(topics.REVIVE_PREFIX) :])
-                    topic_id = topics.REVIVE_TOPIC_ID
+                    named = plain[len(topics.REVIVE_PREFIX) :]
+                    self.clusters.append(named)
+                    # One from before the store was taken over by another cluster is nobody's.
+                    topic_id = topics.REVIVE_TOPIC_ID if named == (cluster or named) else 0
                 is_revive = topic_id == topics.REVIVE_TOPIC_ID
                 unit_bytes = revive_unit_bytes if is_revive else UNIT_SIZE
                 self._add_topic(f"{room}/{name}", topic_id, unit_bytes)

@@ -5,13 +5,24 @@ would stop the event loop in the middle of an instruction (D3).  A file is named
 20-digit position of its first byte, so a folder listing is the index.
 """
 
+import errno
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Protocol
 
-from popmq.common.disk import Disk, DiskFile, read_or_cold, skip_unwritten, view_or_cold
+from popmq.common.disk import (
+    Disk,
+    DiskFile,
+    is_allocated,
+    read_or_cold,
+    skip_unwritten,
+    view_or_cold,
+)
 from popmq.common.errors import StoreDamaged
+
+logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 4 << 20
 
@@ -45,6 +56,10 @@ class MappedFile:
 
     def preallocate(self) -> None:
         self._file.allocate(self.size)
+
+    @property
+    def is_allocated(self) -> bool:
+        return is_allocated(self._file, self.size)
 
     def read(self, position: int, size: int) -> bytes:
         return self._file.read(min(size, self.end - position), position - self.start)
@@ -230,6 +245,33 @@ class MappedFileQueue:
         if kept is not None:
             kept.cut(position, preallocate=self._preallocate)
         self._disk.sync_folder(self._folder)
+
+    def allocate_again(self, position: int) -> None:
+        """Allocate what segments from that of `position` on lack of their blocks, durably.
+        Nothing may stand behind `position`.
+
+        Where the disk is too full for it the last ones are given up for those before them.
+        OSError when that does not help either.
+        """
+        lacking = [file for file in self if file.end > position and not file.is_allocated]
+        for file in lacking:
+            while file.start in self._files:
+                try:
+                    file.preallocate()
+                    file.sync()
+                    break
+                except OSError as error:
+                    last = self.last
+                    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                    if not full or last is None or last.start <= position:
+                        raise
+                    self._remove(last.start)
+        if lacking:
+            kept = sum(file.start in self._files for file in lacking)
+            logger.info(
+                "segments allocated again",
+                extra={"folder": self._folder, "segments": kept, "removed": len(lacking) - kept},
+            )
 
     def sync(self) -> None:
         """Contents and names: the name of a new segment may be in the page cache only."""

@@ -391,6 +391,7 @@ class MessageStore:
         """The log's end is found: nothing stands behind it, and what stands before is synced."""
         self.metrics.recovered(replayed.records, Lived(replayed.epoch, replayed.log_ms))
         self.metrics.torn_bytes = self._log.cut_tail()
+        self._log.allocate_again()
         if not self.stopped_cleanly:
             self._log.write_again(self._checkpoint.vouched)
         self._log.sync()  # what only the page cache kept does not count yet

@@ -104,8 +104,8 @@ class TimerFiles:
             if not fresh:
                 logger.warning("timer files begun anew", extra={"folder": self._path})
             return
-        self.last_unit, self.newest_position, early_ms = recovered
-        self.early_ms = max(found.early_ms, early_ms)
+        self.last_unit, self.newest_position = recovered.last_unit, recovered.newest_position
+        self.early_ms = max(found.early_ms, recovered.early_ms)
         self._log.write_again(found.log_position)
         self._log.synced = found.log_position
         files, taken = self._log.flush(), self._wheel.take_dirty()

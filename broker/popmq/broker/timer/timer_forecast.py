@@ -10,7 +10,8 @@ from functools import partial
 
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_scan import TimerScan
-from popmq.broker.timer.timer_state import Timer
+from popmq.broker.timer.timer_state import Timer, TimerState
+from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Refused
 
@@ -20,26 +21,67 @@ BUCKETS_MS = (
     *(HOUR, 4 * HOUR, 8 * HOUR, 24 * HOUR),
 )
 _APART_MS = MINUTE
+_CANCELLED_A_PIECE = 8_192
 
 
 class DueCounts:
-    """Timers by how far ahead they are due; the last bucket has no end."""
+    """Timers by how far ahead they are due; the last bucket has no end.
 
-    def __init__(self, now_ms: int, slot_ms: int) -> None:
+    What was recalled, or left for another broker group, has a unit in the wheel until its slot is
+    over: slots where one of these is due are counted unit by unit.
+    """
+
+    def __init__(self, now_ms: int, settings: TimerSettings, state: TimerState) -> None:
         self._now_ms = now_ms
-        self._slot_ms = slot_ms
+        self._slot_ms = settings.slot_ms
+        self._slots = settings.wheel_slots
+        self._state = state
+        self._cancelled = state.cancelled_by_due()  # not looked at yet
+        self._mixed = bytearray((self._slots + 7) // 8)  # a bit for each slot of those
+        self._open: list[TimerScan] = []  # mixed slots that are to be counted
         self.counts = [0] * (len(BUCKETS_MS) + 1)
 
     def add_slots(self, scan: TimerScan) -> bool:
-        """The next slots of the wheel; False at the end. Raises as `TimerScan.slots`."""
+        """The next piece of the wheel; False at the end. Raises as `TimerScan.slots`."""
+        if not self._state.pending_total:
+            return False
+        if self._cancelled:
+            self._mark(self._cancelled[-_CANCELLED_A_PIECE:], scan.at_ms)
+            del self._cancelled[-_CANCELLED_A_PIECE:]
+            return True
+        if self._open:
+            self._add_units(self._open[-1])
+            return True
         slots = scan.slots()
         for slot in slots:
-            self._add(slot.time_ms + self._slot_ms - 1, slot.num)
+            if self._is_mixed(slot.time_ms):
+                self._open.append(scan.of_slot(slot.time_ms))
+            else:
+                self._add(slot.time_ms + self._slot_ms - 1, slot.num)
         return bool(slots)
 
     def add_timers(self, timers: Sequence[Timer]) -> None:
         for timer in timers:
-            self._add(timer.due_ms, 1)
+            if not self._state.is_cancelled(timer.identity):
+                self._add(timer.due_ms, 1)
+
+    def _mark(self, cancelled: Sequence[tuple[int, int]], begin_ms: int) -> None:
+        for due_ms, _ in cancelled:
+            if due_ms >= begin_ms:
+                index = due_ms // self._slot_ms % self._slots
+                self._mixed[index >> 3] |= 1 << (index & 7)
+
+    def _is_mixed(self, slot_ms: int) -> bool:
+        index = slot_ms // self._slot_ms % self._slots
+        return bool(self._mixed[index >> 3] >> (index & 7) & 1)
+
+    def _add_units(self, slot: TimerScan) -> None:
+        units = slot.units()
+        if not units:
+            self._open.pop()
+        for unit in units:
+            if not self._state.is_cancelled(unit.identity):
+                self._add(unit.slot_time_ms + self._slot_ms - 1, 1)
 
     def _add(self, due_ms: int, count: int) -> None:
         self.counts[bisect_left(BUCKETS_MS, due_ms - self._now_ms)] += count
@@ -49,18 +91,20 @@ class TimerForecast:
     def __init__(
         self,
         store: MessageStore,
+        state: TimerState,
         scan: Callable[[], TimerScan],
         beside: Callable[[], list[Timer]],
+        settings: TimerSettings,
         *,
-        slot_ms: int,
         wall_ms: Callable[[], int],
         boot_ms: Callable[[], int],
     ) -> None:
         """`scan` begins a look at the whole wheel; `beside` are timers not in it yet."""
         self._store = store
+        self._state = state
         self._scan = scan
         self._beside = beside
-        self._slot_ms = slot_ms
+        self._settings = settings
         self._wall_ms = wall_ms
         self._boot_ms = boot_ms
         self._next_ms = 0  # since boot
@@ -79,7 +123,8 @@ class TimerForecast:
         if self._warming or (self._running is None and not self._is_due()):
             return 0
         if self._running is None:
-            self._running = DueCounts(self._wall_ms(), self._slot_ms), self._scan()
+            counts = DueCounts(self._wall_ms(), self._settings, self._state)
+            self._running = counts, self._scan()
         found, scan = self._running
         try:
             if not found.add_slots(scan):

@@ -16,6 +16,7 @@ class Recovered(NamedTuple):
     last_unit: TimerUnit | None
     newest_position: int | None  # of the newest record that has a unit
     early_ms: int  # the latest slot with timers that are due before it, of what was read
+    overtaken: bool  # a later lap has taken the slot of a unit that the checkpoint calls not over
 
 
 def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered | None:
@@ -30,8 +31,8 @@ def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
         if log.scanned < checkpoint.log_position:
             return None  # rolled units, too, may be lost, and no record comes again for them
         log.cut(log.scanned)
-        if wheel.highest >= log.end and not _mend_slots(wheel, log):
-            return None
+        if wheel.highest >= log.end and (found.overtaken or not _mend_slots(wheel, log)):
+            return None  # the unit that stood for one that was overtaken may be cut
     except TimerDamaged:
         return None
     log.find_latest()
@@ -42,7 +43,7 @@ def _revise(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
     """Count the units that the wheel does not know. The last one may have rolled, and be of an
     older record than the newest.  Raises TimerDamaged."""
     vouched, over_ms = checkpoint.log_position, checkpoint.last_read_ms
-    unit, newest, early_ms = None, None, 0
+    unit, newest, early_ms, overtaken = None, None, 0, False
     for position, unit in log.scan(log.segment_before(vouched)):
         newest = unit.position if newest is None else max(newest, unit.position)
         if unit.slot_time_ms < over_ms:
@@ -52,11 +53,11 @@ def _revise(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
             continue
         if unit.due_ms < unit.slot_time_ms:
             early_ms = max(early_ms, unit.slot_time_ms)
-        wheel.revise(unit.slot_time_ms, position, starts=unit.prev < 0)
+        overtaken |= not wheel.revise(unit.slot_time_ms, position, starts=unit.prev < 0)
         if position >= vouched:
             # The slot may have been read from a page that never reached the disk.
             wheel.touch(unit.slot_time_ms)
-    return Recovered(unit, newest, early_ms)
+    return Recovered(unit, newest, early_ms, overtaken)
 
 
 def _mend_slots(wheel: TimerWheel, log: TimerLog) -> bool:

@@ -38,6 +38,13 @@ class TimerScan:
         self._chain: Chain | None = None
         self.at_ms = from_ms  # slots before it were given out
 
+    def of_slot(self, slot_ms: int) -> "TimerScan":
+        """A scan of that slot alone."""
+        end_ms = slot_ms + self._slot_ms
+        return TimerScan(
+            self._files, slot_ms, end_ms, slot_ms=self._slot_ms, on_damage=self._on_damage
+        )
+
     def slots(self) -> list[Slot]:
         """The next slots that hold something; none at the end.
 

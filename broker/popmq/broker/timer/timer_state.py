@@ -95,6 +95,10 @@ class TimerState:
         """Identity and due time of what is remembered; of what departed with a bit more."""
         return iter(self._cancelled.items())
 
+    def cancelled_by_due(self) -> list[tuple[int, int]]:
+        """Due time and identity of what is remembered, in no order; a copy."""
+        return self._cancelled_by_due.copy()
+
     def is_pending(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
         """Whether that timer, whose record is in the log, still waits for its time.
 

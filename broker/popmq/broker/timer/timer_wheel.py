@@ -138,10 +138,11 @@ class TimerWheel:
         self._dirty[index] = (time, first, position, num + 1)
         return last
 
-    def revise(self, time_ms: int, position: int, *, starts: bool = False) -> None:
+    def revise(self, time_ms: int, position: int, *, starts: bool = False) -> bool:
         """A scan came by this unit: count it when it is behind the slot's last one.
 
-        One that `starts` a chain came when the units before it were over.
+        One that `starts` a chain came when the units before it were over.  False when the slot is
+        a later lap's: the unit is over, and if it rolled, another one stands for its timer.
         """
         time = time_ms // self._slot_ms
         index = time % self._slots
@@ -151,6 +152,7 @@ class TimerWheel:
         elif held[0] == time and position > held[2]:
             ends = (position, position, 1) if starts else (held[1], position, held[3] + 1)
             self._dirty[index] = (time, *ends)
+        return held is None or held[0] <= time
 
     def touch(self, time_ms: int) -> None:
         """Write the slot again at the next flush: what was read of it may not be durable."""

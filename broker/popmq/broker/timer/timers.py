@@ -79,9 +79,10 @@ class Timers:
         self._wall_ms = clock.wall_ms
         self.forecast = TimerForecast(
             store,
+            self.state,
             self.scan,
             queue.not_enqueued,
-            slot_ms=settings.slot_ms,
+            settings,
             wall_ms=clock.wall_ms,
             boot_ms=clock.boot_ms,
         )

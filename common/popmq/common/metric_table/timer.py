@@ -29,8 +29,8 @@ TIMER = rows(
     gauge(
         "timer_forecast_messages",
         "Due within so long, and not within the window before. Counted in small steps after it was "
-        "asked for, at most once a minute, so the first scrape has none. A recalled timer counts "
-        "until its slot is over.",
+        "asked for, at most once a minute, so the first scrape has none. One that was recalled "
+        "or moved while it rolls (due beyond the wheel) counts until its slot is over.",
         ["within_seconds"],
         "9 windows",
     ),

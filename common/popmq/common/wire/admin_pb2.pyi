@@ -1971,6 +1971,26 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 class DrainReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class Unread(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_FIELD_NUMBER: _builtins.int
+        MESSAGES_FIELD_NUMBER: _builtins.int
+        topic: _builtins.str
+        messages: _builtins.int
+        def __init__(
+            self,
+            *,
+            topic: _builtins.str = ...,
+            messages: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "topic", b"topic"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATUS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     TIMERS_FIELD_NUMBER: _builtins.int
@@ -1979,6 +1999,7 @@ class DrainReply(_message.Message):
     WAITS_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     timers: _builtins.int
     """that wait here"""
@@ -1994,6 +2015,10 @@ class DrainReply(_message.Message):
     """half messages that wait for their end"""
     @_builtins.property
     def status(self) -> Global___Status: ...
+    @_builtins.property
+    def unread(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainReply.Unread]:
+        """in lite topics that no group began, of parent topics that one reads"""
+
     def __init__(
         self,
         *,
@@ -2005,10 +2030,11 @@ class DrainReply(_message.Message):
         waits: _builtins.str = ...,
         counted: _builtins.bool = ...,
         transactions: _builtins.int = ...,
+        unread: _abc.Iterable[Global___DrainReply.Unread] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "draining", b"draining", "leaving", b"leaving", "moved", b"moved", "status", b"status", "timers", b"timers", "transactions", b"transactions", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "draining", b"draining", "leaving", b"leaving", "moved", b"moved", "status", b"status", "timers", b"timers", "transactions", b"transactions", "unread", b"unread", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
