@@ -11,6 +11,7 @@ from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.commit_log import Batch, CommitLog
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.mapped_file import MappedFileQueue, Synced
+from popmq.broker.store.snapshot_keeper import SnapshotKeeper
 from popmq.broker.store.unit_check import UNIT_SIZE, index_unit, queue_seed, with_check
 from popmq.testing.core import QueuedFlusher
 from popmq.testing.disk import PowerCut
@@ -190,3 +191,22 @@ def test_a_stop_does_not_vouch_for_files_whose_sync_failed_just_before() -> None
     with suppress(OSError):
         keeper.write_now(flush, Checkpoint(150))
     assert keeper.read().position == 0
+
+
+def test_a_snapshot_that_a_start_counts_on_is_there_after_a_power_cut() -> None:
+    """Timer seed 102033: a process died between a snapshot's rename and the sync of its folder."""
+    disk = SimDisk(random.Random(1))
+    older, newer = f"{0:020}", f"{1:020}"
+    for name in (older, newer):
+        disk.open(f"data/snapshot/{name}.new", create=True).sync()
+        disk.sync_folder("data/snapshot")
+        disk.faults.cut_at(0 if name == newer else 1 << 60)
+        with suppress(PowerCut):
+            disk.replace(f"data/snapshot/{name}.new", f"data/snapshot/{name}")
+        disk.faults.heal()
+    disk.crash(Loss.NOTHING)
+    keeper = SnapshotKeeper(disk, "data", QueuedFlusher(deque()), every_bytes=1)
+    keeper.load()
+    assert keeper.older_position == int(older)
+    disk.crash(Loss.ALL)
+    assert disk.names("data/snapshot") == [older, newer]

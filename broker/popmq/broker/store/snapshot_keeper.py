@@ -102,8 +102,14 @@ class SnapshotKeeper:
         )
 
     def load(self) -> None:
-        """Note which snapshots are there."""
+        """Note which snapshots are there, and make sure that they stay.
+
+        A crash may have left the name of one that was not synced, and the log is going to be
+        deleted up to the older one.
+        """
         self._kept = [int(name) for name in snapshot_names(self._disk, self._folder)]
+        if self._kept:
+            self._disk.sync_folder(self._folder)
 
     @property
     def older_position(self) -> int:
