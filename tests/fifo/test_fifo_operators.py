@@ -3,7 +3,6 @@
 import pytest
 from fifo.cores import ack, attempts, made_core, names, progress, receive, restart, send
 
-from popmq.broker.metrics import broker_metrics
 from popmq.broker.pop.pop_check_point import Unpark
 from popmq.common import hop
 from popmq.common.errors import Code
@@ -107,69 +106,6 @@ def test_lag_counts_what_waits_behind_a_busy_message_group_as_blocked(core: Core
     assert (found.ready, found.blocked, found.in_flight) == (1, 2, 1)
     ack(core, one)
     assert (lag(core).ready, lag(core).blocked) == (3, 0)
-
-
-def test_what_is_blocked_is_so_at_once_after_a_restart(core: CoreBroker) -> None:
-    """In lag, in the metrics and in explain, before anybody receives; and order holds then."""
-    send_with_ids(core, "a1", "a2", "a3", "b1", "c1", "c2")
-    taken = receive(core, limit=1)
-    taken += receive(core, limit=1)
-    ack(core, taken[1])
-    assert names(taken) == ["a1", "b1"]
-    for _ in range(2):
-        restart(core)
-        found = lag(core)
-        assert (found.ready, found.blocked, found.in_flight) == (2, 2, 1)
-        assert (told(core, "a3"), told(core, "c1")) == (("BLOCKED", 1), ("READY", 1))
-    restart(core)
-    while core.broker.order_look.step():
-        pass
-    shown = {
-        one.name: one.value
-        for one in broker_metrics(core.broker)
-        if one.labels.get("group") == "g" and one.labels.get("topic") == "orders"
-    }
-    assert shown["consumer_blocked_messages"] == 2
-    assert names(receive(core)) == ["c1", "c2"]
-    ack(core, taken[0])
-    assert names(receive(core)) == ["a2", "a3"]
-
-
-def test_a_tag_that_nobody_wants_is_not_given_after_a_look_without_a_filter(
-    core: CoreBroker,
-) -> None:
-    send(core, "a1", "a2", "b1", tag="wanted")
-    send(core, "b2", "c1", tag="other")
-    (one,) = core.receive("orders", "g", limit=1, expression="wanted")
-    restart(core)
-    assert lag(core).blocked == 1
-    assert names(core.receive("orders", "g", expression="wanted")) == ["b1"]
-    ack(core, one)
-    assert names(core.receive("orders", "g", expression="wanted")) == ["a2"]
-
-
-def test_the_look_after_a_start_ends_and_a_queue_that_is_gone_does_not_stop_it(
-    core: CoreBroker,
-) -> None:
-    core.topic("others", type=MessageType.MIXED)
-    for name in ("orders", "others"):
-        for number in range(200):
-            core.send(name, b"%d" % number, queue_id=0, message_group="a")
-        assert len(core.receive(name, "g", limit=1)) == 1
-    restart(core)
-    look = core.broker.order_look
-    assert look.step() == 1
-    assert look.step() == 1
-    core.broker.registry.delete_topic("orders")
-    steps = 0
-    while look.step():
-        steps += 1
-        assert steps < 20
-    assert look.done
-    request = pb.LagRequest(group="g", topic="others")
-    reply = core.reply(Kind.LAG, request.SerializeToString())
-    (found,) = pb.LagReply.FromString(reply).lags
-    assert (found.ready, found.blocked, found.in_flight) == (0, 199, 1)
 
 
 def test_explain_tells_of_blocked_returned_and_acked_messages(core: CoreBroker) -> None:

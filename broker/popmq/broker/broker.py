@@ -30,7 +30,6 @@ from popmq.broker.pop.lite_service import LiteService
 from popmq.broker.pop.liveness import ClientNames, Liveness
 from popmq.broker.pop.long_polling import LongPolling
 from popmq.broker.pop.offset_reset import OffsetReset
-from popmq.broker.pop.order_look import OrderLook
 from popmq.broker.pop.parking_service import ParkingService
 from popmq.broker.pop.pop_check_point import RECORD_SIZE
 from popmq.broker.pop.pop_service import PopService
@@ -125,7 +124,6 @@ class Broker:
             *(self.store, self.registry, self.table, self.bodies),
             *(self.pops, self.parking, settings.pop),
         )
-        self.order_look = OrderLook(self.store, self.registry, self.table, self.fifo)
         self.lookup = Lookup(self.store, self.store.index)
         self.lites = LiteService(
             *(self.store, self.registry, self.table, self.pops, self.fifo),
@@ -255,7 +253,7 @@ class Broker:
             return self.following.step()
         done = self.timers.step() + self.receipts.step(self.store.log_ms())
         done += self.catch_up.step() + self.buffer.step() + self.revive.step()
-        done += self.parking.step() + self.order_look.step()
+        done += self.parking.step()
         self.lag_watch.step()
         self.audit.step()
         self.sampler.step()

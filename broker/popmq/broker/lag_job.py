@@ -12,33 +12,7 @@ _READS_A_STEP = 64
 class LagJob:
     def __init__(self, broker: Broker, request: pb.LagRequest) -> None:
         self._broker = broker
-        self._request = request
-        self._begun = False
-        self._lags: list[Lag] = []
-        self._dead: list[pb.DeadLetterCount] = []
-        self._heads: list[tuple[Lag, tuple[int, int, int]]] = []
-        self._oldest: dict[int, int] = {}  # lag by identity -> wall milliseconds
-
-    def step(self) -> bytes | None:
-        if not self._broker.order_look.done:
-            self._broker.order_look.look()
-            return None
-        if not self._begun:
-            self._count()
-        for _ in range(_READS_A_STEP):
-            if not self._heads:
-                return self._reply()
-            lag, head = self._heads[-1]
-            stored_ms = self._stored_ms(*head)
-            self._heads.pop()
-            if stored_ms:
-                known = self._oldest.get(id(lag), stored_ms)
-                self._oldest[id(lag)] = min(known, stored_ms)
-        return None
-
-    def _count(self) -> None:
-        """The counts, all of one moment."""
-        broker, request, registry = self._broker, self._request, self._broker.registry
+        registry = broker.registry
         group = registry.group(request.group) if request.group else None
         topic = None
         if request.topic:
@@ -51,11 +25,24 @@ class LagJob:
         groups = [group] if group else list(registry.groups())
         if request.pairs:
             groups = []
+        self._again = bool(request.pairs)
         self._dead = [
             count for one in groups if (count := self._dead_letters(one.name)) is not None
         ]
         self._heads = [(lag, head) for lag in self._lags for head in lag.heads]
-        self._begun = True
+        self._oldest: dict[int, int] = {}  # lag by identity -> wall milliseconds
+
+    def step(self) -> bytes | None:
+        for _ in range(_READS_A_STEP):
+            if not self._heads:
+                return self._reply()
+            lag, head = self._heads[-1]
+            stored_ms = self._stored_ms(*head)
+            self._heads.pop()
+            if stored_ms:
+                known = self._oldest.get(id(lag), stored_ms)
+                self._oldest[id(lag)] = min(known, stored_ms)
+        return None
 
     def _stored_ms(self, topic_id: int, queue_id: int, offset: int) -> int:
         """0 when it is not there any more: time has passed since the counts."""
@@ -86,7 +73,7 @@ class LagJob:
             lags=map(self._to_wire, self._lags),
             dead_letters=self._dead,
             now_ms=self._broker.wall_ms(),
-            brokers=[] if self._request.pairs else [self._broker.settings.broker.name],
+            brokers=[] if self._again else [self._broker.settings.broker.name],
         ).SerializeToString()
 
     def _to_wire(self, lag: Lag) -> pb.Lag:

@@ -5,7 +5,7 @@ their offsets; a key that is busy holds up nobody else.  What comes back waits i
 there is no retry topic (docs/concepts/pop.md, FIFO groups).
 """
 
-from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
+from popmq.broker.filter.message_filter import EVERYTHING
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.batch import Batch
 from popmq.broker.pop.check_point_table import CheckPointTable
@@ -34,7 +34,7 @@ from popmq.common.config import PopSettings
 from popmq.common.delivered import Deliveries, content_of
 from popmq.common.disk import ColdRead
 from popmq.common.message import StoredMessage
-from popmq.common.topics import MessageType, TopicConfig
+from popmq.common.topics import TopicConfig
 
 LINE_OPEN = 64  # messages of a lite topic that are remembered for a group
 
@@ -115,30 +115,19 @@ class FifoService:
         open_limit: int = 0,
     ) -> FifoVisit:
         progress = self._progress(want, topic, queue_id)
-        return self._visit_of(progress, want.filter, look_at, open_limit)
-
-    def look_at(self, topic: TopicConfig, progress: FifoProgress, units: int) -> FifoVisit:
-        """A visit that looks at about so many units, whatever a receive will want of them."""
-        limit = LINE_OPEN if topic.type is MessageType.LITE else 0
-        return self._visit_of(progress, EVERYTHING, units, limit)
-
-    def _visit_of(
-        self, progress: FifoProgress, wanted: MessageFilter, look_at: int, open_limit: int
-    ) -> FifoVisit:
-        group_id, topic_id, queue_id = progress.place
         if progress.order is None:
             progress.order = OrderInfo(progress.committed)
-            for key in self._table.parked.of_topic(group_id, topic_id):
+            for key in self._table.parked.of_topic(want.group.id, topic.id):
                 if key.queue_id == queue_id:
                     progress.order.park(key.name)
         return FifoVisit(
             self._store,
             self._bodies,
             self._pops.metrics,
-            topic_id,
+            topic.id,
             queue_id,
             progress,
-            wanted=wanted,
+            wanted=want.filter,
             open_limit=open_limit or self._settings.fifo_open_offsets,
             look_at=look_at,
         )

@@ -131,14 +131,6 @@ class FifoVisit:
         order.scanned = max(order.scanned, low)
         progress.expired_to = low
 
-    def look(self) -> bool:
-        """Look at a piece more of the queue, and take nothing; False when that is enough.
-
-        Raises ColdRead: call again.
-        """
-        self.expire()
-        return self._look_on()
-
     def _look_on(self) -> bool:
         """Read a piece of the queue; False when there is none or it is enough for a receive."""
         order, progress = self.order, self.progress
