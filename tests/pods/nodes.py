@@ -107,14 +107,19 @@ class Nodes:
         _told("ip", "link", "set", cable, "up")
 
     def said(self, since: datetime, until: datetime) -> list[str]:
-        """What containers wrote to their logs then, in its order."""
+        """What containers wrote to their logs then, in its order, for people."""
+        found = self.logged(since, until)
+        return [f"{at[11:23]} {pod}: {text[:300]}" for at, pod, text in found]
+
+    def logged(self, since: datetime, until: datetime) -> list[tuple[str, str, str]]:
+        """When, which pod, what; of containers that are gone, too, while their pod is there."""
         found = []
         for path in self._folder.glob("*/logs/*/*/*.log"):
             pod = path.parts[-3].split("_")[1]
             for line in path.read_text(errors="replace").splitlines():
                 at, _, rest = line.partition(" ")
                 if since <= datetime.fromisoformat(f"{at[:26].rstrip('Z')}+00:00") <= until:
-                    found.append(f"{at[11:23]} {pod}: {rest.partition(' F ')[2][:300]}")
+                    found.append((at, pod, rest.partition(" F ")[2]))
         return sorted(found)
 
     def inside(self, pod: Object) -> int:

@@ -22,13 +22,14 @@ from kube.control_plane import ROOT, ControlPlane
 from kube.fake_api import Object
 from kube.metrics_api import MetricsApi
 from pods.nodes import GATEWAY, Nodes, have_all, network, volume
+from pods.waits import waits_at_hand_overs
 
 from popmq.operator.names import HTTP_PORT
 
 IMAGES = os.environ.get("POPMQ_PODS_IMAGES", "")
 NAMESPACE = "apps"
 NODES = ("node1", "node2")
-AIM_S = 1.0  # of a wait between two OKs; what happened meanwhile is shown of a longer one
+AIM_S = 1.0  # of a wait between two OKs: held at a hand-over, else shown with what happened
 FOLLOWS_S = 15.0  # the status; an election takes two of them
 POPMQ = str(Path(sys.executable).parent / "popmq")
 
@@ -309,16 +310,29 @@ class Flow:
             print("\n".join(["meanwhile:", *self._said(begun, ended)]))
         assert not lost, sorted(lost)[:10]
 
+    def check_hand_overs(self) -> None:
+        """That there was one, and how long sends waited for each."""
+        wall = time.time() - time.monotonic()
+        oks = [wall + float(line[0]) for line in self.lines("sent") if len(line) == 2]
+        logged = self._site.nodes.logged(_utc(oks[0]), _utc(oks[-1]))
+        waits = waits_at_hand_overs(oks, [text for _, _, text in logged])
+        print("\n".join(f"sends waited {wait:.2f} s at {what}" for what, wait in waits.items()))
+        assert waits, "no broker said that it leads now"
+        assert max(waits.values()) <= AIM_S, waits
+
     def _said(self, begun: float, ended: float) -> list[str]:
         """In a wait between two OKs, by the clock of this machine."""
         wall = time.time() - time.monotonic()
-        since, until = (datetime.fromtimestamp(wall + one, UTC) for one in (begun, ended))
         some = timedelta(seconds=0.3)
-        return self._site.nodes.said(since - some, until + some)[:30]
+        return self._site.nodes.said(_utc(wall + begun) - some, _utc(wall + ended) + some)[:30]
 
     def same_stores(self) -> None:
         """Every broker is on the volume that it had, and its store is the one that was there."""
         assert self._site.stores() == self._stores
+
+
+def _utc(unix_s: float) -> datetime:
+    return datetime.fromtimestamp(unix_s, UTC)
 
 
 def test_a_new_image_is_rolled_out_under_load(site: Site, tmp_path: Path) -> None:
@@ -330,6 +344,7 @@ def test_a_new_image_is_rolled_out_under_load(site: Site, tmp_path: Path) -> Non
         site.plane.wait("the new image", lambda: site.images == {"localhost/popmq:2"}, limit_s=300)
         site.plane.wait("the cluster", lambda: site.is_whole, limit_s=120)
     flow.check("a roll of brokers, proxies and controllers")
+    flow.check_hand_overs()
     flow.same_stores()
 
 
