@@ -14,6 +14,7 @@ from popmq.common.errors import InvalidReceiptHandle
 from popmq.common.hop import Delivery, Kind
 from popmq.common.message import RevivalToken
 from popmq.common.topics import CheckPoints, GroupType
+from popmq.common.wire.pull_pb2 import UpdateOffsetRequest
 from popmq.testing.core import CoreBroker, pop
 
 
@@ -202,6 +203,19 @@ def test_an_offset_that_was_set_and_a_topic_that_was_deleted_are_no_faults(
     registry.delete_topic("orders")
     assert audited(core).stored == 0
     assert core.broker.audit.unaccounted == 0
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_an_offset_that_a_pull_consumer_said_is_no_fault(core: CoreBroker, offset: int) -> None:
+    for number in range(8):
+        core.send("orders", b"%d" % number)
+    for at in (1, offset):
+        asked = UpdateOffsetRequest(topic="orders", group="g", queue_id=0, offset=at)
+        core.reply(Kind.UPDATE_OFFSET, asked.SerializeToString())
+        balance = audited(core)
+        assert balance.unaccounted == 0
+        assert sums_up(balance)
+        assert balance.ready == 4 - at
 
 
 def test_a_topic_that_is_deleted_during_a_recount_is_no_fault(core: CoreBroker) -> None:

@@ -270,7 +270,7 @@ class Audit:
 
     def _take_offset(self, data: bytes, ledger: AuditLedger) -> None:
         record = OffsetRecord.decode(data[HEADER_SIZE:])
-        if record.reason is Reason.RESET:
+        if record.reason in (Reason.RESET, Reason.PULLED):
             place = record.group_id, record.topic_id, record.queue_id
             ledger.reset(place, decode_header(data).position)
 
