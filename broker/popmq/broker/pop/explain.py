@@ -117,9 +117,9 @@ class Explainer:
         header = copy.message.header
         if skip.key_offset == header.queue_offset:
             return True
-        queue = self._store.queue(header.topic_id, header.queue_id)
 
         def look() -> list[StoredMessage | DamagedMessage]:
+            queue = self._store.queue(header.topic_id, header.queue_id)
             if skip.key_offset < queue.min_offset:
                 return []
             units = queue.units(skip.key_offset, 1, wait=False)
