@@ -118,7 +118,8 @@ class Broker:
             broker=settings.broker.name,
         )
         self.parking = ParkingService(
-            self.store, self.registry, self.table, self.bodies, settings.pop
+            *(self.store, self.registry, self.table, self.bodies),
+            *(self.pops.metrics, settings.pop),
         )
         self.fifo = FifoService(
             *(self.store, self.registry, self.table, self.bodies),
