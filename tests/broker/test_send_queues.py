@@ -1,4 +1,4 @@
-"""Sends whose proxy knows more queues of the topic than the broker has."""
+"""Sends whose proxy says what cannot be: a queue that is not there, a time that is none."""
 
 import pytest
 
@@ -42,3 +42,19 @@ def test_one_with_a_priority_is_among_the_highest() -> None:
     core.topic("orders", queues=4, type=MessageType.PRIORITY)
     assert put(core, MessageType.PRIORITY, 6).queue_id == 3
     assert len(core.receive("orders", "g")) == 1
+
+
+@pytest.mark.parametrize("check_ms", [-1, 1 << 32])
+def test_a_first_check_at_a_time_that_is_none_is_refused_and_others_are_stored(
+    check_ms: int,
+) -> None:
+    core = CoreBroker()
+    core.topic("orders", queues=1, type=MessageType.TRANSACTION)
+    halves = [
+        PutEntry(MessageType.TRANSACTION, b"half", b"", 0, 0, due_ms) for due_ms in (0, check_ms, 1)
+    ]
+    reply = core.reply(Kind.PUT, hop.encode_put(PutRequest("orders", halves)))
+    results = hop.decode_put_reply(reply)
+    assert [one.code for one in results] == [Code.OK, Code.BAD_REQUEST, Code.OK]
+    assert f"a first check {check_ms} ms after the send" in results[1].message
+    assert len(core.broker.transactions.table.pending) == 2
