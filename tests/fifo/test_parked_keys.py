@@ -12,6 +12,7 @@ from popmq.common.config import PopSettings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Delivery, Kind
 from popmq.common.topics import GroupType, MessageType
+from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import SMALL, CoreBroker
 
@@ -177,6 +178,29 @@ def test_failures_of_resumed_messages_are_retried_in_order_and_end_as_dead_lette
     assert attempts(receive(core, limit=1)) == [("a4", 1)]
     core.group("reader")
     assert names(core.receive("%DLQ%g", "reader")) == ["a2"]
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_resumed_message_that_dies_is_a_dead_letter_of_its_topic_and_can_be_sent_back(
+    rejected: bool,
+) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck, *receive(core))
+    core.broker.registry.alter_group(replace(core.broker.registry.group("g"), max_attempts=1))
+    say(core, "a", Unpark.RESUME)
+    (first,) = receive(core, 1_000, limit=1)
+    if rejected:
+        core.reject("orders", "g", first.handle)
+    core.advance(1_100)
+    asked = admin.ListDeadLettersRequest(group="g").SerializeToString()
+    told = admin.ListDeadLettersReply.FromString(core.reply(Kind.LIST_DEAD_LETTERS, asked))
+    (letter,) = told.letters
+    assert (letter.origin_topic, letter.origin_offset) == ("orders", 1)
+    core.reply(Kind.REDRIVE, admin.RedriveRequest(group="g").SerializeToString())
+    rest = receive(core)
+    assert names(rest) == [f"a{number}" for number in range(3, 12)]
+    ack(core, *rest)
+    assert names(receive(core)) == ["a2"]
 
 
 @pytest.mark.parametrize("how", ["none", "clean", "power cut"])
