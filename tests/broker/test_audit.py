@@ -170,6 +170,25 @@ def test_groups_with_buffered_check_points_are_left_out(core: CoreBroker) -> Non
     assert core.broker.registry.group("fast").id not in core.broker.audit.balances
 
 
+@pytest.mark.parametrize("acked", [False, True])
+def test_a_group_that_was_buffered_between_two_recounts_is_left_out(
+    core: CoreBroker, acked: bool
+) -> None:
+    taken = begun(core)
+    core.ack("orders", "g", *(one.handle for one in taken))
+    registry = core.broker.registry
+    group = registry.group("g")
+    registry.alter_group(replace(group, check_points=CheckPoints.BUFFERED))
+    (one,) = core.receive("orders", "g", limit=1)
+    registry.alter_group(group)
+    if acked:
+        core.ack("orders", "g", one.handle)
+    for _ in range(3):
+        assert audited(core).stored == 0
+        assert core.broker.audit.unaccounted == 0
+        core.receive("orders", "g", limit=1)
+
+
 def test_what_happened_before_it_began_and_after_a_start_is_no_fault(core: CoreBroker) -> None:
     for number in range(10):
         core.send("orders", b"%d" % number)

@@ -190,7 +190,8 @@ class Audit:
         progress = self._table.progress(*place)
         if group is None or topic is None or progress is None:
             return None
-        if group.buffered:
+        # The newest tells: a check point that is a record has none in memory before it in its queue.
+        if group.buffered or (progress.open and progress.open[-1].buffered):
             self._left_out.add(group.id)
         if group.id in self._left_out or topics.is_parked_topic(topic.name):
             return None
@@ -273,6 +274,8 @@ class Audit:
         if record.reason in (Reason.RESET, Reason.PULLED):
             place = record.group_id, record.topic_id, record.queue_id
             ledger.reset(place, decode_header(data).position)
+        elif record.reason is Reason.COMMITTED:  # its check points were buffered for a while
+            self._left_out.add(record.group_id)
 
     def _begin_anew(self, now_ms: int) -> None:
         """Retention was faster, a record is damaged, a topic was deleted, or there are too many
@@ -295,6 +298,8 @@ class Audit:
         for number, (place, taken) in enumerate(cut.places.items(), 1):
             if number % PLACES_A_STEP == 0:
                 yield
+            if place[0] in self._left_out:
+                continue
             noted = taken._replace(ends=ledger.ends.get(place, Ends()).copy())
             base = self._base.get(place)
             if base is None or base.ends.resets != noted.ends.resets:
