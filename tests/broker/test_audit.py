@@ -248,6 +248,17 @@ def test_a_topic_that_is_deleted_during_a_recount_is_no_fault(core: CoreBroker) 
     assert core.broker.audit.unaccounted == 0
 
 
+def test_dead_letters_that_are_deleted_before_a_recount_saw_them_are_no_fault(
+    core: CoreBroker,
+) -> None:
+    taken = begun(core)
+    core.reject("orders", "g", taken[0].handle)
+    core.broker.registry.delete_topic("%DLQ%g")
+    for _ in range(2):
+        assert audited(core).in_flight == 5
+        assert core.broker.audit.unaccounted == 0
+
+
 def test_what_retention_took_is_counted_as_expired(core: CoreBroker) -> None:
     begun(core)
     registry = core.broker.registry

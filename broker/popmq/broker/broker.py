@@ -330,6 +330,7 @@ class Broker:
         self.sends.topic_gone(topic.name)
         self.pops.delivered.drop(topic=topic.name)
         self.acks.by_pair.drop(topic=topic.name)
+        self.audit.topic_gone(topic)
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
