@@ -14,6 +14,7 @@ from popmq.common.errors import InvalidReceiptHandle
 from popmq.common.hop import Delivery, Kind
 from popmq.common.message import RevivalToken
 from popmq.common.topics import CheckPoints, GroupType
+from popmq.common.wire.pull_pb2 import UpdateOffsetRequest
 from popmq.testing.core import CoreBroker, pop
 
 
@@ -169,6 +170,25 @@ def test_groups_with_buffered_check_points_are_left_out(core: CoreBroker) -> Non
     assert core.broker.registry.group("fast").id not in core.broker.audit.balances
 
 
+@pytest.mark.parametrize("acked", [False, True])
+def test_a_group_that_was_buffered_between_two_recounts_is_left_out(
+    core: CoreBroker, acked: bool
+) -> None:
+    taken = begun(core)
+    core.ack("orders", "g", *(one.handle for one in taken))
+    registry = core.broker.registry
+    group = registry.group("g")
+    registry.alter_group(replace(group, check_points=CheckPoints.BUFFERED))
+    (one,) = core.receive("orders", "g", limit=1)
+    registry.alter_group(group)
+    if acked:
+        core.ack("orders", "g", one.handle)
+    for _ in range(3):
+        assert audited(core).stored == 0
+        assert core.broker.audit.unaccounted == 0
+        core.receive("orders", "g", limit=1)
+
+
 def test_what_happened_before_it_began_and_after_a_start_is_no_fault(core: CoreBroker) -> None:
     for number in range(10):
         core.send("orders", b"%d" % number)
@@ -204,6 +224,19 @@ def test_an_offset_that_was_set_and_a_topic_that_was_deleted_are_no_faults(
     assert core.broker.audit.unaccounted == 0
 
 
+@pytest.mark.parametrize("offset", [0, 4])
+def test_an_offset_that_a_pull_consumer_said_is_no_fault(core: CoreBroker, offset: int) -> None:
+    for number in range(8):
+        core.send("orders", b"%d" % number)
+    for at in (1, offset):
+        asked = UpdateOffsetRequest(topic="orders", group="g", queue_id=0, offset=at)
+        core.reply(Kind.UPDATE_OFFSET, asked.SerializeToString())
+        balance = audited(core)
+        assert balance.unaccounted == 0
+        assert sums_up(balance)
+        assert balance.ready == 4 - at
+
+
 def test_a_topic_that_is_deleted_during_a_recount_is_no_fault(core: CoreBroker) -> None:
     begun(core)
     core.clock.advance(60_000)
@@ -213,6 +246,17 @@ def test_a_topic_that_is_deleted_during_a_recount_is_no_fault(core: CoreBroker) 
     core.broker.registry.delete_topic("orders")
     assert audited(core).stored == 0
     assert core.broker.audit.unaccounted == 0
+
+
+def test_dead_letters_that_are_deleted_before_a_recount_saw_them_are_no_fault(
+    core: CoreBroker,
+) -> None:
+    taken = begun(core)
+    core.reject("orders", "g", taken[0].handle)
+    core.broker.registry.delete_topic("%DLQ%g")
+    for _ in range(2):
+        assert audited(core).in_flight == 5
+        assert core.broker.audit.unaccounted == 0
 
 
 def test_what_retention_took_is_counted_as_expired(core: CoreBroker) -> None:

@@ -7,8 +7,9 @@ import pytest
 from popmq.broker.pop.catch_up import BURST_MS, HELD_LIMIT, QUIET_MS, CatchUp
 from popmq.common import hop
 from popmq.common.config import MessageSettings, PopSettings, Settings, StoreSettings
-from popmq.common.errors import TooManyRequests
+from popmq.common.errors import Code, TooManyRequests
 from popmq.common.hop import Kind
+from popmq.common.wire.pull_pb2 import PullRequest
 from popmq.testing.clock import ManualClock
 from popmq.testing.core import Answer, CoreBroker, pop
 
@@ -239,6 +240,20 @@ def test_a_topic_made_again_is_not_far_behind(core: CoreBroker) -> None:
     assert core.broker.catch_up.is_behind(("old", "g"))
     core.broker.registry.delete_topic("old")
     assert not core.broker.catch_up.is_behind(("old", "g"))
+
+
+def test_a_pull_that_waits_for_its_turn_is_told_that_its_topic_was_deleted(
+    core: CoreBroker,
+) -> None:
+    held(core)
+    busy(core)
+    asked = PullRequest(topic="old", group="g", limit=1, reply_bytes=1 << 20, offset=0)
+    pull = core.ask(Kind.PULL, asked.SerializeToString())
+    assert not pull.heard
+    core.broker.registry.delete_topic("old")
+    core.advance(1_000)
+    assert pull.error is not None
+    assert pull.error.code is Code.TOPIC_NOT_FOUND
 
 
 def test_a_receive_that_finds_nothing_leaves_its_group_up_to_date() -> None:

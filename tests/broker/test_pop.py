@@ -320,6 +320,32 @@ def test_messages_in_flight_are_bounded_and_the_refusal_names_the_setting() -> N
     assert refused.value.code == Code.TOO_MANY_REQUESTS
 
 
+@pytest.mark.parametrize(
+    ("limits", "topic"),
+    [
+        (PopSettings(max_in_flight_per_queue=2), "orders"),
+        (PopSettings(max_in_flight_per_broker=2), "orders"),
+        (PopSettings(max_in_flight_per_broker=2), "others"),
+    ],
+)
+def test_at_the_limit_of_messages_in_flight_a_receive_waits_where_nothing_else_is(
+    limits: PopSettings, topic: str
+) -> None:
+    core = CoreBroker(settings=replace(SMALL, pop=limits))
+    for name in ("orders", "others"):
+        core.topic(name, queues=1)
+    for number in range(2):
+        core.send("orders", b"%d" % number)
+    taken = core.receive("orders", "g")
+    assert core.receive(topic, "g") == []
+    waiting = core.ask(Kind.POP, pop(topic, "g", poll_ms=1_000))
+    assert not waiting.heard
+    core.ack("orders", "g", *(one.handle for one in taken))
+    core.send(topic, b"next")
+    assert waiting.body is not None
+    assert bodies(hop.decode_pop_reply(waiting.body).deliveries) == [b"next"]
+
+
 def test_a_group_that_starts_at_the_newest_skips_what_is_there_also_after_a_restart(
     core: CoreBroker,
 ) -> None:

@@ -136,6 +136,26 @@ def test_a_redrive_goes_in_pieces_to_the_end_that_was_there_at_first() -> None:
     assert run.all(admin.RedriveRequest(group="g")).already == 250
 
 
+def test_a_redrive_knows_that_a_broker_was_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    core = core_with_letters(3)
+    here = asker(core, []).ask
+
+    def ask(request: admin.RedriveRequest) -> admin.RedriveReply:
+        """As a proxy answers that reaches one of two broker groups."""
+        reply = here(request)
+        if not request.broker:
+            reply.incomplete = "broker broker-b: broker broker-b has no master now"
+        return reply
+
+    run = Redrive(ask)
+    assert run.all(admin.RedriveRequest(group="g")).redriven == 3
+    assert run.incomplete == "broker broker-b: broker broker-b has no master now"
+    assert "popmq: not everything: broker broker-b" in capsys.readouterr().err
+    whole = asker(core, [])
+    assert whole.all(admin.RedriveRequest(group="g")).already == 3
+    assert whole.incomplete == ""
+
+
 def drained(core: CoreBroker) -> list[Delivery]:
     found: list[Delivery] = []
     while batch := core.receive("orders", "g"):

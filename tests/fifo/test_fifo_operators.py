@@ -4,7 +4,7 @@ import pytest
 from fifo.cores import ack, attempts, made_core, names, progress, receive, restart, send
 
 from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common import hop
+from popmq.common import expiry, hop
 from popmq.common.errors import Code
 from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType
@@ -39,11 +39,15 @@ def told(core: CoreBroker, message_id: str) -> tuple[str, int]:
     return explained.state, explained.attempt
 
 
-def send_with_ids(core: CoreBroker, *message_ids: str) -> None:
+def send_with_ids(core: CoreBroker, *message_ids: str, for_ms: int = 0) -> None:
+    """With `for_ms` as a proxy puts messages that expire."""
     for message_id in message_ids:
-        properties = api.SystemProperties(message_id=message_id, message_group=message_id[:1])
+        system = api.SystemProperties(message_id=message_id, message_group=message_id[:1])
+        properties = system.SerializeToString()
+        if for_ms:
+            properties = expiry.with_deadline(properties, core.clock.wall_ms() + for_ms)
         entry = hop.PutEntry(
-            MessageType.FIFO, message_id.encode(), properties.SerializeToString(), 0, 0
+            MessageType.FIFO, message_id.encode(), properties, 0, 0, due_ms=int(for_ms > 0)
         )
         core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
 
@@ -188,3 +192,19 @@ def test_explain_says_that_a_dead_letter_was_sent_back(core: CoreBroker) -> None
     copy, letter = next_of_each()
     assert copy == "a receive whose filter accepts it gets it as attempt 1"
     assert letter.startswith("was sent back to the end of its queue")
+
+
+@pytest.mark.parametrize(("for_ms", "state"), [(0, "FILTERED"), (2_000, "EXPIRED")])
+def test_what_came_back_and_was_passed_over_in_its_place_is_explained(
+    core: CoreBroker, for_ms: int, state: str
+) -> None:
+    send_with_ids(core, "a1", for_ms=for_ms)
+    receive(core, invisible_ms=1_000)
+    core.advance(1_100)
+    assert told(core, "a1") == ("READY", 2)
+    core.advance(for_ms)
+    assert core.receive("orders", "g", expression="" if for_ms else "wanted") == []
+    assert told(core, "a1") == (state, 2)
+    send_with_ids(core, "b1")
+    ack(core, *receive(core))
+    assert told(core, "a1") == (state, 2)

@@ -213,6 +213,21 @@ def test_messages_in_flight_are_bounded_also_in_a_fifo_group() -> None:
         receive(core)
 
 
+def test_at_the_limit_of_messages_in_flight_a_receive_waits_where_none_may_leave() -> None:
+    core = CoreBroker(settings=replace(SMALL, pop=PopSettings(max_in_flight_per_queue=2)))
+    core.topic("orders", queues=1, type=MessageType.FIFO)
+    core.group("g", type=GroupType.FIFO)
+    send(core, "a1", "b1")
+    taken = receive(core)
+    assert len(taken) == 2
+    assert receive(core) == []
+    waiting = wait(core)
+    assert answered(waiting) is None
+    ack(core, *taken)
+    send(core, "a2")
+    assert answered(waiting) == [("a2", 1)]
+
+
 def test_a_reply_stays_within_its_bytes_and_goes_on_in_order(core: CoreBroker) -> None:
     for number in range(4):
         core.send("orders", bytes(1000) + b"%d" % number, queue_id=0, message_group="a")

@@ -104,6 +104,23 @@ def test_a_returned_message_is_delivered_while_retention_moves_it(tmp_path: Path
     assert attempts(found) == [("a1", 2)]
 
 
+def test_a_topic_that_is_deleted_while_retention_looks_for_its_returned_messages_keeps_nothing(
+    tmp_path: Path,
+) -> None:
+    core = on(tmp_path)
+    for number in range(96):
+        core.send("orders", b"%d" % number, message_group=str(number))
+    for _ in range(3):
+        core.receive("orders", "g", invisible_ms=1_000)
+    core.advance(1_100)
+    pieces = core.broker.bodies.bodies_below(core.broker.store.end)
+    found = 0
+    while not found:
+        found = len(next(pieces))
+    core.broker.registry.delete_topic("orders")
+    assert [one for piece in pieces for one in piece] == []
+
+
 def test_what_was_never_delivered_expires_and_the_offset_moves_past_it(tmp_path: Path) -> None:
     core = on(tmp_path)
     for name in (b"a1", b"a2"):

@@ -7,10 +7,13 @@ from fifo.cores import attempts, names
 
 from popmq.broker.pop.parked_keys import ParkedKeys
 from popmq.broker.pop.pop_check_point import Unpark
+from popmq.common import expiry, hop
 from popmq.common.config import PopSettings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery
+from popmq.common.hop import Delivery, Kind
 from popmq.common.topics import GroupType, MessageType
+from popmq.common.wire import admin_pb2 as admin
+from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import SMALL, CoreBroker
 
 PARKING = "%PARKED%g+orders"
@@ -50,6 +53,16 @@ def say(core: CoreBroker, key: str, what: Unpark) -> int:
     messages = core.broker.parking.change(registry.group("g"), registry.topic("orders"), key, what)
     core.run_steps()
     return messages
+
+
+def send_for(core: CoreBroker, name: str, for_ms: int) -> None:
+    """As a proxy puts a message that expires."""
+    system = api.SystemProperties(message_group=name.rstrip("0123456789"))
+    deadline_ms = core.clock.wall_ms() + for_ms
+    properties = expiry.with_deadline(system.SerializeToString(), deadline_ms)
+    entry = hop.PutEntry(MessageType.FIFO, name.encode(), properties, 0, 0, due_ms=1)
+    reply = core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])))
+    assert hop.decode_put_reply(reply)[0].code == Code.OK
 
 
 def restart(core: CoreBroker, how: str) -> None:
@@ -165,6 +178,29 @@ def test_failures_of_resumed_messages_are_retried_in_order_and_end_as_dead_lette
     assert attempts(receive(core, limit=1)) == [("a4", 1)]
     core.group("reader")
     assert names(core.receive("%DLQ%g", "reader")) == ["a2"]
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_resumed_message_that_dies_is_a_dead_letter_of_its_topic_and_can_be_sent_back(
+    rejected: bool,
+) -> None:
+    core, stuck = with_a_parked_key()
+    ack(core, stuck, *receive(core))
+    core.broker.registry.alter_group(replace(core.broker.registry.group("g"), max_attempts=1))
+    say(core, "a", Unpark.RESUME)
+    (first,) = receive(core, 1_000, limit=1)
+    if rejected:
+        core.reject("orders", "g", first.handle)
+    core.advance(1_100)
+    asked = admin.ListDeadLettersRequest(group="g").SerializeToString()
+    told = admin.ListDeadLettersReply.FromString(core.reply(Kind.LIST_DEAD_LETTERS, asked))
+    (letter,) = told.letters
+    assert (letter.origin_topic, letter.origin_offset) == ("orders", 1)
+    core.reply(Kind.REDRIVE, admin.RedriveRequest(group="g").SerializeToString())
+    rest = receive(core)
+    assert names(rest) == [f"a{number}" for number in range(3, 12)]
+    ack(core, *rest)
+    assert names(receive(core)) == ["a2"]
 
 
 @pytest.mark.parametrize("how", ["none", "clean", "power cut"])
@@ -284,3 +320,22 @@ def test_retention_passes_by_what_was_parked_just_now() -> None:
     topic = core.broker.registry.topic("orders")
     found = [body for piece in core.broker.bodies.bodies_below(1 << 40) for body in piece]
     assert [body[:3] for body in found] == [(topic.id, 0, 0)]
+
+
+def test_a_message_whose_deadline_was_over_before_it_was_parked_comes_to_nobody() -> None:
+    core = made(fifo_open_offsets=4)
+    send(core, "a1")
+    for name, for_ms in (("a2", 1_000), ("a3", 3_600_000)):
+        send_for(core, name, for_ms)
+    send(core, "a4", "b1")
+    (held,) = receive(core, limit=1)
+    assert receive(core) == []  # at the bound
+    core.advance(6_000)
+    receive(core)
+    core.run_steps()
+    assert parked(core) == {"a": 2}
+    assert core.broker.pops.metrics.expired == 1
+    core.clock.advance(3_600_000)  # what is parked waits for a person
+    ack(core, held)
+    say(core, "a", Unpark.RESUME)
+    assert names(receive(core)) == ["a3", "a4", "b1"]

@@ -283,6 +283,9 @@ def test_a_reset_to_a_time_gives_the_group_again_what_came_since(tmp_path: Path)
             fields = {"group": WORKERS, "topic": ORDERS}
             timeless = await tells(at, "ResetGroupOffset", **fields)
             assert timeless.status.code == Code.BAD_REQUEST
+            never = Timestamp(seconds=1 << 62)
+            refused = await tells(at, "ResetGroupOffset", **fields, reset_timestamp=never)
+            assert refused.status.code == Code.BAD_REQUEST
             done = await tells(at, "ResetGroupOffset", **fields, reset_timestamp=between)
             assert done.status.code == Code.OK
             assert await receive(at) + await receive(at) == ["new"]

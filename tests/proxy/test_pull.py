@@ -138,3 +138,13 @@ def test_a_query_by_time_needs_one(bench: Any) -> None:
     reply = bench.unary("QueryOffset", request, service.QueryOffsetResponse)
     assert reply.status.code == Code.BAD_REQUEST
     assert "timestamp is missing" in reply.status.message
+
+
+def test_a_query_by_a_time_that_is_none_is_a_bad_request(bench: Any) -> None:
+    request = service.QueryOffsetRequest(
+        message_queue=queue(), query_offset_policy=pb.QueryOffsetPolicy.TIMESTAMP
+    )
+    request.timestamp.seconds = (1 << 63) - 1
+    reply = bench.unary("QueryOffset", request, service.QueryOffsetResponse)
+    assert reply.status.code == Code.BAD_REQUEST
+    assert "a timestamp of 9223372036854775807 s" in reply.status.message

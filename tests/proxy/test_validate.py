@@ -20,6 +20,7 @@ from popmq.proxy.validate import (
     overall_code,
     poll_ms,
     receive_invisible_ms,
+    time_ms,
     type_of,
 )
 
@@ -134,6 +135,12 @@ BAD_MESSAGES: list[tuple[str, MessageFacts, Code, str]] = [
         TRANSACTION._replace(recovery_ms=3_600_001),
         Code.BAD_REQUEST,
         "3600001 ms is over the limit of 3600000 ms",
+    ),
+    (
+        "negative recovery",
+        TRANSACTION._replace(recovery_ms=-1),
+        Code.BAD_REQUEST,
+        "-1 ms is negative",
     ),
     ("priority", GOOD._replace(priority=-1), Code.BAD_REQUEST, "priority -1 is negative"),
 ]
@@ -368,3 +375,19 @@ def test_entries_that_agree_give_their_code_to_the_reply() -> None:
     assert overall_code([Code.OK, Code.OK]) == Code.OK
     assert overall_code([Code.INVALID_RECEIPT_HANDLE]) == Code.INVALID_RECEIPT_HANDLE
     assert overall_code([Code.OK, Code.INVALID_RECEIPT_HANDLE]) == Code.MULTIPLE_RESULTS
+
+
+def test_a_time_is_told_in_milliseconds_and_one_before_1970_is_0() -> None:
+    assert time_ms(1, 1_999_999) == 1_001
+    assert time_ms(-1, 0) == 0
+    assert time_ms(253_402_300_799, 999_999_999) == 253_402_300_799_999
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos"),
+    [(1 << 62, 0), (253_402_300_800, 0), (-62_135_596_801, 0), (0, -1), (0, 1_000_000_000)],
+)
+def test_what_is_no_time_is_refused_with_what_is_one(seconds: int, nanos: int) -> None:
+    with pytest.raises(PopmqError, match=f"{seconds} s and {nanos} ns: it takes") as refused:
+        time_ms(seconds, nanos)
+    assert refused.value.code == Code.BAD_REQUEST

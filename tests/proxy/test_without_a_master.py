@@ -12,6 +12,7 @@ from popmq.common.config import Settings
 from popmq.common.errors import Code, NotMaster, PopmqError, Unavailable
 from popmq.common.hop import Kind, OnReply, PopReply, PopRequest, Port, encode_pop, encode_pop_reply
 from popmq.common.receipt import ReceiptHandle
+from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.master_port import MasterPort
@@ -225,3 +226,38 @@ def test_what_a_follower_does_not_know_is_not_said_to_be_missing_while_the_owner
     call = send(bench, "m", remaining=10_000)
     bench.masters.run(3_000)
     assert code(call) == Code.HA_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("lost", NAMES)
+def test_an_administrator_is_told_what_the_others_know_before_he_gives_up(
+    bench: Any, lost: str
+) -> None:
+    lose_master(bench, lost)
+    (here,) = (name for name in NAMES if name != lost)
+    status = admin.Status(code=Code.OK)
+    lag = admin.LagReply(status=status, lags=[admin.Lag(broker=here, ready=3)], brokers=[here])
+    bench.brokers[here].tells[Kind.LAG] = lambda _: lag.SerializeToString()
+    call = bench.start("Lag", admin.LagRequest(), remaining=10_000)
+    bench.masters.run(3_500)
+    told: Any = admin.LagReply.FromString(call.sent[0])
+    assert [one.ready for one in told.lags] == [3]
+    assert f"broker {lost}: broker group {lost} has no master" in told.incomplete
+
+
+def test_a_broker_group_that_does_not_answer_leaves_time_to_say_so(bench: Any) -> None:
+    status = admin.Status(code=Code.OK)
+    found = admin.LagReply(status=status, lags=[admin.Lag(broker="broker-a", ready=3)])
+    bench.brokers["broker-a"].tells[Kind.LAG] = lambda _: found.SerializeToString()
+    bench.start("Lag", admin.LagRequest(), remaining=10_000)
+    asked = bench.brokers["broker-b"].asked
+    assert [timeout_ms for kind, _, timeout_ms in asked if kind is Kind.LAG] == [9_900]
+
+
+def test_what_is_asked_of_one_broker_group_does_not_wait_for_another(bench: Any) -> None:
+    lose_master(bench, "broker-a")
+    status = admin.Status(code=Code.OK)
+    done = admin.RedriveReply(status=status, progress=[admin.Redriven(broker="broker-b")])
+    bench.brokers["broker-b"].tells[Kind.REDRIVE] = lambda _: done.SerializeToString()
+    call = bench.start("Redrive", admin.RedriveRequest(group="g", broker="broker-b"))
+    told: Any = admin.RedriveReply.FromString(call.sent[0])
+    assert (told.incomplete, len(told.progress)) == ("", 1)

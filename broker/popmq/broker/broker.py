@@ -118,7 +118,8 @@ class Broker:
             broker=settings.broker.name,
         )
         self.parking = ParkingService(
-            self.store, self.registry, self.table, self.bodies, settings.pop
+            *(self.store, self.registry, self.table, self.bodies),
+            *(self.pops.metrics, settings.pop),
         )
         self.fifo = FifoService(
             *(self.store, self.registry, self.table, self.bodies),
@@ -329,6 +330,7 @@ class Broker:
         self.sends.topic_gone(topic.name)
         self.pops.delivered.drop(topic=topic.name)
         self.acks.by_pair.drop(topic=topic.name)
+        self.audit.topic_gone(topic)
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)

@@ -76,6 +76,8 @@ def _partitions(
                 if table == "fired" and topic.type not in _DELAYED:
                     continue
                 for queue_id in broker.registry.queue_ids(topic):
+                    if broker.registry.topic_by_id(topic.id) is None:
+                        break  # deleted since the step before
                     yield _of_queue(broker, table, layout, topic, queue_id)
 
 
@@ -92,7 +94,8 @@ def _revive_partitions(broker: Broker, every: list[TopicConfig]) -> Iterator[pb.
             next=queue.count,
         )
     for topic in every:
-        if topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX):
+        copies = topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX)
+        if copies and broker.registry.topic_by_id(topic.id) is not None:
             yield _of_queue(broker, "revive", HEAD.name, topic, 0)
 
 
@@ -179,7 +182,7 @@ def _log_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[byte
     parts: list[bytes] = []
     while at < end and size < REPLY_BYTES:
         limit = min(end - at, _HEADS_A_STEP)
-        units = yield from read(partial(queue.units, at, limit, wait=False))
+        units = yield from read(partial(_units, broker, request, at, limit))
         if not heads:
             units = units[: _fitting(units, REPLY_BYTES - size) or (0 if parts else 1)]
             if not units:
@@ -190,6 +193,12 @@ def _log_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[byte
         size += sum(map(len, pieces))
         at += len(units)
     return b"".join(parts), first, at
+
+
+def _units(broker: Broker, request: pb.ReadRawRequest, at: int, limit: int) -> list[Unit]:
+    """TopicNotFound: it was deleted since the step before, with the queue's files."""
+    queue = broker.store.queue(request.topic_id, request.queue_id)
+    return queue.units(at, limit, wait=False)
 
 
 def _fitting(units: list[Unit], limit: int) -> int:

@@ -8,7 +8,7 @@ from popmq.broker.pop.message_group import lite_topic
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.transaction.half_service import HalfService
-from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.expiry import token_of
 from popmq.common.hop import PutEntry, PutResult
 from popmq.common.message import Stamp
@@ -82,10 +82,7 @@ class SendService:
             self._next_queue += 1
             queue_id = self._next_queue % topic.queues
         elif queue_id >= topic.queues and topic.type is not MessageType.LITE:
-            raise Refused(
-                Code.BAD_REQUEST,
-                f"queue {queue_id} of topic {topic.name}, which has {topic.queues}",
-            )
+            queue_id = _queue_that_is_here(topic, entry)
         self._store.admission.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         if entry.type == MessageType.TRANSACTION:
@@ -109,6 +106,18 @@ class SendService:
         if topic.type is MessageType.LITE:
             self._lites.stored(topic.id, queue_id, stamp.log_ms)
         return PutResult(queue_id=queue_id, queue_offset=offset)
+
+
+def _queue_that_is_here(topic: TopicConfig, entry: PutEntry) -> int:
+    """The sender named no queue, its proxy did, and knew of more: those of a topic that was altered
+    and not copied here yet, or of one that was deleted and made again."""
+    if entry.type == MessageType.FIFO:
+        raise Unavailable(
+            f"topic {topic.name} has {topic.queues} queues here, and no queue {entry.queue_id}: "
+            "try again"
+        )
+    last = topic.queues - 1
+    return last if entry.type == MessageType.PRIORITY else entry.queue_id % topic.queues
 
 
 def _check_type(topic: TopicConfig, entry: PutEntry) -> None:

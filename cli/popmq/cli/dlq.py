@@ -170,7 +170,8 @@ def run_redrive(args: argparse.Namespace) -> int:
             f"{total.redriven} {done}, {total.already} were before, {total.filtered} filtered, "
             f"{total.orphaned} of a deleted topic, {total.damaged} damaged"
         )
-    return 0
+    # A broker that was not reached has its dead letters still.
+    return 1 if run.incomplete else 0
 
 
 def redrive_request(args: argparse.Namespace) -> admin.RedriveRequest:
@@ -188,6 +189,7 @@ class Redrive:
     rate: int = 0
     now_s: Callable[[], float] = time.monotonic
     sleep_s: Callable[[float], object] = time.sleep
+    incomplete: str = ""  # who was left out by the last one, and why
 
     def all(self, request: admin.RedriveRequest) -> admin.Redriven:
         """Every broker's dead letters that are there now; returns the sums.
@@ -199,6 +201,7 @@ class Redrive:
         whole.dry_run, whole.limit = True, 1
         total = admin.Redriven()
         plan = self._patiently(whole)
+        self.incomplete = plan.incomplete
         say_incomplete(plan.incomplete)
         for where in plan.progress:
             self._broker(request, where, total)

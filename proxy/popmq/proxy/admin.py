@@ -16,8 +16,8 @@ from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
-from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange, Sum, last
-from popmq.proxy.brokers import Brokers
+from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange, Sum, last, left_ms
+from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import parse, read_reply
 from popmq.proxy.group_admin import join_group, join_unparked
 from popmq.proxy.lag_pairs import missing_lags
@@ -72,10 +72,13 @@ class _Command:
     join: _Join = _append
     sums: Sum = last  # of what was changed everywhere
 
-    def check(self, data: bytes) -> None:
-        """Raise BAD_REQUEST unless a broker can read the request."""
+    def asked_of(self, data: bytes) -> str:
+        """The broker group that the request names, if any; the others have nothing to say to it.
+
+        Raises BAD_REQUEST unless a broker can read the request.
+        """
         request: type[Message] = getattr(admin_pb2, f"{self.name}Request")
-        parse(request, data)
+        return str(getattr(parse(request, data), "broker", ""))
 
 
 _TIMER_COMMANDS: tuple[tuple[str, Kind, type[Gathered], _Join], ...] = (
@@ -138,13 +141,15 @@ class Admin:
         rpc.run(self._pass_on, command, rpc)
 
     def _pass_on(self, command: _Command, rpc: Rpc) -> None:
-        command.check(rpc.data)
+        named = command.asked_of(rpc.data)
         if command.everywhere or (command.owned and _is_dead_letters(rpc.data, command.kind)):
             then = partial(_reply, command.reply, rpc)
             AdminChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
             return
         if command.gathers is not None:
-            asks = [(name, rpc.data) for name in self._brokers.names()]
+            names = self._brokers.names()
+            names = [named] if named in names else reachable_first(self._brokers, names)
+            asks = [(name, rpc.data) for name in names]
             self._gather(command, rpc, asks, command.gathers(), [])
             return
         answered = partial(rpc.run, _reply, command.reply, rpc)
@@ -201,10 +206,11 @@ class Admin:
 
         try:
             port = self._brokers.port(name)
+            timeout_ms = left_ms(self._brokers, rpc, name)
         except PopmqError as error:
             answered(error)
             return
-        rpc.ask(port, command.kind, body, TIMEOUT_MS, answered)
+        rpc.ask(port, command.kind, body, timeout_ms, answered)
 
 
 def _owner(brokers: Brokers) -> str:

@@ -15,6 +15,7 @@ from popmq.proxy.brokers import Brokers
 from popmq.proxy.rpc import Answer, Rpc
 
 TIMEOUT_MS = 10_000
+AWAY_MS = 3_000  # for the next master of a broker group that has none; an election takes less
 
 _NOT_FOUND = (Code.NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 
@@ -24,6 +25,15 @@ Sum: TypeAlias = Callable[[bytes, bytes], bytes]
 
 def last(_said: bytes, reply: bytes) -> bytes:
     return reply
+
+
+def left_ms(brokers: Brokers, rpc: Rpc, name: str) -> int:
+    """How long that broker group may take: what is known by then has to reach the client in time.
+
+    Raises DeadlineExceeded when there is no time left.
+    """
+    given_ms = TIMEOUT_MS if rpc.call.remaining_ms() is None else rpc.timeout_ms()
+    return given_ms if brokers.has_master(name) else min(given_ms, AWAY_MS)
 
 
 class AdminChange:
@@ -71,10 +81,11 @@ class AdminChange:
     def _ask(self) -> None:
         try:
             port = self._brokers.port(self._name)
+            timeout_ms = left_ms(self._brokers, self._rpc, self._name)
         except PopmqError as error:
             self._answered(error)
             return
-        self._rpc.ask(port, self._kind, self._rpc.data, TIMEOUT_MS, self._answered)
+        self._rpc.ask(port, self._kind, self._rpc.data, timeout_ms, self._answered)
 
     def _answered(self, answer: Answer) -> None:
         if not isinstance(answer, PopmqError):

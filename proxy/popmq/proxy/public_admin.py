@@ -25,6 +25,7 @@ from popmq.proxy.public_answers import (
     public_type,
     queue_span,
     summed,
+    wall_ms,
 )
 from popmq.proxy.rpc import Rpc
 from popmq.proxy.rpc import method as any_method
@@ -264,7 +265,7 @@ class PublicAdmin:
         asked = own.ResetOffsetRequest(
             group=name_of(request.group),
             topic=name_of(request.topic),
-            stored_ms=request.reset_timestamp.ToMilliseconds(),
+            stored_ms=wall_ms(request.reset_timestamp),
         )
         self._ask(rpc, "ResetOffset", asked, own.ResetOffsetReply, answered)
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Delivery
 from popmq.common.topics import MessageType
@@ -9,6 +11,7 @@ from popmq.common.wire import admin_pb2 as own
 from popmq.proxy.api import admin_pb2 as api
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.convert import delivered_message, duration, name_of
+from popmq.proxy.validate import time_ms
 
 
 def public_type(name: str) -> pb.MessageType.ValueType:
@@ -59,16 +62,20 @@ def lookup(request: api.ListMessageRequest) -> own.FindMessagesRequest:
             asked.message_id = request.message_id
         case "message_key":
             asked.key = request.message_key
-            asked.begin_ms = request.begin_timestamp.ToMilliseconds()
-            asked.end_ms = request.end_timestamp.ToMilliseconds()
+            asked.begin_ms = wall_ms(request.begin_timestamp)
+            asked.end_ms = wall_ms(request.end_timestamp)
         case _:
             if not request.HasField("queue_id"):
                 raise Refused(
                     Code.BAD_REQUEST, "name a message_id, a message_key, or a queue_id and a time"
                 )
             asked.queue_id = request.queue_id
-            asked.stored_ms = request.begin_timestamp.ToMilliseconds()
+            asked.stored_ms = wall_ms(request.begin_timestamp)
     return asked
+
+
+def wall_ms(given: Timestamp) -> int:
+    return time_ms(given.seconds, given.nanos)
 
 
 def found_message(found: own.FoundMessage) -> pb.Message:

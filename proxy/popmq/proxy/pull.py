@@ -26,7 +26,7 @@ from popmq.proxy.convert import (
 )
 from popmq.proxy.pulled import pulled_part
 from popmq.proxy.rpc import Answer, Rpc
-from popmq.proxy.validate import batch_limit, filter_of, poll_ms
+from popmq.proxy.validate import batch_limit, filter_of, poll_ms, time_ms
 
 BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it ends
 
@@ -229,7 +229,8 @@ def _wall_ms(request: service.QueryOffsetRequest) -> int:
     """The time asked about; a part of a millisecond counts as the next one."""
     if not request.HasField("timestamp"):
         raise Refused(Code.BAD_REQUEST, "the timestamp is missing, the policy TIMESTAMP needs one")
-    return max(0, request.timestamp.seconds * 1000 - (-request.timestamp.nanos // 1_000_000))
+    whole_ms = time_ms(request.timestamp.seconds, request.timestamp.nanos)
+    return whole_ms + (request.timestamp.nanos % 1_000_000 > 0)
 
 
 def _status_part(found: pb.Status) -> bytes:

@@ -19,6 +19,7 @@ MESSAGE_GROUP_LIMIT = 64  # the first size that is refused
 EXPRESSION_LIMIT = 16 << 10
 ATTEMPT_ID_LIMIT = 1024
 RECOVERY_LIMIT_MS = 3_600_000
+TIMES_S = (-62_135_596_800, 253_402_300_799)  # of the protocol's Timestamp
 DEFAULT_POLL_MS = 20_000
 POLL_RESERVE_MS = 400  # an answer must leave before the client's deadline
 
@@ -94,6 +95,11 @@ def check_message(facts: MessageFacts, limits: MessageSettings) -> None:
         _check_key(key)
     _check_properties_bytes(facts, limits.max_properties_bytes)
     _check_message_id(facts.message_id)
+    if facts.recovery_ms is not None and facts.recovery_ms < 0:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"orphaned_transaction_recovery_duration of {facts.recovery_ms} ms is negative",
+        )
     if facts.recovery_ms is not None and facts.recovery_ms > RECOVERY_LIMIT_MS:
         raise Refused(
             Code.BAD_REQUEST,
@@ -176,6 +182,17 @@ def poll_ms(
     if remaining_ms is not None:
         wait_ms = min(wait_ms, remaining_ms - POLL_RESERVE_MS)
     return max(0, wait_ms)
+
+
+def time_ms(seconds: int, nanos: int) -> int:
+    """Milliseconds since 1970 of a time in a request, rounded down; one before that is 0."""
+    if not (TIMES_S[0] <= seconds <= TIMES_S[1] and 0 <= nanos < 1_000_000_000):
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"a timestamp of {seconds} s and {nanos} ns: it takes {TIMES_S[0]} s to {TIMES_S[1]} s "
+            "(the years 1 to 9999) and 0 to 999999999 ns",
+        )
+    return max(0, seconds * 1000 + nanos // 1_000_000)
 
 
 def filter_of(filter_type: int, expression: str) -> tuple[FilterType, str]:

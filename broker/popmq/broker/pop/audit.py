@@ -25,6 +25,7 @@ from popmq.common import topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import StoreDamaged
 from popmq.common.message import HEADER_SIZE, decode_header
+from popmq.common.topics import TopicConfig
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class Audit:
         self._base: dict[Place, Noted] = {}
         self._ordered: set[int] = set()  # groups of which only what is in flight is compared
         self._left_out: set[int] = set()  # groups whose deliveries are not all in the log
+        self._missed = False  # retries or dead letters went unread, with their topic
         self._comparing: Iterator[None] | None = None
         self._warming = False
         self.passes = 0
@@ -142,6 +144,11 @@ class Audit:
             logger.exception("the audit begins anew")
             self._begin_anew(now_ms)
 
+    def topic_gone(self, topic: TopicConfig) -> None:
+        """One that was made since the last cut may have held ends of deliveries."""
+        if _holds_ends(topic) and (topic.id, 0) not in self._at:
+            self._missed = True
+
     def age_ms(self) -> int:
         return self._boot_ms() - self.taken_ms
 
@@ -160,7 +167,7 @@ class Audit:
         if len(self._table) > (BEGIN_LIMIT if self._ledger is None else OPEN_LIMIT):
             self._begin_anew(now_ms)
             return
-        if any(self._is_deleted(topic_id) for topic_id, _ in self._at):
+        if self._missed or any(self._is_deleted(topic_id) for topic_id, _ in self._at):
             self._begin_anew(now_ms)
         if self._ledger is None:
             self._ledger = self._begin_here()
@@ -190,7 +197,8 @@ class Audit:
         progress = self._table.progress(*place)
         if group is None or topic is None or progress is None:
             return None
-        if group.buffered:
+        # The newest tells: before one that is a record none of the queue is in memory only.
+        if group.buffered or (progress.open and progress.open[-1].buffered):
             self._left_out.add(group.id)
         if group.id in self._left_out or topics.is_parked_topic(topic.name):
             return None
@@ -208,11 +216,7 @@ class Audit:
 
     def _sources(self) -> list[Source]:
         """In the order in which they are taken, the last first."""
-        copies = [
-            (topic.id, 0)
-            for topic in self._registry.topics()
-            if topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX)
-        ]
+        copies = [(topic.id, 0) for topic in self._registry.topics() if _holds_ends(topic)]
         revive = [(topics.REVIVE_TOPIC_ID, number) for number in range(topics.REVIVE_QUEUES)]
         return [*copies, _MOVES_END, *revive, (topics.OFFSETS_TOPIC_ID, 0)]
 
@@ -270,14 +274,17 @@ class Audit:
 
     def _take_offset(self, data: bytes, ledger: AuditLedger) -> None:
         record = OffsetRecord.decode(data[HEADER_SIZE:])
-        if record.reason is Reason.RESET:
+        if record.reason in (Reason.RESET, Reason.PULLED):
             place = record.group_id, record.topic_id, record.queue_id
             ledger.reset(place, decode_header(data).position)
+        elif record.reason is Reason.COMMITTED:  # its check points were buffered for a while
+            self._left_out.add(record.group_id)
 
     def _begin_anew(self, now_ms: int) -> None:
         """Retention was faster, a record is damaged, a topic was deleted, or there are too many
         to follow."""
         self.restarts += 1
+        self._missed = False
         self._cut, self._ledger, self._base, self._at = None, None, {}, {}
         self._next_ms = now_ms + APART_MS
 
@@ -295,6 +302,8 @@ class Audit:
         for number, (place, taken) in enumerate(cut.places.items(), 1):
             if number % PLACES_A_STEP == 0:
                 yield
+            if place[0] in self._left_out:
+                continue
             noted = taken._replace(ends=ledger.ends.get(place, Ends()).copy())
             base = self._base.get(place)
             if base is None or base.ends.resets != noted.ends.resets:
@@ -342,6 +351,11 @@ class Audit:
             self._warming = False  # an error shows again, at the next try
 
         self._store.readers.submit(lambda: _read_cold(cold), done)
+
+
+def _holds_ends(topic: TopicConfig) -> bool:
+    """Retries and dead letters are ends of deliveries."""
+    return topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX)
 
 
 def _read_cold(cold: ColdRead) -> None:

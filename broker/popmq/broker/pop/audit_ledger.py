@@ -81,7 +81,8 @@ class AuditLedger:
         return taken
 
     def reset(self, place: Place, position: int) -> None:
-        """An operator set the group's offset: what it had open before counts no more."""
+        """An operator or a pull consumer set the group's offset: what it had open before counts no
+        more."""
         self._reset_at[place] = position
         self.ends.setdefault(place, Ends()).resets += 1
         for key in [

@@ -51,13 +51,15 @@ class Explainer:
 
     def explain(self, first: Copy, group: SubscriptionGroup, message_id: str) -> Steps[Explained]:
         """What became of the message whose first copy is `first`."""
-        for _ in range(_TRIES):
-            told = yield from self._explain(first, group, message_id)
+        for left in reversed(range(_TRIES)):
+            told = yield from self._explain(first, group, message_id, last_try=not left)
             if told.state is not State.UNKNOWN:
                 break  # else a record that was written meanwhile may say more
         return told
 
-    def _explain(self, first: Copy, group: SubscriptionGroup, message_id: str) -> Steps[Explained]:
+    def _explain(
+        self, first: Copy, group: SubscriptionGroup, message_id: str, *, last_try: bool
+    ) -> Steps[Explained]:
         evidence = yield from self._evidence(first, group)
         told = self._at_place(first, group, evidence)
         if told is None or told.state not in (State.READY, State.BLOCKED, State.INVISIBLE):
@@ -65,6 +67,8 @@ class Explainer:
             last = evidence.last
             if copy is not None and (last is None or copy.message.header.position > last.position):
                 return (yield from self._explain_copy(first, copy, group))
+        if told is None and last_try:
+            told = self._passed_over_again(first, group, evidence)
         if told is None:
             told = self._unknown(first, group, evidence)
         told.proofs.insert(0, first.proof)
@@ -117,9 +121,9 @@ class Explainer:
         header = copy.message.header
         if skip.key_offset == header.queue_offset:
             return True
-        queue = self._store.queue(header.topic_id, header.queue_id)
 
         def look() -> list[StoredMessage | DamagedMessage]:
+            queue = self._store.queue(header.topic_id, header.queue_id)
             if skip.key_offset < queue.min_offset:
                 return []
             units = queue.units(skip.key_offset, 1, wait=False)
@@ -296,13 +300,36 @@ class Explainer:
         ):
             text = "it went by retention before the group read it"
             return over(group, State.EXPIRED, passed_ms, attempt, text, [])
+        return self._not_taken(copy, group, attempt, passed_ms, [])
+
+    def _passed_over_again(
+        self, copy: Copy, group: SubscriptionGroup, evidence: Evidence
+    ) -> Explained | None:
+        """What had come back in its place, and nothing says how it ended: a receive passed over
+        it, which is no record."""
+        back = [one for one in evidence.ended.values() if one.kind == ReviveKind.RETURNED]
+        last = evidence.last
+        if last is None or not evidence.complete or evidence.ended.get(last.key) not in back:
+            return None
+        attempt = copy.message.attempt + len(back)
+        return self._not_taken(copy, group, attempt, 0, _handed_proofs(evidence))
+
+    def _not_taken(
+        self,
+        copy: Copy,
+        group: SubscriptionGroup,
+        attempt: int,
+        passed_ms: int,
+        proofs: list[Proof],
+    ) -> Explained:
+        """A receive looked at it and did not take it; before `passed_ms`, if that is known."""
         expired_ms = self._store.reader.expired_at_ms(copy.message)
         if expired_ms and (not passed_ms or passed_ms >= expired_ms):
-            return over(group, State.EXPIRED, expired_ms, attempt, TTL_OVER, [])
+            return over(group, State.EXPIRED, expired_ms, attempt, TTL_OVER, proofs)
         text = "the filter of the receives that came by did not accept it" + self._filter(
             copy, group
         )
-        return over(group, State.FILTERED, passed_ms, attempt, text, [])
+        return over(group, State.FILTERED, passed_ms, attempt, text, proofs)
 
     def _filter(self, copy: Copy, group: SubscriptionGroup) -> str:
         name = copy.topic.name

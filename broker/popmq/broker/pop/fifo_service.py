@@ -139,10 +139,11 @@ class FifoService:
 
     def _fill(self, want: Want, topic: TopicConfig, visit: FifoVisit, batch: Batch) -> bool:
         """Take what fits from the visit; False when a body has to come from the disk first."""
-        room = self._pops.room(visit.progress, batch)
         left = batch.bytes_left
         try:
             visit.expire()
+            there = visit.rest or visit.order.has_ready()
+            room = self._pops.room(visit.progress, batch) if there else 0
             found = visit.read(visit.choose(batch, room)) if room > 0 else []
         except ColdRead as cold:
             batch.bytes_left = left
@@ -214,12 +215,12 @@ class FifoService:
             open_limit=1 << 60,
             look_at=0,
         )
-        room = self._pops.room(progress, batch)
         left = batch.bytes_left
         try:
             for key in keys:
                 if want.queue_id in (-1, key.queue_id):
                     self._feed(key, visit)
+            room = self._pops.room(progress, batch) if visit.order.has_ready() else 0
             taken = visit.choose(batch, room) if room > 0 else []
             found = visit.read(taken)
         except ColdRead as cold:

@@ -79,10 +79,11 @@ class InFlightBodies:
         identities = [identity for identity in dict.fromkeys(found) if identity not in held]
         held.update(identities)
         for at in range(0, len(identities), _PER_PIECE):
-            some = identities[at : at + _PER_PIECE]
+            there = self._store.dispatch.has_topic  # else it was deleted since the piece before
+            some = [one for one in identities[at : at + _PER_PIECE] if there(one[0])]
             # What was parked just now is in its queue when it is confirmed; it is at the log's end.
-            there = [one for one in some if one[2] < self._store.queue(*one[:2]).count]
-            bodies = [Body(*one, self.unit_at(one)) for one in there]
+            entered = [one for one in some if one[2] < self._store.queue(*one[:2]).count]
+            bodies = [Body(*one, self.unit_at(one)) for one in entered]
             yield [body for body in bodies if body.unit.position < position]
 
     def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[Body]:

@@ -12,6 +12,7 @@ from popmq.broker.pop.fifo_visit import FifoVisit
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.parked_keys import ParkedKey
 from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord, Unpark
+from popmq.broker.pop.pop_metrics import PopMetrics
 from popmq.broker.pop.pop_service import put_revive
 from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.store.message_reader import DamagedMessage
@@ -36,12 +37,14 @@ class ParkingService:
         registry: Registry,
         table: CheckPointTable,
         bodies: InFlightBodies,
+        metrics: PopMetrics,
         settings: PopSettings,
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
         self._bodies = bodies
+        self._metrics = metrics
         self._settings = settings
         self._moving: dict[Place, None] = {}  # queues with something to move
         self._warming = False
@@ -144,7 +147,10 @@ class ParkingService:
         except ColdRead:
             order.give_back(offset)
             raise
-        if isinstance(message, DamagedMessage):
+        expired = not isinstance(message, DamagedMessage) and self._store.reader.is_expired(message)
+        if isinstance(message, DamagedMessage) or expired:
+            self._metrics.passed_over(0, expired)
+            progress.expired += expired
             order.pass_over(offset)
             progress.pass_over(offset, offset + 1)
             return

@@ -234,8 +234,7 @@ class PopService:
             self.metrics.expired += queue.min_offset - progress.cursor
             progress.expired += queue.min_offset - progress.cursor
             progress.skip_to(queue.min_offset)
-        room = self.room(progress, batch)
-        if room > 0 and progress.cursor < queue.count:
+        if progress.cursor < queue.count and (room := self.room(progress, batch)) > 0:
             try:
                 self._read_on(want, topic, queue_id, batch, progress, room, queues)
             except ColdRead as cold:
@@ -322,6 +321,8 @@ class PopService:
         return found, len(units)
 
     def room(self, progress: QueueProgress, batch: Batch) -> int:
+        """How many messages may be handed out, of a queue that has some: without room for any the
+        receive is refused, unless it finds something elsewhere."""
         per_queue = self._settings.max_in_flight_per_queue - progress.in_flight
         per_broker = self._settings.max_in_flight_per_broker - self._table.in_flight
         if per_queue <= 0:

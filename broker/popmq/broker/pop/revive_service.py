@@ -179,8 +179,8 @@ class ReviveService:
             return
         target = self._target(topic, group, dead=dead)
         # The first copy's place travels along, however often the message is revived.  Outside of
-        # the retry topic a token is another group's: the message itself is the first copy.
-        origin = message.token if topics.is_retry_topic(topic.name) else None
+        # the group's own topics a token is another group's: the message itself is the first copy.
+        origin = message.token if topics.is_group_owned(topic.name) else None
         delivered = ck.root or ck  # a change of the invisible duration delivers nothing
         popped_at_ms = 0 if ck.undone else delivered.popped_at_ms
         token = RevivalToken(

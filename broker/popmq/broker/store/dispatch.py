@@ -17,7 +17,7 @@ from popmq.broker.store.mapped_file import MappedFile, Synced
 from popmq.broker.store.snapshot import entry_hash
 from popmq.broker.store.unit_check import FindUnit
 from popmq.common.disk import Disk
-from popmq.common.errors import StoreDamaged
+from popmq.common.errors import StoreDamaged, TopicNotFound
 from popmq.common.steps import Flusher
 
 logger = logging.getLogger(__name__)
@@ -105,11 +105,14 @@ class Dispatch:
             self._housekeeper.submit(work, _warn_not_deleted)
 
     def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
-        """The queue, opened at first use. KeyError for a topic that is not there."""
+        """The queue, opened at first use. TopicNotFound for a topic that is not there: it was
+        deleted since somebody asked about it."""
         found = self._queues.get((topic_id, queue_id))
         if found is not None:
             return found
-        known = topic or self._topics[topic_id]
+        known = topic or self._topics.get(topic_id)
+        if known is None:
+            raise TopicNotFound(f"the topic with the number {topic_id} was deleted meanwhile")
         made = ConsumeQueue(
             self._disk,
             f"{known.folder}/{queue_id}",

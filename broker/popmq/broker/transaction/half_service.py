@@ -56,8 +56,14 @@ class HalfService:
                 f"{limit} transactions are neither committed nor rolled back, and no more are "
                 "taken (transaction.max_pending)"
             )
+        check_after_ms = entry.due_ms or self._settings.first_check_ms
+        if not 0 <= check_after_ms < 1 << 32:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"a first check {check_after_ms} ms after the send: it takes 0 to {(1 << 32) - 1}",
+            )
         stamp = self._store.stamp()
-        token = HalfToken(topic.id, queue_id, entry.due_ms or self._settings.first_check_ms)
+        token = HalfToken(topic.id, queue_id, check_after_ms)
         encoded = token.encode()
         offset = self._store.put_message(
             topic_id=topics.HALF_TOPIC_ID,
