@@ -52,7 +52,7 @@ def rest_of(
     left: dict[str, int] = {}
     for one in lag.lags:
         if one.broker == group:
-            total = one.ready + one.in_flight + one.delayed + one.blocked
+            total = one.ready + one.in_flight + one.blocked
             left[one.topic] = left.get(one.topic, 0) + total
     here = [topic for topic in topics if group in topic.brokers]
     rest = Rest(
