@@ -26,6 +26,7 @@ from popmq.cli.metadata import _cell, columns, format_duration, group_fields, gr
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
+from popmq.testing.running_broker import RunningBroker
 
 
 def parsed(*argv: str, environ: dict[str, str] | None = None) -> argparse.Namespace:
@@ -316,9 +317,22 @@ def test_a_receive_asks_each_broker_once() -> None:
 
 def test_a_topic_is_created_with_the_defaults_of_the_contract() -> None:
     topic = topic_of(parsed("topic", "create", "orders"))
-    assert topic == admin.Topic(
-        name="orders", type="normal", queues=8, permission="rw", durability="disk"
-    )
+    assert topic == admin.Topic(name="orders", type="normal", permission="rw", durability="disk")
+
+
+@pytest.mark.popmq(settings={"topic.queues": 3, "group.max_attempts": 5})
+def test_what_create_is_not_told_is_as_the_brokers_settings_say(
+    popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(*argv: str) -> dict[str, object]:
+        assert main([*argv, "--endpoint", popmq_broker.endpoint, "--json"]) == 0
+        fields: dict[str, object] = json.loads(capsys.readouterr().out)
+        return fields
+
+    assert made("topic", "create", "orders")["queues"] == 3
+    assert made("topic", "create", "bills", "--queues", "7")["queues"] == 7
+    assert made("group", "create", "readers")["max_attempts"] == 5
+    assert made("group", "create", "others", "--max-attempts", "2")["max_attempts"] == 2
 
 
 def test_what_alter_is_not_told_stays_empty() -> None:
@@ -331,7 +345,8 @@ def test_what_alter_is_not_told_stays_empty() -> None:
 
 
 def test_a_back_off_is_a_list_of_durations() -> None:
-    group = group_of(parsed("group", "create", "g", "--back-off", "1s,5s,2m"))
+    options = ("--max-attempts", "17", "--back-off", "1s,5s,2m")
+    group = group_of(parsed("group", "create", "g", *options))
     assert group_fields(group) == {
         "name": "g",
         "type": "normal",
