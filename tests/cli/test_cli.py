@@ -129,6 +129,21 @@ def test_a_number_that_is_too_large_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
+    ("argv", "instead"),
+    [
+        (["topic", "create", "t", "--retention", "0h"], "'0h' is no time: write 1h, or `store`"),
+        (["topic", "alter", "t", "--retention", "0ms"], "'0ms' is no time: write 1h, or `store`"),
+        (["topic", "alter", "t", "--lite-ttl", "0s"], "'0s' is no time: write 1h, or `default`"),
+    ],
+)
+def test_a_time_to_keep_that_would_change_nothing_is_refused(
+    argv: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert instead in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["send", "t", "b", "--tag", "\udcff"],

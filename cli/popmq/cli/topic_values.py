@@ -12,12 +12,19 @@ def back_off_argument(text: str) -> tuple[int, ...]:
 
 def retention_argument(text: str) -> int:
     """Milliseconds; -1 says: that of the store."""
-    return -1 if text == "store" else duration_argument(text)
+    return -1 if text == "store" else _not_zero(text, "store")
 
 
 def lite_ttl_argument(text: str) -> int:
     """Milliseconds; -1 says: what the setting says."""
-    return -1 if text == "default" else duration_argument(text)
+    return -1 if text == "default" else _not_zero(text, "default")
+
+
+def _not_zero(text: str, instead: str) -> int:
+    """0 is how a request says that nothing was said."""
+    if milliseconds := duration_argument(text):
+        return milliseconds
+    raise argparse.ArgumentTypeError(f"{text[:40]!r} is no time: write 1h, or `{instead}`")
 
 
 def multiplier_argument(text: str) -> int:
