@@ -144,6 +144,24 @@ def test_a_time_to_keep_that_would_change_nothing_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--groups", "0"], "--groups 0: 1 to 26"),
+        (["--replicas", "10"], "--replicas 10: 1 to 9"),
+        (["--groups", "2", "--replicas", "30"], "--replicas 30: 1 to 9"),
+    ],
+)
+def test_a_cluster_of_an_impossible_shape_is_refused_before_it_has_a_folder(
+    argv: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    ports = ["--port", "0", "--http-port", "0"]
+    assert main(["up", *argv, "--data", str(folder), *ports]) == 1
+    assert capsys.readouterr().err == f"popmq: {why}\n"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["send", "t", "b", "--tag", "\udcff"],
