@@ -196,6 +196,22 @@ def test_the_table_of_modules_names_every_command() -> None:
     assert commands_of(build_parser({}, "no-such")) == named | {"config"}
 
 
+def test_every_action_is_in_its_commands_help_and_every_command_in_the_operators_table() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "operating.md").read_text(encoding="utf-8")
+    table = "\n".join(line for line in page.splitlines() if line.startswith("| `popmq "))
+    open_parsers = [("popmq", build_parser({}))]
+    while open_parsers:
+        command, parser = open_parsers.pop()
+        for action in parser._actions:
+            if not isinstance(action, argparse._SubParsersAction):
+                continue
+            shown = {one.dest for one in action._get_subactions()}
+            assert shown == set(action.choices), command
+            open_parsers.extend((f"{command} {name}", one) for name, one in action.choices.items())
+            if command == "popmq":
+                assert {name for name in action.choices if f"`popmq {name}" not in table} == set()
+
+
 def test_a_command_imports_no_role_that_it_does_not_need() -> None:
     """Roles take most of a second to import, and commands are run in scripts."""
     code = (

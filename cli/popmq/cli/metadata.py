@@ -123,7 +123,8 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
     _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
     _action(actions, common, "show", run_group_show)
-    actions.add_parser("list", parents=[common]).set_defaults(run=run_group_list)
+    every = actions.add_parser("list", parents=[common], help="all there are")
+    every.set_defaults(run=run_group_list)
     add_actions(actions, common)
 
 
