@@ -387,17 +387,6 @@ def test_without_a_producer_for_days_it_is_given_up_too() -> None:
     assert received(core, topics.TRANSACTION_DLQ_TOPIC) == ["a"]
 
 
-def test_what_was_given_up_is_listed_as_a_dead_letter_of_its_topic() -> None:
-    core = broker(keep_ms=3_600_000)
-    begin(core, "a")
-    core.advance(3_700_000)
-    request = admin.ListDeadLettersRequest(group="CID_RMQ_SYS_TRANS", bodies=True)
-    reply = core.reply(Kind.LIST_DEAD_LETTERS, request.SerializeToString())
-    (letter,) = admin.ListDeadLettersReply.FromString(reply).letters
-    assert (letter.reason, letter.origin_topic) == ("transaction without an end", "orders")
-    assert letter.head == b"body of a"
-
-
 def test_a_proxy_that_waits_ends_with_nothing_when_its_time_is_over(core: CoreBroker) -> None:
     proxy = wait(core, wait_ms=1_000)
     core.advance(990)
