@@ -8,9 +8,10 @@ import pytest
 from popmq.broker import metrics
 from popmq.broker.metrics import CONSUMER_PAIRS_LIMIT, broker_metrics
 from popmq.broker.pop.lag import Lag, bounded
+from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Delivery, Kind
-from popmq.common.topics import StartAt, SubscriptionGroup, TopicConfig
+from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import CoreBroker, pop
 
@@ -62,6 +63,21 @@ def test_queues_that_the_group_has_not_visited_yet_are_counted(core: CoreBroker)
     core.reply(Kind.POP, pop("orders", "g", limit=1, queue_id=0))
     lag = only(core)
     assert (lag.ready, lag.in_flight) == (4, 1)
+
+
+def test_what_waits_for_its_delivery_time_is_counted_beside_the_lag(core: CoreBroker) -> None:
+    core.topic("later", type=MessageType.DELAY)
+    core.receive("later", "g")
+    entries = [hop.PutEntry(MessageType.DELAY, b"x", b"", due_ms=-60_000) for _ in range(3)]
+    core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("later", entries)))
+    lag = only(core, topic="later")
+    assert (lag.delayed, lag.ready, lag.in_flight) == (3, 0, 0)
+    assert only(core, group="g", topic="orders").delayed == 0
+    assert metric(core, "consumer_delayed_messages") == 3
+    assert metric(core, "consumer_lag_messages") == 0
+    core.advance(61_000)
+    assert (only(core, topic="later").delayed, only(core, topic="later").ready) == (0, 3)
+    assert metric(core, "consumer_delayed_messages") == 0
 
 
 def test_retries_are_folded_under_the_base_topic(core: CoreBroker) -> None:

@@ -76,6 +76,20 @@ def test_a_dead_letter_tells_where_it_comes_from_and_why(core: CoreBroker) -> No
     assert not any(one.head or one.redriven for one in letters(core).letters)
 
 
+def test_a_timer_whose_topic_was_deleted_is_listed_as_a_dead_letter(core: CoreBroker) -> None:
+    assert not letters(core, "CID_RMQ_SYS_TIMER").letters
+    core.topic("later", type=MessageType.DELAY)
+    entry = hop.PutEntry(MessageType.DELAY, b"body", b"", due_ms=-60_000)
+    core.reply(Kind.PUT, hop.encode_put(hop.PutRequest("later", [entry])))
+    core.broker.registry.delete_topic("later")
+    core.advance(61_000)
+    (letter,) = letters(core, "CID_RMQ_SYS_TIMER", bodies=True).letters
+    assert (letter.reason, letter.origin_topic, letter.redriven) == ("topic deleted", "", False)
+    assert letter.head == b"body"
+    with pytest.raises(PopmqError, match="is a system group"):
+        letters(core, "CID_RMQ_SYS_OTHER")
+
+
 def test_dead_letters_are_listed_in_pieces(core: CoreBroker) -> None:
     kill(core, *(b"%d" % number for number in range(7)))
     first = letters(core, limit=5)
@@ -225,6 +239,7 @@ def test_another_groups_first_copy_is_the_message_itself_whatever_token_it_has()
     ("fields", "code"),
     [
         ({"group": "nobody"}, Code.CONSUMER_GROUP_NOT_FOUND),
+        ({"group": "CID_RMQ_SYS_TIMER"}, Code.ILLEGAL_CONSUMER_GROUP),
         ({"limit": 1_001}, Code.BAD_REQUEST),
         ({"limit": -1}, Code.BAD_REQUEST),
         ({"from_offset": -1}, Code.BAD_REQUEST),

@@ -22,7 +22,7 @@ from popmq.cli.client import (
 )
 from popmq.cli.message_ids import MessageIds
 from popmq.cli.messages import as_json, as_line, body_of, built, one_per_broker
-from popmq.cli.metadata import _cell, columns, format_duration, group_fields, group_of, topic_of
+from popmq.cli.metadata import columns, format_duration
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
@@ -128,6 +128,24 @@ def test_a_number_that_is_too_large_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--groups", "0"], "--groups 0: 1 to 26"),
+        (["--replicas", "10"], "--replicas 10: 1 to 9"),
+        (["--groups", "2", "--replicas", "30"], "--replicas 30: 1 to 9"),
+    ],
+)
+def test_a_cluster_of_an_impossible_shape_is_refused_before_it_has_a_folder(
+    argv: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    ports = ["--port", "0", "--http-port", "0"]
+    assert main(["up", *argv, "--data", str(folder), *ports]) == 1
+    assert capsys.readouterr().err == f"popmq: {why}\n"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["send", "t", "b", "--tag", "\udcff"],
@@ -160,6 +178,22 @@ def test_the_table_of_modules_names_every_command() -> None:
     for command in named | {"config"}:
         assert command in commands_of(build_parser({}, command))
     assert commands_of(build_parser({}, "no-such")) == named | {"config"}
+
+
+def test_every_action_is_in_its_commands_help_and_every_command_in_the_operators_table() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "operating.md").read_text(encoding="utf-8")
+    table = "\n".join(line for line in page.splitlines() if line.startswith("| `popmq "))
+    open_parsers = [("popmq", build_parser({}))]
+    while open_parsers:
+        command, parser = open_parsers.pop()
+        for action in parser._actions:
+            if not isinstance(action, argparse._SubParsersAction):
+                continue
+            shown = {one.dest for one in action._get_subactions()}
+            assert shown == set(action.choices), command
+            open_parsers.extend((f"{command} {name}", one) for name, one in action.choices.items())
+            if command == "popmq":
+                assert {name for name in action.choices if f"`popmq {name}" not in table} == set()
 
 
 def test_a_command_imports_no_role_that_it_does_not_need() -> None:
@@ -312,64 +346,6 @@ def test_a_receive_asks_each_broker_once() -> None:
         queue("b", 0, api.READ),
     ]
     assert [(q.broker.name, q.id) for q in one_per_broker(queues)] == [("a", 1), ("b", 0)]
-
-
-def test_a_topic_is_created_with_the_defaults_of_the_contract() -> None:
-    topic = topic_of(parsed("topic", "create", "orders"))
-    assert topic == admin.Topic(
-        name="orders", type="normal", queues=8, permission="rw", durability="disk"
-    )
-
-
-def test_what_alter_is_not_told_stays_empty() -> None:
-    assert topic_of(parsed("topic", "alter", "orders", "--queues", "16")) == admin.Topic(
-        name="orders", queues=16
-    )
-    assert group_of(parsed("group", "alter", "g", "--start", "newest")) == admin.Group(
-        name="g", start_at="newest"
-    )
-
-
-def test_a_back_off_is_a_list_of_durations() -> None:
-    group = group_of(parsed("group", "create", "g", "--back-off", "1s,5s,2m"))
-    assert group_fields(group) == {
-        "name": "g",
-        "type": "normal",
-        "max_attempts": 17,
-        "start": "oldest",
-        "retry": "customised",
-        "check_points": "durable",
-        "back_off_ms": [1000, 5000, 120_000],
-    }
-
-
-def test_a_new_group_gets_a_whole_exponential_back_off_and_an_altered_one_what_is_given() -> None:
-    created = group_of(parsed("group", "create", "g", "--initial", "2s", "--jitter", "20%"))
-    assert created.exponential == admin.ExponentialBackOff(
-        initial_ms=2_000, max_ms=7_200_000, multiplier_milli=2_000, jitter_percent=20
-    )
-    fields = group_fields(created)
-    assert (fields["retry"], fields["back_off_ms"]) == ("exponential", [2_000, 7_200_000])
-    assert (fields["multiplier"], fields["jitter"]) == ("2", "20%")
-    assert _cell(fields, "retry") == "exponential x2 +20%"
-    altered = group_of(parsed("group", "alter", "g", "--multiplier", "1.5"))
-    assert altered.exponential == admin.ExponentialBackOff(multiplier_milli=1_500)
-    assert not group_of(parsed("group", "create", "g")).HasField("exponential")
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--multiplier", "x"),
-        ("--multiplier", "1.2345"),
-        ("--multiplier", "-1"),
-        ("--jitter", "101%"),
-        ("--jitter", "a"),
-        ("--retry", "linear"),
-    ],
-)
-def test_impossible_retry_options_are_wrong_usage(option: tuple[str, str]) -> None:
-    assert main(["group", "create", "g", *option]) == 2
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,16 @@ def test_a_dead_letter_is_shown_with_its_content_and_its_origin() -> None:
     ]
 
 
+def test_a_delayed_message_that_was_rejected_at_once_is_not_shown_as_late() -> None:
+    rejected = letter()
+    rejected.attempts = 1
+    due = api.SystemProperties(message_id="01AB")
+    due.delivery_timestamp.FromJsonString("2023-11-14T22:13:20Z")
+    rejected.properties = due.SerializeToString()
+    first = letter_lines(rejected).splitlines()[0]
+    assert first == "hello  id=01AB  attempt=1  due=2023-11-14T22:13:20.000+00:00"
+
+
 def test_as_json_a_dead_letter_has_a_body_only_when_asked() -> None:
     value = json.loads(letter_json(letter(), bodies=True))
     assert (value["message_id"], value["body"], value["tag"]) == ("01AB", "hello", "t")

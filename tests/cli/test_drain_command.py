@@ -70,6 +70,12 @@ def test_a_broker_that_does_not_count_its_timers_is_not_taken_for_drained() -> N
     assert not rest_of("b", lag, [], counted)[0].is_drained
 
 
+def test_a_timer_is_counted_as_one_and_not_as_a_message_too() -> None:
+    lag = admin.LagReply(lags=[admin.Lag(broker="b", group="g", topic="t", delayed=5)])
+    rest, _ = rest_of("b", lag, [], admin.DrainReply(draining=True, counted=True, timers=5))
+    assert (rest.messages, rest.timers) == (0, 5)
+
+
 def test_the_flags_are_understood() -> None:
     args = build_parser({}).parse_args(["drain", "b", "--wait", "5m"])
     assert (args.run, args.group, args.undo, args.wait) == (run_drain, "b", False, 300_000)

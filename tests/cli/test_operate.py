@@ -90,6 +90,13 @@ def test_several_rows_have_a_total() -> None:
     assert rows[-1].split() == ["total", "8", "6", "2", "0", "0", "1", "0", "-"]
 
 
+def test_what_waits_for_its_delivery_time_is_no_lag() -> None:
+    reply = lags(admin.Lag(group="h", topic="u", ready=1, delayed=50))
+    rows = lag_lines(reply)[0].splitlines()
+    assert rows[-2].split() == ["h", "u", "1", "1", "0", "50", "0", "0", "0", "-"]
+    assert [json.loads(line).get("lag") for line in lag_json(reply)] == [7, 1, None]
+
+
 def test_as_json_each_row_is_an_object_and_so_is_each_groups_dead_letters() -> None:
     row, dead = map(json.loads, lag_json(lags()))
     assert row["lag"] == 7

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ha.node_rig import TOPIC, Node, Rig
 
 from popmq.broker.ha.role import Role
+from popmq.broker.replication_metrics import replication_metrics
 from popmq.broker.rest import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaRest
 from popmq.common import hop
 from popmq.common.errors import Code
@@ -14,6 +15,7 @@ from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.core import Answer, pop
+from popmq.testing.disk import LyingDisk
 
 
 def running(names: str = "abc", *, least: int = 0) -> Rig:
@@ -159,6 +161,26 @@ def test_a_slave_that_died_is_taken_out_and_comes_back() -> None:
     gone.start()
     rig.until(lambda: len(rig._set()) == 3)
     assert gone.log() == rig.master.log()
+
+
+def test_a_slave_that_lost_its_disk_counts_as_one_slave_that_has_everything_again() -> None:
+    rig = running()
+    sent(rig, b"one", b"two")
+    slave = others(rig)[0]
+    slave.kill()
+    slave.disk = LyingDisk()
+    slave.start()
+    rig.advance(2_000)
+    rig.ready()
+    sent(rig, *(b"x" * 1_000 for _ in range(10)))
+    rig.until(lambda: len({node.end for node in rig.nodes}) == 1)
+    rig.advance(1_000)
+    status = rig.master.node.status()
+    assert sorted(one.node for one in status.slaves) == sorted(one.name for one in others(rig))
+    assert status.lag_bytes == 0
+    page = replication_metrics(rig.master.node)
+    series = [(one.name, *one.labels.values()) for one in page]
+    assert len(set(series)) == len(series)
 
 
 def test_all_brokers_may_stop_and_start_again() -> None:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Refused
 from popmq.common.hop import Kind
 from popmq.common.wire import admin_pb2 as pb
+from popmq.proxy.rpc import REPLY_RESERVE_MS
 
 REQUEST = pb.FindMessagesRequest(topic="orders", key="k")
 
@@ -55,3 +56,33 @@ def test_what_every_broker_refuses_is_refused(two_brokers: Any) -> None:
 def test_an_answer_that_is_none_is_an_error_and_no_silence(two_brokers: Any) -> None:
     reply = ask(two_brokers, b"\xff\xff", found(b"3"))
     assert reply.status.code == Code.INTERNAL_ERROR
+
+
+def test_a_silent_broker_leaves_time_to_ask_the_others_and_to_answer(two_brokers: Any) -> None:
+    first, second = two_brokers.brokers.values()
+    call = two_brokers.start("FindMessages", REQUEST, remaining=10_000)
+    ((_, _, first_ms),) = first.asked
+    assert (first_ms, second.asked) == (4_950, [])
+    call.remaining -= first_ms
+    first.answer(DeadlineExceeded("nobody answered"))
+    ((_, _, second_ms),) = second.asked
+    assert second_ms == call.remaining - REPLY_RESERVE_MS
+    second.answer(found(b"3"))
+    reply = pb.FindMessagesReply.FromString(call.sent[0])
+    assert [one.head for one in reply.messages] == [b"3"]
+    assert reply.incomplete == "broker broker-a: nobody answered"
+
+
+def test_lag_keeps_time_for_what_is_asked_because_of_the_answers(two_brokers: Any) -> None:
+    first, second = two_brokers.brokers.values()
+    call = two_brokers.start("Lag", pb.LagRequest(), remaining=10_000)
+    lag = pb.Lag(broker="broker-a", group="g", topic="orders", ready=1)
+    status = pb.Status(code=Code.OK, message="OK")
+    first.answer(pb.LagReply(status=status, lags=[lag]).SerializeToString())
+    second.answer(DeadlineExceeded("nobody answered"))
+    reply = pb.LagReply.FromString(call.sent[0])
+    assert (reply.status.code, len(reply.lags)) == (Code.OK, 1)
+    assert second.asked[0][2] == 4_950
+    late = two_brokers.start("Lag", pb.LagRequest(), remaining=REPLY_RESERVE_MS)
+    refused = pb.LagReply.FromString(late.sent[0])
+    assert refused.status.message == "the deadline leaves 100 ms: nothing was done"

@@ -79,6 +79,21 @@ def test_without_another_group_the_timers_stay_and_the_drain_says_why() -> None:
     assert rig.fired() == ids(3)
 
 
+def test_until_a_controller_has_said_so_nobody_is_told_that_there_is_no_other_group() -> None:
+    rig = MoveRig("a", "b")
+    send_ids(rig["a"], ids(3), HOUR)
+    for _ in range(2):  # what was said in an earlier drain says nothing of this one
+        rig["a"].drain()
+        rig["a"].mover.step(rig["a"].broker)
+        said = rig["a"].drain(look=True).waits
+        assert said == "no controller has said yet where the other broker groups are"
+        rig.tell_peers("b")
+        rig["a"].mover.step(rig["a"].broker)
+        assert "no other broker group takes them" in rig["a"].drain(look=True).waits
+        rig["a"].drain(undo=True)
+        rig["a"].mover.step(rig["a"].broker)
+
+
 def test_a_group_that_is_away_gets_no_timers_and_another_one_does() -> None:
     rig = MoveRig("a", "b", "c")
     rig.cut.add("b")

@@ -4,6 +4,7 @@ from popmq.broker.broker import Broker
 from popmq.broker.pop.lag import Lag, lags
 from popmq.common import topics
 from popmq.common.errors import Code
+from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
 _READS_A_STEP = 64
@@ -21,7 +22,7 @@ class LagJob:
         if request.pairs:
             self._lags = [lag for pair in request.pairs for lag in _of_pair(broker, pair)]
         else:
-            self._lags = lags(broker.store, registry, broker.table, group=group, topic=topic)
+            self._lags = _lags(broker, group=group, topic=topic)
         groups = [group] if group else list(registry.groups())
         if request.pairs:
             groups = []
@@ -97,4 +98,11 @@ def _of_pair(broker: Broker, pair: pb.LagPair) -> list[Lag]:
     group, topic = registry.find_group(pair.group), registry.find_topic(pair.topic)
     if group is None or topic is None:
         return []
-    return lags(broker.store, registry, broker.table, group=group, topic=topic)
+    return _lags(broker, group=group, topic=topic)
+
+
+def _lags(
+    broker: Broker, *, group: SubscriptionGroup | None, topic: TopicConfig | None
+) -> list[Lag]:
+    store, registry, timers = broker.store, broker.registry, broker.timers.state.pending
+    return lags(store, registry, broker.table, group=group, topic=topic, timers=timers)

@@ -153,12 +153,15 @@ class Leadership:
         return MasterTimers(self.epoch, cursors.last_read_ms, cursors.queue_offset, cursors.log_ms)
 
     def slaves(self) -> tuple[SlaveStatus, ...]:
+        """One for each node: the store that a node had before is kept, but is nobody's any more."""
         members, now_ms = self.side.sync.members, self._now_ms()
+        heard_last = sorted(self.side.followers.values(), key=lambda one: one.heard_ms)
+        newest = {one.node: one for one in heard_last}
         return tuple(
             SlaveStatus(
                 one.store_id, one.node, one.acked, one.store_id in members, now_ms - one.heard_ms
             )
-            for one in self.side.followers.values()
+            for one in newest.values()
         )
 
     def _opened(self) -> None:

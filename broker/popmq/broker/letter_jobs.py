@@ -5,13 +5,21 @@ from popmq.broker.pop.redrive_service import LetterFilter
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.message import StoredMessage, tag_hash
+from popmq.common.timer_token import FiringToken
 from popmq.common.topics import TopicConfig
+from popmq.common.transaction_token import EndToken
 from popmq.common.wire import admin_pb2 as pb
 
 LETTERS_A_STEP = 32
 LETTERS_LIMIT = 1_000  # of one request
 REPLY_BYTES = 8 << 20
 SCANNED_LIMIT = 20_000  # a request looks through so many, and says where to go on
+
+
+_SYSTEM_GROUPS = frozenset(
+    one.removeprefix(topics.DLQ_PREFIX)
+    for one in (topics.TIMER_DLQ_TOPIC, topics.TRANSACTION_DLQ_TOPIC)
+)
 
 
 class _Letters:
@@ -47,7 +55,9 @@ class _Letters:
 
 class ListLettersJob:
     def __init__(self, broker: Broker, request: pb.ListDeadLettersRequest) -> None:
-        topics.check_group_name(request.group)
+        # Those of system groups too: somebody has to see what was given up.
+        if request.group not in _SYSTEM_GROUPS:
+            topics.check_group_name(request.group)
         self._letters = _Letters(
             broker,
             group=request.group,
@@ -106,7 +116,13 @@ class ListLettersJob:
             head=letter.head if self._bodies else b"",
             properties=letter.properties,
         )
-        if token is not None:
+        if isinstance(letter.any_token, EndToken):
+            origin = broker.registry.topic_by_id(letter.any_token.topic_id)
+            told.reason = "transaction without an end"
+            told.origin_topic = origin.name if origin else ""
+        elif isinstance(letter.any_token, FiringToken):
+            told.reason = "topic deleted"
+        elif token is not None:
             origin = broker.registry.topic_by_id(token.topic_id)
             told.reason = token.reason.name.lower().replace("_", " ")
             told.origin_topic = origin.name if origin else ""
@@ -122,6 +138,12 @@ class RedriveJob:
 
     def __init__(self, broker: Broker, request: pb.RedriveRequest) -> None:
         self._broker = broker
+        if request.group in _SYSTEM_GROUPS:
+            raise Refused(
+                Code.ILLEGAL_CONSUMER_GROUP,
+                f"{request.group} is a system group: nobody consumes as that group, so its dead "
+                "letters have nowhere to go back to",
+            )
         self._group = broker.registry.group(request.group)
         self._letters = _Letters(
             broker,

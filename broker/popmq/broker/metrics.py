@@ -166,7 +166,9 @@ def _limit_metrics(broker: Broker) -> Iterable[Metric]:
 def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
     """By group and topic; of very many pairs those with the most to do, and the others' sum."""
     broker.lag_watch.asked()
-    found, rest = bounded(lags(broker.store, broker.registry, broker.table), CONSUMER_PAIRS_LIMIT)
+    timers = broker.timers.state.pending
+    counted = lags(broker.store, broker.registry, broker.table, timers=timers)
+    found, rest = bounded(counted, CONSUMER_PAIRS_LIMIT)
     for lag in found:
         yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
     if rest:

@@ -55,6 +55,7 @@ class TimerMover:
         self._clock = clock
         self._rng = rng
         self._peers: dict[str, BrokerAddress] = {}
+        self._told = False  # of them, since this drain began
         self._answered_ms: dict[str, int] = {}
         self._complained = ""
         self._turn = 0
@@ -71,9 +72,11 @@ class TimerMover:
         """Where the masters of broker groups are; those that are not named stay as they were,
         but for new timers."""
         own = self._settings.broker.name
+        every = list(peers)  # this group is among them, if anything is told
+        self._told = self._told or bool(every)
         told = {
             one.broker: one
-            for one in peers
+            for one in every
             if one.broker != own and one.address not in ("", _IN_PROCESS)
         }
         if told:
@@ -199,6 +202,8 @@ class TimerMover:
         if not names:
             broker.timers.departures.waits = (
                 "no other broker group takes them: they stay until their time"
+                if self._told
+                else "no controller has said yet where the other broker groups are"
             )
             return None
         name = names[self._turn % len(names)]
@@ -288,7 +293,7 @@ class TimerMover:
         self._origin = self._rng.getrandbits(63) | 1
         self._cold = ColdParts(broker.store)
         self._at = self._taken = 0
-        self._asking = False
+        self._asking = self._told = False
         self._due_ms = self._ask_ms = self._pass_ms = 0
 
     def _refused_by_disk(self, broker: Broker) -> bool:

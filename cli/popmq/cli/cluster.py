@@ -22,6 +22,7 @@ from popmq.common.errors import ConfigError, PopmqError
 from popmq.common.frame_port import FramePort, call
 from popmq.common.frames import Hello, Role
 from popmq.common.hop import Kind
+from popmq.common.replication_settings import MOST_REPLICAS
 from popmq.common.wire import controller_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,9 @@ class Shape:
     def __post_init__(self) -> None:
         if not 1 <= self.groups <= MOST_GROUPS:
             raise ConfigError(f"--groups {self.groups}: 1 to {MOST_GROUPS}")
+        # A broker would refuse it, but when the folder has this shape already, for good.
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise ConfigError(f"--replicas {self.replicas}: 1 to {MOST_REPLICAS}")
 
     @property
     def brokers(self) -> list[tuple[str, str]]:

@@ -104,14 +104,16 @@ def request_of(args: argparse.Namespace) -> admin.FindMessagesRequest:
 
 
 def message_of(found: admin.FoundMessage) -> api.Message:
-    """The message as a consumer would get it, without a receipt handle."""
+    """The message as a consumer would get it, without a receipt handle; a dead letter does not
+    say when it was stored first."""
     message = api.Message.FromString(found.head)
     properties = message.system_properties
     properties.MergeFromString(found.properties)
     properties.queue_id = found.queue_id
     properties.queue_offset = found.queue_offset
     properties.delivery_attempt = found.attempt
-    properties.store_timestamp.FromMilliseconds(found.stored_ms)
+    if found.stored_ms:
+        properties.store_timestamp.FromMilliseconds(found.stored_ms)
     return message
 
 

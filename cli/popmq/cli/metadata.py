@@ -13,6 +13,13 @@ from popmq.cli.in_namespace import belongs
 from popmq.cli.messages import Subparsers, count_argument, duration_argument
 from popmq.cli.parked import COLUMNS as PARKED_COLUMNS
 from popmq.cli.parked import add_actions, parked_fields
+from popmq.cli.topic_values import (
+    back_off_argument,
+    lite_ttl_argument,
+    multiplier_argument,
+    percent_argument,
+    retention_argument,
+)
 from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
 from popmq.common.wire import admin_pb2 as admin
 
@@ -46,26 +53,17 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
     _add_group(subparsers.add_parser("group", help="create, change and list groups"), common)
 
 
-def back_off_argument(text: str) -> tuple[int, ...]:
-    """`1s,5s,10s` in milliseconds: the wait after each failed delivery, the last one repeated."""
-    return tuple(map(duration_argument, text.split(",")))
-
-
-def retention_argument(text: str) -> int:
-    """Milliseconds; -1 says: that of the store."""
-    return -1 if text == "store" else duration_argument(text)
-
-
-def lite_ttl_argument(text: str) -> int:
-    """Milliseconds; -1 says: what the setting says."""
-    return -1 if text == "default" else duration_argument(text)
-
-
 def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     create = _action(actions, common, "create", on_topic("CreateTopic", _create_topic))
     create.add_argument("--type", choices=TOPIC_TYPES, default="normal")
-    create.add_argument("--queues", type=count_argument, default=0, metavar="8")
+    create.add_argument(
+        "--queues",
+        type=count_argument,
+        default=0,
+        metavar="N",
+        help="if it is not said: as the setting topic.queues says (8)",
+    )
     create.add_argument("--permission", choices=PERMISSIONS, default="rw")
     create.add_argument(
         "--durability",
@@ -73,9 +71,7 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
         default="disk",
         help="what a send waits for: disks, or the memory of all in-sync replicas",
     )
-    create.set_defaults(usual_queues=8)
     alter = _action(actions, common, "alter", on_topic("AlterTopic", _alter_topic))
-    alter.set_defaults(usual_queues=0)
     alter.add_argument("--type", choices=TOPIC_TYPES, default="")
     alter.add_argument("--queues", type=count_argument, default=0, metavar="N")
     alter.add_argument("--permission", choices=PERMISSIONS, default="")
@@ -107,7 +103,13 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     create = _action(actions, common, "create", on_group("CreateGroup", _create_group))
     create.add_argument("--type", choices=GROUP_TYPES, default="normal")
-    create.add_argument("--max-attempts", type=count_argument, default=17, metavar="17")
+    create.add_argument(
+        "--max-attempts",
+        type=count_argument,
+        default=0,
+        metavar="N",
+        help="if it is not said: as the setting group.max_attempts says (17)",
+    )
     create.add_argument("--start", choices=STARTS, default="oldest")
     _add_retry(create)
     create.set_defaults(complete=True)
@@ -121,7 +123,8 @@ def _add_group(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     alter.add_argument("--check-points", choices=CHECK_POINTS, default="")
     _action(actions, common, "delete", on_group("DeleteGroup", _delete_group))
     _action(actions, common, "show", run_group_show)
-    actions.add_parser("list", parents=[common]).set_defaults(run=run_group_list)
+    every = actions.add_parser("list", parents=[common], help="all there are")
+    every.set_defaults(run=run_group_list)
     add_actions(actions, common)
 
 
@@ -145,27 +148,6 @@ def _add_retry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jitter", type=percent_argument, metavar="20%", help=f"up to so much longer{only}"
     )
-
-
-def multiplier_argument(text: str) -> int:
-    """In thousandths: `1.5` is 1500."""
-    whole, _, part = text.partition(".")
-    digits = whole + part
-    if (
-        not whole
-        or len(digits) > 9
-        or len(part) > 3
-        or not (digits.isascii() and digits.isdecimal())
-    ):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a multiplier: write 2 or 1.5")
-    return int(whole) * 1000 + int(part.ljust(3, "0"))
-
-
-def percent_argument(text: str) -> int:
-    digits = text.removesuffix("%")
-    if len(digits) > 3 or not (digits.isascii() and digits.isdecimal()) or int(digits) > 100:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a percentage: write 20%")
-    return int(digits)
 
 
 def _action(
@@ -286,7 +268,7 @@ def topic_of(args: argparse.Namespace) -> admin.Topic:
     return admin.Topic(
         name=args.name,
         type=args.type,
-        queues=args.queues or (0 if args.type == "lite" else args.usual_queues),
+        queues=args.queues,
         permission=args.permission,
         retention_ms=args.retention,
         durability=args.durability,

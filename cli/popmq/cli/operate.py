@@ -91,7 +91,7 @@ def joined(reply: admin.LagReply) -> list[admin.Lag]:
 
 
 def total_of(lag: admin.Lag) -> int:
-    return lag.ready + lag.in_flight + lag.delayed + lag.blocked
+    return lag.ready + lag.in_flight + lag.blocked
 
 
 def lag_lines(reply: admin.LagReply) -> list[str]:

@@ -53,7 +53,7 @@ def rest_of(
     left: dict[str, int] = {}
     for one in lag.lags:
         if one.broker == group:
-            total = one.ready + one.in_flight + one.delayed + one.blocked
+            total = one.ready + one.in_flight + one.blocked
             left[one.topic] = left.get(one.topic, 0) + total
     for unread in told.unread:
         left[unread.topic] = left.get(unread.topic, 0) + unread.messages

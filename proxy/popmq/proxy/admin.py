@@ -16,7 +16,7 @@ from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
-from popmq.proxy.admin_change import TIMEOUT_MS, AdminChange, Sum, last, left_ms
+from popmq.proxy.admin_change import AdminChange, Sum, last, left_ms
 from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import parse, read_reply
 from popmq.proxy.group_admin import join_group, join_unparked
@@ -157,13 +157,14 @@ class Admin:
             group = parse(admin_pb2.DrainRequest, rpc.data).group
             if group not in self._brokers.names():
                 raise Refused(Code.NOT_FOUND, f"broker group {group!r} is not known here")
-            rpc.ask(self._brokers.port(group), command.kind, rpc.data, TIMEOUT_MS, answered)
+            timeout_ms = rpc.timeout_ms()
+            rpc.ask(self._brokers.port(group), command.kind, rpc.data, timeout_ms, answered)
             return
         if command.owned:
             port = self._brokers.port(_owner(self._brokers))
-            rpc.ask(port, command.kind, rpc.data, TIMEOUT_MS, answered)
+            rpc.ask(port, command.kind, rpc.data, rpc.timeout_ms(), answered)
             return
-        ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=TIMEOUT_MS)
+        ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=rpc.timeout_ms())
 
     def _gather(
         self,
@@ -179,7 +180,8 @@ class Admin:
         `more` to ask because of what others said, that.
 
         A broker that refuses or is away makes the reply incomplete; the first refusal is the
-        reply when nobody answered.
+        reply when nobody answered. One that is silent leaves half of the client's time to those
+        who are asked after it, so that the client hears what the others said.
         """
         if not asks:
             asks = missing_lags(found) if more and command.kind is Kind.LAG else ()
@@ -207,6 +209,9 @@ class Admin:
         try:
             port = self._brokers.port(name)
             timeout_ms = left_ms(self._brokers, rpc, name)
+            is_last = len(asks) == 1 and not (more and command.kind is Kind.LAG)
+            if not is_last and rpc.call.remaining_ms() is not None:
+                timeout_ms = min(timeout_ms, max(1, rpc.timeout_ms() // 2))
         except PopmqError as error:
             answered(error)
             return

@@ -1,11 +1,13 @@
 """Lag: what each group has still to do in each topic that it reads.
 
-lag = ready + in flight.  Retry topics are folded under their base topic.  Nothing is read from
-the log here; `heads` says whose store times tell the age of the oldest ready message.
+lag = ready + in flight + blocked.  Retry topics are folded under their base topic.  What waits for
+its delivery time is counted beside it.  Nothing is read from the log here; `heads` says whose store
+times tell the age of the oldest ready message.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from popmq.broker.meta.registry import Registry
@@ -24,7 +26,7 @@ class Lag:
     topic: TopicConfig
     ready: int = 0
     in_flight: int = 0
-    delayed: int = 0
+    delayed: int = 0  # timers of the topic: work of later, no lag
     blocked: int = 0
     retries: int = 0  # of `ready`: what waits in the retry topic
     expired: int = 0  # went by retention before the group read it, since the broker started
@@ -32,7 +34,7 @@ class Lag:
 
     @property
     def total(self) -> int:
-        return self.ready + self.in_flight + self.delayed + self.blocked
+        return self.ready + self.in_flight + self.blocked
 
 
 def lags(
@@ -42,10 +44,12 @@ def lags(
     *,
     group: SubscriptionGroup | None = None,
     topic: TopicConfig | None = None,
+    timers: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Lag]:
     """Every group with every topic that it ever read, sorted by their names.
 
-    With both `group` and `topic` given that pair is told also when it never met.
+    With both `group` and `topic` given that pair is told also when it never met. `timers` says how
+    many wait for their delivery time, by id of their topic.
     """
     pairs: dict[tuple[int, int], Lag] = {}
     for read_by, read in _pairs(registry, table):
@@ -55,6 +59,7 @@ def lags(
     if group is not None and topic is not None:
         pairs.setdefault((group.id, topic.id), Lag(group, topic))
     for lag in pairs.values():
+        lag.delayed = timers.get(lag.topic.id, 0)
         _count(store, registry, table, lag)
     return sorted(pairs.values(), key=lambda lag: (lag.group.name, lag.topic.name))
 

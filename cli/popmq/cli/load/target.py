@@ -78,10 +78,10 @@ class PopmqTopic:
         return sum(queue.after for queue in reply.queues if queue.topic == self.topic)
 
     def left(self) -> int:
-        """What the group has still to do, in flight and delayed included."""
+        """What the group has still to do, in flight included."""
         with Client(self.endpoint) as client:
             reply = client.lag(admin.LagRequest(group=self.group, topic=self.topic))
-        return sum(lag.ready + lag.in_flight + lag.delayed + lag.blocked for lag in reply.lags)
+        return sum(lag.ready + lag.in_flight + lag.blocked for lag in reply.lags)
 
     def delete(self) -> None:
         with Client(self.endpoint) as client:

@@ -122,7 +122,7 @@ LAG = Dashboard(
     (
         Panel(
             "Lag",
-            "Ready, in flight, delayed and blocked.",
+            "Ready, in flight and blocked.",
             "short",
             [Query(_pair("popmq_consumer_lag_messages"), _PAIR_NAMES)],
         ),
@@ -149,7 +149,7 @@ LAG = Dashboard(
             "short",
             [
                 Query(f"sum(popmq_consumer_{part}_messages{_PAIR})", part)
-                for part in ("ready", "inflight", "delayed", "blocked")
+                for part in ("ready", "inflight", "blocked")
             ],
             stacked=True,
         ),

@@ -132,7 +132,7 @@ CONSUMER = rows(
     Role.BROKER,
     gauge(
         "consumer_lag_messages",
-        "Ready, in flight, delayed and blocked.",
+        "Ready, in flight and blocked.",
         ["group", "topic"],
         _PAIRS,
     ),
@@ -150,7 +150,7 @@ CONSUMER = rows(
     ),
     gauge(
         "consumer_delayed_messages",
-        "That wait for their delivery time, for the group.",
+        "That wait in the topic for their delivery time; no lag yet.",
         ["group", "topic"],
         _PAIRS,
     ),

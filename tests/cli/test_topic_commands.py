@@ -1,0 +1,102 @@
+"""What `popmq topic` and `popmq group` understand and ask for."""
+
+import argparse
+import json
+
+import pytest
+
+from popmq.cli.__main__ import build_parser, main
+from popmq.cli.metadata import _cell, group_fields, group_of, topic_of
+from popmq.common.wire import admin_pb2 as admin
+from popmq.testing.running_broker import RunningBroker
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    return build_parser({}).parse_args(argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "instead"),
+    [
+        (["topic", "create", "t", "--retention", "0h"], "'0h' is no time: write 1h, or `store`"),
+        (["topic", "alter", "t", "--retention", "0ms"], "'0ms' is no time: write 1h, or `store`"),
+        (["topic", "alter", "t", "--lite-ttl", "0s"], "'0s' is no time: write 1h, or `default`"),
+    ],
+)
+def test_a_time_to_keep_that_would_change_nothing_is_refused(
+    argv: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert instead in capsys.readouterr().err
+
+
+def test_a_topic_is_created_with_the_defaults_of_the_contract() -> None:
+    topic = topic_of(parsed("topic", "create", "orders"))
+    assert topic == admin.Topic(name="orders", type="normal", permission="rw", durability="disk")
+
+
+@pytest.mark.popmq(settings={"topic.queues": 3, "group.max_attempts": 5})
+def test_what_create_is_not_told_is_as_the_brokers_settings_say(
+    popmq_broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(*argv: str) -> dict[str, object]:
+        assert main([*argv, "--endpoint", popmq_broker.endpoint, "--json"]) == 0
+        fields: dict[str, object] = json.loads(capsys.readouterr().out)
+        return fields
+
+    assert made("topic", "create", "orders")["queues"] == 3
+    assert made("topic", "create", "bills", "--queues", "7")["queues"] == 7
+    assert made("group", "create", "readers")["max_attempts"] == 5
+    assert made("group", "create", "others", "--max-attempts", "2")["max_attempts"] == 2
+
+
+def test_what_alter_is_not_told_stays_empty() -> None:
+    assert topic_of(parsed("topic", "alter", "orders", "--queues", "16")) == admin.Topic(
+        name="orders", queues=16
+    )
+    assert group_of(parsed("group", "alter", "g", "--start", "newest")) == admin.Group(
+        name="g", start_at="newest"
+    )
+
+
+def test_a_back_off_is_a_list_of_durations() -> None:
+    options = ("--max-attempts", "17", "--back-off", "1s,5s,2m")
+    group = group_of(parsed("group", "create", "g", *options))
+    assert group_fields(group) == {
+        "name": "g",
+        "type": "normal",
+        "max_attempts": 17,
+        "start": "oldest",
+        "retry": "customised",
+        "check_points": "durable",
+        "back_off_ms": [1000, 5000, 120_000],
+    }
+
+
+def test_a_new_group_gets_a_whole_exponential_back_off_and_an_altered_one_what_is_given() -> None:
+    created = group_of(parsed("group", "create", "g", "--initial", "2s", "--jitter", "20%"))
+    assert created.exponential == admin.ExponentialBackOff(
+        initial_ms=2_000, max_ms=7_200_000, multiplier_milli=2_000, jitter_percent=20
+    )
+    fields = group_fields(created)
+    assert (fields["retry"], fields["back_off_ms"]) == ("exponential", [2_000, 7_200_000])
+    assert (fields["multiplier"], fields["jitter"]) == ("2", "20%")
+    assert _cell(fields, "retry") == "exponential x2 +20%"
+    altered = group_of(parsed("group", "alter", "g", "--multiplier", "1.5"))
+    assert altered.exponential == admin.ExponentialBackOff(multiplier_milli=1_500)
+    assert not group_of(parsed("group", "create", "g")).HasField("exponential")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--multiplier", "x"),
+        ("--multiplier", "1.2345"),
+        ("--multiplier", "-1"),
+        ("--jitter", "101%"),
+        ("--jitter", "a"),
+        ("--retry", "linear"),
+    ],
+)
+def test_impossible_retry_options_are_wrong_usage(option: tuple[str, str]) -> None:
+    assert main(["group", "create", "g", *option]) == 2
