@@ -129,6 +129,22 @@ def test_other_topics_go_in_other_frames(scene: Scene) -> None:
     assert scene.frames() == [["to orders", "to orders"], ["to bills"]]
 
 
+def test_a_frame_that_fails_in_this_process_harms_no_other_of_its_turn(scene: Scene) -> None:
+    scene.bench.topic("bills")
+    told = encode_put_reply([PutResult()])
+
+    def tell(body: bytes) -> bytes:
+        if b"bills" in body:
+            raise ValueError("nobody foresaw this")
+        return told
+
+    scene.broker.tells[Kind.PUT] = tell
+    calls = [scene.send("a", topic="bills"), scene.send("b", topic="bills"), scene.send("c")]
+    scene.turn.end()
+    codes = [sent(one).status.code for one in calls]
+    assert codes == [Code.INTERNAL_ERROR, Code.INTERNAL_ERROR, Code.OK]
+
+
 def test_a_frame_is_waited_for_as_long_as_its_first_deadline_lets_it(scene: Scene) -> None:
     scene.send("a", remaining=3_100)
     scene.send("b", remaining=3_050)

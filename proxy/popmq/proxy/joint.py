@@ -6,14 +6,17 @@ together: the same kind, to the same names; each part has a result of its own.  
 parts were added is the order in which the broker sees them.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from popmq.common.errors import PopmqError
+from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Kind, Port
 from popmq.common.payload import U16
 from popmq.common.turn import Soon
 from popmq.proxy.rpc import Rpc
+
+logger = logging.getLogger(__name__)
 
 MAX_JOINT_BYTES = 16 << 20
 # Of the time that the first has: others go with it if theirs is not further away.
@@ -81,7 +84,14 @@ class JointRequests(Generic[R]):
             joint.request_id = _OVER
             joint.settle(self._results(joint, answer), at_once=sending)
 
-        request_id = joint.port.request(self._kind, body, joint.timeout_ms, answered)
+        request_id = _NOT_ASKED
+        try:
+            request_id = joint.port.request(self._kind, body, joint.timeout_ms, answered)
+        except Exception:  # of a broker in this process; the other frames of the turn go out
+            logger.exception("a joint request failed", extra={"kind": self._kind.name})
+            sending = False
+            if joint.request_id != _OVER:
+                answered(Refused(Code.INTERNAL_ERROR, "internal error"))
         sending = False
         if joint.request_id != _OVER:
             joint.request_id = request_id
