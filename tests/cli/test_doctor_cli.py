@@ -155,4 +155,15 @@ def test_a_folder_that_holds_no_store_is_not_called_healthy(
 ) -> None:
     (tmp_path / "notes.txt").write_text("nothing of ours")
     assert main(["doctor", "--data", str(tmp_path)]) == 1
-    assert "holds no store" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("holds no store: it has no folder commitlog\n")
+
+
+def test_the_folder_of_a_cluster_names_its_brokers_stores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("broker-b-0", "broker-a-0"):
+        (tmp_path / name / "commitlog").mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    assert main(["doctor", "--data", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith(f"stores: {tmp_path}/broker-a-0, {tmp_path}/broker-b-0\n")

@@ -317,7 +317,7 @@ def test_addresses_are_a_host_and_a_port(text: str, address: tuple[str, int]) ->
     assert format_address(*address) == text
 
 
-@pytest.mark.parametrize("text", ["", "host", ":8081", "host:", "host:65536", "host:http", "[]:1"])
+@pytest.mark.parametrize("text", ["", "host", ":8081", "host:", "host:http", "[]:1"])
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an address"):
         parse_address(text)
@@ -326,6 +326,12 @@ def test_other_addresses_are_refused(text: str) -> None:
 def test_an_ipv6_host_without_brackets_is_refused_with_the_way_to_write_it() -> None:
     with pytest.raises(ConfigError, match="in brackets"):
         parse_address("::1:8081")
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "99999999999"])
+def test_a_port_that_cannot_be_is_refused_with_its_limits(port: str) -> None:
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}': a port is 0 to 65535"):
+        parse_address(f"127.0.0.1:{port}")
 
 
 def test_clients_find_a_proxy_by_variable_or_on_this_machine() -> None:

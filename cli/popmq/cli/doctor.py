@@ -67,12 +67,21 @@ def run_doctor(args: argparse.Namespace) -> int:
     read_lock = ReadLock(args.data)
     read_lock.release()
     if not os.path.isdir(f"{args.data}/commitlog"):
-        raise ConfigError(f"{args.data} holds no store: it has no folder commitlog")
+        raise ConfigError(
+            f"{args.data} holds no store: it has no folder commitlog" + _brokers_below(args.data)
+        )
     lock = DataLock(args.data) if args.repair else ReadLock(args.data)
     try:
         return _run(args)
     finally:
         lock.release()
+
+
+def _brokers_below(data: str) -> str:
+    """Where the stores are, in the folder of a cluster of `popmq up`."""
+    names = sorted(os.listdir(data)) if os.path.isdir(data) else []
+    stores = [f"{data}/{name}" for name in names if os.path.isdir(f"{data}/{name}/commitlog")]
+    return f". Its brokers' stores: {', '.join(stores)}" if stores else ""
 
 
 def examine(data: str, *, segment_bytes: int = 0) -> Diagnosis:

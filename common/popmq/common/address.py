@@ -4,6 +4,8 @@ import re
 
 from popmq.common.errors import ConfigError
 
+PORT_LIMIT = 65_535
+
 
 def parse_address(text: str) -> tuple[str, int]:
     """`host:port`, an IPv6 host in brackets: `[::1]:8081`. ConfigError for anything else."""
@@ -12,8 +14,10 @@ def parse_address(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ConfigError(f"{text!r}: put an IPv6 host in brackets, as in [::1]:8081")
-    if not colon or not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535:
+    if not colon or not host or not re.fullmatch(r"-?\d{1,20}", port, re.ASCII):
         raise ConfigError(f"{text!r} is not an address: write HOST:PORT, as in 127.0.0.1:8081")
+    if not 0 <= int(port) <= PORT_LIMIT:
+        raise ConfigError(f"{text!r}: a port is 0 to {PORT_LIMIT}, 0 for any that is free")
     return host, int(port)
 
 
