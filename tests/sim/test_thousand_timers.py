@@ -146,7 +146,7 @@ def test_a_planted_mistake_is_seen_by_a_copy_that_crashes(
 def test_a_planted_mistake_is_seen_in_a_thousand_timers(
     plant: Callable[[pytest.MonkeyPatch], None], promises: set[str]
 ) -> None:
-    for first in range(0, 2_000, 67):
+    for first in range(1, 2_000, 67):
         for loss in range(len(LOSSES)):
             with pytest.MonkeyPatch.context() as patch:
                 plant(patch)
