@@ -245,11 +245,12 @@ def test_one_that_follows_tells_nobody() -> None:
 
 def test_a_topic_with_message_groups_remembers_the_broker_groups_it_was_made_over() -> None:
     two = Two()
-    two.owner.broker.directory.cluster_groups = ("broker-a", "broker-b")
+    directory = two.owner.broker.directory
+    directory.set_cluster_groups(("broker-a", "broker-b"), now_ms=0)
     for kind in ("fifo", "mixed", "normal"):
         request = admin.CreateTopicRequest(topic=admin.Topic(name=kind, type=kind))
         two.owner.reply(Kind.CREATE_TOPIC, request.SerializeToString())
-    two.owner.broker.directory.cluster_groups = ("broker-a", "broker-b", "broker-c")
+    directory.set_cluster_groups(("broker-a", "broker-b", "broker-c"), now_ms=0)
     registry = two.owner.broker.registry
     found = {name: registry.topic(name).brokers for name in ("fifo", "mixed", "normal")}
     both = ("broker-a", "broker-b")

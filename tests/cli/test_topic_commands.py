@@ -6,7 +6,7 @@ import json
 import pytest
 
 from popmq.cli.__main__ import build_parser, main
-from popmq.cli.metadata import _cell, group_fields, group_of, topic_of
+from popmq.cli.metadata import _cell, group_fields, group_of, topic_fields, topic_of
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.running_broker import RunningBroker
 
@@ -57,6 +57,13 @@ def test_what_alter_is_not_told_stays_empty() -> None:
     assert group_of(parsed("group", "alter", "g", "--start", "newest")) == admin.Group(
         name="g", start_at="newest"
     )
+
+
+def test_broker_groups_are_separated_by_commas_and_shown_so() -> None:
+    topic = topic_of(parsed("topic", "alter", "orders", "--brokers", "broker-a,broker-b"))
+    assert topic == admin.Topic(name="orders", brokers=["broker-a", "broker-b"])
+    assert topic_fields(topic)["brokers"] == "broker-a,broker-b"
+    assert topic_fields(admin.Topic(name="orders"))["brokers"] == "-"
 
 
 def test_a_back_off_is_a_list_of_durations() -> None:

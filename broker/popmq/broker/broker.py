@@ -261,6 +261,7 @@ class Broker:
         done += self.polling.step(self.waits_ms())
         done += self.transactions.checks.step(now_ms=self.waits_ms(), log_ms=self.store.log_ms())
         self.lites.step(self.waits_ms())
+        done += self.directory.step(self._clock.boot_ms())
         done += self.lite_expiry.step(self._clock.boot_ms(), self.store.log_ms())
         done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
         return done + self.store.step()

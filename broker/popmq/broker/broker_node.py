@@ -260,7 +260,7 @@ class BrokerNode:
         self.meta.hear(told.owner, told.owner_address)
         self.mover.hear(told.peers)
         if not self.changing:
-            self.broker.directory.cluster_groups = tuple(told.groups)
+            self.broker.directory.set_cluster_groups(told.groups, now_ms=self.now_ms())
 
     def _learn(self, record: GroupRecord) -> None:
         assert self.leadership is not None

@@ -15,6 +15,7 @@ from popmq.cli.parked import COLUMNS as PARKED_COLUMNS
 from popmq.cli.parked import add_actions, parked_fields
 from popmq.cli.topic_values import (
     back_off_argument,
+    broker_groups_argument,
     lite_ttl_argument,
     multiplier_argument,
     percent_argument,
@@ -37,7 +38,10 @@ ACTIONS = {
     "show": "its settings",
 }
 
-TOPIC_COLUMNS = ("name", "type", "queues", "permission", "retention", "durability", "lite")
+TOPIC_COLUMNS = (
+    *("name", "type", "queues", "permission", "retention", "durability", "lite"),
+    "brokers",
+)
 GROUP_COLUMNS = (
     *("name", "type", "max_attempts", "start", "check_points"),
     *("retry", "back_off_ms"),
@@ -77,6 +81,14 @@ def _add_topic(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
     alter.add_argument("--permission", choices=PERMISSIONS, default="")
     alter.add_argument("--durability", choices=DURABILITIES, default="")
     for one in (create, alter):
+        one.add_argument(
+            "--brokers",
+            type=broker_groups_argument,
+            default=(),
+            metavar="broker-a,broker-b",
+            help="the broker groups that message groups and lite topics are placed over (create: "
+            "all that take messages); altered, keys lose their order unless all is consumed",
+        )
         one.add_argument(
             "--retention",
             type=retention_argument,
@@ -273,6 +285,7 @@ def topic_of(args: argparse.Namespace) -> admin.Topic:
         retention_ms=args.retention,
         durability=args.durability,
         lite_ttl_ms=args.lite_ttl,
+        brokers=args.brokers,
     )
 
 
@@ -318,6 +331,7 @@ def topic_fields(topic: admin.Topic) -> Fields:
         "retention": format_duration(topic.retention_ms) if topic.retention_ms else "store",
         "durability": topic.durability,
         "lite": topic.lite_topics if topic.type == "lite" else "-",
+        "brokers": ",".join(topic.brokers) or "-",
     }
 
 

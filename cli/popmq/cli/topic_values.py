@@ -10,6 +10,11 @@ def back_off_argument(text: str) -> tuple[int, ...]:
     return tuple(map(duration_argument, text.split(",")))
 
 
+def broker_groups_argument(text: str) -> tuple[str, ...]:
+    """`broker-a,broker-b`, checked by the broker."""
+    return tuple(text.split(","))
+
+
 def retention_argument(text: str) -> int:
     """Milliseconds; -1 says: that of the store."""
     return -1 if text == "store" else _not_zero(text, "store")

@@ -44,6 +44,7 @@ FIRST_USER_TOPIC_ID = 64
 FIRST_LOCAL_TOPIC_ID = 1 << 30
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
+_BROKER_NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}")  # as the setting broker.name
 _SYSTEM_NAMES = frozenset(
     {"TBW102", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
 )
@@ -266,6 +267,11 @@ def check_readable_topic_name(name: str) -> None:
 
 
 @lru_cache(maxsize=16_384)
+def is_broker_name(name: str) -> bool:
+    """Whether a broker group, or a broker, can have that name."""
+    return _BROKER_NAME.fullmatch(name) is not None
+
+
 def check_lite_topic_name(name: str) -> None:
     """Raise ILLEGAL_LITE_TOPIC unless the name may be a lite topic's."""
     if not name.strip():

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from popmq.common.errors import Code, ConfigError, Refused
 from popmq.common.frames import Address
+from popmq.common.topics import is_broker_name
 
 BROKER_LIMIT = 1_024
 ADDRESS_LIMIT = 300  # characters; a host name has at most 253
 IN_PROCESS = "in-process"  # what `popmq up` registers instead of an address
 
-_BROKER_NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}")  # as the setting broker.name
 _STORE_ID = re.compile(r"[a-zA-Z0-9_-]{0,100}")
 
 
@@ -133,7 +133,7 @@ class Routes:
 
 
 def check_broker_name(name: str) -> None:
-    if not _BROKER_NAME.fullmatch(name):
+    if not is_broker_name(name):
         raise Refused(
             Code.BAD_REQUEST, f"broker name {name[:100]!r} is not 1 to 100 letters, digits, _ or -"
         )

@@ -1,7 +1,14 @@
 """What a topic and a consumer group may be; every refusal names the value and the limit."""
 
 from popmq.common.errors import Code, Refused
-from popmq.common.topics import Durability, GroupType, MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.topics import (
+    Durability,
+    GroupType,
+    MessageType,
+    SubscriptionGroup,
+    TopicConfig,
+    is_broker_name,
+)
 
 QUEUE_LIMIT = 1024
 ATTEMPT_LIMIT = 10_000
@@ -25,6 +32,13 @@ def check_topic(topic: TopicConfig, *, longest_ms: int) -> None:
             f"topic {topic.name} with lite topics that live {topic.lite_ttl_ms} ms: one of "
             f"type LITE takes {LITE_TTL_MS[0]} to {LITE_TTL_MS[1]} ms, and others none",
         )
+    for name in topic.brokers:
+        if not is_broker_name(name):
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"topic {topic.name} over broker group {name[:100]!r}: a broker group's name is 1 "
+                "to 100 letters, digits, _ or -",
+            )
     if not 0 <= topic.retention_ms <= longest_ms:
         raise Refused(
             Code.BAD_REQUEST,

@@ -52,7 +52,7 @@ class Topic(_message.Message):
     """told only: how many there are"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """over which FIFO messages spread; none: all"""
+        """over which message groups and lite topics are placed"""
 
     def __init__(
         self,
