@@ -90,7 +90,7 @@ def _list_topics(broker: Broker, body: bytes) -> bytes:
 def _describe_group(broker: Broker, body: bytes) -> bytes:
     request = pb.DescribeGroupRequest.FromString(body)
     group = broker.registry.group(request.name)
-    reply = pb.GroupReply(status=_OK, group=_group_to_wire(group))
+    reply = _group_answer(broker, group)
     if request.parked:
         add_parked(broker, group, reply)
     return reply.SerializeToString()
@@ -104,18 +104,18 @@ def _create_group(broker: Broker, body: bytes) -> bytes:
         max_attempts=broker.settings.group.max_attempts,
         back_off_ms=CUSTOMISED_BACK_OFF_MS,
     )
-    return _group_reply(broker.registry.create_group(_changed_group(blank, group)))
+    return _group_reply(broker, broker.registry.create_group(_changed_group(blank, group)))
 
 
 def _alter_group(broker: Broker, body: bytes) -> bytes:
     group = pb.AlterGroupRequest.FromString(body).group
     old = broker.registry.group(group.name)
-    return _group_reply(broker.registry.alter_group(_changed_group(old, group)))
+    return _group_reply(broker, broker.registry.alter_group(_changed_group(old, group)))
 
 
 def _delete_group(broker: Broker, body: bytes) -> bytes:
     request = pb.DeleteGroupRequest.FromString(body)
-    return _group_reply(broker.registry.delete_group(request.name))
+    return _group_reply(broker, broker.registry.delete_group(request.name))
 
 
 def _list_groups(broker: Broker, body: bytes) -> bytes:
@@ -139,8 +139,11 @@ def _copy_meta(broker: Broker, body: bytes) -> bytes:
     for name in request.groups:
         with suppress(PopmqError):
             broker.directory.group(name)
-    reply = replication.CopyMetaReply(version=registry.changes)
-    if registry.changes != request.known_version:
+    epoch, version = registry.meta_state
+    reply = replication.CopyMetaReply(epoch=epoch, version=version)
+    # A broker group of a version without epochs does not name itself.
+    known_epoch = request.known_epoch if request.group else epoch
+    if (known_epoch, request.known_version) != (epoch, version):
         reply.records.extend(one.SerializeToString() for one in registry.owned_records())
     return reply.SerializeToString()
 
@@ -293,8 +296,18 @@ def exponential_to_wire(back_off: ExponentialBackOff) -> pb.ExponentialBackOff:
 
 
 def _topic_reply(broker: Broker, topic: TopicConfig) -> bytes:
-    return pb.TopicReply(status=_OK, topic=_topic_to_wire(broker, topic)).SerializeToString()
+    epoch, version = broker.registry.meta_state
+    return pb.TopicReply(
+        status=_OK, topic=_topic_to_wire(broker, topic), meta_epoch=epoch, meta_version=version
+    ).SerializeToString()
 
 
-def _group_reply(group: SubscriptionGroup) -> bytes:
-    return pb.GroupReply(status=_OK, group=_group_to_wire(group)).SerializeToString()
+def _group_reply(broker: Broker, group: SubscriptionGroup) -> bytes:
+    return _group_answer(broker, group).SerializeToString()
+
+
+def _group_answer(broker: Broker, group: SubscriptionGroup) -> pb.GroupReply:
+    epoch, version = broker.registry.meta_state
+    return pb.GroupReply(
+        status=_OK, group=_group_to_wire(group), meta_epoch=epoch, meta_version=version
+    )
