@@ -1,7 +1,6 @@
 """Administration of topics and groups: protobuf in, protobuf out (`wire/admin.proto`)."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,7 +9,7 @@ from popmq.broker.lookup_admin import find_messages
 from popmq.broker.parking_admin import add_parked, unpark
 from popmq.broker.timer_drain import drain_reply, take_timers
 from popmq.common.back_off import ExponentialBackOff
-from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
 from popmq.common.topics import (
     CUSTOMISED_BACK_OFF_MS,
@@ -25,7 +24,6 @@ from popmq.common.topics import (
     is_group_owned,
 )
 from popmq.common.wire import admin_pb2 as pb
-from popmq.common.wire import replication_pb2 as replication
 
 _PERMISSIONS = {
     "rw": Permission.READ_WRITE,
@@ -123,31 +121,6 @@ def _list_groups(broker: Broker, body: bytes) -> bytes:
     return pb.ListGroupsReply(status=_OK, groups=groups).SerializeToString()
 
 
-def _copy_meta(broker: Broker, body: bytes) -> bytes:
-    """For another broker group, which follows what this one owns."""
-    request = replication.CopyMetaRequest.FromString(body)
-    registry = broker.registry
-    if request.cluster != broker.settings.cluster.name or registry.owner:
-        raise Refused(
-            Code.PRECONDITION_FAILED,
-            f"broker group {broker.settings.broker.name} of cluster {broker.settings.cluster.name} "
-            f"owns no topics of {request.cluster[:100]}",
-        )
-    for name in request.topics:
-        with suppress(PopmqError):  # who asked is told that there is none
-            broker.directory.topic(name, auto_create=True)
-    for name in request.groups:
-        with suppress(PopmqError):
-            broker.directory.group(name)
-    epoch, version = registry.meta_state
-    reply = replication.CopyMetaReply(epoch=epoch, version=version)
-    # A broker group of a version without epochs does not name itself.
-    known_epoch = request.known_epoch if request.group else epoch
-    if (known_epoch, request.known_version) != (epoch, version):
-        reply.records.extend(one.SerializeToString() for one in registry.owned_records())
-    return reply.SerializeToString()
-
-
 def _drain(broker: Broker, body: bytes) -> bytes:
     """Said twice it is the same."""
     request = pb.DrainRequest.FromString(body)
@@ -166,7 +139,6 @@ def _drain(broker: Broker, body: bytes) -> bytes:
 
 
 ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
-    Kind.COPY_META: _copy_meta,
     Kind.DRAIN: _drain,
     Kind.DESCRIBE_TOPIC: _describe_topic,
     Kind.CREATE_TOPIC: _create_topic,

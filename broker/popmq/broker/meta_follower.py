@@ -10,6 +10,7 @@ serve on.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -33,6 +34,17 @@ KEEP_ADDRESS_MS = 10_000  # how long the address of a newer master outlives the 
 Change = Callable[[], None]
 
 
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """A question that is not answered yet. The owner may keep it back for a while, unless it names
+    what somebody asked for here."""
+
+    port: Port
+    of: tuple[str, str]  # the owner, and the address of its master
+    wanted: bool
+    number: int = 0
+
+
 class MetaFollower:
     """`hear` what the controllers say, and `step` while this broker is its group's master."""
 
@@ -54,7 +66,8 @@ class MetaFollower:
         self._address_ms = 0  # when a controller named it last
         self._broker: Broker | None = None  # the one that the changes are for
         self._changes: deque[Change] = deque()
-        self._asking = False
+        self._asking: _Asking | None = None
+        self._unconfirmed = False  # the last copy: it is reported when a crash cannot undo it
         self._due_ms = 0
         self._complained = ""
         self.copies = 0
@@ -78,22 +91,37 @@ class MetaFollower:
             self._broker = broker
             self._changes.clear()
             self._due_ms = 0
+            self._unconfirmed = False
         if self._changes:
-            return self._append()
+            return self._append(broker)
         registry, now_ms = broker.registry, self._now_ms()
         wanted = bool(registry.wanted_topics or registry.wanted_groups)
-        if not self._asking and self._address and (wanted or now_ms >= self._due_ms):
-            self._ask(broker)
+        asking, of = self._asking, (self._owner, self._address)
+        if asking is not None and (asking.of != of or (wanted and not asking.wanted)):
+            asking.port.cancel(asking.number)
+            self._asking = None
+        idle = self._asking is None and not self._unconfirmed
+        if idle and self._address and (wanted or now_ms >= self._due_ms):
+            self._ask(broker, wanted=wanted)
         return 0
 
-    def _append(self) -> int:
+    def _append(self, broker: Broker) -> int:
         done = 0
         while self._changes and done < CHANGES_A_STEP:
             self._changes.popleft()()
             done += 1
+        if not self._changes:
+            self._unconfirmed = True
+            broker.when_confirmed(lambda: self._copied(broker))
         return done
 
-    def _ask(self, broker: Broker) -> None:
+    def _copied(self, broker: Broker) -> None:
+        """Report it at once: a deletion may wait for it at the owner."""
+        if broker is self._broker:
+            self._unconfirmed = False
+            self._due_ms = 0
+
+    def _ask(self, broker: Broker, *, wanted: bool) -> None:
         registry = broker.registry
         if self._must_not_follow(registry):
             return
@@ -104,17 +132,21 @@ class MetaFollower:
             group=self._group,
             known_epoch=known_epoch,
             known_version=known_version,
+            wait_ms=ASK_MS,
             topics=sorted(registry.wanted_topics),
             groups=sorted(registry.wanted_groups),
         )
         registry.wanted_topics.clear()
         registry.wanted_groups.clear()
-        self._asking = True
+        port = self._open_port(self._address)
+        asking = self._asking = _Asking(port, (self._owner, self._address), wanted)
         self._due_ms = self._now_ms() + ASK_MS
 
         def answered(answer: bytes | PopmqError) -> None:
-            self._asking = False
-            if broker is not self._broker:
+            if asking is not self._asking:
+                return  # it was given up; ways may answer nevertheless
+            self._asking = None
+            if broker is not self._broker or asking.of[0] != self._owner:
                 return
             if isinstance(answer, PopmqError):
                 self._failed(answer)
@@ -127,8 +159,9 @@ class MetaFollower:
                 return
             self._hear_state(registry, records, reply.epoch, reply.version)
 
-        body, port = request.SerializeToString(), self._open_port(self._address)
-        port.request(Kind.COPY_META, body, ANSWER_MS, answered)
+        asking.number = port.request(
+            Kind.COPY_META, request.SerializeToString(), ANSWER_MS, answered
+        )
 
     def _hear_state(
         self, registry: Registry, records: Sequence[MetaRecord], epoch: int, version: int

@@ -232,6 +232,13 @@ class Registry:
             return self.owner_epoch, self.owner_version
         return self._store.epoch, self.changes
 
+    @property
+    def has_deleted(self) -> bool:
+        """Whether a topic or a group of this group's own was ever deleted."""
+        given = self._last_topic_id - topics.FIRST_USER_TOPIC_ID + 1 + self._last_group_id
+        kept = sum(one < topics.FIRST_LOCAL_TOPIC_ID for one in self._topics_by_id)
+        return given > kept + len(self._groups_by_id)
+
     def set_followed(self, owner: str, epoch: int, version: int) -> None:
         followed = Followed(owner=owner, epoch=epoch, version=version)
         self._write(MetaRecord(version=META_VERSION, followed=followed))
