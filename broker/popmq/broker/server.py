@@ -109,6 +109,7 @@ class BrokerServer:
         match kind:
             case Kind.CHANGE:
                 change = hop.decode_change(body)
+                self._broker.directory.check_group_copied(change.group, change.group_id)
                 handle = self._broker.acks.change(
                     topic=change.topic,
                     group=change.group,
@@ -172,6 +173,7 @@ class BrokerServer:
             self._reply(on_reply, reply)
 
     def _take_acks(self, request: hop.AckRequest, on_reply: OnReply) -> None:
+        self._broker.directory.check_group_copied(request.group, request.group_id)
         catch_up = self._broker.catch_up
         if catch_up.is_behind((request.topic, request.group)):
             catch_up.charge(lambda: self._ack(request, on_reply))

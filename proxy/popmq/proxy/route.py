@@ -61,6 +61,11 @@ class Routes:
     def group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
         self._groups.get(name, on_result)
 
+    def known_group_id(self, name: str) -> int:
+        """Of the group as it is remembered; 0: nothing is."""
+        known = self._groups.known(name, self._clock.boot_ms())
+        return known.id if known is not None else 0
+
     def forget_topic(self, name: str) -> None:
         """Something contradicts what is remembered: ask again."""
         self._topics.forget(name)
