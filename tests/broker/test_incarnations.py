@@ -2,11 +2,15 @@
 
 import pytest
 from broker.meta_pair import Two
+from google.protobuf.message import Message
 
+from popmq.broker.meta_follower import ASK_MS
 from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind, PutEntry, PutRequest
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+from popmq.common.wire import pull_pb2
+from popmq.common.wire.transaction_pb2 import EndTransactionRequest
 from popmq.testing.core import CoreBroker, pop
 
 
@@ -89,3 +93,54 @@ def test_an_owner_that_lost_the_new_topic_has_the_message_placed_again() -> None
     two = Recreated()
     assert put(two.owner, two.topic.id + 1) is Code.OTHER_INCARNATION
     assert receive(two.owner, two.topic.id + 1, two.group.id + 1) == []
+
+
+def test_pulls_and_offsets_of_new_ones_are_not_answered_from_the_old_ones() -> None:
+    two = Recreated()
+    ids = {"topic_id": two.topic.id, "group_id": two.group.id}
+    named = {"topic": "orders", "group": "g", **ids}
+    requests: list[tuple[Kind, Message]] = [
+        (Kind.PULL, pull_pb2.PullRequest(**named)),
+        (Kind.UPDATE_OFFSET, pull_pb2.UpdateOffsetRequest(**named, offset=0)),
+        (Kind.GET_OFFSET, pull_pb2.GetOffsetRequest(**named)),
+        (Kind.QUERY_OFFSET, pull_pb2.QueryOffsetRequest(topic="orders", topic_id=two.topic.id)),
+    ]
+    for kind, request in requests:
+        answer = two.other.ask(kind, request.SerializeToString())
+        assert answer.error is not None, kind
+        assert answer.error.code is Code.NOT_COPIED, kind
+    two.run()
+    for kind, request in requests:
+        assert two.other.ask(kind, request.SerializeToString()).error is None, kind
+
+
+def test_half_messages_and_timers_of_the_old_topic_never_reach_the_new_one() -> None:
+    two = Recreated()
+    half = PutEntry(MessageType.TRANSACTION, b"half", b"", message_id="m")
+    mixed = two.owner.topic("mixed", type=MessageType.MIXED)
+    two.follow()
+    delayed = PutEntry(MessageType.DELAY, b"delayed", b"", due_ms=-5_000)
+    request = PutRequest("mixed", [half, delayed], topic_id=mixed.id)
+    results = hop.decode_put_reply(two.other.reply(Kind.PUT, hop.encode_put(request)))
+    assert [one.code for one in results] == [Code.OK, Code.OK]
+    two.owner.broker.registry.delete_topic("mixed")
+    two.owner.topic("mixed", type=MessageType.MIXED)
+    two.follow()
+    commit = EndTransactionRequest(
+        topic="mixed", message_id="m", transaction_id=results[0].message, commit=True
+    )
+    ended = two.other.ask(Kind.END_TRANSACTION, commit.SerializeToString())
+    assert ended.error is not None
+    assert ended.error.code is Code.INVALID_TRANSACTION_ID
+    two.other.advance(20_000)
+    assert two.other.receive("mixed", "g") == []
+
+
+def test_a_group_that_was_made_again_reads_no_retries_of_the_old_one() -> None:
+    two = Recreated()
+    two.other.advance(70_000)  # the delivery comes back, by way of a retry topic
+    registry = two.other.broker.registry
+    assert [one.name for one in registry.topics()] == ["%RETRY%g+orders", "orders"]
+    two.follow(ASK_MS)
+    assert [one.name for one in registry.topics()] == ["orders"]
+    assert two.other.receive("orders", "g") == []

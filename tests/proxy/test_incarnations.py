@@ -8,6 +8,7 @@ from popmq.common.errors import Code, OtherIncarnation, PopmqError
 from popmq.common.hop import Kind, PutResult, decode_ack, decode_pop, decode_put, encode_put_reply
 from popmq.common.receipt import ReceiptHandle
 from popmq.common.wire import admin_pb2
+from popmq.common.wire.pull_pb2 import PullRequest, UpdateOffsetRequest
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 
@@ -84,6 +85,23 @@ def test_while_the_new_topic_cannot_be_described_a_client_is_told_to_try_again(b
     reply = sent(bench, messages("one", "two"))
     assert reply.status.code == Code.HA_NOT_AVAILABLE
     assert {entry.status.code for entry in reply.entries} == {Code.HA_NOT_AVAILABLE}
+
+
+def test_pulls_and_offsets_name_what_is_known_where_a_broker_group_may_have_older_ones(
+    make_bench: Any,
+) -> None:
+    bench = make_bench(["broker-a", "broker-b"])
+    bench.group("g")
+    group, topic = pb.Resource(name="g"), pb.Resource(name="orders")
+    queue = pb.MessageQueue(topic=topic, id=0, broker=pb.Broker(name="broker-b"))
+    bench.start("PullMessage", service.PullMessageRequest(group=group, message_queue=queue))
+    update = service.UpdateOffsetRequest(group=group, message_queue=queue, offset=1)
+    bench.start("UpdateOffset", update)
+    (pulled,) = bench.brokers["broker-b"].bodies(Kind.PULL)
+    (updated,) = bench.brokers["broker-b"].bodies(Kind.UPDATE_OFFSET)
+    asked: Any
+    for asked in (PullRequest.FromString(pulled), UpdateOffsetRequest.FromString(updated)):
+        assert (asked.topic_id, asked.group_id) == (OLD, 9)
 
 
 def test_receives_and_acks_name_what_is_known_where_a_broker_group_may_have_older_ones(

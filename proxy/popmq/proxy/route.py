@@ -61,6 +61,25 @@ class Routes:
     def group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
         self._groups.get(name, on_result)
 
+    def ids(self, topic: str, group: str, then: Callable[[int, int], None]) -> None:
+        """Of both; 0 for what is not known, for the dead letters that each broker group has of its
+        own, and for no group.  A single broker group is not asked: it has no older ones."""
+
+        def group_known(topic_id: int, found: SubscriptionGroup | PopmqError) -> None:
+            then(topic_id, 0 if isinstance(found, PopmqError) else found.id)
+
+        def topic_known(found: TopicConfig | PopmqError) -> None:
+            topic_id = 0 if isinstance(found, PopmqError) or topic[0] == "%" else found.id
+            if group:
+                self._groups.get(group, partial(group_known, topic_id))
+            else:
+                then(topic_id, 0)
+
+        if len(self._brokers.names()) > 1:
+            self._topics.get(topic, topic_known)
+        else:
+            then(0, 0)
+
     def known_group_id(self, name: str) -> int:
         """Of the group as it is remembered; 0: nothing is."""
         known = self._groups.known(name, self._clock.boot_ms())
