@@ -39,7 +39,7 @@ SERVICES = {"timer", "pop", "transaction", "ha"}
 ON_BROKER = ["lookup_admin", "parking_admin", "lite_admin", "timer_drain", "timer_mover"]
 ON_BROKER += ["reset_job", "lag_job", "letter_jobs", "timer_metrics", "explain_timer", "pulls"]
 ON_BROKER += ["time_span_job"]
-ON_BROKER += ["client_requests", "broker_life", "followership", "meta_follower"]
+ON_BROKER += ["client_requests", "broker_life", "followership", "meta_follower", "meta_copies"]
 BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "store": set(),
     "meta": {"store"},
@@ -79,6 +79,7 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
         "client_requests",
         "jobs",
         "lite_admin",
+        "meta_copies",
         "notifications",
         "pop_admin",
         "pulls",

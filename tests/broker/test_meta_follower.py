@@ -1,69 +1,13 @@
 """Topics and groups of one broker group, followed by another: two brokers, no network."""
 
-from dataclasses import replace
-
 import pytest
+from broker.meta_pair import Two, copy_request
 
-from popmq.broker.meta_follower import ASK_MS, MetaFollower
-from popmq.common.errors import Code, PopmqError, TopicNotFound, Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.broker.meta_follower import ASK_MS
+from popmq.common.errors import Code, PopmqError, TopicNotFound
+from popmq.common.hop import Kind
 from popmq.common.topics import FIRST_LOCAL_TOPIC_ID, MessageType, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
-from popmq.common.wire.replication_pb2 import CopyMetaRequest
-from popmq.testing.core import SMALL, CoreBroker
-
-
-def named(name: str, *, auto_create: bool = False) -> CoreBroker:
-    broker = replace(SMALL.broker, name=name)
-    topic = replace(SMALL.topic, auto_create=auto_create)
-    return CoreBroker(settings=replace(SMALL, broker=broker, topic=topic))
-
-
-class Two:
-    """broker-a owns, broker-b follows."""
-
-    def __init__(self, *, auto_create: bool = False) -> None:
-        self.owner = named("broker-a", auto_create=auto_create)
-        self.other = named("broker-b", auto_create=auto_create)
-        self.away = False
-        self.asked = 0
-        self.now_ms = 0
-        self.follower = self.new_follower()
-
-    def new_follower(self) -> MetaFollower:
-        made = MetaFollower(
-            cluster="popmq",
-            group="broker-b",
-            open_port=lambda address: self,
-            now_ms=lambda: self.now_ms,
-        )
-        made.hear("broker-a", "owner:1")
-        return made
-
-    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
-        """To the owner."""
-        assert kind is Kind.COPY_META
-        self.asked += 1
-        if self.away:
-            on_reply(Unavailable("the owner is away"))
-        else:
-            answer = self.owner.ask(kind, body)
-            on_reply(answer.error or answer.body or b"")
-        return 1
-
-    def cancel(self, request_id: int) -> None: ...
-
-    def follow(self, ms: int = ASK_MS) -> None:
-        """Let time pass at the follower."""
-        self.now_ms += ms
-        for _ in range(20):
-            self.follower.step(self.other.broker)
-            self.other.settle()
-
-    def same(self) -> bool:
-        mine, theirs = self.owner.broker.registry, self.other.broker.registry
-        topics = [one for one in theirs.topics() if one.id < FIRST_LOCAL_TOPIC_ID]
-        return list(mine.topics()) == topics and list(mine.groups()) == list(theirs.groups())
 
 
 def test_topics_and_groups_are_copied_with_their_ids() -> None:
@@ -105,7 +49,8 @@ def test_nothing_is_written_while_nothing_changes() -> None:
     end = two.other.broker.store.end
     for _ in range(5):
         two.follow()
-    assert (two.other.broker.store.end, two.asked, two.follower.copies) == (end, 6, 1)
+    # One question after the copy, one when each second is over.
+    assert (two.other.broker.store.end, two.asked, two.follower.copies) == (end, 7, 1)
 
 
 def test_a_group_that_follows_makes_and_changes_nothing_by_itself() -> None:
@@ -222,15 +167,17 @@ def test_a_group_that_follows_one_owner_does_not_change_to_another() -> None:
     two.follow()
     two.follower.hear("broker-c", "elsewhere:1")
     asked = two.asked
+    two.owner.advance(ASK_MS)  # the answer to a question of before
     two.follow()
     assert two.asked == asked
     assert two.other.broker.registry.owner == "broker-a"
+    assert two.same()
 
 
 def test_the_owner_tells_nobody_what_is_not_confirmed() -> None:
     two = Two()
     two.owner.broker.registry.create_topic(TopicConfig(0, "new"))
-    answer = two.owner.ask(Kind.COPY_META, _copy_request(), settle=False)
+    answer = two.owner.ask(Kind.COPY_META, copy_request(), settle=False)
     assert not answer.heard
     two.owner.settle()
     assert answer.heard
@@ -240,7 +187,7 @@ def test_one_that_follows_tells_nobody() -> None:
     two = Two()
     two.follow()
     with pytest.raises(PopmqError, match="owns no topics"):
-        two.other.reply(Kind.COPY_META, _copy_request())
+        two.other.reply(Kind.COPY_META, copy_request())
 
 
 def test_a_topic_with_message_groups_remembers_the_broker_groups_it_was_made_over() -> None:
@@ -263,10 +210,6 @@ def test_a_topic_with_message_groups_remembers_the_broker_groups_it_was_made_ove
     assert two.other.broker.registry.topic("fifo").type is MessageType.FIFO
 
 
-def _copy_request() -> bytes:
-    return CopyMetaRequest(cluster="popmq").SerializeToString()
-
-
 def test_a_restart_from_a_snapshot_counts_changes_on_where_it_was() -> None:
     two = Two()
     for number in range(3):
@@ -275,8 +218,8 @@ def test_a_restart_from_a_snapshot_counts_changes_on_where_it_was() -> None:
     two.owner.settle()
     before = two.owner.broker.registry.changes
     two.follow()
-    two.owner.stop()
-    two.owner.start()
+    two.restart_owner()
     assert two.owner.broker.registry.changes == before == 4
     two.follow()
-    assert two.follower.copies == 1
+    assert two.follower.copies == 2  # the second one brings the owner's new epoch and no change
+    assert two.other.broker.registry.owner_version == before

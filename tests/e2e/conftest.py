@@ -34,6 +34,7 @@ LEAN_ONLY = {
     "test_rolling_proxies",
     "test_official_tls",
     "test_real_time",
+    "test_recreated",
     "test_prometheus",  # panels of the lean transport
     "test_restore",
     "test_server_restart",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ha.node_rig import TOPIC, Node, Rig
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import GroupRecord, Role
 from popmq.broker.replication_metrics import replication_metrics
 from popmq.broker.rest import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaRest
 from popmq.common import hop
@@ -78,6 +78,20 @@ def test_master_and_slaves_rest_while_nothing_happens_and_not_while_a_role_chang
     assert {rest.wait_ms() for rest in rests.values()} == {BUSY_MS}
     rig.advance(QUIET_MS + 100)
     assert {rest.wait_ms() for rest in rests.values()} == {REPLICA_REST_MS}
+
+
+def test_an_older_version_of_the_groups_record_changes_nothing() -> None:
+    """Two controllers answer in turn; one of them read the record before the other wrote it."""
+    rig = running()
+    for one in (rig.ready(3), *others(rig)):
+        known = one.node.record
+        assert known is not None
+        assert len(known.members) == 3
+        older = GroupRecord(known.leader, known.epoch, frozenset({known.leader}), known.version - 1)
+        one.node.on_record(older)
+        assert one.node.record == known
+        side = one.node.following.side
+        assert side is None or side.members == known.members
 
 
 def test_a_slave_refuses_clients_and_says_why() -> None:

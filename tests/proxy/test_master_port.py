@@ -320,6 +320,26 @@ def test_a_follower_that_does_not_know_a_topic_yet_is_asked_again_until_it_does(
     assert bench.answers == [b"stored"]
 
 
+@pytest.mark.parametrize("kind", [Kind.PUT, Kind.POP, Kind.ACK, Kind.CHANGE])
+def test_what_a_follower_has_not_copied_yet_is_waited_for_and_no_client_hears_of_it(
+    bench: Bench, kind: Kind
+) -> None:
+    bench.has_copies = True
+    for _ in range(2):
+        bench.ask(kind, encode_pop(PopRequest("orders", "g", "c", 1, 0, 0)))
+    for _ in range(2):
+        bench.a.answer(Refused(Code.NOT_COPIED, "the old one is here"))
+    bench.run(10)
+    bench.a.answer(b"stored")
+    while len(bench.answers) < 2:
+        bench.a.answer(Refused(Code.NOT_COPIED, "the old one is here"))
+        bench.run(100)
+    stored, refused = bench.answers
+    assert stored == b"stored"
+    assert isinstance(refused, PopmqError)
+    assert refused.code is Code.HA_NOT_AVAILABLE
+
+
 @pytest.mark.parametrize(
     ("away", "code"), [(False, Code.TOPIC_NOT_FOUND), (True, Code.HA_NOT_AVAILABLE)]
 )

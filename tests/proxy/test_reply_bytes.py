@@ -10,7 +10,7 @@ from popmq.common.hop import AckResult, PutResult
 from popmq.proxy.ack import ack_reply
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.convert import ok, send_entry
-from popmq.proxy.send import send_reply
+from popmq.proxy.send_batch import send_reply
 
 TEXT = st.text(max_size=200)
 OFFSETS = st.integers(min_value=0, max_value=(1 << 63) - 1)

@@ -1,7 +1,6 @@
 """Administration of topics and groups: protobuf in, protobuf out (`wire/admin.proto`)."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,7 +9,7 @@ from popmq.broker.lookup_admin import find_messages
 from popmq.broker.parking_admin import add_parked, unpark
 from popmq.broker.timer_drain import drain_reply, take_timers
 from popmq.common.back_off import ExponentialBackOff
-from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.errors import Code, Refused
 from popmq.common.hop import Kind
 from popmq.common.topics import (
     CUSTOMISED_BACK_OFF_MS,
@@ -25,7 +24,6 @@ from popmq.common.topics import (
     is_group_owned,
 )
 from popmq.common.wire import admin_pb2 as pb
-from popmq.common.wire import replication_pb2 as replication
 
 _PERMISSIONS = {
     "rw": Permission.READ_WRITE,
@@ -90,7 +88,7 @@ def _list_topics(broker: Broker, body: bytes) -> bytes:
 def _describe_group(broker: Broker, body: bytes) -> bytes:
     request = pb.DescribeGroupRequest.FromString(body)
     group = broker.registry.group(request.name)
-    reply = pb.GroupReply(status=_OK, group=_group_to_wire(group))
+    reply = _group_answer(broker, group)
     if request.parked:
         add_parked(broker, group, reply)
     return reply.SerializeToString()
@@ -104,45 +102,23 @@ def _create_group(broker: Broker, body: bytes) -> bytes:
         max_attempts=broker.settings.group.max_attempts,
         back_off_ms=CUSTOMISED_BACK_OFF_MS,
     )
-    return _group_reply(broker.registry.create_group(_changed_group(blank, group)))
+    return _group_reply(broker, broker.registry.create_group(_changed_group(blank, group)))
 
 
 def _alter_group(broker: Broker, body: bytes) -> bytes:
     group = pb.AlterGroupRequest.FromString(body).group
     old = broker.registry.group(group.name)
-    return _group_reply(broker.registry.alter_group(_changed_group(old, group)))
+    return _group_reply(broker, broker.registry.alter_group(_changed_group(old, group)))
 
 
 def _delete_group(broker: Broker, body: bytes) -> bytes:
     request = pb.DeleteGroupRequest.FromString(body)
-    return _group_reply(broker.registry.delete_group(request.name))
+    return _group_reply(broker, broker.registry.delete_group(request.name))
 
 
 def _list_groups(broker: Broker, body: bytes) -> bytes:
     groups = [_group_to_wire(group) for group in broker.registry.groups()]
     return pb.ListGroupsReply(status=_OK, groups=groups).SerializeToString()
-
-
-def _copy_meta(broker: Broker, body: bytes) -> bytes:
-    """For another broker group, which follows what this one owns."""
-    request = replication.CopyMetaRequest.FromString(body)
-    registry = broker.registry
-    if request.cluster != broker.settings.cluster.name or registry.owner:
-        raise Refused(
-            Code.PRECONDITION_FAILED,
-            f"broker group {broker.settings.broker.name} of cluster {broker.settings.cluster.name} "
-            f"owns no topics of {request.cluster[:100]}",
-        )
-    for name in request.topics:
-        with suppress(PopmqError):  # who asked is told that there is none
-            broker.directory.topic(name, auto_create=True)
-    for name in request.groups:
-        with suppress(PopmqError):
-            broker.directory.group(name)
-    reply = replication.CopyMetaReply(version=registry.changes)
-    if registry.changes != request.known_version:
-        reply.records.extend(one.SerializeToString() for one in registry.owned_records())
-    return reply.SerializeToString()
 
 
 def _drain(broker: Broker, body: bytes) -> bytes:
@@ -163,7 +139,6 @@ def _drain(broker: Broker, body: bytes) -> bytes:
 
 
 ADMIN_KINDS: dict[Kind, Callable[[Broker, bytes], bytes]] = {
-    Kind.COPY_META: _copy_meta,
     Kind.DRAIN: _drain,
     Kind.DESCRIBE_TOPIC: _describe_topic,
     Kind.CREATE_TOPIC: _create_topic,
@@ -293,8 +268,18 @@ def exponential_to_wire(back_off: ExponentialBackOff) -> pb.ExponentialBackOff:
 
 
 def _topic_reply(broker: Broker, topic: TopicConfig) -> bytes:
-    return pb.TopicReply(status=_OK, topic=_topic_to_wire(broker, topic)).SerializeToString()
+    epoch, version = broker.registry.meta_state
+    return pb.TopicReply(
+        status=_OK, topic=_topic_to_wire(broker, topic), meta_epoch=epoch, meta_version=version
+    ).SerializeToString()
 
 
-def _group_reply(group: SubscriptionGroup) -> bytes:
-    return pb.GroupReply(status=_OK, group=_group_to_wire(group)).SerializeToString()
+def _group_reply(broker: Broker, group: SubscriptionGroup) -> bytes:
+    return _group_answer(broker, group).SerializeToString()
+
+
+def _group_answer(broker: Broker, group: SubscriptionGroup) -> pb.GroupReply:
+    epoch, version = broker.registry.meta_state
+    return pb.GroupReply(
+        status=_OK, group=_group_to_wire(group), meta_epoch=epoch, meta_version=version
+    )

@@ -22,7 +22,7 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.first_epochs import begin_alone, begin_epochs
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, TimersHeard, order
+from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, TimersHeard, newest, order
 from popmq.broker.ha.status import Status, described, registration
 from popmq.broker.ha.sync_state import Alter
 from popmq.broker.leadership import Leadership
@@ -240,6 +240,7 @@ class BrokerNode:
             if known is None or (record.epoch, record.version) > (known.epoch, known.version):
                 self._postponed = record
             return
+        record = newest(record, self.record)
         own_id, accepted = self.identity.store_id, self.identity.epoch
         match order(record, own_id=own_id, accepted=accepted, role=self.role):
             case Order.LEARN:
@@ -257,7 +258,7 @@ class BrokerNode:
                 self._lead(record)
 
     def _on_cluster(self, told: RegisterReply) -> None:
-        self.meta.hear(told.owner, told.owner_address)
+        self.meta.hear(told.owner, told.owner_address, told.owner_epoch)
         self.mover.hear(told.peers)
         if not self.changing:
             self.broker.directory.set_cluster_groups(told.groups, now_ms=self.now_ms())

@@ -8,7 +8,7 @@ from popmq.broker.pop.liveness import attempt_number, client_number
 from popmq.broker.pop.pop_service import PopService, Want
 from popmq.common import topics
 from popmq.common.delivered import Deliveries
-from popmq.common.errors import Code, Refused, Unavailable
+from popmq.common.errors import Code, OtherIncarnation, Refused, Unavailable
 from popmq.common.hop import ClientsReport, PopRequest, PutRequest, PutResult
 from popmq.common.topics import MessageType, in_order
 
@@ -22,7 +22,11 @@ class ClientRequests:
         self._broker.store.check_admission()
         if self._broker.registry.draining:
             raise Unavailable(f"broker group {self._broker.settings.broker.name} is being drained")
-        topic = self._broker.directory.topic(request.topic, auto_create=request.auto_create)
+        topic = self._broker.directory.topic(
+            request.topic, auto_create=request.auto_create, least_id=request.topic_id
+        )
+        if request.topic_id not in (0, topic.id):
+            raise OtherIncarnation(f"the message was placed for another topic {topic.name}")
         if topic.name[0] == "%":
             topics.check_topic_name(topic.name)  # nobody sends to dead letters
         if not topic.writable:
@@ -31,8 +35,8 @@ class ClientRequests:
 
     def want(self, request: PopRequest) -> Want:
         """The request with its names looked up and its limits applied, or the refusal."""
-        topic = self._broker.directory.topic(request.topic)
-        group = self._broker.directory.group(request.group)
+        topic = self._broker.directory.topic(request.topic, least_id=request.topic_id)
+        group = self._broker.directory.group(request.group, least_id=request.group_id)
         if request.auto_renew:
             self._broker.liveness.heard(
                 client_number(request.client_id), self._broker.store.log_ms()

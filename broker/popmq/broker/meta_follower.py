@@ -2,12 +2,15 @@
 
 It asks the owner's master once a second, and at once when somebody names a topic or a group that
 is not here.  What differs is appended to this group's own log, with the owner's ids, a piece a
-step; the last record says up to where.  While the owner is away, what was copied serves on.
+step; the last record says up to where.  A state of the owner is an epoch of its master and a
+version; one that is not newer than the copy is never followed.  While the owner is away, copies
+serve on.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -26,8 +29,20 @@ ASK_MS = 1_000
 AGAIN_MS = 100
 ANSWER_MS = 5_000
 CHANGES_A_STEP = 128
+KEEP_ADDRESS_MS = 10_000  # how long the address of a newer master outlives the last who named it
 
 Change = Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """A question that is not answered yet. The owner may keep it back for a while, unless it names
+    what somebody asked for here."""
+
+    port: Port
+    of: tuple[str, str]  # the owner, and the address of its master
+    wanted: bool
+    number: int = 0
 
 
 class MetaFollower:
@@ -47,18 +62,26 @@ class MetaFollower:
         self._now_ms = now_ms
         self._owner = ""
         self._address = ""
+        self._address_epoch = 0  # of the owner's master there
+        self._address_ms = 0  # when a controller named it last
         self._broker: Broker | None = None  # the one that the changes are for
         self._changes: deque[Change] = deque()
-        self._asking = False
+        self._asking: _Asking | None = None
+        self._unconfirmed = False  # the last copy: it is reported when a crash cannot undo it
         self._due_ms = 0
         self._complained = ""
         self.copies = 0
 
-    def hear(self, owner: str, address: str) -> None:
-        """Who owns topics and groups, and where its master is; an empty address is not known."""
-        self._owner = owner
-        if address:
-            self._address = address
+    def hear(self, owner: str, address: str, epoch: int = 0) -> None:
+        """Who owns topics and groups, and where its master of `epoch` is; empty: not known.
+
+        Two controllers may name two masters in turn; the one of the later epoch is asked.
+        """
+        self._owner = owner or self._owner
+        now_ms = self._now_ms()
+        newer = epoch >= self._address_epoch or now_ms - self._address_ms >= KEEP_ADDRESS_MS
+        if address and newer:
+            self._address, self._address_epoch, self._address_ms = address, epoch, now_ms
 
     def step(self, broker: Broker) -> int:
         """Ask, or append some of what is missing; returns how much was done."""
@@ -68,39 +91,62 @@ class MetaFollower:
             self._broker = broker
             self._changes.clear()
             self._due_ms = 0
+            self._unconfirmed = False
         if self._changes:
-            return self._append()
+            return self._append(broker)
         registry, now_ms = broker.registry, self._now_ms()
         wanted = bool(registry.wanted_topics or registry.wanted_groups)
-        if not self._asking and self._address and (wanted or now_ms >= self._due_ms):
-            self._ask(broker)
+        asking, of = self._asking, (self._owner, self._address)
+        if asking is not None and (asking.of != of or (wanted and not asking.wanted)):
+            asking.port.cancel(asking.number)
+            self._asking = None
+        idle = self._asking is None and not self._unconfirmed
+        if idle and self._address and (wanted or now_ms >= self._due_ms):
+            self._ask(broker, wanted=wanted)
         return 0
 
-    def _append(self) -> int:
+    def _append(self, broker: Broker) -> int:
         done = 0
         while self._changes and done < CHANGES_A_STEP:
             self._changes.popleft()()
             done += 1
+        if not self._changes:
+            self._unconfirmed = True
+            broker.when_confirmed(lambda: self._copied(broker))
         return done
 
-    def _ask(self, broker: Broker) -> None:
+    def _copied(self, broker: Broker) -> None:
+        """Report it at once: a deletion may wait for it at the owner."""
+        if broker is self._broker:
+            self._unconfirmed = False
+            self._due_ms = 0
+
+    def _ask(self, broker: Broker, *, wanted: bool) -> None:
         registry = broker.registry
         if self._must_not_follow(registry):
             return
+        followed = registry.owner == self._owner
+        known_epoch, known_version = registry.meta_state if followed else (0, 0)
         request = CopyMetaRequest(
             cluster=self._cluster,
-            known_version=registry.owner_version if registry.owner == self._owner else 0,
+            group=self._group,
+            known_epoch=known_epoch,
+            known_version=known_version,
+            wait_ms=ASK_MS,
             topics=sorted(registry.wanted_topics),
             groups=sorted(registry.wanted_groups),
         )
         registry.wanted_topics.clear()
         registry.wanted_groups.clear()
-        self._asking = True
+        port = self._open_port(self._address)
+        asking = self._asking = _Asking(port, (self._owner, self._address), wanted)
         self._due_ms = self._now_ms() + ASK_MS
 
         def answered(answer: bytes | PopmqError) -> None:
-            self._asking = False
-            if broker is not self._broker:
+            if asking is not self._asking:
+                return  # it was given up; ways may answer nevertheless
+            self._asking = None
+            if broker is not self._broker or asking.of[0] != self._owner:
                 return
             if isinstance(answer, PopmqError):
                 self._failed(answer)
@@ -111,21 +157,39 @@ class MetaFollower:
             except DecodeError as error:
                 logger.error("the owner's topics cannot be read", extra={"reason": str(error)})
                 return
-            self._complained = ""
-            if reply.version != registry.owner_version or registry.owner != self._owner:
-                self.copies += 1
-                self._plan(registry, records, reply.version)
+            self._hear_state(registry, records, reply.epoch, reply.version)
 
-        body, port = request.SerializeToString(), self._open_port(self._address)
-        port.request(Kind.COPY_META, body, ANSWER_MS, answered)
+        asking.number = port.request(
+            Kind.COPY_META, request.SerializeToString(), ANSWER_MS, answered
+        )
 
-    def _plan(self, registry: Registry, records: Sequence[MetaRecord], version: int) -> None:
+    def _hear_state(
+        self, registry: Registry, records: Sequence[MetaRecord], epoch: int, version: int
+    ) -> None:
+        """Follow the owner's state if it is newer than the copy. An owner of a version without
+        epochs sends 0."""
+        known = registry.meta_state if registry.owner == self._owner else (-1, 0)
+        told = (epoch or registry.owner_epoch, version)
+        if told < known:
+            self._complain(
+                f"the master of {self._owner} at {self._address} has an older state than the copy "
+                f"here, which is of epoch {known[0]}: it is not followed"
+            )
+            return
+        self._complained = ""
+        if told > known:
+            self.copies += 1
+            self._plan(registry, records, *told)
+
+    def _plan(
+        self, registry: Registry, records: Sequence[MetaRecord], epoch: int, version: int
+    ) -> None:
         """The owner comes first: half a copy must not look like topics of this group's own."""
         owner = self._owner
         if registry.owner != owner:
-            self._changes.append(lambda: registry.set_followed(owner, 0))
+            self._changes.append(lambda: registry.set_followed(owner, 0, 0))
         self._changes.extend(differences(registry, records))
-        self._changes.append(lambda: registry.set_followed(owner, version))
+        self._changes.append(lambda: registry.set_followed(owner, epoch, version))
 
     def _failed(self, error: PopmqError) -> None:
         away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT, Code.NOT_MASTER)

@@ -16,8 +16,8 @@ class UpdateOffsetJob:
 
     def step(self) -> bytes | None:
         broker, request = self._broker, self._request
-        topic, queue_id = readable_queue(broker, request.topic, request.queue_id)
-        group = broker.directory.group(request.group)
+        topic, queue_id = readable_queue(broker, request.topic, request.queue_id, request.topic_id)
+        group = broker.directory.group(request.group, least_id=request.group_id)
         if broker.pull_offsets.set(group, topic, queue_id, request.offset):
             broker.pulls.metrics.offsets_set += 1
             polling = broker.polling
@@ -32,7 +32,8 @@ class GetOffsetJob:
 
     def step(self) -> bytes | None:
         broker, request = self._broker, self._request
-        topic, queue_id = readable_queue(broker, request.topic, request.queue_id)
+        topic, queue_id = readable_queue(broker, request.topic, request.queue_id, request.topic_id)
+        broker.directory.check_group_copied(request.group, request.group_id)
         group = broker.registry.find_group(request.group)
         offset = broker.pull_offsets.get(group, topic, queue_id)
         return pb.OffsetReply(offset=offset).SerializeToString()
@@ -47,7 +48,7 @@ class QueryOffsetJob:
 
     def step(self) -> bytes | None:
         broker, request = self._broker, self._request
-        topic, queue_id = readable_queue(broker, request.topic, request.queue_id)
+        topic, queue_id = readable_queue(broker, request.topic, request.queue_id, request.topic_id)
         queue = broker.store.queue(topic.id, queue_id)
         match request.WhichOneof("place"):
             case "beginning":

@@ -52,8 +52,8 @@ class Pulls:
         """Raises what refuses it at once; else `on_reply` hears, and everything is confirmed."""
         request = pull_pb2.PullRequest.FromString(body)
         broker = self._broker
-        topic, queue_id = readable_queue(broker, request.topic, request.queue_id)
-        group = broker.directory.group(request.group)
+        topic, queue_id = readable_queue(broker, request.topic, request.queue_id, request.topic_id)
+        group = broker.directory.group(request.group, least_id=request.group_id)
         limit = min(request.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
         reply_bytes = broker.settings.pop.reply_bytes
         wanted = asked_filter(broker.sql_filters, request.filter_type, request.expression)
@@ -207,9 +207,11 @@ class Pulls:
         self._broker.when_confirmed(lambda: on_reply(body))
 
 
-def readable_queue(broker: Broker, name: str, queue_id: int) -> tuple[TopicConfig, int]:
+def readable_queue(
+    broker: Broker, name: str, queue_id: int, least_id: int
+) -> tuple[TopicConfig, int]:
     """The topic of a queue that a pull consumer names, or the refusal."""
-    topic = broker.directory.topic(name)
+    topic = broker.directory.topic(name, least_id=least_id)
     if not topic.readable:
         raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not readable")
     if topic.type is MessageType.LITE:

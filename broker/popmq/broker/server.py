@@ -15,6 +15,7 @@ from popmq.broker.broker import Broker
 from popmq.broker.client_requests import ClientRequests
 from popmq.broker.jobs import JobRunner
 from popmq.broker.lite_admin import SyncLiteJob, take_notices
+from popmq.broker.meta_copies import ORDERED, MetaCopies
 from popmq.broker.notifications import Notifications
 from popmq.broker.pop.lite_service import waiting_client
 from popmq.broker.pop.long_polling import Attempt, Waiter
@@ -50,6 +51,7 @@ class BrokerServer:
         self._pulls = Pulls(broker)
         self._clients = ClientRequests(broker)
         self._notifications = Notifications(broker, self._clients)
+        self._copies = MetaCopies(broker, self._reply)
         self.refused_by_code: dict[int, int] = {}
         # With replicas (ha/received.py): once all of the set hold what was appended; once all of
         # them spoke, as only slaves of this epoch do.
@@ -79,6 +81,8 @@ class BrokerServer:
     def cancel(self, request_id: int) -> None:
         if self._pulls.cancel(request_id) or self._notifications.cancel(request_id):
             return
+        if self._copies.cancel(request_id):
+            return
         waiter = self._waiting.pop(request_id, None)
         broker = self._broker
         self._looking.discard(request_id)
@@ -105,6 +109,7 @@ class BrokerServer:
         match kind:
             case Kind.CHANGE:
                 change = hop.decode_change(body)
+                self._broker.directory.check_group_copied(change.group, change.group_id)
                 handle = self._broker.acks.change(
                     topic=change.topic,
                     group=change.group,
@@ -133,6 +138,11 @@ class BrokerServer:
                 self._pulls.serve(body, on_reply, number)
             case _ if kind in JOBS:
                 self._jobs.run(JOBS[kind](self._broker, body), on_reply)
+            case Kind.COPY_META:
+                self._copies.serve(body, on_reply, number)
+            case _ if kind in ORDERED:
+                reply = answer_admin(self._broker, kind, body)
+                self._copies.answer_in_order(kind, body, on_reply, reply)
             case _ if kind in ADMIN_KINDS:
                 reply = answer_admin(self._broker, kind, body)
                 self._reply(on_reply, reply)
@@ -163,6 +173,7 @@ class BrokerServer:
             self._reply(on_reply, reply)
 
     def _take_acks(self, request: hop.AckRequest, on_reply: OnReply) -> None:
+        self._broker.directory.check_group_copied(request.group, request.group_id)
         catch_up = self._broker.catch_up
         if catch_up.is_behind((request.topic, request.group)):
             catch_up.charge(lambda: self._ack(request, on_reply))

@@ -55,7 +55,10 @@ class Code(IntEnum):
     PROXY_TIMEOUT = 50400
     UNSUPPORTED = 50500
     VERSION_UNSUPPORTED = 50501
-    NOT_MASTER = 90001  # between our processes only, not of the public enum
+    # Between our processes only, not of the public enum.
+    NOT_MASTER = 90001
+    NOT_COPIED = 90002
+    OTHER_INCARNATION = 90003
 
 
 class PopmqError(Exception):
@@ -116,6 +119,20 @@ class NotMaster(PopmqError):
     """
 
     code = Code.NOT_MASTER
+
+
+class NotCopied(PopmqError):
+    """The request names a topic or a group that was made again, and this broker group has not
+    copied that yet.  Nothing was done; a proxy asks again until its time is over."""
+
+    code = Code.NOT_COPIED
+
+
+class OtherIncarnation(PopmqError):
+    """A send was placed for an older topic of that name.  Nothing was done; a proxy asks for the
+    description again, and places the message anew."""
+
+    code = Code.OTHER_INCARNATION
 
 
 class NotYet(PopmqError):

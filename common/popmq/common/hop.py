@@ -72,9 +72,12 @@ class PutEntry(NamedTuple):
 
 
 class PutRequest(NamedTuple):
+    """`topic_id` is the topic that the messages were placed for; 0: whichever has that name."""
+
     topic: str
     entries: Sequence[PutEntry]
     auto_create: bool = False
+    topic_id: int = 0
 
 
 class PutResult(NamedTuple):
@@ -104,7 +107,10 @@ AUTO_RENEW = 1
 
 class PopRequest(NamedTuple):
     """With a `limit` of 0 it is a notification: nothing is handed out, and the reply's `rest` is
-    not 0 if a receive might find something."""
+    not 0 if a receive might find something.
+
+    `topic_id` and `group_id` are those that the sender knows, or 0; the broker serves them or newer
+    ones."""
 
     topic: str
     group: str
@@ -118,6 +124,8 @@ class PopRequest(NamedTuple):
     expression: str = ""
     attempt_id: str = ""
     reply_bytes: int = 8 << 20
+    topic_id: int = 0
+    group_id: int = 0
 
 
 class Delivery(NamedTuple):
@@ -139,9 +147,12 @@ class PopReply(NamedTuple):
 
 
 class AckRequest(NamedTuple):
+    """`group_id` as in `PopRequest`."""
+
     topic: str
     group: str
     handles: Sequence[bytes]
+    group_id: int = 0
 
 
 class AckResult(NamedTuple):
@@ -158,6 +169,7 @@ class ChangeRequest:
     group: str
     handle: bytes
     invisible_ms: int
+    group_id: int = 0  # as in `PopRequest`
 
 
 _PUT = struct.Struct(">BH")
@@ -169,6 +181,7 @@ DELIVERY = struct.Struct(">IQHQHII")
 _ACK_RESULT = struct.Struct(">IH")
 _ACKED_ENTRY = _ACK_RESULT.pack(Code.OK, 0)
 _CHANGE = struct.Struct(">qH")
+_ID = struct.Struct(">I")
 
 
 @lru_cache(maxsize=4_096)
@@ -195,10 +208,18 @@ def plain_put_entry(
     return b"".join((fields, message_id, head, properties))
 
 
+@lru_cache(maxsize=4_096)
+def id_tail(number: int) -> bytes:
+    """The id of a topic or a group behind everything else, where brokers from before it look no
+    more; nothing for 0."""
+    return _ID.pack(number) if number else b""
+
+
 @fitting
 def encode_put(request: PutRequest) -> bytes:
-    head = put_head(request.topic, request.auto_create)
-    return b"".join((head, U16.pack(len(request.entries)), *map(put_entry, request.entries)))
+    topic, entries, auto_create, topic_id = request
+    head, count = put_head(topic, auto_create), U16.pack(len(entries))
+    return b"".join((head, count, *map(put_entry, entries), id_tail(topic_id)))
 
 
 def decode_put(body: bytes) -> PutRequest:
@@ -223,7 +244,12 @@ def decode_put(body: bytes) -> PutRequest:
         raise Refused(Code.BAD_REQUEST, f"the frame's payload is no put: {error}") from error
     if at > len(body):
         raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
-    return PutRequest(topic, entries, bool(auto_create))
+    return PutRequest(topic, entries, bool(auto_create), _id_at(body, at))
+
+
+def _id_at(body: bytes, at: int) -> int:
+    """What `id_tail` made, if it is there."""
+    return int.from_bytes(body[at : at + _ID.size], "big") if at < len(body) else 0
 
 
 def encode_put_reply(results: Sequence[PutResult]) -> bytes:
@@ -250,10 +276,11 @@ def decode_put_reply(body: bytes) -> list[PutResult]:
 def encode_pop(request: PopRequest) -> bytes:
     flags = AUTO_RENEW if request.auto_renew else 0
     times = request.limit, request.poll_ms, request.invisible_ms
-    fields = *times, request.reply_bytes, 0, request.queue_id, flags, request.filter_type, 0
+    # Brokers from before the two ids pass over their fields.
+    fields = *times, request.reply_bytes, request.topic_id, request.queue_id, flags
     return b"".join(
         (
-            _POP.pack(*fields),
+            _POP.pack(*fields, request.filter_type, request.group_id),
             text(request.topic),
             text(request.group),
             text(request.client_id),
@@ -265,11 +292,13 @@ def encode_pop(request: PopRequest) -> bytes:
 
 def decode_pop(body: bytes) -> PopRequest:
     reader = PayloadReader(body)
-    limit, poll, invisible, reply_bytes, _, queue, flags, filter_type, _ = reader.fields(_POP)
+    limit, poll, invisible, reply_bytes, topic_id, *rest = reader.fields(_POP)
+    queue, flags, filter_type, group_id = rest
     names = reader.text(), reader.text(), reader.text()
     times = limit, invisible, poll
     renew, texts = bool(flags & AUTO_RENEW), (reader.text(), reader.text())
-    return PopRequest(*names, *times, queue, renew, filter_type, *texts, reply_bytes)
+    ids = topic_id, group_id
+    return PopRequest(*names, *times, queue, renew, filter_type, *texts, reply_bytes, *ids)
 
 
 def encode_pop_reply(reply: PopReply) -> bytes:
@@ -319,8 +348,9 @@ def ack_entry(handle: bytes) -> bytes:
 
 @fitting
 def encode_ack(request: AckRequest) -> bytes:
-    head = ack_head(request.topic, request.group)
-    return b"".join((head, U16.pack(len(request.handles)), *map(ack_entry, request.handles)))
+    topic, group, handles, group_id = request
+    head, count = ack_head(topic, group), U16.pack(len(handles))
+    return b"".join((head, count, *map(ack_entry, handles), id_tail(group_id)))
 
 
 def decode_ack(body: bytes) -> AckRequest:
@@ -340,7 +370,7 @@ def decode_ack(body: bytes) -> AckRequest:
         topic, group = body[2:topic_end].decode(), body[topic_end + 2 : group_end].decode()
     except UnicodeDecodeError as error:
         raise Refused(Code.BAD_REQUEST, "the frame's payload has bytes, not text") from error
-    return AckRequest(topic, group, handles)
+    return AckRequest(topic, group, handles, _id_at(body, at))
 
 
 def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
@@ -373,6 +403,7 @@ def encode_change(request: ChangeRequest) -> bytes:
             text(request.group),
             _CHANGE.pack(request.invisible_ms, len(request.handle)),
             request.handle,
+            id_tail(request.group_id),
         )
     )
 
@@ -381,7 +412,8 @@ def decode_change(body: bytes) -> ChangeRequest:
     reader = PayloadReader(body)
     topic, group = reader.text(), reader.text()
     invisible_ms, size = reader.fields(_CHANGE)
-    return ChangeRequest(topic, group, reader.take(size), invisible_ms)
+    handle = reader.take(size)
+    return ChangeRequest(topic, group, handle, invisible_ms, _id_at(body, reader.at))
 
 
 def encode_clients(report: ClientsReport) -> bytes:

@@ -217,6 +217,7 @@ class Controller:
         owner = self.routes.get(self.ownership.owner)
         if owner is not None:
             reply.owner_address = owner.address
+            reply.owner_epoch = owner.epoch
         reply.groups.extend(one.broker for one in self.routes.all() if not one.draining)
 
     def _register_single(self, request: pb.RegisterRequest, route: Route, now_ms: int) -> None:

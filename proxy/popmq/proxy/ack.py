@@ -25,6 +25,7 @@ from popmq.common.hop import (
     decode_ack_reply,
     encode_ack,
     encode_change,
+    id_tail,
 )
 from popmq.common.receipt import broker_of, named_part
 from popmq.common.topics import check_group_name, check_readable_topic_name
@@ -45,6 +46,7 @@ from popmq.proxy.convert import (
 )
 from popmq.proxy.joint import JointRequests
 from popmq.proxy.plain_message import remember
+from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import change_invisible_ms, overall_code
 from popmq.proxy.wire_scan import LEN, only_content
@@ -61,13 +63,15 @@ class PlainAck(NamedTuple):
     bytes, with which its result begins."""
 
     head: bytes
+    group: str
     handle: bytes
     entry: bytes
 
 
 class AckMessage:
-    def __init__(self, brokers: Brokers, soon: Soon = at_once) -> None:
+    def __init__(self, brokers: Brokers, routes: Routes, soon: Soon = at_once) -> None:
         self._brokers = brokers
+        self._routes = routes
         self._acks = JointRequests(Kind.ACK, decode_ack_reply, MAX_HANDLES, soon)
         self._ways: dict[bytes, str] = {}  # brokers by the part of a handle that names them
 
@@ -79,8 +83,12 @@ class AckMessage:
             return
         then = partial(self._plain_acked, rpc, plain)
         timeout_ms = rpc.timeout_ms()
-        handle = ack_entry(plain.handle)
-        self._acks.add(rpc, self._brokers.port(name), plain.head, timeout_ms, (handle,), then)
+        handle, tail = (
+            ack_entry(plain.handle),
+            id_tail(group_id(self._brokers, self._routes, plain.group)),
+        )
+        port = self._brokers.port(name)
+        self._acks.add(rpc, port, plain.head, timeout_ms, (handle,), then, tail)
 
     def _broker_of(self, handle: bytes) -> str:
         """The broker group of a handle; empty if there is something to say about it."""
@@ -119,7 +127,9 @@ class AckMessage:
                 gathered.settle(index, error)
         for port, indexes in by_broker.values():
             for part in _parts(indexes):
-                self._ask(gathered, port, AckRequest(topic, group, gathered.handles(part)), part)
+                known = group_id(self._brokers, self._routes, group)
+                asked = AckRequest(topic, group, gathered.handles(part), known)
+                self._ask(gathered, port, asked, part)
 
     def _ask(
         self, gathered: "_Gathered", port: Port, request: AckRequest, part: Sequence[int]
@@ -175,7 +185,7 @@ def read_plain_ack(data: bytes) -> PlainAck | None:
     try:
         names_end = 2 + data[1]
         names_end += 2 + data[names_end + 1]
-        head = _HEADS.get(data[:names_end]) or _head_of(data[:names_end])
+        head, group = _HEADS.get(data[:names_end]) or _head_of(data[:names_end])
         start = only_content(data, _ENTRIES, names_end)
         entry = data[start:]
         handle_tag = 2 + entry[1]
@@ -187,18 +197,20 @@ def read_plain_ack(data: bytes) -> PlainAck | None:
     usual = start and handle_at and entry[0] == _ID_TAG and handle_tag > 2 and entry[1] < 0x80
     if not usual or not 0 < len(handle) <= HANDLE_LIMIT or not handle.isascii():
         return None
-    return PlainAck(head, handle, entry)
+    return PlainAck(head, group, handle, entry)
 
 
-# What acks of one group for one topic begin with at a broker, by what they begin with here.
-_HEADS: dict[bytes, bytes] = {}
+# What acks of one group for one topic begin with at a broker, and the group, by what they begin
+# with here.
+_HEADS: dict[bytes, tuple[bytes, str]] = {}
 
 
-def _head_of(names: bytes) -> bytes:
+def _head_of(names: bytes) -> tuple[bytes, str]:
     request = service.AckMessageRequest.FromString(names)
     if request.entries:
         raise ValueError("not two names")
-    return remember(_HEADS, names, ack_head(*_topic_and_group(request.topic, request.group)))
+    topic, group = _topic_and_group(request.topic, request.group)
+    return remember(_HEADS, names, (ack_head(topic, group), group))
 
 
 def ack_reply(entries: Sequence[service.AckMessageEntry], results: Sequence[AckResult]) -> bytes:
@@ -228,8 +240,9 @@ def refuse_ack(request: bytes, error: PopmqError) -> Sequence[bytes]:
 
 
 class ChangeInvisibleDuration:
-    def __init__(self, brokers: Brokers, settings: Settings) -> None:
+    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings) -> None:
         self._brokers = brokers
+        self._routes = routes
         self._limits = settings.pop
 
     def start(self, rpc: Rpc) -> None:
@@ -238,7 +251,8 @@ class ChangeInvisibleDuration:
         invisible_ms = change_invisible_ms(duration_ms(request.invisible_duration), self._limits)
         handle = handle_bytes(request.receipt_handle)
         _, port = port_of_handle(self._brokers, handle)
-        body = encode_change(ChangeRequest(topic, group, handle, invisible_ms))
+        known = group_id(self._brokers, self._routes, group)
+        body = encode_change(ChangeRequest(topic, group, handle, invisible_ms, known))
         rpc.ask(port, Kind.CHANGE, body, rpc.timeout_ms(), partial(self._changed, rpc))
 
     def _changed(self, rpc: Rpc, answer: Answer) -> None:
@@ -246,6 +260,11 @@ class ChangeInvisibleDuration:
             raise answer
         rpc.metrics.changes += 1
         rpc.reply(_change_reply(ok(), answer.decode()))
+
+
+def group_id(brokers: Brokers, routes: Routes, group: str) -> int:
+    """As a broker group that copies groups is told; a single broker group owns them."""
+    return routes.known_group_id(group) if len(brokers.names()) > 1 else 0
 
 
 def refuse_change(request: bytes, error: PopmqError) -> Sequence[bytes]:

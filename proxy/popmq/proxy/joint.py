@@ -37,7 +37,7 @@ class JointRequests(Generic[R]):
         self._decode = decode
         self._max_parts = max_parts
         self._soon = soon
-        self._open: dict[tuple[int, bytes], _Joint[R]] = {}
+        self._open: dict[tuple[int, bytes, bytes], _Joint[R]] = {}
 
     def add(
         self,
@@ -47,13 +47,14 @@ class JointRequests(Generic[R]):
         timeout_ms: int,
         parts: Sequence[bytes],
         then: Then[R],
+        tail: bytes = b"",
     ) -> None:
         """`then` gets a result for each of `parts`, or one refusal; it runs within `rpc`.
 
-        `head` names what all have in common, as the frame's payload begins.  The frame is given up
-        when the clients of all its members are gone.
+        `head` and `tail` are what all have in common: how the payload begins and ends.  The frame
+        is given up when the clients of all its members are gone.
         """
-        key = id(port), head
+        key = id(port), head, tail
         size = sum(map(len, parts))
         joint = self._open.get(key)
         if joint is not None and not joint.takes(len(parts), size, timeout_ms, self._max_parts):
@@ -62,7 +63,7 @@ class JointRequests(Generic[R]):
             joint = None
         if joint is None:
             first = not self._open
-            joint = self._open[key] = _Joint(port, head, timeout_ms)
+            joint = self._open[key] = _Joint(port, head, tail, timeout_ms)
             joint.add(rpc, parts, size, timeout_ms, then)
             if first:
                 self._soon(self._ask_all)
@@ -77,7 +78,7 @@ class JointRequests(Generic[R]):
     def _ask(self, joint: "_Joint[R]") -> None:
         if joint.left == 0:
             return  # all clients went away meanwhile
-        body = b"".join((joint.head, U16.pack(len(joint.parts)), *joint.parts))
+        body = b"".join((joint.head, U16.pack(len(joint.parts)), *joint.parts, joint.tail))
         sending = True
 
         def answered(answer: bytes | PopmqError) -> None:
@@ -120,12 +121,13 @@ class _Joint(Generic[R]):
         "port",
         "request_id",
         "size",
+        "tail",
         "timeout_ms",
     )
 
-    def __init__(self, port: Port, head: bytes, timeout_ms: int) -> None:
+    def __init__(self, port: Port, head: bytes, tail: bytes, timeout_ms: int) -> None:
         self.port = port
-        self.head = head
+        self.head, self.tail = head, tail
         self.first_timeout_ms = self.timeout_ms = timeout_ms
         self.parts: list[bytes] = []
         self.members: list[tuple[Rpc, int, Then[R]]] = []

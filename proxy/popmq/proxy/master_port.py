@@ -190,7 +190,7 @@ class MasterPort:
         elif isinstance(answer, Unavailable) and answer.unknown:
             one.why = str(answer)
             self._lost(number, one)
-        elif isinstance(answer, Unavailable) or self._may_come(one, answer.code):
+        elif self._may_come(one, answer):
             one.asked_of = None
             self._wait(number, one, str(answer))
         elif answer.code in _UNKNOWN_NAME and self._owner_is_away():
@@ -198,8 +198,12 @@ class MasterPort:
         else:
             self._end(number, one, answer)
 
-    def _may_come(self, one: "_Try", code: Code) -> bool:
-        """The owner knows that name perhaps, and the copy is on its way."""
+    def _may_come(self, one: "_Try", refusal: PopmqError) -> bool:
+        """Another try may do it: there was no connection, or the copy of what the request names is
+        on its way; the owner knows that name perhaps."""
+        code = refusal.code
+        if isinstance(refusal, Unavailable) or code is Code.NOT_COPIED:
+            return True
         if code not in _UNKNOWN_NAME or one.kind not in _BY_NAME or not self._has_copies():
             return False
         if self._clock.boot_ms() - one.began_ms >= COPY_MS:

@@ -25,6 +25,7 @@ from popmq.proxy.convert import (
     status,
 )
 from popmq.proxy.pulled import pulled_part
+from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Answer, Rpc
 from popmq.proxy.validate import batch_limit, filter_of, poll_ms, time_ms
 
@@ -32,8 +33,9 @@ BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it 
 
 
 class PullMessage:
-    def __init__(self, brokers: Brokers, settings: Settings) -> None:
+    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings) -> None:
         self._brokers = brokers
+        self._routes = routes
         self._settings = settings
         self._waiting: set[Rpc] = set()
         self._draining = False
@@ -45,13 +47,16 @@ class PullMessage:
         rpc.metrics.pulls += 1
         self._waiting.add(rpc)
         rpc.on_gone(partial(self._waiting.discard, rpc))
-        rpc.ask(
-            port,
-            Kind.PULL,
-            asked.SerializeToString(),
-            asked.poll_ms + BROKER_RESERVE_MS,
-            partial(self._answered, rpc, request, broker),
-        )
+        then = partial(self._answered, rpc, request, broker)
+
+        def ask(topic_id: int, group_id: int) -> None:
+            if rpc not in self._waiting:
+                return  # it was answered when this proxy began to drain
+            asked.topic_id, asked.group_id = topic_id, group_id
+            timeout_ms = asked.poll_ms + BROKER_RESERVE_MS
+            rpc.ask(port, Kind.PULL, asked.SerializeToString(), timeout_ms, then)
+
+        self._routes.ids(asked.topic, asked.group, partial(rpc.run, ask))
 
     def drain(self) -> None:
         """Answer the open pulls with nothing, and later ones at once."""
@@ -109,8 +114,9 @@ class PullMessage:
 class Offsets:
     """UpdateOffset, GetOffset and QueryOffset."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, routes: Routes) -> None:
         self._brokers = brokers
+        self._routes = routes
 
     def update(self, rpc: Rpc) -> None:
         request = parse(service.UpdateOffsetRequest, rpc.data)
@@ -125,7 +131,7 @@ class Offsets:
             rpc,
             Kind.UPDATE_OFFSET,
             request.message_queue,
-            asked.SerializeToString(),
+            asked,
             lambda _: service.UpdateOffsetResponse(status=ok()).SerializeToString(),
         )
 
@@ -139,7 +145,7 @@ class Offsets:
             rpc,
             Kind.GET_OFFSET,
             request.message_queue,
-            asked.SerializeToString(),
+            asked,
             lambda offset: service.GetOffsetResponse(
                 status=ok(), offset=offset
             ).SerializeToString(),
@@ -166,7 +172,7 @@ class Offsets:
             rpc,
             Kind.QUERY_OFFSET,
             request.message_queue,
-            asked.SerializeToString(),
+            asked,
             lambda offset: service.QueryOffsetResponse(
                 status=ok(), offset=offset
             ).SerializeToString(),
@@ -183,7 +189,7 @@ class Offsets:
         rpc: Rpc,
         kind: Kind,
         queue: pb.MessageQueue,
-        body: bytes,
+        asked: wire.UpdateOffsetRequest | wire.GetOffsetRequest | wire.QueryOffsetRequest,
         reply: Callable[[int], bytes],
     ) -> None:
         def answered(answer: Answer) -> None:
@@ -191,8 +197,15 @@ class Offsets:
                 raise answer
             rpc.reply(reply(read_reply(wire.OffsetReply, answer).offset))
 
+        def ask(topic_id: int, group_id: int) -> None:
+            asked.topic_id = topic_id
+            if not isinstance(asked, wire.QueryOffsetRequest):
+                asked.group_id = group_id
+            rpc.ask(port, kind, asked.SerializeToString(), rpc.timeout_ms(), answered)
+
         _, port = port_of_queue(self._brokers, queue)
-        rpc.ask(port, kind, body, rpc.timeout_ms(), answered)
+        group = "" if isinstance(asked, wire.QueryOffsetRequest) else asked.group
+        self._routes.ids(asked.topic, group, partial(rpc.run, ask))
 
 
 def port_of_queue(brokers: Brokers, queue: pb.MessageQueue) -> tuple[str, Port]:

@@ -12,7 +12,13 @@ from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.hop import Kind, PopReply, PopRequest, decode_pop_reply, encode_pop
-from popmq.common.topics import MessageType, check_group_name, check_readable_topic_name
+from popmq.common.topics import (
+    MessageType,
+    SubscriptionGroup,
+    TopicConfig,
+    check_group_name,
+    check_readable_topic_name,
+)
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import (
@@ -136,9 +142,33 @@ class ReceiveMessage:
     def _ask(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
         if len(names) == 1:
             self._wait_at(rpc, pop, names[0])
-        elif pop.poll_ms:
+        else:
             # Of lite topics each client waits for its own: which kind this is has to be known.
-            self._routes.topic(pop.topic, rpc.later(lambda _: self._poll(rpc, pop, names)))
+            then = partial(rpc.run, self._topic_known, rpc, pop, names)
+            self._routes.topic(pop.topic, then)
+
+    def _topic_known(
+        self, rpc: Rpc, pop: PopRequest, names: Sequence[str], topic: TopicConfig | PopmqError
+    ) -> None:
+        if isinstance(topic, TopicConfig):
+            # Of dead letters each broker group has a topic of its own.
+            topic_id = topic.id if topic.name[0] != "%" else 0
+            then = partial(rpc.run, self._group_known, rpc, pop._replace(topic_id=topic_id), names)
+            self._routes.group(pop.group, then)
+        elif pop.poll_ms:
+            self._over(rpc)
+            raise topic
+        else:
+            self._look_at(rpc, pop, names, [])
+
+    def _group_known(
+        self, rpc: Rpc, pop: PopRequest, names: Sequence[str], group: SubscriptionGroup | PopmqError
+    ) -> None:
+        """A group that is not known may be made by the first receive."""
+        if isinstance(group, SubscriptionGroup):
+            pop = pop._replace(group_id=group.id)
+        if pop.poll_ms:
+            self._poll(rpc, pop, names)
         else:
             self._look_at(rpc, pop, names, [])
 

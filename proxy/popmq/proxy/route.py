@@ -2,12 +2,13 @@
 
 The broker group that owns them is asked, or, while it is away, one that has copies.  Dead-letter
 topics are each broker group's own, so that all are asked until one has it.  Many calls that miss
-the same name at once make one question.
+the same name at once make one question.  A description that is older than the one before it,
+because a follower or a deposed master gave it, replaces nothing.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -31,6 +32,14 @@ OnResult = Callable[[T | PopmqError], None]
 OnBytes = Callable[[bytes | PopmqError], None]
 
 
+class _Described(NamedTuple, Generic[T]):
+    """A topic or a group, and of which state of the owner's: the higher (epoch, version) is newer.
+    A broker of a version without it says (0, 0)."""
+
+    value: T
+    state: tuple[int, int]
+
+
 class Routes:
     """Topics and groups by name. Results may come before the call returns."""
 
@@ -52,6 +61,30 @@ class Routes:
     def group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
         self._groups.get(name, on_result)
 
+    def ids(self, topic: str, group: str, then: Callable[[int, int], None]) -> None:
+        """Of both; 0 for what is not known, for the dead letters that each broker group has of its
+        own, and for no group.  A single broker group is not asked: it has no older ones."""
+
+        def group_known(topic_id: int, found: SubscriptionGroup | PopmqError) -> None:
+            then(topic_id, 0 if isinstance(found, PopmqError) else found.id)
+
+        def topic_known(found: TopicConfig | PopmqError) -> None:
+            topic_id = 0 if isinstance(found, PopmqError) or topic[0] == "%" else found.id
+            if group:
+                self._groups.get(group, partial(group_known, topic_id))
+            else:
+                then(topic_id, 0)
+
+        if len(self._brokers.names()) > 1:
+            self._topics.get(topic, topic_known)
+        else:
+            then(0, 0)
+
+    def known_group_id(self, name: str) -> int:
+        """Of the group as it is remembered; 0: nothing is."""
+        known = self._groups.known(name, self._clock.boot_ms())
+        return known.id if known is not None else 0
+
     def forget_topic(self, name: str) -> None:
         """Something contradicts what is remembered: ask again."""
         self._topics.forget(name)
@@ -62,16 +95,17 @@ class Routes:
         away = bool(names) and not any(map(self._brokers.has_master, names))
         return None if away else self._clock.boot_ms()
 
-    def _ask_topic(self, name: str, on_result: OnResult[TopicConfig]) -> None:
+    def _ask_topic(self, name: str, on_result: OnResult[_Described[TopicConfig]]) -> None:
         request = admin_pb2.DescribeTopicRequest(name=name, auto_create=self._auto_create)
         body = request.SerializeToString()
-        then = partial(_decoded, topic_of, on_result)
+        then = partial(_decoded, _described_topic, on_result)
         everywhere = name.startswith("%")
         ask_any(self._brokers, Kind.DESCRIBE_TOPIC, body, then, until_found=everywhere)
 
-    def _ask_group(self, name: str, on_result: OnResult[SubscriptionGroup]) -> None:
+    def _ask_group(self, name: str, on_result: OnResult[_Described[SubscriptionGroup]]) -> None:
         body = admin_pb2.DescribeGroupRequest(name=name).SerializeToString()
-        ask_any(self._brokers, Kind.DESCRIBE_GROUP, body, partial(_decoded, group_of, on_result))
+        then = partial(_decoded, _described_group, on_result)
+        ask_any(self._brokers, Kind.DESCRIBE_GROUP, body, then)
 
 
 def ask_any(
@@ -141,6 +175,16 @@ def _not_for_sure(on_answer: OnBytes, away: PopmqError, answer: bytes | PopmqErr
     on_answer(answer)
 
 
+def _described_topic(reply: bytes) -> _Described[TopicConfig]:
+    said = admin_pb2.TopicReply.FromString(reply)
+    return _Described(topic_of(reply), (said.meta_epoch, said.meta_version))
+
+
+def _described_group(reply: bytes) -> _Described[SubscriptionGroup]:
+    said = admin_pb2.GroupReply.FromString(reply)
+    return _Described(group_of(reply), (said.meta_epoch, said.meta_version))
+
+
 def _decoded(
     decode: Callable[[bytes], T], on_result: OnResult[T], answer: bytes | PopmqError
 ) -> None:
@@ -157,40 +201,61 @@ def _decoded(
     on_result(result)
 
 
+class _Known(NamedTuple, Generic[T]):
+    described: _Described[T]
+    until_ms: int  # then it is asked for again; FORGOTTEN: it is only compared with the next one
+
+
+FORGOTTEN = -1
+
+
 class _Remembered(Generic[T]):
-    """Answers for TTL_MS, longer while `now_ms` is None; refusals are told and not remembered."""
+    """Answers for TTL_MS from the question on, longer while `now_ms` is None; refusals are told and
+    not remembered."""
 
     def __init__(
-        self, ask: Callable[[str, OnResult[T]], None], now_ms: Callable[[], int | None]
+        self,
+        ask: Callable[[str, OnResult[_Described[T]]], None],
+        now_ms: Callable[[], int | None],
     ) -> None:
         self._ask = ask
         self._now_ms = now_ms
-        self._known: dict[str, tuple[int, T]] = {}
+        self._known: dict[str, _Known[T]] = {}
         self._waiting: dict[str, list[OnResult[T]]] = {}
 
     def get(self, name: str, on_result: OnResult[T]) -> None:
         known, now_ms = self._known.get(name), self._now_ms()
-        if known is not None and (now_ms is None or now_ms < known[0]):
-            on_result(known[1])
+        is_kept = known is not None and known.until_ms != FORGOTTEN
+        if known is not None and is_kept and (now_ms is None or now_ms < known.until_ms):
+            on_result(known.described.value)
             return
         if (waiting := self._waiting.get(name)) is not None:
             waiting.append(on_result)
             return
         self._waiting[name] = [on_result]
-        self._ask(name, partial(self._answered, name))
+        self._ask(name, partial(self._answered, name, (now_ms or 0) + TTL_MS))
 
     def known(self, name: str, now_ms: int) -> T | None:
         found = self._known.get(name)
-        return found[1] if found is not None and now_ms < found[0] else None
+        return found.described.value if found is not None and now_ms < found.until_ms else None
 
     def forget(self, name: str) -> None:
-        self._known.pop(name, None)
+        if (known := self._known.get(name)) is not None:
+            self._known[name] = known._replace(until_ms=FORGOTTEN)
 
-    def _answered(self, name: str, result: T | PopmqError) -> None:
-        self._known.pop(name, None)  # so that the dictionary stays in the order of asking
-        if not isinstance(result, PopmqError):
+    def _answered(self, name: str, until_ms: int, answer: _Described[T] | PopmqError) -> None:
+        before = self._known.pop(name, None)  # so that the dictionary stays in the order of asking
+        result: T | PopmqError
+        if isinstance(answer, PopmqError):
+            result = answer
+            if before is not None and answer.code in _AWAY:
+                self._known[name] = before
+        else:
+            if before is not None and (0, 0) < answer.state < before.described.state:
+                answer = before.described
             if len(self._known) >= MAX_REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[name] = ((self._now_ms() or 0) + TTL_MS, result)
+            self._known[name] = _Known(answer, until_ms)
+            result = answer.value
         for on_result in self._waiting.pop(name):
             on_result(result)

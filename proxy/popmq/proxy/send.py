@@ -20,23 +20,19 @@ from popmq.common.hop import (
     PutEntry,
     PutResult,
     decode_put_reply,
+    id_tail,
     plain_put_entry,
     put_entry,
     put_head,
 )
 from popmq.common.message import tag_hash
-from popmq.common.recall_handle import RecallHandle
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.common.turn import Soon, at_once
-from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers import Brokers
 from popmq.proxy.convert import (
     SentMessage,
     one_sent_ok,
-    send_entry,
     sent_messages,
-    sent_ok,
-    status,
     status_only,
 )
 from popmq.proxy.delay import deadline_of, delay_of
@@ -46,12 +42,12 @@ from popmq.proxy.plain_message import PlainMessage, read_plain
 from popmq.proxy.publishers import Publishers
 from popmq.proxy.route import Routes
 from popmq.proxy.rpc import Rpc
+from popmq.proxy.send_batch import SendBatch, send_reply
 from popmq.proxy.validate import (
     check_message,
     check_stored_size,
     check_type,
     check_writable,
-    overall_code,
 )
 
 MAX_PUT_BYTES = 16 << 20
@@ -119,7 +115,8 @@ class SendMessage:
             plain.properties,
         )
         then = partial(self._plain_stored, rpc, plain, topic, broker)
-        self._puts.add(rpc, port, self._head(topic), timeout_ms, (entry,), then)
+        tail = id_tail(topic.id)
+        self._puts.add(rpc, port, self._head(topic), timeout_ms, (entry,), then, tail)
         return True
 
     def _plain_stored(
@@ -136,6 +133,10 @@ class SendMessage:
             if at_once and answer.code is Code.HA_NOT_AVAILABLE and len(self._brokers.names()) > 1:
                 self._start(rpc)  # nothing was sent, and there is somewhere else to go
                 return
+            if answer.code is Code.OTHER_INCARNATION:
+                self._routes.forget_topic(topic.name)
+                self._start(rpc)
+                return
             if answer.code is Code.TOPIC_NOT_FOUND:
                 self._routes.forget_topic(topic.name)
             result = answer
@@ -146,7 +147,7 @@ class SendMessage:
                 rpc.metrics.sends += 1
                 rpc.reply(one_sent_ok(plain.message_id, result))
                 return
-        _Batch(rpc, topic, sent_messages(rpc.data)).settle(0, result, broker)
+        SendBatch(rpc, topic, sent_messages(rpc.data)).settle(0, result, broker)
 
     def _head(self, topic: TopicConfig) -> bytes:
         return put_head(topic.name, self._auto_create)
@@ -173,7 +174,7 @@ class SendMessage:
             self._routes.forget_topic(topic.name)
             self._routes.topic(topic.name, rpc.later(partial(self._put, rpc, sent, True)))
             return
-        batch = _Batch(rpc, topic, sent)
+        batch = SendBatch(rpc, topic, sent)
         for index, error in refused:
             batch.settle(index, error)
         placed = [one for one in outcomes if isinstance(one, _Placed)]
@@ -247,7 +248,9 @@ class SendMessage:
             return brokers
         return [name for name in brokers if self._brokers.takes(name)] or brokers
 
-    def _dispatch(self, batch: "_Batch", placed: Sequence[_Placed], brokers: Sequence[str]) -> None:
+    def _dispatch(
+        self, batch: SendBatch, placed: Sequence[_Placed], brokers: Sequence[str]
+    ) -> None:
         by_broker: dict[str, list[_Placed]] = {}
         for one in placed:
             by_broker.setdefault(one.broker, []).append(one)
@@ -256,7 +259,7 @@ class SendMessage:
                 self._ask(batch, broker, part, brokers)
 
     def _ask(
-        self, batch: "_Batch", broker: str, part: Sequence[_Placed], brokers: Sequence[str]
+        self, batch: SendBatch, broker: str, part: Sequence[_Placed], brokers: Sequence[str]
     ) -> None:
         others = [name for name in brokers if name != broker]
         if not self._brokers.has_master(broker) and any(map(self._brokers.has_master, others)):
@@ -264,7 +267,12 @@ class SendMessage:
             if not part:
                 return
 
+        placed_for = batch.topic.id
+
         def answered(answer: Results, at_once: bool) -> None:
+            if isinstance(answer, PopmqError) and answer.code is Code.OTHER_INCARNATION:
+                self._place_again(batch, part, placed_for)
+                return
             away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
             if at_once and away:
                 assert isinstance(answer, PopmqError)
@@ -279,10 +287,39 @@ class SendMessage:
             answered(error, True)
             return
         entries = [put_entry(one.entry) for one in part]
-        self._puts.add(batch.rpc, port, self._head(batch.topic), timeout_ms, entries, answered)
+        topic = batch.topic
+        head, tail = self._head(topic), id_tail(topic.id)
+        self._puts.add(batch.rpc, port, head, timeout_ms, entries, answered, tail)
+
+    def _place_again(self, batch: SendBatch, part: Sequence[_Placed], placed_for: int) -> None:
+        """The topic was deleted and made again: place these for the new one."""
+        rpc, name = batch.rpc, batch.topic.name
+
+        def described(topic: TopicConfig | PopmqError) -> None:
+            if isinstance(topic, TopicConfig) and topic.id == placed_for:
+                topic = Unavailable(f"topic {name} is being made again: try again")
+            if isinstance(topic, PopmqError):
+                self._stored(batch, part, topic)
+                return
+            batch.topic = topic
+            brokers = tuple(self._brokers.names())
+            placed: list[_Placed] = []
+            for one in part:
+                outcome = self._checked(
+                    one.number, batch.sent[one.number], topic, brokers, rpc.call.peer
+                )
+                if isinstance(outcome, PopmqError):
+                    batch.settle(one.number, outcome)
+                else:
+                    placed.append(outcome)
+            self._dispatch(batch, placed, brokers)
+
+        if batch.topic.id == placed_for:  # else another part has asked already
+            self._routes.forget_topic(name)
+        self._routes.topic(name, lambda topic: rpc.run(described, topic))
 
     def _without_movable(
-        self, batch: "_Batch", broker: str, part: Sequence[_Placed], others: Sequence[str]
+        self, batch: SendBatch, broker: str, part: Sequence[_Placed], others: Sequence[str]
     ) -> Sequence[_Placed]:
         """Send elsewhere what may go there; the rest waits for this broker's next master."""
         error = Unavailable(f"broker {broker} has no master now")
@@ -290,7 +327,7 @@ class SendMessage:
         return [one for one in part if not one.movable]
 
     def _elsewhere(
-        self, batch: "_Batch", error: PopmqError, part: Sequence[_Placed], brokers: Sequence[str]
+        self, batch: SendBatch, error: PopmqError, part: Sequence[_Placed], brokers: Sequence[str]
     ) -> None:
         moved: list[_Placed] = []
         for one in part:
@@ -303,7 +340,7 @@ class SendMessage:
             moved.append(_moved(one, broker, queue))
         self._dispatch(batch, moved, brokers)
 
-    def _stored(self, batch: "_Batch", part: Sequence[_Placed], answer: Results) -> None:
+    def _stored(self, batch: SendBatch, part: Sequence[_Placed], answer: Results) -> None:
         if isinstance(answer, PopmqError):
             if answer.code is Code.TOPIC_NOT_FOUND:
                 self._routes.forget_topic(batch.topic.name)
@@ -312,56 +349,6 @@ class SendMessage:
             return
         for one, result in zip(part, answer, strict=True):
             batch.settle(one.number, result, one.broker)
-
-
-class _Batch:
-    """Gathers one result per message; the reply leaves with the last."""
-
-    def __init__(self, rpc: Rpc, topic: TopicConfig, sent: Sequence[SentMessage]) -> None:
-        self.rpc = rpc
-        self.topic = topic
-        self._sent = sent
-        self._results: list[PutResult | None] = [None] * len(sent)
-        self._handles = [""] * len(sent)
-        self._missing = len(sent)
-
-    def settle(self, index: int, result: PutResult | PopmqError, broker: str = "") -> None:
-        """`broker` is the one that stored it."""
-        if isinstance(result, PopmqError):
-            result = PutResult(result.code, str(result))
-        metrics = self.rpc.metrics
-        if result.code == Code.OK:
-            metrics.sends += 1
-        else:
-            metrics.refused[result.code] += 1
-        self._results[index] = result
-        if result.due_ms:
-            message_id = self._sent[index].message_id
-            handle = RecallHandle(self.topic.name, broker, result.due_ms, message_id)
-            self._handles[index] = handle.encode()
-        self._missing -= 1
-        if not self._missing:
-            results = [one for one in self._results if one is not None]
-            ids = [one.message_id for one in self._sent]
-            self.rpc.reply(send_reply(results, ids, self._handles))
-
-
-def send_reply(
-    results: Sequence[PutResult], message_ids: Sequence[str], recall_handles: Sequence[str]
-) -> bytes:
-    if all(one.code == Code.OK for one in results):
-        return sent_ok(results, message_ids, recall_handles)
-    code = overall_code([one.code for one in results])
-    first = results[0]
-    text = first.message if first.code == code else "the messages fared differently"
-    reply = service.SendMessageResponse(
-        status=status(code, text or "OK"),
-        entries=[
-            send_entry(result, message_id, handle)
-            for result, message_id, handle in zip(results, message_ids, recall_handles, strict=True)
-        ],
-    )
-    return reply.SerializeToString()
 
 
 def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:

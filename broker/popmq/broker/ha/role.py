@@ -82,6 +82,13 @@ class Order(Enum):
     LEAD = "lead"
 
 
+def newest(record: GroupRecord, known: GroupRecord | None) -> GroupRecord:
+    """`record`, unless another controller read it before the known version was written."""
+    if known is None or known.epoch != record.epoch or known.version <= record.version:
+        return record
+    return known
+
+
 def order(record: GroupRecord, *, own_id: str, accepted: int, role: Role) -> Order:
     """What to do about a record that was read."""
     if record.epoch < accepted:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from popmq.broker.meta.registry import Registry
 from popmq.common import topics
 from popmq.common.config import Settings
-from popmq.common.errors import PopmqError
+from popmq.common.errors import NotCopied, PopmqError
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,10 @@ class Directory:
         self._cluster_groups: tuple[str, ...] = ()
         self._same_since_ms: int | None = None  # since when they have been the same
         self._unplaced: deque[TopicConfig] | None = None  # not looked for yet
+
+    @property
+    def cluster_groups(self) -> Sequence[str]:
+        return self._cluster_groups
 
     def set_cluster_groups(self, groups: Sequence[str], *, now_ms: int) -> None:
         """The broker groups that take messages now; a controller says so at every heartbeat."""
@@ -74,10 +78,17 @@ class Directory:
             extra = {"topic": name, "brokers": brokers}
             logger.info("a topic's broker groups are written", extra=extra)
 
-    def topic(self, name: str, *, auto_create: bool = False) -> TopicConfig:
-        """The topic; made when the caller and the setting topic.auto_create both allow it."""
+    def topic(self, name: str, *, auto_create: bool = False, least_id: int = 0) -> TopicConfig:
+        """The topic; made when the caller and the setting topic.auto_create both allow it.
+
+        Raises NotCopied if the owner gave the name to a topic of `least_id`, and an older one is
+        here.
+        """
         found = self._registry.find_topic(name)
         if found is not None and name[0] != "%":
+            if found.id < least_id and self._registry.owner:
+                self._registry.want_topic(name)
+                raise _not_copied("topic", name)
             return found
         topics.check_readable_topic_name(name)
         if found is None and self._registry.owner:
@@ -100,8 +111,17 @@ class Directory:
             wanted = replace(wanted, brokers=self._cluster_groups or (own,))
         return self._registry.create_topic(wanted)
 
-    def group(self, name: str) -> SubscriptionGroup:
-        """The group; made with the defaults when group.auto_create allows it."""
+    def check_group_copied(self, name: str, least_id: int) -> None:
+        """Raise NotCopied if the owner gave the name to a group of `least_id`, and an older one is
+        here."""
+        found = self._registry.find_group(name)
+        if found is not None and found.id < least_id and self._registry.owner:
+            self._registry.want_group(name)
+            raise _not_copied("consumer group", name)
+
+    def group(self, name: str, *, least_id: int = 0) -> SubscriptionGroup:
+        """The group; made with the defaults when group.auto_create allows it. Raises as `topic`."""
+        self.check_group_copied(name, least_id)
         found = self._registry.find_group(name)
         if found is not None:
             return found
@@ -114,5 +134,4 @@ class Directory:
         return self._registry.group(name)
 
 
-def _has_fixed_places(topic: TopicConfig) -> bool:
-    return topic.type is MessageType.LITE or topic.type.accepts(MessageType.FIFO)
+from popmq.common.errors import NotCopied, PopmqError

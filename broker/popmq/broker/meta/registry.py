@@ -44,7 +44,8 @@ class Registry:
         self._last_group_id = 0
         self.changes = 0  # of topics and groups, ever
         self.owner = ""  # the broker group whose topics and groups these are; empty: this one
-        self.owner_version = 0  # its `changes` when they were copied last
+        # Its epoch and its `changes` when they were copied last.
+        self.owner_epoch = self.owner_version = 0
         self.wanted_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
         self.wanted_groups: set[str] = set()
         self.draining = False  # no new messages
@@ -224,8 +225,22 @@ class Registry:
         """A topic or a group as its owner has it, with the owner's id."""
         self._write(record)
 
-    def set_followed(self, owner: str, version: int) -> None:
-        followed = Followed(owner=owner, version=version)
+    @property
+    def meta_state(self) -> tuple[int, int]:
+        """Which state of the owner's topics and groups this is: a higher one is newer."""
+        if self.owner:
+            return self.owner_epoch, self.owner_version
+        return self._store.epoch, self.changes
+
+    @property
+    def has_deleted(self) -> bool:
+        """Whether a topic or a group of this group's own was ever deleted."""
+        given = self._last_topic_id - topics.FIRST_USER_TOPIC_ID + 1 + self._last_group_id
+        kept = sum(one < topics.FIRST_LOCAL_TOPIC_ID for one in self._topics_by_id)
+        return given > kept + len(self._groups_by_id)
+
+    def set_followed(self, owner: str, epoch: int, version: int) -> None:
+        followed = Followed(owner=owner, epoch=epoch, version=version)
         self._write(MetaRecord(version=META_VERSION, followed=followed))
 
     def set_draining(self, draining: bool) -> None:
@@ -291,6 +306,7 @@ class Registry:
                 self._restored_changes = record.last_ids.changes
             case "followed":
                 self.owner = record.followed.owner
+                self.owner_epoch = record.followed.epoch
                 self.owner_version = record.followed.version
             case "draining":
                 self.draining = record.draining
@@ -305,7 +321,7 @@ class Registry:
             local_topic=self._last_local_id,
             changes=self.changes,
         )
-        followed = Followed(owner=self.owner, version=self.owner_version)
+        followed = Followed(owner=self.owner, version=self.owner_version, epoch=self.owner_epoch)
         records = [
             MetaRecord(version=version, last_ids=last_ids),
             MetaRecord(version=version, receipt_key=self.receipt_key),
@@ -369,4 +385,15 @@ class Registry:
 def _piece(records: list[MetaRecord]) -> tuple[bytes, int]:
     bodies = [record.SerializeToString(deterministic=True) for record in records]
     content = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
-    return content, sum(map(entry_hash, bodies))
+    return content, sum(map(entry_hash, map(_hashed, records, bodies)))
+
+
+def _hashed(record: MetaRecord, body: bytes) -> bytes:
+    """What of a record counts in the state hash. A replica of a version without the owner's epoch
+    drops that field, and must get the same hash."""
+    if not record.followed.epoch:
+        return body
+    plain = MetaRecord()
+    plain.CopyFrom(record)
+    plain.followed.ClearField("epoch")
+    return plain.SerializeToString(deterministic=True)

@@ -305,6 +305,11 @@ class TopicReply(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    META_EPOCH_FIELD_NUMBER: _builtins.int
+    META_VERSION_FIELD_NUMBER: _builtins.int
+    meta_epoch: _builtins.int
+    """Of which state of the owner's topics and groups this is: the higher (epoch, version) is newer."""
+    meta_version: _builtins.int
     @_builtins.property
     def status(self) -> Global___Status: ...
     @_builtins.property
@@ -314,10 +319,12 @@ class TopicReply(_message.Message):
         *,
         status: Global___Status | None = ...,
         topic: Global___Topic | None = ...,
+        meta_epoch: _builtins.int = ...,
+        meta_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["meta_epoch", b"meta_epoch", "meta_version", b"meta_version", "status", b"status", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -453,10 +460,15 @@ class GroupReply(_message.Message):
     PARKED_FIELD_NUMBER: _builtins.int
     PARKED_KEYS_FIELD_NUMBER: _builtins.int
     INCOMPLETE_FIELD_NUMBER: _builtins.int
+    META_EPOCH_FIELD_NUMBER: _builtins.int
+    META_VERSION_FIELD_NUMBER: _builtins.int
     parked_keys: _builtins.int
     """how many there are"""
     incomplete: _builtins.str
     """why this is not all, if it is not"""
+    meta_epoch: _builtins.int
+    """as in TopicReply"""
+    meta_version: _builtins.int
     @_builtins.property
     def status(self) -> Global___Status: ...
     @_builtins.property
@@ -473,10 +485,12 @@ class GroupReply(_message.Message):
         parked: _abc.Iterable[Global___ParkedKey] | None = ...,
         parked_keys: _builtins.int = ...,
         incomplete: _builtins.str = ...,
+        meta_epoch: _builtins.int = ...,
+        meta_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "incomplete", b"incomplete", "parked", b"parked", "parked_keys", b"parked_keys", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "incomplete", b"incomplete", "meta_epoch", b"meta_epoch", "meta_version", b"meta_version", "parked", b"parked", "parked_keys", b"parked_keys", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -353,11 +353,14 @@ class RegisterReply(_message.Message):
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     heartbeat_ms: _builtins.int
     owner: _builtins.str
     """the broker group that owns topics, groups and users"""
     owner_address: _builtins.str
     """of its master; empty: not known now"""
+    owner_epoch: _builtins.int
+    """of the master at owner_address"""
     @_builtins.property
     def state(self) -> Global___GroupState:
         """of a group with more than one replica"""
@@ -379,10 +382,11 @@ class RegisterReply(_message.Message):
         owner_address: _builtins.str = ...,
         groups: _abc.Iterable[_builtins.str] | None = ...,
         peers: _abc.Iterable[Global___BrokerAddress] | None = ...,
+        owner_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "peers", b"peers", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "owner_epoch", b"owner_epoch", "peers", b"peers", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/pull.proto\x12\x16popmq.common.wire.pull\"\xab\x01\n\x0bPullRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0f\n\x07poll_ms\x18\x06 \x01(\r\x12\x13\n\x0b\x66ilter_type\x18\x07 \x01(\r\x12\x12\n\nexpression\x18\x08 \x01(\t\x12\x13\n\x0breply_bytes\x18\t \x01(\x04\"q\n\tPullReply\x12\x37\n\x08messages\x18\x01 \x03(\x0b\x32%.popmq.common.wire.pull.PulledMessage\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\x16\n\x0eillegal_offset\x18\x03 \x01(\t\"Z\n\rPulledMessage\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x04\x12\x11\n\tstored_ms\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x12\n\nproperties\x18\x04 \x01(\x0c\"U\n\x13UpdateOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"B\n\x10GetOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\"w\n\x12QueryOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x13\n\tbeginning\x18\x03 \x01(\x08H\x00\x12\r\n\x03\x65nd\x18\x04 \x01(\x08H\x00\x12\x13\n\tstored_ms\x18\x05 \x01(\x04H\x00\x42\x07\n\x05place\"\x1d\n\x0bOffsetReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpopmq/common/wire/pull.proto\x12\x16popmq.common.wire.pull\"\xcf\x01\n\x0bPullRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0f\n\x07poll_ms\x18\x06 \x01(\r\x12\x13\n\x0b\x66ilter_type\x18\x07 \x01(\r\x12\x12\n\nexpression\x18\x08 \x01(\t\x12\x13\n\x0breply_bytes\x18\t \x01(\x04\x12\x10\n\x08topic_id\x18\n \x01(\r\x12\x10\n\x08group_id\x18\x0b \x01(\r\"q\n\tPullReply\x12\x37\n\x08messages\x18\x01 \x03(\x0b\x32%.popmq.common.wire.pull.PulledMessage\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\x16\n\x0eillegal_offset\x18\x03 \x01(\t\"Z\n\rPulledMessage\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x04\x12\x11\n\tstored_ms\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x12\n\nproperties\x18\x04 \x01(\x0c\"y\n\x13UpdateOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x10\n\x08topic_id\x18\x05 \x01(\r\x12\x10\n\x08group_id\x18\x06 \x01(\r\"f\n\x10GetOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x10\n\x08group_id\x18\x05 \x01(\r\"\x89\x01\n\x12QueryOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x13\n\tbeginning\x18\x03 \x01(\x08H\x00\x12\r\n\x03\x65nd\x18\x04 \x01(\x08H\x00\x12\x13\n\tstored_ms\x18\x05 \x01(\x04H\x00\x12\x10\n\x08topic_id\x18\x06 \x01(\rB\x07\n\x05place\"\x1d\n\x0bOffsetReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'popmq.common.wire.pull_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PULLREQUEST']._serialized_start=57
-  _globals['_PULLREQUEST']._serialized_end=228
-  _globals['_PULLREPLY']._serialized_start=230
-  _globals['_PULLREPLY']._serialized_end=343
-  _globals['_PULLEDMESSAGE']._serialized_start=345
-  _globals['_PULLEDMESSAGE']._serialized_end=435
-  _globals['_UPDATEOFFSETREQUEST']._serialized_start=437
-  _globals['_UPDATEOFFSETREQUEST']._serialized_end=522
-  _globals['_GETOFFSETREQUEST']._serialized_start=524
-  _globals['_GETOFFSETREQUEST']._serialized_end=590
-  _globals['_QUERYOFFSETREQUEST']._serialized_start=592
-  _globals['_QUERYOFFSETREQUEST']._serialized_end=711
-  _globals['_OFFSETREPLY']._serialized_start=713
-  _globals['_OFFSETREPLY']._serialized_end=742
+  _globals['_PULLREQUEST']._serialized_end=264
+  _globals['_PULLREPLY']._serialized_start=266
+  _globals['_PULLREPLY']._serialized_end=379
+  _globals['_PULLEDMESSAGE']._serialized_start=381
+  _globals['_PULLEDMESSAGE']._serialized_end=471
+  _globals['_UPDATEOFFSETREQUEST']._serialized_start=473
+  _globals['_UPDATEOFFSETREQUEST']._serialized_end=594
+  _globals['_GETOFFSETREQUEST']._serialized_start=596
+  _globals['_GETOFFSETREQUEST']._serialized_end=698
+  _globals['_QUERYOFFSETREQUEST']._serialized_start=701
+  _globals['_QUERYOFFSETREQUEST']._serialized_end=838
+  _globals['_OFFSETREPLY']._serialized_start=840
+  _globals['_OFFSETREPLY']._serialized_end=869
 # @@protoc_insertion_point(module_scope)

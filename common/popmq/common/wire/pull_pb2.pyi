@@ -20,6 +20,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class PullRequest(_message.Message):
+    """`topic_id` and `group_id` are those that the proxy knows, or 0; the broker serves them or newer ones."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
@@ -31,6 +33,8 @@ class PullRequest(_message.Message):
     FILTER_TYPE_FIELD_NUMBER: _builtins.int
     EXPRESSION_FIELD_NUMBER: _builtins.int
     REPLY_BYTES_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     queue_id: _builtins.int
@@ -41,6 +45,8 @@ class PullRequest(_message.Message):
     """hop.FilterType"""
     expression: _builtins.str
     reply_bytes: _builtins.int
+    topic_id: _builtins.int
+    group_id: _builtins.int
     def __init__(
         self,
         *,
@@ -53,10 +59,12 @@ class PullRequest(_message.Message):
         filter_type: _builtins.int = ...,
         expression: _builtins.str = ...,
         reply_bytes: _builtins.int = ...,
+        topic_id: _builtins.int = ...,
+        group_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expression", b"expression", "filter_type", b"filter_type", "group", b"group", "limit", b"limit", "offset", b"offset", "poll_ms", b"poll_ms", "queue_id", b"queue_id", "reply_bytes", b"reply_bytes", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expression", b"expression", "filter_type", b"filter_type", "group", b"group", "group_id", b"group_id", "limit", b"limit", "offset", b"offset", "poll_ms", b"poll_ms", "queue_id", b"queue_id", "reply_bytes", b"reply_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -131,10 +139,14 @@ class UpdateOffsetRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     queue_id: _builtins.int
     offset: _builtins.int
+    topic_id: _builtins.int
+    group_id: _builtins.int
     def __init__(
         self,
         *,
@@ -142,10 +154,12 @@ class UpdateOffsetRequest(_message.Message):
         group: _builtins.str = ...,
         queue_id: _builtins.int = ...,
         offset: _builtins.int = ...,
+        topic_id: _builtins.int = ...,
+        group_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "offset", b"offset", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "offset", b"offset", "queue_id", b"queue_id", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,19 +172,25 @@ class GetOffsetRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     queue_id: _builtins.int
+    topic_id: _builtins.int
+    group_id: _builtins.int
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         group: _builtins.str = ...,
         queue_id: _builtins.int = ...,
+        topic_id: _builtins.int = ...,
+        group_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "queue_id", b"queue_id", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,12 +205,14 @@ class QueryOffsetRequest(_message.Message):
     BEGINNING_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     STORED_MS_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     queue_id: _builtins.int
     beginning: _builtins.bool
     end: _builtins.bool
     stored_ms: _builtins.int
     """the first message stored then or later"""
+    topic_id: _builtins.int
     def __init__(
         self,
         *,
@@ -199,10 +221,11 @@ class QueryOffsetRequest(_message.Message):
         beginning: _builtins.bool = ...,
         end: _builtins.bool = ...,
         stored_ms: _builtins.int = ...,
+        topic_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beginning", b"beginning", "end", b"end", "place", b"place", "stored_ms", b"stored_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beginning", b"beginning", "end", b"end", "place", b"place", "queue_id", b"queue_id", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beginning", b"beginning", "end", b"end", "place", b"place", "queue_id", b"queue_id", "stored_ms", b"stored_ms", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_place: _TypeAlias = _typing.Literal["beginning", "end", "stored_ms"]  # noqa: Y015
     _WhichOneofArgType_place: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015

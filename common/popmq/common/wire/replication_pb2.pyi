@@ -146,8 +146,9 @@ Global___DescribeRoleReply: _TypeAlias = DescribeRoleReply  # noqa: Y015
 
 @_typing.final
 class CopyMetaRequest(_message.Message):
-    """The owner's topics and groups, as bodies of META records, if its version is not the known one.
+    """The owner's topics and groups, as bodies of META records, if they are not the known ones.
     `topics` and `groups` are names that somebody asked for and that the owner may make on the spot.
+    Copies are ordered by (epoch, version); peers from before `epoch` send 0 or ignore it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -156,8 +157,17 @@ class CopyMetaRequest(_message.Message):
     KNOWN_VERSION_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    KNOWN_EPOCH_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     known_version: _builtins.int
+    """confirmed in the log of the broker group that asks"""
+    known_epoch: _builtins.int
+    group: _builtins.str
+    """the broker group that asks; empty: it knows no epochs"""
+    wait_ms: _builtins.int
+    """how long the reply may wait for a deletion"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -169,10 +179,13 @@ class CopyMetaRequest(_message.Message):
         known_version: _builtins.int = ...,
         topics: _abc.Iterable[_builtins.str] | None = ...,
         groups: _abc.Iterable[_builtins.str] | None = ...,
+        known_epoch: _builtins.int = ...,
+        group: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "groups", b"groups", "known_version", b"known_version", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "group", b"group", "groups", b"groups", "known_epoch", b"known_epoch", "known_version", b"known_version", "topics", b"topics", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -184,20 +197,24 @@ class CopyMetaReply(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    epoch: _builtins.int
+    """of the owner's master"""
     @_builtins.property
     def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """all of them; none with the known version"""
+        """all of them; none if the epoch and the version are known"""
 
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         records: _abc.Iterable[_builtins.bytes] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "records", b"records", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
