@@ -83,3 +83,13 @@ def test_a_payload_that_ends_early_is_refused(
 def test_a_name_that_no_field_can_hold_is_a_bad_request() -> None:
     with pytest.raises(PopmqError, match="no frame can hold"):
         replication.encode_handshake(replication.Handshake(1, "x" * 70_000, "", "", 0, 0))
+
+
+def test_an_ack_without_a_mark_is_what_older_brokers_send_and_read() -> None:
+    plain = replication.encode_acked(replication.Acked(7, STORE, 1, 2))
+    marked = replication.encode_acked(
+        replication.Acked(7, STORE, 1, 2, replication.TablesMark.COMPARE)
+    )
+    assert marked[:-1] == plain
+    assert replication.decode_acked(plain).tables is replication.TablesMark.EQUAL
+    assert replication.decode_acked(marked).tables is replication.TablesMark.COMPARE

@@ -169,20 +169,6 @@ def test_a_copy_goes_on_where_it_was_when_the_connection_breaks() -> None:
     assert same_bytes(gone, rig.master)
 
 
-def test_a_slave_whose_tables_are_not_the_masters_begins_anew() -> None:
-    rig = rig_without_its_first_segments()
-    wrong = others(rig)[0]
-    before = wrong.node.identity.store_id
-    slave = wrong.node.broker.store.slave
-    assert slave is not None
-    slave.hashes.masters(1_000, 7)
-    slave.hashes.own(1_000, 8)
-    rig.until(lambda: wrong.node.identity.store_id != before and is_in(rig, wrong))
-    assert wrong.node.rebuilds == 1
-    rig.until(lambda: wrong.end == rig.master.end)
-    assert same_bytes(wrong, rig.master)
-
-
 def test_masters_and_slaves_compare_their_tables_all_the_time() -> None:
     rig = rig_without_its_first_segments()
     for node in others(rig):

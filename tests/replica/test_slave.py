@@ -9,6 +9,7 @@ from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, sen
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.epoch_start import EpochStart
+from popmq.broker.store.state_hashes import Compared
 from popmq.broker.store.store_metrics import Lived
 from popmq.common import hop
 from popmq.common.disk import ColdRead
@@ -246,23 +247,26 @@ def test_the_wheel_of_a_slave_turns_with_its_masters(pair: Pair) -> None:
 
 
 def test_hashes_of_snapshots_are_compared_and_a_difference_is_told(pair: Pair) -> None:
-    told: list[int] = []
+    told: list[Compared] = []
     assert pair.slave.broker.store.slave is not None
     hashes = pair.slave.broker.store.slave.hashes
-    hashes.on_diverged = told.append
+    hashes.on_compared = told.append
     for _ in range(4):
         fill(pair.master, 100, size=400)
         pair.master.advance(2 * SECOND)
         pair.follow()
     assert hashes.compared >= 3
-    assert (hashes.diverged, told) == (0, [])
+    assert hashes.diverged == 0
+    assert [one.equal for one in told] == [True] * hashes.compared
     # One record that the slave's tables take otherwise than the master's did.
     pair.slave.broker.redriven._add(77, 5)
     fill(pair.master, 100, size=400)
     pair.master.advance(2 * SECOND)
     pair.follow()
     assert hashes.diverged == 1
-    assert told == [pair.slave.broker.store.snapshots.position]
+    (differing,) = [one for one in told if not one.equal]
+    assert differing.position == pair.slave.broker.store.snapshots.position
+    assert differing.epoch == pair.master.broker.store.epoch
 
 
 def test_a_broker_alone_writes_no_records_for_slaves(tmp_path: Path) -> None:

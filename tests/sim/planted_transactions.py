@@ -118,11 +118,11 @@ def end_answered_before_it_is_durable(patch: Patch) -> None:
 def half_message_in_its_topic(patch: Patch) -> None:
     put = HalfService.put
 
-    def wrong(self: HalfService, topic: Any, queue_id: int, entry: Any) -> Any:
+    def wrong(self: HalfService, topic: Any, queue_id: int, entry: Any, stamp: Any) -> Any:
         self._store.put_message(
             topic_id=topic.id, queue_id=queue_id, head=entry.head, properties=entry.properties
         )
-        return put(self, topic, queue_id, entry)
+        return put(self, topic, queue_id, entry, self._store.stamp())
 
     patch.setattr(HalfService, "put", wrong)
 

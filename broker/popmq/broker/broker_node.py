@@ -22,7 +22,7 @@ from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.first_epochs import begin_alone, begin_epochs
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, TimersHeard, newest, order
+from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, newest, order
 from popmq.broker.ha.status import Status, described, registration
 from popmq.broker.ha.sync_state import Alter
 from popmq.broker.leadership import Leadership
@@ -153,9 +153,9 @@ class BrokerNode:
             self.settings,
             self.identity,
             self.epochs,
+            disk=self._disk,
             open_port=self._open_port,
             now_ms=self.now_ms,
-            on_rebuild=self._rebuild,
             on_broken=self._on_failure,
         )
         if not self.solo:
@@ -186,7 +186,7 @@ class BrokerNode:
         if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
             self._begin_to_lead(self._named_by)
             return 1
-        return self._step_slave()
+        return self._step_slave() + self._rebuild_if_allowed()
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle."""
@@ -260,6 +260,7 @@ class BrokerNode:
     def _on_cluster(self, told: RegisterReply) -> None:
         self.meta.hear(told.owner, told.owner_address, told.owner_epoch)
         self.mover.hear(told.peers)
+        self.following.hear_grant(grants=told.grants_rebuilds, store_id=told.rebuild)
         if not self.changing:
             self.broker.directory.set_cluster_groups(told.groups, now_ms=self.now_ms())
 
@@ -302,6 +303,7 @@ class BrokerNode:
 
     def _begin_to_lead(self, record: GroupRecord) -> None:
         self._named_by = None
+        self.following.tables.leads()
         self.leadership = Leadership(
             self.settings,
             self.broker,
@@ -345,15 +347,21 @@ class BrokerNode:
         self._postponed = record
         self._life.end(self._open_slave)
 
-    def _rebuild(self, reason: str) -> None:
-        """This store cannot be brought to the master's: a new one takes its place (R9)."""
-        logger.warning("rebuilding this store", extra={"reason": reason})
+    def _rebuild_if_allowed(self) -> int:
+        """A new store takes the place of this one (R9), between two steps of the broker, which ends
+        here. One that leads, or is named master, never rebuilds."""
+        wish = self.following.allowed_rebuild(self.record)
+        if wish is None or self.leadership is not None or self._named_by is not None:
+            return 0
+        logger.warning("rebuilding this store", extra={"reason": wish.reason})
         self.rebuilds += 1
         self.following.stop()
+        self.following.tables.begin_rebuild(because_of_tables=wish.because_of_tables)
         self.identity.renew(copying=True)
         self._become(Role.COPYING)
         self._postponed = self.record
         self._life.end(self._open_slave)
+        return 1
 
     def _open_slave(self) -> None:
         """Begin on what the disk holds. What is no whole copy is worth nothing."""
@@ -412,7 +420,7 @@ class BrokerNode:
 
     def status(self) -> Status:
         """As of now, for controllers, operators and metrics."""
-        store, copying = self.broker.store, self.following.copying
+        store, following, copying = self.broker.store, self.following, self.following.copying
         slaves = self.leadership.slaves() if self.leadership else ()
         return Status(
             settings=self.settings,
@@ -427,12 +435,10 @@ class BrokerNode:
             durable=store.durable,
             confirmed=store.confirmed,
             slaves=slaves,
-            lag_bytes=max(
-                [self.following.behind_bytes, *(store.end - one.acked for one in slaves)]
-            ),
+            lag_bytes=max([following.behind_bytes, *(store.end - one.acked for one in slaves)]),
             copying_from=copying.began_at if copying.active else 0,
             copying_to=copying.target if copying.active else 0,
-            timers=self._newest_timers(),
+            timers=following.newest_timers(self.broker, leads=self.role is Role.MASTER),
             now_ms=self.now_ms(),
             trouble=self.view.trouble,
             state_hash=(store.snapshots.position, store.snapshots.state_hash),
@@ -440,11 +446,6 @@ class BrokerNode:
             meta_version=self.broker.registry.changes,
             draining=self.broker.registry.draining,
             moves_timers=self.mover.wants_peers(self.broker),
+            tables=following.tables,
+            rebuild_wish=following.rebuild_wish,
         )
-
-    def _newest_timers(self) -> TimersHeard | None:
-        if self.role is not Role.MASTER:
-            return self.following.timers
-        cursors = self.broker.timers.service.cursors()
-        epoch, now_ms = self.identity.epoch, self.now_ms()
-        return TimersHeard(epoch, cursors.last_read_ms, cursors.queue_offset, now_ms)

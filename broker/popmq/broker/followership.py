@@ -4,14 +4,18 @@ from collections.abc import Callable
 
 from popmq.broker.broker import Broker
 from popmq.broker.ha.copying import Copying
+from popmq.broker.ha.differing_snapshots import DifferingSnapshots
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.master_side import NEAR_BLOCKS
 from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
 from popmq.broker.ha.slave_side import SlaveSide
 from popmq.broker.ha.snapshot_copy import SnapshotCopy
+from popmq.broker.ha.tables_check import FILE_NAME as DIVERGENCE
+from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
 from popmq.broker.store.store_metrics import Lived
 from popmq.common.config import Settings
+from popmq.common.disk import Disk
 from popmq.common.hop import Port
 from popmq.common.replication import MasterTimers
 
@@ -19,7 +23,8 @@ from popmq.common.replication import MasterTimers
 class Followership:
     """`begin` for each life of the broker, then `follow`.
 
-    `on_rebuild` hears why this store is of no use, `on_broken` of a rule that was broken.
+    `rebuild_wish` says why this store should be rebuilt; `on_broken` hears of a rule that was
+    broken.
     """
 
     def __init__(
@@ -28,9 +33,9 @@ class Followership:
         identity: Identity,
         epochs: EpochFile,
         *,
+        disk: Disk,
         open_port: Callable[[str], Port],
         now_ms: Callable[[], int],
-        on_rebuild: Callable[[str], None],
         on_broken: Callable[[BaseException], None],
     ) -> None:
         self.side: SlaveSide | None = None
@@ -43,10 +48,15 @@ class Followership:
         self._epochs = epochs
         self._open_port = open_port
         self._now_ms = now_ms
-        self._on_rebuild = on_rebuild
         self._on_broken = on_broken
         self._leader_at = ""
-        self.diverged = 0  # tables that were not the master's
+        path = f"{settings.broker.data}/{DIVERGENCE}"
+        self.tables = TablesCheck(disk, path, lambda: identity.epoch)
+        self._controller_grants = False  # the newest answer came from one that grants rebuilds
+        self._granted = ""  # the store that this broker may rebuild now
+        self._disk = disk
+        self._differing: DifferingSnapshots | None = None
+        self._useless = ""  # why the log cannot be brought to this master's
         self._truncations = self._truncated_bytes = 0  # of followings that are over
 
     def begin(self, broker: Broker) -> None:
@@ -55,11 +65,39 @@ class Followership:
         self._snapshot = SnapshotCopy(broker.following.begin_install)
         slave = broker.store.slave
         assert slave is not None
-        slave.hashes.on_diverged = self._on_diverged
+        slave.hashes.on_compared = self.tables.compared
+        self._differing = DifferingSnapshots(
+            self._disk, self._settings.broker.data, broker.store.readers
+        )
 
-    def _on_diverged(self, position: int) -> None:
-        self.diverged += 1
-        self._on_rebuild(f"its tables are not the master's at {position}")
+    @property
+    def rebuild_wish(self) -> RebuildWish | None:
+        if self._useless:
+            return RebuildWish(self._useless, because_of_tables=False)
+        position = self.tables.known.differs_at
+        kept = self._differing is not None and self._differing.settled(position)
+        if not self.tables.wants_rebuild or not kept:
+            return None
+        reason = f"its tables are not the master's at {position}"
+        return RebuildWish(reason, because_of_tables=True)
+
+    def hear_grant(self, *, grants: bool, store_id: str) -> None:
+        """A controller answered: whether it grants rebuilds at all, and that of which store."""
+        self._controller_grants, self._granted = grants, store_id
+
+    def allowed_rebuild(self, record: GroupRecord | None) -> RebuildWish | None:
+        """The rebuild that may begin now, if there is one; `record` is the newest that was read."""
+        wish, own_id = self.rebuild_wish, self._identity.store_id
+        if wish is None or self._identity.copying:
+            return wish  # what is here is no whole copy: nothing is lost with it
+        if wish.because_of_tables and (record is None or own_id in record.members):
+            return None
+        if self._controller_grants:
+            return wish if self._granted == own_id else None
+        return None if wish.because_of_tables else wish  # an older one knows of no grant
+
+    def _log_is_useless(self, reason: str) -> None:
+        self._useless = reason
 
     def follow(self, record: GroupRecord, address: str, *, is_new: bool) -> None:
         """The record names another leader, at `address` if that is known; `is_new`: its epoch."""
@@ -79,9 +117,12 @@ class Followership:
             self._truncations += self.side.truncations
             self._truncated_bytes += self.side.truncated_bytes
             self.side = None
+        self._useless = ""  # the next master may have what this one lacks
 
     def step(self) -> int:
         done = self._broker.step()
+        if self.tables.differs_now and self._differing is not None:
+            self._differing.step(self.tables.known.differs_at, self.side)
         return done + self.side.step() if self.side is not None else done
 
     @property
@@ -115,6 +156,14 @@ class Followership:
                 timers = self._broker.timers.service
                 timers.hear_master(heard.last_read_ms, heard.queue_offset)
 
+    def newest_timers(self, broker: Broker, *, leads: bool) -> TimersHeard | None:
+        """The newest TimerCheckPoint that is known; of a broker that leads its own, as of now."""
+        if not leads:
+            return self.timers
+        cursors = broker.timers.service.cursors()
+        epoch, now_ms = self._identity.epoch, self._now_ms()
+        return TimersHeard(epoch, cursors.last_read_ms, cursors.queue_offset, now_ms)
+
     def _told_timers(self, told: MasterTimers) -> None:
         now_ms, following = self._now_ms(), self._broker.following
         following.master_lived = max(following.master_lived, Lived(told.epoch, told.log_ms))
@@ -133,9 +182,10 @@ class Followership:
             log_id=lambda: broker.registry.log_id,
             timer_sync_ms=self._settings.timer.checkpoint_sync_ms,
             now_ms=self._now_ms,
-            on_rebuild=self._on_rebuild,
+            on_rebuild=self._log_is_useless,
             on_broken=self._on_broken,
             on_timers=self._told_timers,
             copying=self.copying,
             snapshot=self._snapshot,
+            mark=lambda: self.tables.mark,
         )

@@ -27,8 +27,10 @@ def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
     yield reading("replication_elections", node.elections)
     yield reading("replication_truncations", node.following.truncations)
     yield reading("replication_truncated_bytes", node.following.truncated_bytes)
-    yield reading("replication_rebuilds", node.rebuilds)
-    yield reading("replication_diverged", node.following.diverged)
+    tables = node.following.tables
+    yield reading("store_rebuilds", node.rebuilds)
+    yield reading("replication_diverged", tables.diverged)
+    yield reading("replication_differs", tables.differs)
     yield reading("replication_copying", status.role is Role.COPYING)
     yield reading("replication_copied_percent", node.following.copying.percent)
     yield reading("replication_copying_bytes", node.following.copying.position)

@@ -14,9 +14,6 @@ from popmq.common.hop import PutEntry, PutResult
 from popmq.common.message import Stamp
 from popmq.common.topics import MessageType, TopicConfig
 
-# Timers, half messages and the first of a lite topic are stored with a stamp of their own.
-_STAMPED_BY_OTHERS = (MessageType.DELAY, MessageType.TRANSACTION, MessageType.LITE)
-
 
 class SendService:
     def __init__(
@@ -46,7 +43,7 @@ class SendService:
                 results.append(self._put_one(topic, entry, stamp))
             except PopmqError as error:
                 results.append(PutResult(error.code, str(error)))
-            if entry.type in _STAMPED_BY_OTHERS:
+            if entry.type == MessageType.LITE:  # making a lite topic is a record of its own
                 stamp = self._store.stamp()  # log time never goes back
         return results
 
@@ -86,12 +83,12 @@ class SendService:
         self._store.admission.check_size(entry.head, entry.properties)
         self.stored_by_topic[topic.name] = self.stored_by_topic.get(topic.name, 0) + 1
         if entry.type == MessageType.TRANSACTION:
-            return self._halves.put(topic, queue_id, entry)
+            return self._halves.put(topic, queue_id, entry, stamp)
         token = b""
         if entry.due_ms:  # of a timer, or of a message with a deadline
             due_ms = self._timers.due_ms(entry) if entry.type == MessageType.DELAY else 0
             if due_ms:
-                timer = self._timers.put(topic.id, queue_id, entry, due_ms)
+                timer = self._timers.put(topic.id, queue_id, entry, due_ms, stamp)
                 return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
             token = token_of(entry.properties)
         offset = self._store.put_message(

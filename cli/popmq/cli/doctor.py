@@ -21,6 +21,7 @@ from popmq.broker.store.doctor_disk import RehearsalDisk
 from popmq.broker.store.doctor_finding import Finding, Need, Repair
 from popmq.broker.store.doctor_rehearsal import Rehearsed
 from popmq.broker.store.doctor_repair import ReadLock, as_fields, chosen, repair
+from popmq.cli import doctor_diff
 from popmq.cli.messages import Subparsers
 from popmq.cli.metadata import columns
 from popmq.common.clock import SystemClock
@@ -41,7 +42,8 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
     parser = subparsers.add_parser(
         "doctor", help="check a data directory while no broker runs on it, and repair it"
     )
-    parser.add_argument("--data", required=True, metavar="DIR", help="the broker's data directory")
+    doctor_diff.add_parser(parser.add_subparsers(metavar="COMMAND"))
+    parser.add_argument("--data", metavar="DIR", help="the broker's data directory")
     parser.add_argument("--repair", action="store_true", help="do what the findings propose")
     parser.add_argument(
         "--accept-loss", action="store_true", help="with --repair: give up intact records too"
@@ -62,6 +64,8 @@ def size_argument(text: str) -> int:
 
 
 def run_doctor(args: argparse.Namespace) -> int:
+    if args.data is None:
+        raise ConfigError("name the broker's data directory (--data), or two snapshots (diff A B)")
     if args.accept_loss and not args.repair:
         raise ConfigError("--accept-loss means something with --repair only")
     read_lock = ReadLock(args.data)

@@ -7,9 +7,18 @@ are bytes of the group's one log.
 
 import struct
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 from popmq.common.payload import PayloadReader, fitting, text
+
+
+class TablesMark(IntEnum):
+    """What a slave says of its tables (docs/concepts/replication.md, "State on slaves")."""
+
+    EQUAL = 0  # they are the master's, as far as anything was compared
+    DIFFER = 1  # they are not the master's: leave this store out of the SyncStateSet
+    COMPARE = 2  # they were not those of an earlier master: compare them with a snapshot soon
 
 
 class EpochEntry(NamedTuple):
@@ -78,6 +87,7 @@ class Acked(NamedTuple):
     store_id: str
     session: int
     position: int
+    tables: TablesMark = TablesMark.EQUAL
 
 
 class AckedReply(NamedTuple):
@@ -188,13 +198,20 @@ def decode_block(body: bytes) -> Block:
 
 @fitting
 def encode_acked(request: Acked) -> bytes:
-    return _ACKED.pack(request.epoch, request.session, request.position) + text(request.store_id)
+    fields = _ACKED.pack(request.epoch, request.session, request.position)
+    # An older master reads the fields that it knows and ignores the mark behind them.
+    mark = bytes((request.tables,)) if request.tables else b""
+    return fields + text(request.store_id) + mark
 
 
 def decode_acked(body: bytes) -> Acked:
     reader = PayloadReader(body)
     epoch, session, position = reader.fields(_ACKED)
-    return Acked(epoch, reader.text(), session, position)
+    store_id = reader.text()
+    mark = body[reader.at] if reader.at < len(body) else 0
+    # Whatever a newer slave means by another number, its tables are not known to be equal.
+    tables = TablesMark(min(mark, TablesMark.COMPARE))
+    return Acked(epoch, store_id, session, position, tables)
 
 
 def encode_acked_reply(reply: AckedReply) -> bytes:

@@ -16,7 +16,7 @@ from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.hop import Kind, OnReply
 from popmq.common.observe import Metric
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.failover import Failover, OpenPeer, plan
+from popmq.controller.failover import Failover, OpenPeer, Plan, plan
 from popmq.controller.heartbeats import (
     replica_from_wire,
     route_from_wire,
@@ -139,6 +139,7 @@ class Controller:
         done = self.polls.due(now_ms)
         for group in self.groups.values():
             done += group.step(now_ms)
+            self._replace_suspect(group)
         if self.routes.drained:
             self._hide_strangers()
         return done + self._step_ownership(now_ms)
@@ -170,11 +171,13 @@ class Controller:
     def _register(self, request: pb.RegisterRequest) -> bytes:
         now_ms = self.clock.boot_ms()
         route = route_from_wire(request.broker)
-        reply = pb.RegisterReply(heartbeat_ms=self.times.heartbeat_ms)
+        reply = pb.RegisterReply(heartbeat_ms=self.times.heartbeat_ms, grants_rebuilds=True)
         try:
             if request.replicas > 1:
                 group = self._register_replica(request, route, now_ms)
                 reply.state.CopyFrom(group.state())
+                if group.may_rebuild(request.broker.store_id):
+                    reply.rebuild = request.broker.store_id
             else:
                 self._register_single(request, route, now_ms)
         except PopmqError as error:
@@ -385,7 +388,14 @@ class Controller:
         if self._failovers >= FAILOVER_LIMIT:
             raise TooManyRequests(f"{FAILOVER_LIMIT} failovers are on their way")
         planned = plan(group, request.node, unclean=request.unclean)
+        failover = self._planned(group, planned, on_reply)
+        if request.dry_run:
+            on_reply(failover.preview().SerializeToString())
+            return
+        self._failovers += 1
+        failover.start()
 
+    def _planned(self, group: ReplicaGroup, planned: Plan, on_reply: OnReply) -> Failover:
         def done(answer: pb.FailoverReply | PopmqError) -> None:
             self._failovers -= 1
             if isinstance(answer, PopmqError):
@@ -396,12 +406,19 @@ class Controller:
             logger.warning("failover", extra=extra)
             on_reply(answer.SerializeToString())
 
-        failover = Failover(group, planned, self._open_peer, done)
-        if request.dry_run:
-            on_reply(failover.preview().SerializeToString())
+        return Failover(group, planned, self._open_peer, done)
+
+    def _replace_suspect(self, group: ReplicaGroup) -> None:
+        """Most replicas agree on other tables than the master's: one of them is to lead."""
+        successor, master = group.successor_of_suspect(), group.leader
+        if successor is None or self._failovers >= FAILOVER_LIMIT:
             return
+        logger.error(
+            "the master's tables are not those of most replicas: handing over",
+            extra={"broker": group.name, "to": successor.node},
+        )
         self._failovers += 1
-        failover.start()
+        self._planned(group, Plan(successor, master), lambda reply: None).start()
 
     def _check_cluster(self, cluster: str, group: str) -> None:
         if cluster != self._cluster:

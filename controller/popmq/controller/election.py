@@ -13,10 +13,19 @@ from popmq.controller.replicas import Replica
 def best(candidates: Iterable[Replica]) -> Replica | None:
     """By (epoch, position, priority): it loses the fewest unacknowledged records.
 
-    Any member of the set would be as safe.  Of equals the smallest priority wins, then the
-    first name.
+    Any member of the set would be as safe.  One whose tables are not the master's comes last.  Of
+    equals the smallest priority wins, then the first name.
     """
-    ranked = sorted(candidates, key=lambda one: (-one.epoch, -one.end, one.priority, one.node))
+    ranked = sorted(
+        candidates,
+        key=lambda one: (
+            one.tables_differ_at > 0,
+            -one.epoch,
+            -one.end,
+            one.priority,
+            one.node,
+        ),
+    )
     return ranked[0] if ranked else None
 
 

@@ -45,6 +45,10 @@ def replica_from_wire(request: pb.RegisterRequest) -> Replica:
         catch_up_to=request.catch_up_to,
         meta_version=request.meta_version,
         draining=broker.draining,
+        tables_equal_at=request.tables_equal_at,
+        tables_differ_at=request.tables_differ_at,
+        tables_hash=request.tables_hash,
+        asks_rebuild=request.asks_rebuild,
     )
 
 

@@ -13,11 +13,13 @@ from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best, candidates, elected, first_record
 from popmq.controller.group_record import GroupRecord, record_to_wire
 from popmq.controller.metadata_store import MetadataStore, Outcome, StoreAway, Swapped
+from popmq.controller.rebuilds import Rebuilds, successor_of_suspect
 from popmq.controller.replicas import SERVING, Replica, Replicas, TimerCheckPoint
 
 logger = logging.getLogger(__name__)
 
 READ_MS = 1_000  # other controllers write too
+SUSPECT_MS = 10_000  # between attempts to hand over from a master with tables of its own
 SOON_MS = 100  # something contradicts what was read last
 
 OnAlter = Callable[[pb.AlterSyncStateSetReply], None]
@@ -38,6 +40,7 @@ class ReplicaGroup:
     ) -> None:
         self.name = name
         self.replicas = Replicas(name, dead_after_ms=dead_after_ms)
+        self.rebuilds = Rebuilds(name)
         self.record: GroupRecord | None = None
         self.view = first_view
         self.trouble = ""
@@ -58,6 +61,7 @@ class ReplicaGroup:
         self._seen_ms = now_ms  # when this record was first read
         self._writing = False
         self._shown: object = None
+        self._suspect_ms = now_ms  # from then on a master may be suspected again
 
     # -- what brokers say
 
@@ -146,6 +150,21 @@ class ReplicaGroup:
     def is_read(self) -> bool:
         """The metadata store has answered since this controller started."""
         return self._is_read
+
+    def may_rebuild(self, store_id: str) -> bool:
+        """Whether that replica, which has just been heard, may rebuild its store now."""
+        asking = self.replicas.get(store_id)
+        least = self.replicas.min_in_sync
+        return asking is not None and self.rebuilds.ask(asking, self.record, self.living, least)
+
+    def successor_of_suspect(self) -> Replica | None:
+        """To whom a master with wrong tables should hand over now."""
+        if self._now_ms < self._suspect_ms:
+            return None
+        successor = successor_of_suspect(self.record, self.living)
+        if successor is not None:
+            self._suspect_ms = self._now_ms + SUSPECT_MS
+        return successor
 
     # -- elections
 
@@ -334,6 +353,7 @@ class ReplicaGroup:
             replicas=one.replicas,
             min_in_sync=one.min_in_sync,
             meta_version=one.meta_version,
+            tables_differ_at=one.tables_differ_at,
         )
 
 

@@ -34,6 +34,10 @@ class Replica:
     catch_up_to: int = 0
     meta_version: int = 0
     draining: bool = False
+    tables_equal_at: int = 0
+    tables_differ_at: int = 0
+    tables_hash: str = ""
+    asks_rebuild: int = pb.NO_REBUILD
 
     @property
     def is_empty(self) -> bool:

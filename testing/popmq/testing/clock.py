@@ -24,6 +24,18 @@ class ManualClock:
         self._wall_ms += ms
 
 
+class TickingClock(ManualClock):
+    """Every reading is a millisecond later than the one before, so two readings never agree."""
+
+    def wall_ms(self) -> int:
+        self.advance(1)
+        return super().wall_ms()
+
+    def boot_ms(self) -> int:
+        self.advance(1)
+        return super().boot_ms()
+
+
 class SkippingClock:
     """The machine's clock, ahead of it by all that `advance` added; frozen, nothing else moves."""
 

@@ -7,6 +7,7 @@ A slave keeps up while each end of the log that it was shown is on its disk with
 from dataclasses import dataclass, field
 
 from popmq.common.hop import OnReply
+from popmq.common.replication import TablesMark
 
 CLOSED_GRACE_MS = 300  # for a slave whose connection ended to be back
 
@@ -37,6 +38,7 @@ class Follower:
     fetch: WaitingFetch | None = None
     told_round: int = 0  # in the last answer (received.py)
     heard_round: int = 0  # it had that answer when it spoke
+    tables: TablesMark = TablesMark.EQUAL  # as it said with its last ack
     mark_position: int = field(default=0)
     mark_ms: int = field(default=0)
 

@@ -45,9 +45,17 @@ class Link:
         self._said = ""
 
     def ask(
-        self, kind: Kind, body: bytes, timeout_ms: int, on_reply: Callable[[bytes], None]
+        self,
+        kind: Kind,
+        body: bytes,
+        timeout_ms: int,
+        on_reply: Callable[[bytes], None],
+        on_refused: Callable[[PopmqError], None] | None = None,
     ) -> None:
-        """`on_reply` hears the answer if the session is still the same then."""
+        """`on_reply` hears the answer if the session is still the same then.
+
+        An error ends the session, unless `on_refused` is there to hear of it.
+        """
         session = self._session
         number = 0
         waiting = True
@@ -59,7 +67,10 @@ class Link:
             if session != self._session or not self._live:
                 return
             if isinstance(reply, PopmqError):
-                self.lose(f"{kind.name}: {reply}")
+                if on_refused is not None:
+                    on_refused(reply)
+                else:
+                    self.lose(f"{kind.name}: {reply}")
                 return
             try:
                 on_reply(reply)

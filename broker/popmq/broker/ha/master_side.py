@@ -21,13 +21,14 @@ from popmq.common import replication
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, NotMaster, PopmqError, Refused
 from popmq.common.hop import Kind, OnReply
-from popmq.common.replication import Block, HandshakeReply, MasterTimers
+from popmq.common.replication import Block, HandshakeReply, MasterTimers, TablesMark
 from popmq.common.replication_settings import ReplicationSettings
 
 logger = logging.getLogger(__name__)
 
 TELL_CONFIRMED_MS = 20  # who copies nothing hears of the confirmed position so much later
 FOLLOWER_LIMIT = 32
+COMPARE_MS = 30_000  # between snapshots that are made only so that a slave compares its tables
 NEAR_BLOCKS = 4  # of a slave that is to join: so many fetches behind the end
 
 
@@ -59,6 +60,7 @@ class MasterSide:
         self._now_ms = now_ms
         self._rng = rng
         self._number = 0
+        self._compare_ms = now_ms()  # from then on such a snapshot may be made
         self._waiting: dict[int, Follower] = {}
         self._rate = Rate(settings.catch_up_bytes_per_second, settings.fetch_bytes, now_ms())
         self.received = Received(
@@ -107,6 +109,9 @@ class MasterSide:
         """Ends of waits, laggards and candidates. Returns how much was done."""
         now_ms = self._now_ms()
         done = self.keeper.step(end=self._store.end, now_ms=now_ms)
+        if now_ms >= self._compare_ms and self._somebody_compares():
+            self._compare_ms = now_ms + COMPARE_MS
+            self._store.snapshots.wanted = True
         for follower in list(self._waiting.values()):
             fetch = follower.fetch
             if fetch is None or fetch.reading:
@@ -117,6 +122,9 @@ class MasterSide:
             else:
                 self._try(follower)
         return done
+
+    def _somebody_compares(self) -> bool:
+        return any(one.tables is TablesMark.COMPARE for one in self.followers.values())
 
     def stop(self) -> None:
         """Not the master any more: nobody is told anything but that."""
@@ -213,6 +221,7 @@ class MasterSide:
             position=asked.end,
             mark_position=self._store.end,
             mark_ms=now_ms,
+            tables=known.tables if known else TablesMark.EQUAL,
         )
         self.followers[asked.store_id] = follower
         self.sync.holds.pop(asked.store_id, None)  # it may have restarted, and lost its memory
@@ -260,6 +269,11 @@ class MasterSide:
                 f"{self._store.end}",
             )
         follower.ack(asked.position, end=self._store.end, now_ms=self._now_ms())
+        if asked.tables is not follower.tables:
+            follower.tables = asked.tables
+            logger.info(
+                "tables of a slave", extra={"node": follower.node, "are": asked.tables.name}
+            )
         if self.sync.fsynced(asked.store_id, asked.position):
             self._confirmed()
         self.received.look()

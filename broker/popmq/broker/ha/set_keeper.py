@@ -1,8 +1,8 @@
 """SetKeeper: when a master asks for another SyncStateSet.
 
-SyncState says what is safe; this says what is wanted: laggards out, who caught up in, and no
-candidate that died waited for.  One request is on its way at a time, again and again until the
-record that answers it was read (R18, R20).
+SyncState says what is safe; this says what is wanted: laggards and stores with other tables out,
+who caught up in, and no candidate that died waited for.  One request is on its way at a time, again
+and again until the record that answers it was read (R18, R20).
 """
 
 import logging
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from popmq.broker.ha.follower import Follower
 from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.common.replication import TablesMark
 
 logger = logging.getLogger(__name__)
 
@@ -74,16 +75,21 @@ class SetKeeper:
         laggards = [one for one in members if self._lags(one, now_ms)]
         # The one that is the furthest behind: it is waited for the longest.
         laggards.sort(key=lambda one: self._sync.acked.get(one, -1))
-        return self._sync.shrink(laggards[0]) if laggards else None
+        # A store with other tables holds all that is confirmed: it leaves after the laggards.
+        leaving = laggards + [one for one in members if self._differs(one)]
+        return self._sync.shrink(leaving[0]) if leaving else None
 
     def _expand(self, end: int, now_ms: int) -> Alter | None:
         """Only with a controller there: whoever is being added cannot be dropped without one."""
         if not self._reachable():
             return None
+        short = self.reachable_members(now_ms) < self._sync.min_in_sync
         for store_id, follower in self._followers.items():
             near = end - follower.acked <= self._near_bytes
             if store_id in self._sync.in_force or not near or self._is_gone(store_id, now_ms):
                 continue
+            if self._differs(store_id) and not short:
+                continue  # its copy of the log counts where it is needed, its tables do not
             alter = self._sync.expand(store_id)
             if alter is not None:
                 return alter
@@ -94,6 +100,10 @@ class SetKeeper:
         if follower is None:  # not heard of in this epoch
             return now_ms - self._began_ms >= self._laggard_ms
         return follower.lags(now_ms, self._laggard_ms)
+
+    def _differs(self, store_id: str) -> bool:
+        follower = self._followers.get(store_id)
+        return follower is not None and follower.tables is not TablesMark.EQUAL
 
     def _is_gone(self, store_id: str, now_ms: int) -> bool:
         follower = self._followers.get(store_id)

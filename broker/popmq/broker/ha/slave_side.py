@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from popmq.broker.ha.copying import Copying
+from popmq.broker.ha.differing_snapshots import OnPiece
 from popmq.broker.ha.epoch_file import EpochFile, consistent_point
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.link import Link
@@ -20,7 +21,7 @@ from popmq.common import replication
 from popmq.common.errors import PopmqError
 from popmq.common.hop import Kind, Port
 from popmq.common.message import BadRecord
-from popmq.common.replication import Block, HandshakeReply, MasterTimers
+from popmq.common.replication import Block, HandshakeReply, MasterTimers, TablesMark
 from popmq.common.replication_settings import ReplicationSettings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class SlaveSide:
     """`members` are the record's set; `store` follows (`MessageStore.follow`).
 
     `on_rebuild` hears why this log is of no use, `on_broken` what must never happen, `on_timers`
-    the master's TimerCheckPoint.
+    the master's TimerCheckPoint. `mark` is what the master is to know of this store's tables.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class SlaveSide:
         on_timers: Callable[[MasterTimers], None],
         copying: Copying,
         snapshot: SnapshotCopy,
+        mark: Callable[[], TablesMark] = lambda: TablesMark.EQUAL,
     ) -> None:
         self.phase = Phase.RESTING
         self.cutting = False  # goes on when this side is stopped
@@ -95,6 +97,8 @@ class SlaveSide:
         self._session = 0
         self._confirmed = 0  # as the master told it, in this session
         self._acked = -1
+        self._mark = mark
+        self._marked = TablesMark.EQUAL  # in the last acknowledgement
         self._round = 0  # of the master's last block
         self._acking = self._fetching = self._asking_timers = False
         self._timers_due_ms = 0
@@ -330,17 +334,17 @@ class SlaveSide:
     # -- acks
 
     def _ack(self) -> None:
-        durable = self._store.durable
+        durable, mark = self._store.durable, self._mark()
         if (
             self._acking
             or self.phase is not Phase.FOLLOWING
             or self._identity.copying  # its log has no tables yet: it could not be elected
-            or durable <= self._acked
+            or (durable <= self._acked and mark is self._marked)
         ):
             return
-        self._acking, self._acked = True, durable
+        self._acking, self._acked, self._marked = True, durable, mark
         body = replication.encode_acked(
-            replication.Acked(self._epoch, self._identity.store_id, self._session, durable)
+            replication.Acked(self._epoch, self._identity.store_id, self._session, durable, mark)
         )
         self._link.ask(Kind.ACKED, body, 2_000, self._ack_taken)
 
@@ -357,6 +361,20 @@ class SlaveSide:
         """Told by the master of this session, after this log was cut (R17, R21)."""
         self._confirmed = max(self._confirmed, confirmed)
         self._store.confirm(min(self._confirmed, self._store.end))
+
+    # -- a snapshot of the master, to be looked at (differing_snapshots.py)
+
+    @property
+    def session(self) -> int:
+        """0 while there is none."""
+        return self._session if self.phase is Phase.FOLLOWING else 0
+
+    def read_snapshot(self, position: int, offset: int, size: int, on_piece: OnPiece) -> None:
+        own_id = self._identity.store_id
+        body = replication.encode_read_snapshot(
+            replication.ReadSnapshot(self._epoch, own_id, self._session, position, offset, size)
+        )
+        self._link.ask(Kind.READ_SNAPSHOT, body, 10_000, on_piece, on_piece)
 
     # -- timers
 

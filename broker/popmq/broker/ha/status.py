@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from popmq.broker.ha.controller_wire import timers_to_wire
 from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
+from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
 from popmq.common.config import Settings
 from popmq.common.wire import controller_pb2 as controller
 from popmq.common.wire import replication_pb2 as pb
@@ -41,6 +42,8 @@ class Status:
     now_ms: int
     trouble: str
     state_hash: tuple[int, int]  # of the newest snapshot: position and hash of its tables
+    tables: TablesCheck  # whether they are the master's
+    rebuild_wish: RebuildWish | None
     owner: str = ""  # the broker group that this log's topics are copied from
     meta_version: int = 0
     draining: bool = False
@@ -77,6 +80,14 @@ def registration(status: Status) -> bytes:
         meta_version=status.meta_version,
         moves_timers=status.moves_timers,
     )
+    tables, wish = status.tables, status.rebuild_wish
+    made.tables_equal_at = tables.equal_at
+    if tables.differs_now:
+        made.tables_differ_at = tables.known.differs_at
+        made.tables_hash = f"{tables.known.own_hash:032x}"
+    if wish is not None:
+        tables_differ = wish.because_of_tables
+        made.asks_rebuild = controller.TABLES_DIFFER if tables_differ else controller.LOG_DIFFERS
     if status.timers is not None:
         made.timer_check_point.CopyFrom(timers_to_wire(status.timers, status.now_ms))
     return made.SerializeToString()

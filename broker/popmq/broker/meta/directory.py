@@ -134,4 +134,11 @@ class Directory:
         return self._registry.group(name)
 
 
-from popmq.common.errors import NotCopied, PopmqError
+def _has_fixed_places(topic: TopicConfig) -> bool:
+    return topic.type is MessageType.LITE or topic.type.accepts(MessageType.FIFO)
+
+
+def _not_copied(what: str, name: str) -> NotCopied:
+    return NotCopied(
+        f"{what} {name} was deleted and made again, and this broker group still has the old one"
+    )

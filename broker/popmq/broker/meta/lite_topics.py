@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, StoreDamaged
 from popmq.common.message import RecordKind
@@ -208,3 +208,13 @@ def _decode(body: bytes) -> tuple[What, LiteTopic]:
         )
     name = body[_LAYOUT.size :].decode()
     return What(what), LiteTopic(topic_id, queue_id, name, first, last_ms)
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    at = 0
+    while at < len(content):
+        size = int.from_bytes(content[at : at + 2], "big")
+        what, lite = _decode(content[at + 2 : at + 2 + size])
+        at += 2 + size
+        fields = {"is": what.name, "name": lite.name, "first": lite.first, "last_ms": lite.last_ms}
+        yield Row(f"topic {lite.topic_id}, queue {lite.queue_id}", fields)

@@ -11,7 +11,7 @@ from popmq.broker.meta.lite_topics import LiteTopics
 from popmq.broker.meta.meta_limits import check_group, check_topic
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.common import topics
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind
@@ -397,3 +397,24 @@ def _hashed(record: MetaRecord, body: bytes) -> bytes:
     plain.CopyFrom(record)
     plain.followed.ClearField("epoch")
     return plain.SerializeToString(deterministic=True)
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    at = 0
+    while at < len(content):
+        size = int.from_bytes(content[at : at + 4], "big")
+        record = MetaRecord.FromString(content[at + 4 : at + 4 + size])
+        at += 4 + size
+        match record.WhichOneof("change"):
+            case "topic":
+                yield Row(f"topic {record.topic.id}", {"is": _shown(record.topic)})
+            case "group":
+                yield Row(f"group {record.group.id}", {"is": _shown(record.group)})
+            case "receipt_key":  # the key itself is a secret
+                yield Row("receipt key", {"hash": f"{entry_hash(record.receipt_key):032x}"})
+            case other:
+                yield Row(f"{other}".replace("_", " "), {"is": _shown(record)})
+
+
+def _shown(value: object) -> str:
+    return " ".join(f"{value}".split())

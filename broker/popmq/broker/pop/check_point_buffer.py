@@ -196,7 +196,7 @@ class CheckPointBuffer:
 
     def _write_one(self, ck: PopCheckPoint) -> None:
         self.written += 1
-        self._append(
+        written_ms = ended_ms = self._append(
             ReviveRecord(
                 ReviveKind.CHECK_POINT,
                 ck.epoch,
@@ -213,9 +213,10 @@ class CheckPointBuffer:
             )
         )
         if ck.acked:
-            self._append(ReviveRecord(ReviveKind.ACK, ck.epoch, ck.sequence, ck.acked))
+            ack = ReviveRecord(ReviveKind.ACK, ck.epoch, ck.sequence, ck.acked)
+            ended_ms = self._append(ack)
         self._acked.pop(ck.key, None)
-        self._table.written(ck, self._store.log_ms())
+        self._table.written(ck, written_ms, ended_ms)
 
     def _append(self, record: ReviveRecord) -> int:
         """Returns its log time."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from popmq.broker.pop.pop_check_point import FIFO, PopCheckPoint, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.retention import Body
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.store.unit_check import Unit
 
 if TYPE_CHECKING:
@@ -272,3 +272,48 @@ class TableRestorer:
 def _ended(next_offset: int) -> PopCheckPoint:
     """Stands in a queue's line for a check point that ended; only where it led to counts."""
     return PopCheckPoint((0, 0), (0, 0, 0), 0, 0, next_offset, 0, 0, 0, 0)
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    """What counts in one piece: live check points, and how far records say that groups are."""
+    kind, data = content[:1], content[1:]
+    if kind == _CHECK_POINT:
+        for epoch, root_epoch, flags, topic, group, queue, *more in _LIVE.iter_unpack(data):
+            sequence, root_sequence, members, start, following, popped, *rest = more
+            revive_at, client, acked, revived, moved = rest
+            yield Row(
+                f"check point {epoch}/{sequence}",
+                {
+                    "group": group,
+                    "topic": topic,
+                    "queue": queue,
+                    "start_offset": start,
+                    "next_offset": following,
+                    "members": f"{members:b}",
+                    "acked": f"{acked:b}",
+                    "revived": f"{revived:b}",
+                    "moved": f"{moved:b}",
+                    "popped_at_ms": popped,
+                    "revive_at_ms": revive_at,
+                    "flags": flags,
+                    "client": f"{client:x}",
+                    "root": (root_epoch, root_sequence),
+                },
+            )
+    elif kind == _PROGRESS:
+        at = 0
+        while at < len(data):
+            group, topic, queue, count, _, _, logged = _QUEUE.unpack_from(data, at)
+            at += _QUEUE.size + count * _OPEN.size
+            if logged:
+                yield Row(_queue_name(group, topic, queue), {"read_up_to": logged})
+    elif kind == _FIFO:
+        group, topic, queue, ranges, _, _, _, logged = _FIFO_QUEUE.unpack_from(data)
+        attempts = dict(_ATTEMPTS.iter_unpack(data[_FIFO_QUEUE.size + ranges * _RANGE.size :]))
+        if logged or attempts:
+            fields = {"read_up_to": logged, "attempts": attempts}
+            yield Row(_queue_name(group, topic, queue), fields)
+
+
+def _queue_name(group_id: int, topic_id: int, queue_id: int) -> str:
+    return f"group {group_id}, topic {topic_id}, queue {queue_id}"

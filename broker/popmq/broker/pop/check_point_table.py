@@ -1,7 +1,8 @@
 """The live index of check points, and each queue's progress (docs/concepts/pop.md).
 
 A function of the log: every change comes through one of the `apply` methods, in log order,
-on the master at append and at recovery from the scan.  Nothing here reads a clock.
+on the master at append and at recovery from the scan.  Nothing here reads a clock: each `log_ms`
+is the log time of the record that is applied, never another reading of the clock.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -187,15 +188,15 @@ class CheckPointTable:
         """Apply acks of a check point that is not written yet."""
         self._end(ck, bits & ck.waiting, acked=True, revived=False, log_ms=log_ms)
 
-    def written(self, ck: PopCheckPoint, log_ms: int) -> None:
-        """It is a record now, with its acks."""
+    def written(self, ck: PopCheckPoint, written_ms: int, ended_ms: int) -> None:
+        """It is a record now, with its acks: the log times of the two records."""
         if self._saving is not None:
             self._saving.keep_progress(ck.place, self._progress[ck.place])
         ck.buffered = False
-        ck.popped_at_ms = log_ms  # as a start would see it
+        ck.popped_at_ms = written_ms  # as a start or a slave sees it
         self._logged(ck)
         if ck.finished:
-            self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+            self.outcomes.add(ended_ms, ck.key, (ck.acked, ck.revived, ck.moved))
 
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""

@@ -137,8 +137,7 @@ class OffsetReset:
         self._buffer.write_queue((group.id, topic.id, queue_id))
         done = self.plan(group, topic, queue_id, offset)
         record = OffsetRecord(group.id, topic.id, queue_id, offset, Reason.RESET)
-        log_ms = self._store.log_ms()
-        self._store.put_record(
+        log_ms = self._store.put_record(
             RecordKind.OFFSET,
             topic_id=topics.OFFSETS_TOPIC_ID,
             queue_id=0,

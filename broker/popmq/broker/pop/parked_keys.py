@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from popmq.broker.pop.pop_check_point import Unpark
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 
 _KEY = struct.Struct(
     ">IIIIQBQHI"
@@ -261,3 +261,19 @@ class ParkedKeys:
                         self._owner.pop((key.parking_id, offset), None)
             if not keys:
                 del self._keys[place]
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    group, topic, parking, queue, since_ms, state, until, size, _ = _KEY.unpack_from(content)
+    at = _KEY.size + size
+    name = content[_KEY.size : at].decode(errors="replace")
+    yield Row(
+        f"group {group}, topic {topic}, queue {queue}, message group {name}",
+        {
+            "parking_topic": parking,
+            "since_ms": since_ms,
+            "state": state,
+            "until": until,
+            "messages": list(_MESSAGE.iter_unpack(content[at:])),
+        },
+    )

@@ -23,7 +23,7 @@ from popmq.common.config import PopSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
 from popmq.common.expiry import without_deadline
-from popmq.common.message import RevivalToken, StoredMessage
+from popmq.common.message import RevivalToken, Stamp, StoredMessage
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 
 _LOOK_MS = 1_000  # between looks for stuck keys in one queue
@@ -155,10 +155,11 @@ class ParkingService:
             progress.pass_over(offset, offset + 1)
             return
         target = self._topic(topics.parked_topic(group.name, topic.name))
-        log_ms = self._store.log_ms()
+        stamp = self._store.stamp()
+        log_ms = stamp.log_ms
         token = RevivalToken(False, 0, 0, 0, topic.id, place[2], offset, log_ms, parked=True)
         attempt = message.attempt + progress.attempts.get(offset, 0)
-        at = self._copy(target, message, token, attempt)
+        at = self._copy(target, message, token, attempt, stamp)
         self._table.parking.park(place, target.id, key, origin=offset, offset=at, log_ms=log_ms)
         self.parked += 1
 
@@ -197,15 +198,21 @@ class ParkingService:
             )
             # The last delivery that ended is the attempt it stands for, if there was one.
             attempt = message.attempt + progress.attempts.get(offset, 0)
-            log_ms = self._store.log_ms()
-            self._copy(self._topic(topics.dlq_topic(group.name)), message, token, attempt)
-            self._table.apply_revival(token, log_ms)
+            target = self._topic(topics.dlq_topic(group.name))
+            stamp = self._store.stamp()
+            self._copy(target, message, token, attempt, stamp)
+            self._table.apply_revival(token, stamp.log_ms)
             self.dead_lettered += 1
             moved += 1
         return moved
 
     def _copy(
-        self, target: TopicConfig, message: StoredMessage, token: RevivalToken, attempt: int
+        self,
+        target: TopicConfig,
+        message: StoredMessage,
+        token: RevivalToken,
+        attempt: int,
+        stamp: Stamp,
     ) -> int:
         return self._store.put_message(
             topic_id=target.id,
@@ -216,6 +223,7 @@ class ParkingService:
             tag_hash=message.tag_hash,
             token=token.encode(),
             attempt=attempt,
+            stamp=stamp,
         )
 
     def _topic(self, name: str) -> TopicConfig:

@@ -69,8 +69,7 @@ class PullOffsets:
         # As with a reset: what became a record behind this one would count again at recovery.
         self._buffer.write_queue(place)
         record = OffsetRecord(*place, offset, Reason.PULLED)
-        log_ms = self._store.log_ms()
-        self._store.put_record(
+        log_ms = self._store.put_record(
             RecordKind.OFFSET,
             topic_id=topics.OFFSETS_TOPIC_ID,
             queue_id=0,

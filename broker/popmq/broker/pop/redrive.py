@@ -9,7 +9,7 @@ import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.common.message import RevivalToken
 
 _RUN = struct.Struct(">IQQ")  # dead-letter topic, first offset, end offset
@@ -74,3 +74,8 @@ class RedrivenLetters:
 
     def restored(self) -> None:
         return
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    for topic_id, start, end in _RUN.iter_unpack(content):
+        yield Row(f"dead-letter topic {topic_id}, from offset {start}", {"end": end})

@@ -196,7 +196,7 @@ class ReviveService:
             popped_at_ms,
             reject or DeadReason.MAX_ATTEMPTS,
         )
-        log_ms = self._store.log_ms()
+        stamp = self._store.stamp()
         self._store.put_message(
             topic_id=target.id,
             queue_id=0,
@@ -205,8 +205,9 @@ class ReviveService:
             tag_hash=message.tag_hash,
             token=token.encode(),
             attempt=attempt if dead or ck.undone else attempt + 1,
+            stamp=stamp,
         )
-        self._table.apply_revival(token, log_ms)
+        self._table.apply_revival(token, stamp.log_ms)
         if dead:
             self.dead_lettered += 1
         else:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.mapped_file import MappedFile, Synced
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.store.unit_check import FindUnit
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged, TopicNotFound
@@ -264,3 +264,8 @@ class Dispatch:
 def _warn_not_deleted(error: BaseException | None) -> None:
     if error is not None:
         logger.warning("files not deleted", extra={"reason": str(error)})
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    for topic_id, queue_id, following in _NEXT.iter_unpack(content):
+        yield Row(f"topic {topic_id}, queue {queue_id}", {"next_offset": following})

@@ -136,7 +136,7 @@ class SlaveStore:
                 self._snapshots.begin_at(self.head())
             case RecordKind.STATE_HASH:
                 said = StateHash.decode(body)
-                self.hashes.masters(said.position, said.hash)
+                self.hashes.masters(said.position, said.hash, record.header.epoch)
             case RecordKind.LOG_START:
                 self._starts_at = max(self._starts_at, LogStart.decode(body).position)
 

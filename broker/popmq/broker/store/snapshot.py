@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -57,6 +57,13 @@ class SnapshotTable(Protocol):
     def restored(self) -> None:
         """All pieces were given back."""
         ...
+
+
+class Row(NamedTuple):
+    """One entry of a table, as far as it counts in the state hash, for people (doctor_diff.py)."""
+
+    name: str
+    fields: dict[str, object]
 
 
 def _check_of_head(data: bytes | bytearray) -> bytes:

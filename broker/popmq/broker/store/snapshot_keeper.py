@@ -38,6 +38,7 @@ class SnapshotKeeper:
         self.on_finished: Callable[[int, int], None] = lambda position, state_hash: None
         # Makes durable where the log will start, before it is begun anew with another's snapshot.
         self.log_starts_at: Callable[[int], None] = lambda position: None
+        self.wanted = False  # make one now, however little was appended since the last one
         self.position = 0  # of the newest finished snapshot
         self._skipped_to = 0
         self._kept: list[int] = []
@@ -54,8 +55,10 @@ class SnapshotKeeper:
         """One piece of work, if there is any. `safe_position` is confirmed and checkpointed."""
         if self._writer is None:
             now = head()
-            if now.position - max(self.position, self._skipped_to) < self._every_bytes:
+            grown = now.position - max(self.position, self._skipped_to)
+            if grown < self._every_bytes and not self.wanted:
                 return 0
+            self.wanted = False
             self.before()
             self._writer = self._begin(head())
             return 1

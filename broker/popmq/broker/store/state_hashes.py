@@ -2,44 +2,62 @@
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
 _KEPT = 8  # of each side, until the other one's comes
 
 
+class Compared(NamedTuple):
+    """The tables of a slave and of the master of `epoch` at one position of the log."""
+
+    position: int
+    epoch: int
+    own: int  # state hashes
+    masters: int
+
+    @property
+    def equal(self) -> bool:
+        return self.own == self.masters
+
+
 class StateHashes:
     def __init__(self) -> None:
         self._own: dict[int, int] = {}
-        self._masters: dict[int, int] = {}
+        self._masters: dict[int, tuple[int, int]] = {}  # epoch of the master, hash
         self.compared = 0
         self.diverged = 0
-        # Told the position at which the tables were not the same; the slave then builds itself
-        # anew from its master (docs/concepts/replication.md).
-        self.on_diverged: Callable[[int], None] = lambda position: None
+        self.on_compared: Callable[[Compared], None] = lambda compared: None
 
     def own(self, position: int, state_hash: int) -> None:
         """Of a snapshot made here."""
         self._own[position] = state_hash
         self._compare(position)
 
-    def masters(self, position: int, state_hash: int) -> None:
-        self._masters[position] = state_hash
+    def masters(self, position: int, state_hash: int, epoch: int) -> None:
+        """Of a snapshot that the master of `epoch` made, as its record says."""
+        self._masters[position] = epoch, state_hash
         self._compare(position)
 
     def _compare(self, position: int) -> None:
         for known in (self._own, self._masters):
             while len(known) > _KEPT:
-                del known[min(known)]
-        ours, theirs = self._own.get(position), self._masters.get(position)
-        if ours is None or theirs is None:
+                known.pop(min(known))
+        if position not in self._own or position not in self._masters:
             return
-        del self._own[position], self._masters[position]
+        epoch, masters = self._masters.pop(position)
+        compared = Compared(position, epoch, self._own.pop(position), masters)
         self.compared += 1
-        if ours != theirs:
+        if not compared.equal:
             self.diverged += 1
             logger.critical(
                 "the tables are not the master's",
-                extra={"position": position, "ours": f"{ours:032x}", "masters": f"{theirs:032x}"},
+                extra={
+                    "position": position,
+                    "epoch": epoch,
+                    "ours": f"{compared.own:032x}",
+                    "masters": f"{masters:032x}",
+                },
             )
-            self.on_diverged(position)
+        self.on_compared(compared)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.common.errors import TooManyRequests
 from popmq.common.timer_token import TimerToken
@@ -81,3 +81,8 @@ class TimerArrivals:
 
     def restored(self) -> None:
         return
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    for origin, move in _ENTRY.iter_unpack(content):
+        yield Row(f"origin {origin}", {"newest_move": move})

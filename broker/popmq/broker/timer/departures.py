@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common.message import RecordKind
 from popmq.common.timer_departure import Departure, Leaving, Settled
@@ -127,3 +127,22 @@ class Departures:
 
     def restored(self) -> None:
         return
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    at = number = 0
+    while at < len(content):
+        if content[at] == 1:
+            _, moved, first = _HEAD.unpack_from(content, at)
+            at += _HEAD.size
+            yield Row("moves", {"moved": moved, "next": first})
+            continue
+        layout = _TARGET if content[at] == 2 else _BATCH
+        kind, size = layout.unpack_from(content, at)
+        at += layout.size
+        value, at = content[at : at + size], at + size
+        number += 1
+        if kind == 2:
+            yield Row(f"target {number}", {"name": value.decode()})
+        else:
+            yield Row("batch", {"is": Departure.decode(value)})

@@ -14,6 +14,7 @@ from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused, TooManyRequests
 from popmq.common.hop import PutEntry
+from popmq.common.message import Stamp
 from popmq.common.timer_token import TimerToken
 
 _COUNTED_SLOTS = 1_024
@@ -67,7 +68,9 @@ class TimerAdmission:
                 "(timer.max_delay_ms)",
             )
 
-    def put(self, topic_id: int, queue_id: int, entry: PutEntry, due_ms: int) -> Timer:
+    def put(
+        self, topic_id: int, queue_id: int, entry: PutEntry, due_ms: int, stamp: Stamp | None = None
+    ) -> Timer:
         """Store the timer; its `due_ms` may be later than asked where it may be spread.
 
         Raises TooManyRequests at a bound.
@@ -77,7 +80,7 @@ class TimerAdmission:
         if self._settings.slot_limit:
             due_ms = self._with_room(topic_id, due_ms, entry)
         token = TimerToken(topic_id, queue_id, entry.tag_hash)
-        timer = self._queue.append(entry.head, entry.properties, due_ms, token)
+        timer = self._queue.append(entry.head, entry.properties, due_ms, token, stamp)
         self._state.stored(topic_id)
         return timer
 

@@ -14,7 +14,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_state import Timer
 from popmq.common import topics
-from popmq.common.message import StoredMessage, message_size
+from popmq.common.message import Stamp, StoredMessage, message_size
 from popmq.common.timer_token import MOVED_BIT, TimerToken
 
 _REMEMBERED = 100_000
@@ -47,7 +47,14 @@ class TimerQueue:
         """A body below this position is gone; its timer, if it is pending, has a newer one."""
         return self._store.start
 
-    def append(self, head: bytes, properties: bytes, due_ms: int, token: TimerToken) -> Timer:
+    def append(
+        self,
+        head: bytes,
+        properties: bytes,
+        due_ms: int,
+        token: TimerToken,
+        stamp: Stamp | None = None,
+    ) -> Timer:
         """Store a timer's record; wait for the store's end before you tell anyone."""
         moved = token.moved_from is not None
         encoded = token.encode()
@@ -58,6 +65,7 @@ class TimerQueue:
             properties=properties,
             tag_hash=due_ms | (MOVED_BIT if moved else 0),
             token=encoded,
+            stamp=stamp,
         )
         position = self._store.last_position
         identity = position if token.moved_from is None else token.moved_from

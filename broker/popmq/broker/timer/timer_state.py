@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.common.timer_token import FiringToken, Outcome, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
@@ -261,3 +261,20 @@ class TimerState:
 
 def _piece(entries: list[bytes]) -> tuple[bytes, int]:
     return b"".join(entries), sum(map(entry_hash, entries))
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    at = 0
+    while at < len(content):
+        layout = _LAYOUTS[content[at]]
+        kind, *values = layout.unpack_from(content, at)
+        at += layout.size
+        if kind == 1:
+            fields = dict(zip(("due_ms", "identity", "judged", "at"), values, strict=True))
+            yield Row("cursor of the wheel", fields)
+        elif kind == 2:
+            yield Row(f"pending timers of topic {values[0]}", {"count": values[1]})
+        elif kind == 3:
+            yield Row(f"late timer {values[1]}", Timer(*values)._asdict())
+        else:
+            yield Row(f"cancelled timer {values[1]}", {"due_ms": values[0]})

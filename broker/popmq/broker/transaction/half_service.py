@@ -14,7 +14,7 @@ from popmq.common import topics
 from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
 from popmq.common.expiry import without_deadline
 from popmq.common.hop import PutEntry, PutResult
-from popmq.common.message import RecordKind, StoredMessage, message_size
+from popmq.common.message import RecordKind, Stamp, StoredMessage, message_size
 from popmq.common.send_settings import TransactionSettings
 from popmq.common.topics import TopicConfig
 from popmq.common.transaction_id import TransactionId
@@ -44,7 +44,7 @@ class HalfService:
         self._broker = broker
         self.refused = 0
 
-    def put(self, topic: TopicConfig, queue_id: int, entry: PutEntry) -> PutResult:
+    def put(self, topic: TopicConfig, queue_id: int, entry: PutEntry, stamp: Stamp) -> PutResult:
         """Store a half message; the result's `message` is its transaction id.
 
         Raises TooManyRequests at the bound.
@@ -62,7 +62,6 @@ class HalfService:
                 Code.BAD_REQUEST,
                 f"a first check {check_after_ms} ms after the send: it takes 0 to {(1 << 32) - 1}",
             )
-        stamp = self._store.stamp()
         token = HalfToken(topic.id, queue_id, check_after_ms)
         encoded = token.encode()
         offset = self._store.put_message(

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from popmq.broker.store.retention import Body
-from popmq.broker.store.snapshot import entry_hash
+from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.store.unit_check import Unit
 from popmq.common.transaction_token import Ending, EndToken, HalfToken
 
@@ -194,3 +194,12 @@ class TransactionTable:
 
 def _is_due(half: Half | None, due_ms: int) -> bool:
     return half is not None and half.due_ms == due_ms
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    """Pending transactions; how others ended fades, and counts for nothing."""
+    if content[:1] != b"\x01":
+        return
+    names = ("topic", "queue", "position", "size", "tag_hash", "first_ms", "due_ms", "checks")
+    for _, offset, *values in _PENDING.iter_unpack(content):
+        yield Row(f"half message {offset}", dict(zip(names, values, strict=True)))

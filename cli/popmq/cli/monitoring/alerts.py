@@ -152,7 +152,18 @@ ALERTS = (
         "popmq_replication_diverged_total",
         _CRITICAL,
         "The tables of a slave were not its master's.",
-        "A fault of popmq: the slave rebuilds itself. Keep both logs and report it.",
+        "A fault of popmq. Compare DATA/differing/own and DATA/differing/master with popmq doctor "
+        "diff, and report it.",
+    ),
+    _above(
+        "PopmqReplicaDiffers",
+        "popmq_replication_differs",
+        0,
+        "10m",
+        _CRITICAL,
+        "A slave's tables are not its master's, and it is not rebuilt.",
+        "It keeps its store. Look at popmq broker list and at the controller's log, and run popmq "
+        "doctor diff before anything is removed.",
     ),
     _above(
         "PopmqDiskFilling",

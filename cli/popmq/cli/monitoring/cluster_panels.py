@@ -154,8 +154,12 @@ REPLICATION = Dashboard(
             "Diverged tables are a fault of popmq.",
             "short",
             [
-                Query(f"increase(popmq_replication_{what}_total{RATE})", f"{{{{instance}}}} {what}")
-                for what in ("truncations", "rebuilds", "diverged")
+                Query(f"increase(popmq_{name}_total{RATE})", f"{{{{instance}}}} {what}")
+                for what, name in (
+                    ("truncations", "replication_truncations"),
+                    ("rebuilds", "store_rebuilds"),
+                    ("diverged", "replication_diverged"),
+                )
             ],
         ),
         Panel(

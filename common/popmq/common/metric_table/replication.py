@@ -22,8 +22,16 @@ REPLICATION = rows(
     counter("replication_elections", "Epochs that the broker accepted."),
     counter("replication_truncations", "Cuts of what a new master did not have."),
     counter("replication_truncated_bytes", "Cut off so; never acknowledged."),
-    counter("replication_rebuilds", "Stores begun anew."),
-    counter("replication_diverged", "Tables that were not the master's: a fault of popmq."),
+    counter("store_rebuilds", "Stores that were removed and copied again from the master."),
+    counter(
+        "replication_diverged",
+        "Comparisons in which a slave's tables were not the master's: a fault of popmq.",
+    ),
+    gauge(
+        "replication_differs",
+        "1 while the newest comparison of this slave's tables was not equal: it stays out of the "
+        "SyncStateSet where `min_in_sync` allows that.",
+    ),
     gauge("replication_copying", "1 for a slave that is far behind."),
     gauge("replication_copied_percent", "Of what such a slave copies."),
     gauge("replication_copying_bytes", "Position of the copy."),

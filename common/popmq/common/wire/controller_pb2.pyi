@@ -56,6 +56,28 @@ HANDING_OVER: BrokerRole.ValueType  # 5
 """a master that admits nothing while another takes over"""
 Global___BrokerRole: _TypeAlias = BrokerRole  # noqa: Y015
 
+class _Rebuild:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RebuildEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rebuild.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NO_REBUILD: _Rebuild.ValueType  # 0
+    LOG_DIFFERS: _Rebuild.ValueType  # 1
+    """its log cannot be brought to the master's"""
+    TABLES_DIFFER: _Rebuild.ValueType  # 2
+    """the log is the master's, and the tables made of it are not"""
+
+class Rebuild(_Rebuild, metaclass=_RebuildEnumTypeWrapper):
+    """Why a slave asks to rebuild its store from its master's."""
+
+NO_REBUILD: Rebuild.ValueType  # 0
+LOG_DIFFERS: Rebuild.ValueType  # 1
+"""its log cannot be brought to the master's"""
+TABLES_DIFFER: Rebuild.ValueType  # 2
+"""the log is the master's, and the tables made of it are not"""
+Global___Rebuild: _TypeAlias = Rebuild  # noqa: Y015
+
 @_typing.final
 class GroupRecord(_message.Message):
     """Who leads a broker group: one record in the metadata store, written by compare-and-set (R1)."""
@@ -184,6 +206,10 @@ class RegisterRequest(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     META_VERSION_FIELD_NUMBER: _builtins.int
     MOVES_TIMERS_FIELD_NUMBER: _builtins.int
+    TABLES_EQUAL_AT_FIELD_NUMBER: _builtins.int
+    TABLES_DIFFER_AT_FIELD_NUMBER: _builtins.int
+    TABLES_HASH_FIELD_NUMBER: _builtins.int
+    ASKS_REBUILD_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     replicas: _builtins.int
     """0 and 1: the group has this one broker, and needs no record"""
@@ -207,6 +233,15 @@ class RegisterRequest(_message.Message):
     """of the owner's metadata that its log has"""
     moves_timers: _builtins.bool
     """it hands timers to other groups, and has to know where those are"""
+    tables_equal_at: _builtins.int
+    """A slave compares the state hash of its tables with its master's; positions of this epoch only.
+    the newest at which they were equal; 0: none
+    """
+    tables_differ_at: _builtins.int
+    """the first at which they were not equal; 0: they are"""
+    tables_hash: _builtins.str
+    """the slave's own hash there"""
+    asks_rebuild: Global___Rebuild.ValueType
     @_builtins.property
     def broker(self) -> Global___BrokerAddress: ...
     @_builtins.property
@@ -231,10 +266,14 @@ class RegisterRequest(_message.Message):
         owner: _builtins.str = ...,
         meta_version: _builtins.int = ...,
         moves_timers: _builtins.bool = ...,
+        tables_equal_at: _builtins.int = ...,
+        tables_differ_at: _builtins.int = ...,
+        tables_hash: _builtins.str = ...,
+        asks_rebuild: Global___Rebuild.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "moves_timers", b"moves_timers", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "timer_check_point", b"timer_check_point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_rebuild", b"asks_rebuild", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "moves_timers", b"moves_timers", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "tables_differ_at", b"tables_differ_at", "tables_equal_at", b"tables_equal_at", "tables_hash", b"tables_hash", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,6 +298,7 @@ class Member(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     MIN_IN_SYNC_FIELD_NUMBER: _builtins.int
     META_VERSION_FIELD_NUMBER: _builtins.int
+    TABLES_DIFFER_AT_FIELD_NUMBER: _builtins.int
     role: Global___BrokerRole.ValueType
     end: _builtins.int
     confirmed: _builtins.int
@@ -271,6 +311,8 @@ class Member(_message.Message):
     replicas: _builtins.int
     min_in_sync: _builtins.int
     meta_version: _builtins.int
+    tables_differ_at: _builtins.int
+    """its tables were not the master's at this position; 0: they are"""
     @_builtins.property
     def broker(self) -> Global___BrokerAddress: ...
     @_builtins.property
@@ -291,10 +333,11 @@ class Member(_message.Message):
         replicas: _builtins.int = ...,
         min_in_sync: _builtins.int = ...,
         meta_version: _builtins.int = ...,
+        tables_differ_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "confirmed", b"confirmed", "end", b"end", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "priority", b"priority", "replicas", b"replicas", "role", b"role", "silent_ms", b"silent_ms", "timer_check_point", b"timer_check_point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "confirmed", b"confirmed", "end", b"end", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "priority", b"priority", "replicas", b"replicas", "role", b"role", "silent_ms", b"silent_ms", "tables_differ_at", b"tables_differ_at", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,6 +397,8 @@ class RegisterReply(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    GRANTS_REBUILDS_FIELD_NUMBER: _builtins.int
+    REBUILD_FIELD_NUMBER: _builtins.int
     heartbeat_ms: _builtins.int
     owner: _builtins.str
     """the broker group that owns topics, groups and users"""
@@ -361,6 +406,10 @@ class RegisterReply(_message.Message):
     """of its master; empty: not known now"""
     owner_epoch: _builtins.int
     """of the master at owner_address"""
+    grants_rebuilds: _builtins.bool
+    """an older controller does not, and never sets `rebuild`"""
+    rebuild: _builtins.str
+    """the store, this broker's, that may be rebuilt now"""
     @_builtins.property
     def state(self) -> Global___GroupState:
         """of a group with more than one replica"""
@@ -383,10 +432,12 @@ class RegisterReply(_message.Message):
         groups: _abc.Iterable[_builtins.str] | None = ...,
         peers: _abc.Iterable[Global___BrokerAddress] | None = ...,
         owner_epoch: _builtins.int = ...,
+        grants_rebuilds: _builtins.bool = ...,
+        rebuild: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "owner_epoch", b"owner_epoch", "peers", b"peers", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants_rebuilds", b"grants_rebuilds", "groups", b"groups", "heartbeat_ms", b"heartbeat_ms", "owner", b"owner", "owner_address", b"owner_address", "owner_epoch", b"owner_epoch", "peers", b"peers", "rebuild", b"rebuild", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,147 @@
+"""TablesCheck: whether this store's tables are its master's, and what follows from that.
+
+A slave compares its tables with the master's at each snapshot.  One with other tables stays out
+of the SyncStateSet and may rebuild its store once, when the controller allows it.  If the tables
+differ again after that rebuild the store is kept for `popmq doctor diff`.  What was found is on
+the disk, so that a restart changes nothing (docs/concepts/replication.md, "State on slaves").
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+from popmq.broker.ha.checked_text import read_lines, write_lines
+from popmq.broker.store.state_hashes import Compared
+from popmq.common.disk import Disk
+from popmq.common.errors import StoreDamaged
+from popmq.common.replication import TablesMark
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "divergence"
+_KIND = "divergence"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """What the file says. `rebuilt_at`: the store was rebuilt because of that position, and no
+    comparison at or behind it has been equal since; 0: it was not."""
+
+    differs_at: int = 0  # position of the first comparison that was not equal; 0: they are equal
+    epoch: int = 0  # of the master that it was compared with
+    own_hash: int = 0
+    masters_hash: int = 0
+    rebuilt_at: int = 0
+
+
+class RebuildWish(NamedTuple):
+    """Why this store should be rebuilt from the master's."""
+
+    reason: str
+    because_of_tables: bool  # else the log cannot be brought to the master's
+
+
+class TablesCheck:
+    """`epoch` is the accepted one: only a comparison with the present master counts."""
+
+    def __init__(self, disk: Disk, path: str, epoch: Callable[[], int]) -> None:
+        self._disk = disk
+        self._path = path
+        self._epoch = epoch
+        self._equal = (0, 0)  # epoch, position of the newest comparison that was equal
+        self.diverged = 0  # comparisons that were not equal, since the start of the process
+        self.known = self._read()
+
+    # -- what is known
+
+    @property
+    def equal_at(self) -> int:
+        """The newest position at which the tables were the present master's; 0: none is known."""
+        epoch, position = self._equal
+        return position if epoch == self._epoch() else 0
+
+    @property
+    def differs(self) -> bool:
+        """Whether the newest comparison was not equal, with this master or an earlier one."""
+        return self.known.differs_at > 0
+
+    @property
+    def differs_now(self) -> bool:
+        """Whether the tables were not those of the present master."""
+        return self.differs and self.known.epoch == self._epoch()
+
+    @property
+    def mark(self) -> TablesMark:
+        """For the master, with each acknowledgement."""
+        if not self.differs:
+            return TablesMark.EQUAL
+        return TablesMark.DIFFER if self.differs_now else TablesMark.COMPARE
+
+    @property
+    def kept(self) -> bool:
+        """The store was rebuilt already and differs again: it is not rebuilt a second time."""
+        return self.differs and self.known.rebuilt_at > 0
+
+    @property
+    def wants_rebuild(self) -> bool:
+        return self.differs_now and not self.kept
+
+    # -- what happens
+
+    def compared(self, result: Compared) -> None:
+        """The hashes of both snapshots of one position are known."""
+        self.diverged += not result.equal
+        if result.epoch != self._epoch():
+            return  # the hash of an earlier master, which nobody follows any more
+        known = self.known
+        if result.equal:
+            self._equal = result.epoch, result.position
+            rebuilt_at = known.rebuilt_at if result.position < known.rebuilt_at else 0
+            if known.differs_at:
+                logger.info("the tables are the master's again", extra=self._fields(result))
+            self._set(Divergence(rebuilt_at=rebuilt_at))
+            return
+        if self.differs_now:
+            return  # of one difference the first position counts: replicas name the same one
+        self._set(
+            Divergence(result.position, result.epoch, result.own, result.masters, known.rebuilt_at)
+        )
+        if self.kept:
+            logger.error(
+                "the tables differ again after a rebuild: this store is kept for popmq doctor",
+                extra=self._fields(result),
+            )
+
+    def begin_rebuild(self, *, because_of_tables: bool) -> None:
+        """The store is about to be removed: on the disk before that, so that it is not removed
+        again for the same reason."""
+        rebuilt_at = self.known.differs_at if because_of_tables else 0
+        self._equal = (0, 0)
+        self._set(Divergence(rebuilt_at=rebuilt_at))
+
+    def leads(self) -> None:
+        """This store is the master's now: the others are compared with it."""
+        self._set(Divergence())
+
+    # -- inside
+
+    def _fields(self, result: Compared) -> dict[str, object]:
+        return {"position": result.position, "epoch": result.epoch}
+
+    def _set(self, known: Divergence) -> None:
+        if known == self.known:
+            return
+        self.known = known
+        lines = [(name, f"{value:x}") for name, value in asdict(known).items()]
+        write_lines(self._disk, self._path, _KIND, lines)
+
+    def _read(self) -> Divergence:
+        try:
+            lines = read_lines(self._disk, self._path, _KIND)
+        except StoreDamaged:
+            logger.error("not readable, taken for absent", extra={"path": self._path})
+            return Divergence()
+        names = asdict(Divergence()).keys()
+        found = {name: int(value, 16) for name, value in lines or () if name in names}
+        return replace(Divergence(), **found)

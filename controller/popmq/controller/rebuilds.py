@@ -1,0 +1,132 @@
+"""Which replica of a broker group may rebuild its store, and when it is the master that is wrong.
+
+One replica at a time, and only one whose store nothing depends on.  Nobody can tell from two
+copies with other tables which one is right: a replica is rebuilt only when another one has the
+master's tables, and never when more replicas agree with each other than with the master
+(docs/concepts/replication.md, "State on slaves").
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from popmq.common.wire import controller_pb2 as pb
+from popmq.controller.election import best
+from popmq.controller.group_record import GroupRecord
+from popmq.controller.replicas import Replica, Role
+
+logger = logging.getLogger(__name__)
+
+
+class Rebuilds:
+    """Of one broker group. A grant holds until that node follows again, or is silent."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._granted: Replica | None = None
+        self._refused: dict[str, str] = {}  # store id -> the reason that was logged
+        self.grants = 0
+
+    def ask(
+        self, asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+    ) -> bool:
+        """Whether that replica may rebuild its store now. `least` is the group's min_in_sync."""
+        if asking.asks_rebuild == pb.NO_REBUILD:
+            self._refused.pop(asking.store_id, None)
+            return False
+        granted = self._granted
+        if granted is not None and granted.store_id == asking.store_id and asking in living:
+            return True  # it may not have heard the answer
+        reason = self._busy(asking, living) or refusal(asking, record, living, least)
+        extra = {"broker": self._group, "node": asking.node, "tables_at": asking.tables_differ_at}
+        if reason:
+            if self._refused.get(asking.store_id) != reason:
+                self._refused[asking.store_id] = reason
+                logger.warning("a rebuild has to wait", extra={**extra, "reason": reason})
+            return False
+        self._refused.clear()
+        self._granted = asking
+        self.grants += 1
+        logger.warning("a replica may rebuild its store", extra=extra)
+        return True
+
+    def _busy(self, asking: Replica, living: Sequence[Replica]) -> str:
+        """Another replica is being rebuilt, or copies what it lacks."""
+        granted = self._granted
+        for one in living:
+            if one.node == asking.node:
+                continue
+            waits = granted is not None and one.store_id == granted.store_id
+            if one.role == Role.COPYING or (waits and one.asks_rebuild != pb.NO_REBUILD):
+                return f"{one.node} is not a whole copy yet"
+        self._granted = None
+        return ""
+
+
+def refusal(
+    asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+) -> str:
+    """Why this replica may not rebuild its store; empty: it may."""
+    leader = _serving_leader(record, living)
+    if record is None or leader is None:
+        return "no master serves the group"
+    if asking.store_id == leader.store_id or asking.epoch != record.epoch:
+        return f"it does not follow the master of epoch {record.epoch}"
+    if asking.asks_rebuild == pb.LOG_DIFFERS:
+        return ""
+    if asking.store_id in record.sync_state_set:
+        return "it is in the SyncStateSet, which would be too small without it"
+    whole = [one for one in living if one.store_id in record.sync_state_set]
+    if len(whole) < least:
+        return f"{len(whole)} members of the SyncStateSet are heard, {least} have to be"
+    position = asking.tables_differ_at
+    agree = [
+        one
+        for one in whole
+        if one.store_id != leader.store_id
+        and not one.tables_differ_at
+        and one.tables_equal_at >= position
+    ]
+    if not agree:
+        return f"no other replica is known to have the master's tables at {position}"
+    if len(_largest_party(record, living)) > len(agree):
+        return "more replicas agree with each other than with the master"
+    return ""
+
+
+def successor_of_suspect(record: GroupRecord | None, living: Sequence[Replica]) -> Replica | None:
+    """Who should lead in place of a master whose tables are not those that most replicas have: one
+    of the two or more that agree with each other, in the SyncStateSet; None: nobody."""
+    leader = _serving_leader(record, living)
+    if record is None or leader is None:
+        return None
+    party = _largest_party(record, living)
+    position = party[0].tables_differ_at if party else 0
+    with_master = [one for one in living if position <= one.tables_equal_at]
+    if len(party) < 2 or len(party) <= 1 + len(with_master):
+        return None
+    return best([one for one in party if one.store_id in record.sync_state_set])
+
+
+def _serving_leader(record: GroupRecord | None, living: Sequence[Replica]) -> Replica | None:
+    return next(
+        (
+            one
+            for one in living
+            if record is not None
+            and one.store_id == record.leader
+            and one.role == Role.MASTER
+            and one.epoch == record.epoch
+        ),
+        None,
+    )
+
+
+def _largest_party(record: GroupRecord, living: Sequence[Replica]) -> list[Replica]:
+    """The replicas that have the same tables at a position where the master has others."""
+    differing = [one for one in living if one.tables_differ_at and one.epoch == record.epoch]
+    parties = Counter((one.tables_differ_at, one.tables_hash) for one in differing)
+    if not parties:
+        return []
+    (largest, _), *_ = parties.most_common(1)
+    return [one for one in differing if (one.tables_differ_at, one.tables_hash) == largest]

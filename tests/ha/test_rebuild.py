@@ -1,0 +1,326 @@
+"""A replica whose tables are not the master's: who rebuilds its store, when, and who never does.
+
+A difference is planted into the tables of one broker; the next snapshot shows it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from ha.node_rig import CONTROLLER, Node, Rig
+from ha.test_node import others, sent
+
+from popmq.broker.ha.role import Role
+from popmq.broker.store.snapshot import read_snapshot
+from popmq.common.config import StoreSettings
+from popmq.common.errors import PopmqError
+from popmq.common.hop import Kind, OnReply, Port
+from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.wire import controller_pb2 as pb
+from popmq.testing.core import SMALL, Answer
+
+SETTINGS = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10))
+BODY = bytes(10_000)
+TRY_AGAIN_MS = 3_000  # a send that a proxy repeats at the next master
+
+
+class OlderController:
+    """A controller that knows of no rebuilds: what newer ones add is not in its answers."""
+
+    def __init__(self, under: Port) -> None:
+        self._under = under
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        def older(reply: bytes | PopmqError) -> None:
+            if kind is Kind.REGISTER and not isinstance(reply, PopmqError):
+                told = pb.RegisterReply.FromString(reply)
+                told.grants_rebuilds, told.rebuild = False, ""
+                reply = told.SerializeToString()
+            on_reply(reply)
+
+        return self._under.request(kind, _older(kind, body), timeout_ms, older)
+
+    def cancel(self, request_id: int) -> None:
+        self._under.cancel(request_id)
+
+
+def _older(kind: Kind, body: bytes) -> bytes:
+    """A heartbeat as an older controller reads it."""
+    if kind is not Kind.REGISTER:
+        return body
+    told = pb.RegisterRequest.FromString(body)
+    for name in ("tables_equal_at", "tables_differ_at", "tables_hash", "asks_rebuild"):
+        told.ClearField(name)
+    return told.SerializeToString()
+
+
+class RigOfOlderController(Rig):
+    def port_of(self, address: str) -> Port | None:
+        port = super().port_of(address)
+        return OlderController(port) if port is not None and address == CONTROLLER else port
+
+
+class Load:
+    """Sends all the time, as a proxy would: one that no master confirmed is sent again."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.acknowledged: list[bytes] = []
+        self.refused: list[PopmqError] = []
+        self.longest_ms = 0
+
+    def run(self, ms: int) -> None:
+        until_ms = self.rig.clock.boot_ms() + ms
+        while self.rig.clock.boot_ms() < until_ms:
+            self._send(b"%08d" % len(self.acknowledged) + BODY)
+            self.rig.advance(50)
+            self._look()
+
+    def until(self, what: Callable[[], bool], limit_ms: int = 60_000) -> None:
+        until_ms = self.rig.clock.boot_ms() + limit_ms
+        while not what():
+            assert self.rig.clock.boot_ms() < until_ms, "it never came true"
+            self.run(100)
+
+    def _send(self, body: bytes) -> None:
+        began_ms = self.rig.clock.boot_ms()
+        while True:
+            answer = self._ask(body)
+            if answer is not None and answer.body is not None:
+                break
+            waited_ms = self.rig.clock.boot_ms() - began_ms
+            assert waited_ms < TRY_AGAIN_MS, "no master takes a send"
+            if answer is not None and answer.error is not None and self.rig.masters:
+                self.refused.append(answer.error)
+            self.rig.advance(10)
+        self.acknowledged.append(body)
+        self.longest_ms = max(self.longest_ms, self.rig.clock.boot_ms() - began_ms)
+
+    def _ask(self, body: bytes) -> Answer | None:
+        if not self.rig.masters:
+            return None
+        master = self.rig.master
+        answer = self.rig.send(body)
+        while not answer.heard and master in self.rig.masters:
+            self.rig.advance(10)
+        return answer
+
+    def _look(self) -> None:
+        """At no time are there fewer whole copies than have to be."""
+        whole = [one for one in self.rig.nodes if not one.node.identity.copying]
+        assert len(whole) >= self.rig.settings.replication.least_in_sync
+        for one in self.rig.nodes:
+            assert one.node.leadership is None or not one.node.identity.copying, "a leader is wiped"
+
+
+def started(names: str = "abc", kind: type[Rig] = Rig, *, least: int = 0) -> tuple[Rig, Load]:
+    wanted = ReplicationSettings(replicas=len(names), min_in_sync=least)
+    rig = kind(names, settings=SETTINGS, replication=wanted)
+    rig.ready()
+    rig.make_topic()
+    load = Load(rig)
+    load.run(1_000)
+    return rig, load
+
+
+def plant(node: Node, offset: int = 5) -> None:
+    """Its tables know of a letter that nobody redrove."""
+    node.node.broker.redriven._add(77, offset)
+
+
+def planted(node: Node) -> bool:
+    return node.node.broker.redriven.has(77, 5)
+
+
+def differs(node: Node) -> bool:
+    return node.node.following.tables.differs
+
+
+def rebuilds(rig: Rig) -> list[int]:
+    return [one.node.rebuilds for one in rig.nodes]
+
+
+def is_in(rig: Rig, node: Node) -> bool:
+    return bool(rig.masters) and node.node.identity.store_id in rig._set()
+
+
+def all_are_in(rig: Rig) -> bool:
+    return all(is_in(rig, one) and not differs(one) for one in rig.nodes)
+
+
+def test_one_wrong_slave_of_three_rebuilds_once_and_sends_never_stop() -> None:
+    rig, load = started()
+    wrong, right = others(rig)
+    before = wrong.node.identity.store_id
+    plant(wrong)
+    load.until(lambda: wrong.node.rebuilds == 1)
+    load.until(lambda: all_are_in(rig))
+    load.run(5_000)
+    assert wrong.node.identity.store_id != before
+    assert (wrong.node.rebuilds, right.node.rebuilds, rig.master.node.rebuilds) == (1, 0, 0)
+    assert load.refused == []
+    assert load.longest_ms < 1_000
+    rig.advance(2_000)
+    assert wrong.log() == rig.master.log()
+    assert not planted(wrong)
+    assert [one.failures for one in rig.nodes] == [[], [], []]
+
+
+def test_both_snapshots_of_the_differing_position_outlive_the_rebuild() -> None:
+    rig, load = started()
+    wrong = others(rig)[0]
+    plant(wrong)
+    load.until(lambda: wrong.node.rebuilds == 1)
+    (position,) = wrong.disk.names("data/differing/own")
+    assert wrong.disk.names("data/differing/master") == [position]
+    own, masters = (
+        read_snapshot(wrong.disk, f"data/differing/{whose}/{position}")
+        for whose in ("own", "master")
+    )
+    assert own is not None
+    assert masters is not None
+    assert own.head.position == masters.head.position == int(position)
+    assert own.state_hash != masters.state_hash
+
+
+def test_a_master_with_wrong_tables_hands_over_and_rebuilds_alone() -> None:
+    rig, load = started()
+    wrong = rig.master
+    stores = {one.name: one.node.identity.store_id for one in others(rig)}
+    plant(wrong)
+    load.until(lambda: rig.masters not in ([], [wrong]))
+    assert rebuilds(rig) == [0, 0, 0]
+    load.until(lambda: wrong.node.rebuilds == 1)
+    load.until(lambda: all_are_in(rig))
+    load.run(5_000)
+    assert sum(rebuilds(rig)) == 1
+    assert {one.name: one.node.identity.store_id for one in rig.nodes if one is not wrong} == stores
+    assert not any(map(planted, rig.nodes))
+    assert [one.failures for one in rig.nodes] == [[], [], []]
+
+
+def test_of_two_copies_that_differ_neither_is_removed_and_sends_continue() -> None:
+    rig, load = started("ab")
+    slave = others(rig)[0]
+    plant(rig.master)
+    load.until(lambda: differs(slave))
+    load.until(lambda: not is_in(rig, slave))
+    load.run(20_000)
+    assert rebuilds(rig) == [0, 0]
+    assert not is_in(rig, slave)
+    assert load.refused == []
+    assert slave.end > 0
+    assert slave.disk.names("data/differing/own") != []
+
+
+def test_without_a_third_opinion_nothing_is_removed_and_sends_continue() -> None:
+    rig, load = started()
+    wrong, gone = others(rig)
+    gone.kill()
+    load.until(lambda: len(rig._set()) == 2)
+    plant(wrong)
+    load.until(lambda: differs(wrong))
+    load.run(20_000)
+    assert rebuilds(rig) == [0, 0, 0]
+    assert is_in(rig, wrong), "min_in_sync needs its copy of the log"
+    assert load.refused == []
+    gone.start()
+    load.until(lambda: wrong.node.rebuilds == 1)
+    load.until(lambda: all_are_in(rig))
+    assert sum(rebuilds(rig)) == 1
+
+
+def test_a_store_that_differs_again_after_its_rebuild_is_kept_and_stays_out() -> None:
+    rig, load = started()
+    wrong = others(rig)[0]
+    plant(wrong)
+    load.until(lambda: wrong.node.rebuilds == 1)
+    load.until(lambda: wrong.role is Role.SLAVE and not wrong.node.changing)
+    plant(wrong, 6)
+    load.until(lambda: differs(wrong))
+    store_id = wrong.node.identity.store_id
+    load.run(20_000)
+    assert wrong.node.following.tables.kept
+    assert (wrong.node.rebuilds, wrong.node.identity.store_id) == (1, store_id)
+    assert not is_in(rig, wrong)
+    assert load.refused == []
+    wrong.kill()
+    wrong.start()
+    load.run(10_000)
+    assert wrong.node.rebuilds == 0, "a restart forgets nothing"
+    assert not is_in(rig, wrong)
+
+
+def test_with_an_older_controller_a_replica_that_differs_keeps_its_store_and_stays_out() -> None:
+    rig, load = started(kind=RigOfOlderController)
+    wrong = others(rig)[0]
+    store_id = wrong.node.identity.store_id
+    plant(wrong)
+    load.until(lambda: differs(wrong))
+    load.until(lambda: not is_in(rig, wrong))
+    load.run(10_000)
+    assert (wrong.node.rebuilds, wrong.node.identity.store_id) == (0, store_id)
+    assert not is_in(rig, wrong)
+    assert load.refused == []
+
+
+def test_with_an_older_controller_and_a_wrong_master_sends_continue_until_another_leads() -> None:
+    rig, load = started(kind=RigOfOlderController)
+    wrong = rig.master
+    right = others(rig)
+    plant(wrong)
+    load.until(lambda: all(map(differs, right)))
+    load.run(10_000)
+    assert rig.master is wrong
+    assert rebuilds(rig) == [0, 0, 0]
+    assert load.refused == []
+    assert len(rig._set()) == 2
+    # It is replaced, as at an upgrade: the others are equal again without a rebuild.
+    wrong.kill()
+    load.until(lambda: rig.masters not in ([], [wrong]))
+    load.until(lambda: all(is_in(rig, one) and not differs(one) for one in right))
+    assert rebuilds(rig) == [0, 0, 0]
+
+
+def test_a_replica_that_is_named_master_keeps_its_store_though_its_tables_differ() -> None:
+    rig, load = started("abc", least=1)
+    wrong, gone = others(rig)
+    gone.kill()
+    load.until(lambda: len(rig._set()) == 2)
+    store_id = wrong.node.identity.store_id
+    plant(wrong)
+    rig.master.kill()
+    rig.until(lambda: rig.masters == [wrong])
+    load.run(5_000)
+    assert (wrong.node.rebuilds, wrong.node.identity.store_id) == (0, store_id)
+    assert not differs(wrong)
+
+
+def test_one_replica_at_a_time_rebuilds() -> None:
+    rig, load = started("abcde", least=2)
+    wrong = others(rig)[:2]
+    for number, node in enumerate(wrong):
+        plant(node, 5 + number)
+
+    def busy() -> int:
+        return sum(one.node.identity.copying for one in rig.nodes)
+
+    most = 0
+    while not all(one.node.rebuilds == 1 for one in wrong):
+        load.run(100)
+        most = max(most, busy())
+    load.until(lambda: all_are_in(rig))
+    assert most <= 1
+    assert sum(rebuilds(rig)) == 2
+    assert load.refused == []
+
+
+@pytest.mark.parametrize("seconds", [20])
+def test_replicas_under_load_never_differ(seconds: int) -> None:
+    rig, load = started()
+    load.run(seconds * 1_000)
+    sent(rig, b"the last")
+    assert rebuilds(rig) == [0, 0, 0]
+    assert load.refused == []
+    assert not any(map(differs, rig.nodes))
+    assert all(one.node.following.tables.equal_at > 0 for one in others(rig))
