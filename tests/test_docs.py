@@ -19,6 +19,13 @@ DECISIONS = ROOT / "docs" / "decisions"
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _PY = re.compile(r"`([^`\s]+\.py)`")
+_STATUS = re.compile(r"^Status: (accepted|built|superseded by \[.+\]\(.+\))\.(?: Code: (.+)\.)?$")
+# What a page about something that exists must not say. What popmq lacks is in README.md.
+_DENIAL = re.compile(
+    r"\b(?:not|nothing of it is|not yet)\s+built\b|\bnothing\s+exists\b|\bnot\s+there\s+yet\b"
+    r"|^Later, in (?:a )?rooms?\b|\bpopmq will (?:have|contain)\b",
+    re.MULTILINE | re.IGNORECASE,
+)
 # `file.py` followed by the names of what is in it.
 _NAMED = re.compile(r"`([^`\s]+\.py)`\s+`([A-Za-z_][\w.]*)`")
 
@@ -89,6 +96,82 @@ def test_every_decision_is_on_the_architecture_page() -> None:
     text = prose(ARCHITECTURE)
     missing = [page.name for page in sorted(DECISIONS.glob("*.md")) if page.name not in text]
     assert missing == []
+
+
+def wrong_status(page: Path) -> Iterator[str]:
+    """What of a decision's status the tree contradicts."""
+    lines = [line for line in prose(page).splitlines() if line.startswith("Status:")]
+    found = _STATUS.match(lines[0]) if len(lines) == 1 else None
+    if found is None:
+        yield f"not one line 'Status: accepted|built|superseded by ....': {lines}"
+        return
+    status, code = found[1], found[2] or ""
+    files = re.findall(r"`([^`\s]+\.(?:py|toml))`", code)
+    if bool(files) != (status == "built"):
+        yield f"{status}, and its code is {files}: what is built names its code, nothing else does"
+    for name in files:
+        if file_of(name) is None:
+            yield f"{name}: no such file"
+    for name, inside in _NAMED.findall(code):
+        file = file_of(name)
+        source = file.read_text(encoding="utf-8") if file else ""
+        if not re.search(rf"^(def|class) {re.escape(inside)}\b", source, re.MULTILINE):
+            yield f"{name}: no {inside}"
+
+
+@pytest.mark.parametrize("page", sorted(DECISIONS.glob("*.md")), ids=shown)
+def test_the_status_of_a_decision_is_that_of_the_code_it_names(page: Path) -> None:
+    assert list(wrong_status(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "complaint"),
+    [
+        ("", "not one line"),
+        ("Status: finished.", "not one line"),
+        ("Status: built.", "its code is []"),
+        ("Status: accepted. Code: `common/steps.py`.", "nothing else does"),
+        ("Status: built. Code: `common/no_such.py`.", "no such file"),
+        ("Status: built. Code: `common/steps.py` `NoSuch`.", "no NoSuch"),
+    ],
+)
+def test_a_status_that_the_tree_contradicts_is_found(
+    tmp_path: Path, status: str, complaint: str
+) -> None:
+    page = tmp_path / "0001-x.md"
+    page.write_text(f"# 1. X\n\n{status}\n")
+    (found,) = wrong_status(page)
+    assert complaint in found
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in ("README.md", "CHANGELOG.md")], ids=shown
+)
+def test_no_page_denies_what_exists(page: Path) -> None:
+    assert _DENIAL.findall(prose(page)) == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "They are not built.",
+        "Not\nbuilt: the copying of topics.",
+        "Status: nothing of it is built.",
+        "of Kubernetes nothing exists yet",
+        "Later, in a room of its own: the operator.",
+        "Later, in rooms or parts of their own: reports.",
+        "popmq will contain no scheduler",
+        "prepared by this and not built",
+    ],
+)
+def test_a_sentence_that_denies_is_found(sentence: str) -> None:
+    assert _DENIAL.search(sentence)
+
+
+def test_the_readme_lists_what_is_missing() -> None:
+    missing = prose(ROOT / "README.md").split("## Not yet")[1]
+    assert "remoting protocol" in missing
+    assert "authentication" in missing
 
 
 def test_the_readme_fits_one_sitting() -> None:

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from popmq.common.disk import RealDisk
 from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk import LyingDisk, ResidentDisk
 
 SEGMENT = SMALL.store.segment_bytes
 
 
 def real_core(folder: Path) -> CoreBroker:
     settings = replace(SMALL, broker=replace(SMALL.broker, data=str(folder)))
-    return CoreBroker(disk=RealDisk(), settings=settings)
+    return CoreBroker(disk=ResidentDisk(), settings=settings)
 
 
 def stopped_with_two_messages(core: CoreBroker) -> int:

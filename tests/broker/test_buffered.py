@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.pop.check_point_buffer import LONGEST_STAY_MS, WRITE_AHEAD_MS
 from popmq.broker.store.commit_log import CommitLog
 from popmq.common import hop
+from popmq.common.config import PopSettings
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Delivery, Kind
 from popmq.common.message import RecordKind
@@ -15,10 +15,16 @@ from popmq.common.topics import CheckPoints, GroupType, SubscriptionGroup
 from popmq.testing.core import SMALL, CoreBroker, pop
 from popmq.testing.disk import LyingDisk
 
+STAY_MS, WRITE_AHEAD_MS = 10_000, 3_000  # the defaults
+
 
 @pytest.fixture
 def core() -> CoreBroker:
-    broker = CoreBroker(disk=LyingDisk())
+    return core_with(PopSettings())
+
+
+def core_with(limits: PopSettings) -> CoreBroker:
+    broker = CoreBroker(disk=LyingDisk(), settings=replace(SMALL, pop=limits))
     broker.topic("orders", queues=1)
     broker.group("g", check_points=CheckPoints.BUFFERED)
     for number in range(10):
@@ -116,7 +122,7 @@ def test_what_is_not_acked_at_all_comes_back_as_the_same_attempt(core: CoreBroke
 
 @pytest.mark.parametrize(
     ("invisible_ms", "held_ms"),
-    [(60_000, LONGEST_STAY_MS), (6_000, 6_000 - WRITE_AHEAD_MS)],
+    [(60_000, STAY_MS), (6_000, 6_000 - WRITE_AHEAD_MS)],
     ids=["ten seconds after the pop", "three seconds before it is due"],
 )
 def test_a_check_point_that_is_not_acked_becomes_a_record(
@@ -194,6 +200,59 @@ def test_a_group_that_is_made_durable_writes_what_it_held_first(core: CoreBroker
     assert bodies(core.receive("orders", "g")) == [b"8", b"9"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "invisible_ms", "held_ms"),
+    [
+        (PopSettings(check_point_stay_ms=2_000), 60_000, 2_000),
+        (PopSettings(check_point_stay_ms=30_000), 60_000, 30_000),
+        (PopSettings(check_point_write_ahead_ms=1_000), 6_000, 5_000),
+        (PopSettings(check_point_write_ahead_ms=4_000), 6_000, 2_000),
+    ],
+)
+def test_the_settings_say_when_a_buffered_check_point_becomes_a_record(
+    limits: PopSettings, invisible_ms: int, held_ms: int
+) -> None:
+    core = core_with(limits)
+    core.receive("orders", "g", invisible_ms=invisible_ms)
+    core.advance(held_ms - 100)
+    assert not written(core)
+    core.advance(100)
+    assert written(core) == {"REVIVE": 1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "invisible_ms"),
+    [
+        (PopSettings(), 4_500),
+        (PopSettings(check_point_min_stay_ms=0), 3_000),
+        (PopSettings(check_point_min_stay_ms=5_000), 8_000),
+        (PopSettings(check_point_write_ahead_ms=1), 1_501),
+    ],
+)
+def test_the_settings_say_which_invisible_times_are_too_short_for_the_buffer(
+    limits: PopSettings, invisible_ms: int
+) -> None:
+    core = core_with(limits)
+    core.receive("orders", "g", limit=1, invisible_ms=invisible_ms)
+    assert not written(core)
+    core = core_with(limits)
+    core.receive("orders", "g", limit=1, invisible_ms=invisible_ms - 1)
+    assert written(core) == {"REVIVE": 1}
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_the_buffer_holds_as_many_check_points_as_its_setting_says(size: int) -> None:
+    core = core_with(PopSettings(check_point_buffer_size=size))
+    for _ in range(size):
+        core.receive("orders", "g", limit=1)
+    assert core.broker.buffer.held == size
+    assert not written(core)
+    core.receive("orders", "g", limit=1)
+    # One more becomes a record at once, and those before it in its queue become records first.
+    assert written(core) == {"REVIVE": size + 1}
+    assert core.broker.buffer.held == 0
+
+
 def test_a_snapshot_knows_what_was_held_when_it_began() -> None:
     settings = replace(SMALL, store=replace(SMALL.store, snapshot_bytes=4_096))
     core = CoreBroker(disk=LyingDisk(), settings=settings)
@@ -204,7 +263,7 @@ def test_a_snapshot_knows_what_was_held_when_it_began() -> None:
         core.send("orders", b"%d" % number)
         held += core.receive("orders", "g", limit=1, invisible_ms=3_600_000)
         core.run_steps()
-    core.advance(LONGEST_STAY_MS + 1_000)
+    core.advance(STAY_MS + 1_000)
     assert core.broker.store.snapshots.made
     power_cut(core)
     assert core.broker.store.snapshots.position

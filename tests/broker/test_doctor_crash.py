@@ -12,8 +12,9 @@ from popmq.broker.store.doctor_disk import RehearsalDisk
 from popmq.broker.store.doctor_finding import RealSavingDisk
 from popmq.broker.store.doctor_repair import chosen, repair
 from popmq.cli.doctor import examine
-from popmq.common.disk import DiskFile, RealDisk
+from popmq.common.disk import DiskFile
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk
 
 NEVER = 1 << 40
 
@@ -24,7 +25,7 @@ def core_on(folder: Path) -> CoreBroker:
         broker=replace(SMALL.broker, data=str(folder)),
         store=replace(SMALL.store, snapshot_bytes=NEVER),
     )
-    return CoreBroker(disk=RealDisk(), settings=settings)
+    return CoreBroker(disk=ResidentDisk(), settings=settings)
 
 
 def made_damaged_store(folder: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_rehearsed_file_reads_like_a_real_one(tmp_path: Path, seed: int) -> No
     twin = tmp_path / "twin"
     shutil.copy(path, twin)
     rehearsal = RehearsalDisk()
-    one, two = rehearsal.open(str(path)), RealDisk().open(str(twin))
+    one, two = rehearsal.open(str(path)), ResidentDisk().open(str(twin))
     for _ in range(60):
         size, offset = rng.randrange(90_000), rng.randrange(260_000)
         match rng.randrange(4):

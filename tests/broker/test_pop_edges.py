@@ -12,19 +12,18 @@ from popmq.broker.meta import registry
 from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
 from popmq.common import hop
 from popmq.common.config import PopSettings
-from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.message import RecordKind, tag_hash
 from popmq.common.topics import REVIVE_TOPIC_ID, MessageType, StartAt
 from popmq.testing.clock import ManualClock
 from popmq.testing.core import SMALL, CoreBroker, bodies, pop, tagged
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk import LyingDisk, ResidentDisk
 
 
 def test_names_of_the_longest_kind_make_no_path_that_a_file_system_refuses(tmp_path: Path) -> None:
     settings = replace(SMALL, broker=replace(SMALL.broker, data=str(tmp_path)))
-    core = CoreBroker(disk=RealDisk(), settings=settings)
+    core = CoreBroker(disk=ResidentDisk(), settings=settings)
     topic, group = "t" * 127, "g" * 120
     core.topic(topic)
     core.send(topic, b"one")

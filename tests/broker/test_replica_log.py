@@ -12,13 +12,13 @@ import pytest
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import hop
 from popmq.common.config import StoreSettings
-from popmq.common.disk import RealDisk
 from popmq.common.errors import StoreDamaged
 from popmq.common.hop import Kind
 from popmq.common.message import BadRecord
 from popmq.common.topics import MessageType
 from popmq.testing.clock import ManualClock
 from popmq.testing.core import SMALL, CoreBroker, QueuedFlusher
+from popmq.testing.disk import ResidentDisk
 
 SEGMENT = 16 << 10
 
@@ -30,7 +30,7 @@ class Copy:
         self._calls: deque[Callable[[], None]] = deque()
         self.confirmed_of: list[int] = []
         self.store = MessageStore(
-            RealDisk(), str(folder), settings, ManualClock(), QueuedFlusher(self._calls)
+            ResidentDisk(), str(folder), settings, ManualClock(), QueuedFlusher(self._calls)
         )
         self.store.soon = self._calls.append
         self.store.on_durable = self.confirmed_of.append
@@ -52,7 +52,7 @@ def master(folder: Path, *, segment_bytes: int = SEGMENT, tail: int = 1 << 20) -
         message=replace(SMALL.message, max_body_bytes=4096, max_properties_bytes=64),
         broker=replace(SMALL.broker, data=str(folder)),
     )
-    made = CoreBroker(disk=RealDisk(), settings=settings)
+    made = CoreBroker(disk=ResidentDisk(), settings=settings)
     made.broker.store.replicas.keep_tail(tail)
     made.topic("orders", queues=2)
     return made

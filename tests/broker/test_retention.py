@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from popmq.common.config import Settings, StoreSettings
-from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, PopmqError, StoreDamaged
 from popmq.common.hop import Kind
 from popmq.common.topics import CheckPoints
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk import LyingDisk, ResidentDisk
 
 HOUR_MS = 3_600_000
 SHORT = replace(
@@ -24,7 +23,7 @@ BODY = bytes(50_000)
 
 def on(folder: Path, settings: Settings = SHORT) -> CoreBroker:
     settings = replace(settings, broker=replace(SMALL.broker, data=str(folder)))
-    return CoreBroker(disk=RealDisk(), settings=settings)
+    return CoreBroker(disk=ResidentDisk(), settings=settings)
 
 
 def log_files(folder: Path) -> list[int]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from popmq.broker.pop.pop_check_point import Unpark
 from popmq.common import hop
 from popmq.common.config import MessageSettings, PopSettings, StoreSettings, TimerSettings
-from popmq.common.disk import RealDisk
 from popmq.common.errors import Code
 from popmq.common.hop import Delivery, Kind, PutEntry, PutRequest, PutResult
 from popmq.common.send_settings import TransactionSettings
@@ -15,6 +14,7 @@ from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import transaction_pb2
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk
 
 HOUR_MS = 3_600_000
 SEGMENT = 64 << 10
@@ -43,7 +43,7 @@ class Day:
 
     def __post_init__(self) -> None:
         settings = replace(SETTINGS, broker=replace(SMALL.broker, data=str(self.folder)))
-        self.core = CoreBroker(disk=RealDisk(), settings=settings)
+        self.core = CoreBroker(disk=ResidentDisk(), settings=settings)
         core = self.core
         core.topic("held", queues=1)
         core.topic("noise", queues=1)

@@ -16,13 +16,13 @@ from popmq.broker.pop import check_point_snapshot
 from popmq.broker.store.snapshot import SnapshotHead, SnapshotWriter, read_snapshot
 from popmq.common import hop
 from popmq.common.config import PopSettings, StoreSettings
-from popmq.common.disk import RealDisk
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.hop import Kind
 from popmq.common.steps import InlineFlusher
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.disk import ResidentDisk
 
 NEVER = replace(
     SMALL,
@@ -34,7 +34,7 @@ NEVER = replace(
 def real_core(folder: Path, *, snapshots: bool = True) -> CoreBroker:
     base = SMALL if snapshots else NEVER
     return CoreBroker(
-        disk=RealDisk(), settings=replace(base, broker=replace(SMALL.broker, data=str(folder)))
+        disk=ResidentDisk(), settings=replace(base, broker=replace(SMALL.broker, data=str(folder)))
     )
 
 
@@ -224,7 +224,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_older_one_and_then_for_the_lo
     files = snapshot_files(tmp_path)
     for file in files[-damaged:]:
         flip(file)
-        assert read_snapshot(RealDisk(), str(file)) is None
+        assert read_snapshot(ResidentDisk(), str(file)) is None
     again = real_core(tmp_path)
     expected = int(files[0].name) if damaged == 1 else 0
     assert again.broker.store.snapshots.position == expected
@@ -248,7 +248,7 @@ def test_a_snapshot_with_a_flipped_bit_anywhere_is_no_snapshot(tmp_path: Path) -
         wrong = bytearray(whole)
         wrong[at] ^= 1 << at % 8
         file.write_bytes(wrong)
-        assert read_snapshot(RealDisk(), str(file)) is None, at
+        assert read_snapshot(ResidentDisk(), str(file)) is None, at
 
 
 def test_a_snapshot_whose_head_an_older_popmq_did_not_check_is_good(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_snapshot_whose_head_an_older_popmq_did_not_check_is_good(tmp_path: Pa
     end = whole[last:-8] + (int.from_bytes(whole[-8:], "big") - 1).to_bytes(8, "big")
     made_before = whole[: check.start] + whole[check.stop : last - 9]
     file.write_bytes(made_before + crc32c(front + end).to_bytes(4, "big") + front + end)
-    found = read_snapshot(RealDisk(), str(file))
+    found = read_snapshot(ResidentDisk(), str(file))
     assert found is not None
     assert found.head.position == int(file.name)
     core = real_core(tmp_path)
@@ -290,11 +290,11 @@ class Large:
 def test_a_snapshot_is_restored_without_a_second_copy_of_it_in_memory(tmp_path: Path) -> None:
     table = Large()
     head = SnapshotHead(4_096, 1, 2, 3, 4_000)
-    writer = SnapshotWriter(RealDisk(), str(tmp_path), head, [table], InlineFlusher())
+    writer = SnapshotWriter(ResidentDisk(), str(tmp_path), head, [table], InlineFlusher())
     writer.run_to_end()
     tracemalloc.start()
     try:
-        found = read_snapshot(RealDisk(), writer.path)
+        found = read_snapshot(ResidentDisk(), writer.path)
         assert found is not None
         for number, content in found.pieces():
             if number == table.table_number:
@@ -313,7 +313,7 @@ def test_a_snapshot_that_ends_early_is_no_snapshot(tmp_path: Path, size: int) ->
     core.stop()
     (file,) = snapshot_files(tmp_path)
     file.write_bytes(file.read_bytes()[:size])
-    assert read_snapshot(RealDisk(), str(file)) is None
+    assert read_snapshot(ResidentDisk(), str(file)) is None
     assert bodies(real_core(tmp_path)) == []
 
 

@@ -12,13 +12,12 @@ from crc32c import crc32c
 from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint
 from popmq.common import hop
 from popmq.common.config import Settings, StoreSettings
-from popmq.common.disk import RealDisk
 from popmq.common.errors import StoreDamaged
 from popmq.common.hop import Kind
 from popmq.common.message import HEADER_SIZE, check_record
 from popmq.common.topics import MessageType
 from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk, PowerCut
+from popmq.testing.disk import LyingDisk, PowerCut, ResidentDisk
 
 
 def small_on(folder: Path) -> Settings:
@@ -26,7 +25,7 @@ def small_on(folder: Path) -> Settings:
 
 
 def real_core(folder: Path) -> CoreBroker:
-    return CoreBroker(disk=RealDisk(), settings=small_on(folder))
+    return CoreBroker(disk=ResidentDisk(), settings=small_on(folder))
 
 
 def kill(core: CoreBroker) -> None:
@@ -177,7 +176,7 @@ def test_a_start_that_rebuilds_the_index_still_knows_what_was_durable(tmp_path: 
     vouched = made.broker.store.checkpoints.position
     remove_index(tmp_path)
     kill(real_core(tmp_path))
-    lowered = read_checkpoint(RealDisk(), f"{tmp_path}/checkpoint")
+    lowered = read_checkpoint(ResidentDisk(), f"{tmp_path}/checkpoint")
     assert lowered is not None
     assert (lowered.position, lowered.vouched) == (0, vouched)
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(b"")
@@ -191,10 +190,10 @@ def test_a_checkpoint_of_version_1_vouches_for_records_but_not_for_the_index(
     body = struct.pack(">QIIQ", 4711, 3, 0, 1_700_000_000_000)
     path = tmp_path / "checkpoint"
     path.write_bytes(struct.pack(">8sII", b"popmqckp", 1, crc32c(body)) + body)
-    found = read_checkpoint(RealDisk(), str(path))
+    found = read_checkpoint(ResidentDisk(), str(path))
     assert found == Checkpoint(0, 3, 1_700_000_000_000, durable=4711)
     path.write_bytes(path.read_bytes() + b"12345678")
-    assert read_checkpoint(RealDisk(), str(path)) is None
+    assert read_checkpoint(ResidentDisk(), str(path)) is None
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
@@ -297,7 +296,7 @@ def test_settings_that_do_not_fit_the_files_are_refused(tmp_path: Path) -> None:
     made.stop()
     other = replace(small_on(tmp_path), store=StoreSettings(segment_bytes=3 << 19))
     with pytest.raises(StoreDamaged, match=r"store\.segment_bytes"):
-        CoreBroker(disk=RealDisk(), settings=other)
+        CoreBroker(disk=ResidentDisk(), settings=other)
 
 
 def test_a_store_of_one_segment_is_not_cut_to_a_smaller_segment_size(tmp_path: Path) -> None:
@@ -310,7 +309,7 @@ def test_a_store_of_one_segment_is_not_cut_to_a_smaller_segment_size(tmp_path: P
     whole = log_files(tmp_path)[0].read_bytes()
     other = replace(small_on(tmp_path), store=StoreSettings(segment_bytes=1 << 19))
     with pytest.raises(StoreDamaged, match=r"store\.segment_bytes was changed"):
-        CoreBroker(disk=RealDisk(), settings=other)
+        CoreBroker(disk=ResidentDisk(), settings=other)
     assert log_files(tmp_path)[0].read_bytes() == whole
 
 

@@ -15,10 +15,10 @@ from popmq.broker.store.unit_check import (
     with_check,
 )
 from popmq.common import hop
-from popmq.common.disk import RealDisk
 from popmq.common.hop import Kind
 from popmq.common.message import tag_hash
 from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.disk import ResidentDisk
 
 SEED = queue_seed("data/consumequeue/orders@64/0")
 
@@ -54,7 +54,7 @@ def test_a_unit_of_another_offset_or_queue_is_seen() -> None:
 
 def started(folder: Path) -> CoreBroker:
     settings = replace(SMALL, broker=replace(SMALL.broker, data=str(folder)))
-    return CoreBroker(disk=RealDisk(), settings=settings)
+    return CoreBroker(disk=ResidentDisk(), settings=settings)
 
 
 def stored(folder: Path, *, bodies: int = 60) -> list[bytes]:
@@ -145,7 +145,7 @@ def test_a_damaged_unit_of_a_damaged_record_harms_that_message_only(tmp_path: Pa
     data = bytearray(file.read_bytes())
     data[10 * UNIT_SIZE + 4] ^= 1
     core = CoreBroker(
-        disk=RealDisk(),
+        disk=ResidentDisk(),
         settings=replace(SMALL, broker=replace(SMALL.broker, data=str(tmp_path))),
     )
     file.write_bytes(data)

@@ -9,8 +9,8 @@ import pytest
 
 from popmq.broker.process import DataLock
 from popmq.cli.__main__ import main
-from popmq.common.disk import RealDisk
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk
 
 
 def core_on(folder: Path) -> CoreBroker:
@@ -19,7 +19,7 @@ def core_on(folder: Path) -> CoreBroker:
         broker=replace(SMALL.broker, data=str(folder)),
         store=replace(SMALL.store, snapshot_bytes=1 << 40),
     )
-    return CoreBroker(disk=RealDisk(), settings=settings)
+    return CoreBroker(disk=ResidentDisk(), settings=settings)
 
 
 @pytest.fixture

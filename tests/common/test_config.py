@@ -206,6 +206,28 @@ def test_a_node_is_called_like_its_group_unless_it_has_a_name() -> None:
     assert load_settings(None, {}, {"broker.node": "a-2"}).settings.node == "a-2"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "limit"),
+    [
+        ("check_point_buffer_size", -1, "at least 0"),
+        ("check_point_buffer_size", 10_000_001, "at most 10000000"),
+        ("check_point_stay_ms", 0, "at least 1"),
+        ("check_point_stay_ms", 600_001, "at most 600000"),
+        ("check_point_write_ahead_ms", 0, "at least 1"),
+        ("check_point_write_ahead_ms", 600_001, "at most 600000"),
+        ("check_point_min_stay_ms", -1, "at least 0"),
+        ("check_point_min_stay_ms", 600_001, "at most 600000"),
+        ("check_point_min_stay_ms", 10_001, "at most pop.check_point_stay_ms = 10000"),
+    ],
+)
+def test_a_bound_of_buffered_check_points_is_refused_outside_of_its_limits(
+    key: str, value: int, limit: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(None, {f"POPMQ_POP_{key.upper()}": str(value)}, {})
+    assert str(refused.value) == f"pop.{key} = {value}: {limit}"
+
+
 def test_a_flush_mode_that_never_existed_is_refused_with_the_choices() -> None:
     with pytest.raises(ConfigError, match=r"store\.flush = never: one of auto, fsync"):
         StoreSettings(flush="never")

@@ -41,6 +41,7 @@ LEAN_ONLY = {
     "test_timers_killed",
     "test_transport_flag",
     "test_two_namespaces",
+    "test_unhandled_exceptions",
     "test_wiped_slave",
     "test_workers",
 }

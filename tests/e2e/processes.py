@@ -40,6 +40,7 @@ class Ready:
     endpoint: str = ""  # public gRPC: `up` and the proxy
     controller: str = ""
     broker: str = ""  # the broker's name
+    operator: str = ""  # the name of its Lease
     frames: str = ""
     metrics: str = ""
     data: str = ""
@@ -52,7 +53,14 @@ class Ready:
             raise ValueError(f"not a ready line: {line!r}")
         words = found[1].replace(",", " ").split()
         fields = dict(zip(words[::2], words[1::2], strict=True))
-        unknown = fields.keys() - {"endpoint", "controller", "broker", "frames", "metrics"}
+        unknown = fields.keys() - {
+            "endpoint",
+            "controller",
+            "broker",
+            "operator",
+            "frames",
+            "metrics",
+        }
         if unknown:
             raise ValueError(f"unknown words {sorted(unknown)} in {line!r}")
         return cls(**fields, data=found[2] or "")
@@ -163,6 +171,12 @@ class Role(OwnProcess):
         self._forget()
         if code != 0:
             raise RoleFailed(f"{self.name} ended SIGTERM with exit code {code}{self._tail()}")
+
+    def wait(self, within_s: float) -> int:
+        """Wait until it ends by itself; its exit code. TimeoutExpired when it does not end."""
+        code = self._running().wait(within_s)
+        self._forget()
+        return code
 
     def restart(self) -> Ready:
         """Start again after `kill9` or `terminate`, with the same settings and folder."""

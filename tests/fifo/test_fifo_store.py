@@ -10,10 +10,10 @@ from popmq.broker.pop.pop_check_point import Unpark
 from popmq.broker.store.retention import Body
 from popmq.common import hop
 from popmq.common.config import PopSettings, StoreSettings
-from popmq.common.disk import RealDisk
 from popmq.common.hop import Kind
 from popmq.common.topics import GroupType, MessageType
 from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.disk import ResidentDisk
 
 HOUR_MS = 3_600_000
 BODY = bytes(50_000)
@@ -26,7 +26,7 @@ def on(folder: Path, pop: PopSettings = SMALL.pop) -> CoreBroker:
         store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10, retention_hours=1),
         broker=replace(SMALL.broker, data=str(folder)),
     )
-    core = CoreBroker(disk=RealDisk(), settings=settings)
+    core = CoreBroker(disk=ResidentDisk(), settings=settings)
     if core.broker.registry.find_topic("orders") is None:
         core.topic("orders", queues=1, type=MessageType.FIFO)
         core.topic("filler", queues=1)

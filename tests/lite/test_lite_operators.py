@@ -12,7 +12,6 @@ from popmq.broker.store.doctor_finding import Need
 from popmq.cli.doctor import examine
 from popmq.common import hop
 from popmq.common.config import PopSettings
-from popmq.common.disk import RealDisk
 from popmq.common.drained import Rest, rest_of
 from popmq.common.hop import Kind
 from popmq.common.lite_settings import LiteSettings
@@ -20,6 +19,7 @@ from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk
 
 SHORT = LiteSettings(ttl_ms=60_000)
 
@@ -188,7 +188,7 @@ def findings(folder: Path) -> Sequence[str]:
 
 def test_a_store_with_lite_topics_is_whole_for_the_doctor(tmp_path: Path) -> None:
     data = replace(SMALL.broker, data=str(tmp_path / "data"))
-    core = CoreBroker(disk=RealDisk(), settings=replace(small(SHORT), broker=data))
+    core = CoreBroker(disk=ResidentDisk(), settings=replace(small(SHORT), broker=data))
     core.topic(TOPIC, queues=1, type=MessageType.LITE)
     sync(core, ["one", "two"])
     for name in ("one", "two", "one"):

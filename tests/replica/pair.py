@@ -6,10 +6,11 @@ from typing import TypeVar
 
 from popmq.broker.broker import Broker
 from popmq.common.config import Settings, StoreSettings
-from popmq.common.disk import ColdRead, Disk, RealDisk
+from popmq.common.disk import ColdRead, Disk
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.testing.clock import ManualClock
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk
 
 C = TypeVar("C", bound=CoreBroker)
 
@@ -78,7 +79,7 @@ class Pair:
     def core(self, kind: type[C], name: str, disk: Disk | None = None) -> C:
         data = replace(self.settings.broker, data=str(self.folder / name))
         settings = replace(self.settings, broker=data)
-        return kind(disk=disk or RealDisk(), clock=self.clock, settings=settings)
+        return kind(disk=disk or ResidentDisk(), clock=self.clock, settings=settings)
 
     def follow(self) -> None:
         self.slave.follow(self.master)

@@ -15,7 +15,6 @@ from timer.timer_client import recall, send_all
 from transaction.rig import begin, end
 
 from popmq.broker.broker import Broker
-from popmq.broker.pop.check_point_buffer import LONGEST_STAY_MS
 from popmq.broker.pop.pop_check_point import Unpark
 from popmq.common.config import PopSettings
 from popmq.common.hop import Kind
@@ -46,7 +45,7 @@ def buffered_check_points(core: CoreBroker) -> None:
         fill(core)
         held = core.receive("orders", "g", limit=4, invisible_ms=HOUR)
         core.ack("orders", "g", held[0].handle)
-        core.advance(LONGEST_STAY_MS + 1_000)
+        core.advance(PopSettings().check_point_stay_ms + 1_000)
     assert core.broker.buffer.written > 0
 
 

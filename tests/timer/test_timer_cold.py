@@ -15,20 +15,21 @@ from popmq.broker.timer.timer_log import Chain, TimerLog
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerDamaged, TimerUnit
 from popmq.broker.timer.timer_wheel import Slot
 from popmq.common import hop
-from popmq.common.disk import ColdRead, RealDisk, RealFile
+from popmq.common.disk import ColdRead, RealDisk
 from popmq.common.errors import Code
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
 from popmq.common.steps import Done, Work
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentFile
 
 PAGE = mmap.PAGESIZE
 SLOTS = 20
 IN_SLOT = 100
 
 
-class PagedFile(RealFile):
+class PagedFile(ResidentFile):
     """A real file of timers or messages whose pages are in memory if they were read since
     `evict`."""
 

@@ -16,8 +16,9 @@ from popmq.broker.timer.timer_unit import (
     intact_unit,
 )
 from popmq.broker.timer.timer_wheel import Slot
-from popmq.common.disk import ColdRead, DiskFile, RealDisk, RealFile
+from popmq.common.disk import ColdRead, DiskFile, RealDisk
 from popmq.common.errors import StoreDamaged
+from popmq.testing.disk import ResidentFile
 from popmq.testing.sim_disk import SimDisk
 
 PER_SEGMENT = 78
@@ -142,7 +143,7 @@ def test_units_of_all_slots_are_read_from_the_newest_down(disk: SimDisk, flushed
     assert found == list(range(299, -1, -1))
 
 
-class ColdFile(RealFile):
+class ColdFile(ResidentFile):
     """A real file whose pages are not in memory until somebody warmed them."""
 
     warmed: ClassVar[set[int]] = set()

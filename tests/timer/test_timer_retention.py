@@ -7,13 +7,14 @@ import pytest
 
 from popmq.common import hop
 from popmq.common.config import MessageSettings, StoreSettings
-from popmq.common.disk import RealDisk, RealFile
+from popmq.common.disk import RealDisk
 from popmq.common.errors import Code
 from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
 from popmq.common.message import HEADER_SIZE
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk, ResidentFile
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -26,7 +27,7 @@ SHORT = replace(
 NOISE = bytes(12_000)
 
 
-class ColdFile(RealFile):
+class ColdFile(ResidentFile):
     """A real file of the log that is in memory only where `warm` has read it."""
 
     def __init__(self, path: str, *, create: bool, disk: "ColdDisk") -> None:
@@ -67,7 +68,7 @@ def on(folder: Path, disk: RealDisk | None = None, *, slot_limit: int = 0) -> Co
         broker=replace(SMALL.broker, data=str(folder)),
         timer=replace(SHORT.timer, slot_limit=slot_limit),
     )
-    core = CoreBroker(disk=disk or RealDisk(), settings=settings)
+    core = CoreBroker(disk=disk or ResidentDisk(), settings=settings)
     core.topic("orders", queues=1, type=MessageType.MIXED)
     core.topic("noise", queues=1)
     core.group("g")

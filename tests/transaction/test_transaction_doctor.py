@@ -8,14 +8,14 @@ from transaction.rig import begin, broker, end, wait
 
 from popmq.broker.store.doctor_finding import Need
 from popmq.cli.doctor import examine
-from popmq.common.disk import RealDisk
 from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.disk import ResidentDisk
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     base = replace(SMALL, broker=replace(SMALL.broker, data=str(tmp_path / "data")))
-    made = broker(base, disk=RealDisk())
+    made = broker(base, disk=ResidentDisk())
     for number in range(5):
         half = begin(made, f"m-{number}")
         if number < 3:
@@ -40,7 +40,7 @@ def test_units_that_an_op_queue_lacks_are_missed_and_made_again_by_a_start(store
     (units,) = store.glob("consumequeue/RMQ_SYS_TRANS_OP_HALF_TOPIC@6/0/*")
     units.unlink()
     base = replace(SMALL, broker=replace(SMALL.broker, data=str(store)))
-    again = CoreBroker(disk=RealDisk(), settings=base)
+    again = CoreBroker(disk=ResidentDisk(), settings=base)
     assert again.broker.store.queue(6, 0).count == 3  # a rollback, two checks
     again.stop()
     assert findings(store) == []

@@ -82,7 +82,7 @@ class Broker:
         self.directory = Directory(self.registry, settings)
         self.receipts = FirstReceipts(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
-        self.buffer = CheckPointBuffer(self.store, self.table)
+        self.buffer = CheckPointBuffer(self.store, self.table, settings.pop)
         self.catch_up = CatchUp(
             percent=settings.pop.catch_up_percent,
             behind_bytes=settings.pop.catch_up_behind_bytes,

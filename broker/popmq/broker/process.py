@@ -133,7 +133,7 @@ class BrokerProcess:
             rng=random.Random(int.from_bytes(os.urandom(16), "big")),
             soon=soon,
             open_port=self._peer,
-            on_failure=self._fail,
+            on_failure=self._disk_failed,
             on_demoted=self._drop_clients,
         )
         self.node.start()
@@ -186,6 +186,7 @@ class BrokerProcess:
                 self._hello(),
                 settings=frame_settings(self._settings),
                 peer_name=f"controller {where}",
+                critical_replies=True,
             )
             for where in self._settings.controller.addresses
         ]
@@ -219,6 +220,14 @@ class BrokerProcess:
         if well and not self.failed.done():
             self.node.close()
         self._release_lock()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more can be promised, so the process has to end (D2): `stop` leaves the store
+        as a crash would."""
+        failed: asyncio.Future[None] | None = getattr(self, "failed", None)  # None before `start`
+        if failed is not None and not failed.done():
+            failed.set_exception(error)
+            failed.exception()  # it was logged: asyncio need not report it
 
     async def _hand_over(self) -> None:
         """A master that stops lets another take over first: clients wait for a moment only."""
@@ -288,6 +297,7 @@ class BrokerProcess:
                 self._hello(),
                 settings=frame_settings(self._settings),
                 peer_name=f"broker {address}",
+                critical_replies=True,
             )
             found.start()
         return found
@@ -331,18 +341,15 @@ class BrokerProcess:
         if self.failed.done():
             self.failed.result()
 
-    def _fail(self, error: BaseException) -> None:
-        """The disk failed: nothing more can be promised, so the process has to end (D2)."""
+    def _disk_failed(self, error: BaseException) -> None:
         logger.critical("the disk failed, stopping", extra={"error": str(error)})
-        if not self.failed.done():
-            self.failed.set_exception(error)
+        self.fail(error)
 
     def _steps_ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.critical("a broken invariant, stopping", exc_info=error)
-            if not self.failed.done():
-                self.failed.set_exception(error)
+            self.fail(error)
 
 
 async def _emptied(flusher: OwnFlusher) -> None:

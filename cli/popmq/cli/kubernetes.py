@@ -5,8 +5,9 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 
+from popmq.cli.life import Life
 from popmq.cli.messages import Subparsers
-from popmq.cli.roles import Life, role_settings, run_role, serve_http
+from popmq.cli.roles import role_settings, run_role, serve_http
 from popmq.common.config import Settings
 from popmq.common.errors import ConfigError
 
@@ -26,11 +27,14 @@ def run_operator(args: argparse.Namespace) -> int:
 async def _operator(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
     try:
         # Only here: kopf and what it needs are of the extra popmq[operator].
+        import aiohttp
+
         from popmq.operator.process import OperatorProcess
     except ImportError as error:
         raise ConfigError(
             f"popmq operator needs {error.name}: pip install 'popmq[operator]'"
         ) from error
+    life.unhandled.tolerate(aiohttp.ClientError)
     operator = OperatorProcess(settings, life.end)
     stack.push_async_callback(operator.stop)
     metrics = await serve_http(

@@ -9,6 +9,7 @@ from popmq.common.clock import Clock
 from popmq.common.config import Settings
 from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.observe import Metric
+from popmq.common.unhandled import report_if_failed
 from popmq.controller.process import ControllerProcess
 from popmq.proxy.process import ProxyProcess
 
@@ -42,7 +43,7 @@ class OneProcess:
     async def start(self, *frames: str) -> None:
         """Serve clients; also other processes that speak frames, at the addresses given."""
         async with AsyncExitStack() as stack:
-            self.controller.start()
+            self.controller.start().add_done_callback(report_if_failed)
             stack.push_async_callback(self.controller.stop)
             stack.push_async_callback(self.broker.stop)
             await self.broker.start()

@@ -6,7 +6,6 @@ and ends cleanly on SIGINT and SIGTERM.
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -22,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from popmq.cli.life import Life
 from popmq.cli.supervised import PARENT_FLAG, die_with_parent
 from popmq.cli.workers import Workers
 from popmq.common.config import Settings, environment, load_settings, parse_address
@@ -45,10 +45,9 @@ logger = logging.getLogger(__name__)
 
 # A unix socket's path has 108 bytes with its final zero (man 7 unix).
 SOCKET_PATH_LIMIT = 107
-GC_AFTER_OBJECTS = 50_000
 
 Ready = Callable[[], tuple[bool, Mapping[str, object]]]
-Start = Callable[[Settings, AsyncExitStack, "Life"], Awaitable[None]]
+Start = Callable[[Settings, AsyncExitStack, Life], Awaitable[None]]
 
 
 def add_parsers(
@@ -163,7 +162,7 @@ def role_settings(args: argparse.Namespace, flags: Mapping[str, object] | None =
 # Each imports its own room: a proxy that starts need not wait for a broker's modules.
 
 
-async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+async def _up(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
     from popmq.broker.process import BrokerProcess
     from popmq.cli.one_process import OneProcess
 
@@ -172,6 +171,7 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
         return
     tls_folder = _tls_folder(settings)
     one = OneProcess(settings, BrokerProcess(settings), tls_folder=tls_folder)
+    life.on_crash(one.broker.fail)
     await one.start(*_unix_address(settings))
     stack.push_async_callback(one.stop)
     life.own(one.beating)
@@ -186,7 +186,7 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
     life.announce(f"ready: endpoint {one.endpoint}, {metrics}, data {settings.broker.data}")
 
 
-async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
     """Broker and controller here; the proxies in processes of their own, over unix sockets."""
     from popmq.controller.process import ControllerProcess
 
@@ -216,7 +216,7 @@ async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: "Lif
 
 
 async def _workers(
-    settings: Settings, stack: AsyncExitStack, life: "Life", tls_folder: Path
+    settings: Settings, stack: AsyncExitStack, life: Life, tls_folder: Path
 ) -> Workers:
     """Started, with one certificate for all."""
     from popmq.proxy.self_signed import own_certificate
@@ -242,7 +242,7 @@ async def _many(
     defaults: Mapping[str, str],
     settings: Settings,
     stack: AsyncExitStack,
-    life: "Life",
+    life: Life,
 ) -> None:
     """The whole cluster as processes; a second Ctrl-C while they stop kills them."""
     from popmq.cli.cluster import Cluster
@@ -260,7 +260,7 @@ async def _many(
     )
 
 
-async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+async def _controller(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
     from popmq.controller.process import ControllerProcess
 
     controller = ControllerProcess(settings)
@@ -273,7 +273,7 @@ async def _controller(settings: Settings, stack: AsyncExitStack, life: "Life") -
     life.announce(f"ready: controller {address}, {metrics}")
 
 
-async def _broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+async def _broker(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
     broker = await _start_broker(settings, stack, life)
     address = (await broker.listen(settings.broker.listen, *_unix_address(settings)))[0]
     life.own(asyncio.create_task(broker.register(settings.broker.advertise or address)))
@@ -290,7 +290,7 @@ async def _broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> No
     )
 
 
-async def _proxy(settings: Settings, stack: AsyncExitStack, life: "Life") -> None:
+async def _proxy(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
     from popmq.proxy.process import ProxyProcess
 
     proxy: ProxyProcess | Workers
@@ -318,10 +318,11 @@ def _unix_address(settings: Settings) -> list[str]:
     return [f"unix:{path}"] if len(os.fsencode(os.path.abspath(path))) <= SOCKET_PATH_LIMIT else []
 
 
-async def _start_broker(settings: Settings, stack: AsyncExitStack, life: "Life") -> "BrokerProcess":
+async def _start_broker(settings: Settings, stack: AsyncExitStack, life: Life) -> "BrokerProcess":
     from popmq.broker.process import BrokerProcess
 
     broker = BrokerProcess(settings)
+    life.on_crash(broker.fail)
     stack.push_async_callback(broker.stop)
     await broker.start()
     broker.failed.add_done_callback(lambda failed: life.end(1))
@@ -359,64 +360,6 @@ async def serve_http(
 
 
 # -- what they share
-
-
-class Life:
-    """From the ready line to the signal that ends it."""
-
-    def __init__(self) -> None:
-        self.serving = False
-        self.code = 0
-        self.on_second_end: Callable[[], None] = lambda: None
-        self._ended = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def announce(self, line: str) -> None:
-        # What start-up made lives as long as the process: the collector need not look again.
-        gc.collect()
-        gc.freeze()
-        # Calls in progress are thousands of objects and none is a cycle: at Python's 700 the
-        # collector looked through them again and again, for 6 % of a proxy's time.
-        gc.set_threshold(GC_AFTER_OBJECTS, 10, 10)
-        self.serving = True
-        print(line, flush=True)
-
-    def own(self, task: "asyncio.Task[None]") -> None:
-        """Keep the task; when it fails the role ends."""
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-
-    def end(self, code: int) -> None:
-        self.code = max(self.code, code)
-        if self._ended.is_set():
-            self.on_second_end()
-        self._ended.set()
-
-    async def first(self, starting: "asyncio.Task[None]") -> bool:
-        """Wait for the start, whose failure is raised; False when the end came before it."""
-        ended = asyncio.create_task(self._ended.wait())
-        await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if starting.done():
-            starting.result()
-            return True
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        return False
-
-    async def wait(self) -> None:
-        await self._ended.wait()
-        self.serving = False
-
-    async def stop_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            logger.critical("a background task failed, stopping", exc_info=task.exception())
-            self.end(1)
 
 
 def run_role(role: str, settings: Settings, start: Start) -> int:

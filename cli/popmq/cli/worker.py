@@ -13,7 +13,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from popmq.cli.roles import Life, run_role
+from popmq.cli.life import Life
+from popmq.cli.roles import run_role
 from popmq.common.config import Settings, load_settings
 from popmq.common.errors import PopmqError
 from popmq.common.metric_table import reading

@@ -20,10 +20,10 @@ from popmq.common.errors import ConfigError
 from popmq.common.lean_settings import LeanSettings
 from popmq.common.lite_settings import LiteSettings
 from popmq.common.operator_settings import OperatorSettings
+from popmq.common.pop_settings import PopSettings as PopSettings
 from popmq.common.quantities import (
     DAY_MS,
     GIB,
-    HOUR_MS,
     KIB,
     MIB,
     parse_duration_ms,
@@ -157,34 +157,6 @@ class MessageSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
-class PopSettings(_Section):
-    invisible_default_ms: int = _within(60_000, 1, 7 * DAY_MS)
-    invisible_min_ms: int = _within(1, 1, 7 * DAY_MS)
-    invisible_max_ms: int = _within(12 * HOUR_MS, 1, 7 * DAY_MS)
-    max_in_flight_per_queue: int = _within(100_000, 1, 10_000_000)
-    max_in_flight_per_broker: int = _within(1_000_000, 1, 10_000_000)
-    max_batch: int = _within(32, 1, 64)  # the members of a check point are bits of a u64
-    reply_bytes: int = _within(8 * MIB, 64 * KIB, GIB)
-    retry_first_percent: int = _within(20, 0, 100)
-    # Of a topic of type priority: one receive in so many begins with a lower queue.
-    priority_turn: int = _within(8, 2, 1_000_000)
-    catch_up_percent: int = _within(8, 1, 100)
-    catch_up_behind_bytes: int = _within(64 * MIB, 4 * KIB, 64 * GIB)
-    revive_step_ms: int = _within(16, 1, 60_000)
-    # Of a FIFO group in one queue: messages that were looked at and are not over.
-    fifo_open_offsets: int = _within(10_000, 1, 1_000_000)
-    fifo_park_after_ms: int = _within(60_000, 1, 7 * DAY_MS)
-    fifo_parked_messages: int = _within(100_000, 0, 10_000_000)  # of a group in one topic
-
-    def relations(self) -> None:
-        low, high = self.invisible_min_ms, self.invisible_max_ms
-        if self.invisible_default_ms < low:
-            raise self.refuse("invisible_default_ms", f"at least pop.invisible_min_ms = {low}")
-        if self.invisible_default_ms > high:
-            raise self.refuse("invisible_default_ms", f"at most pop.invisible_max_ms = {high}")
-
-
-@dataclass(frozen=True, slots=True)
 class TimerSettings(_Section):
     max_delay_ms: int = _within(366 * DAY_MS, 1000, 100 * 366 * DAY_MS)
     wheel_slots: int = _within(604_800, 60, 100_000_000)
@@ -246,7 +218,7 @@ class Settings:
     store: StoreSettings = StoreSettings()
     message: MessageSettings = MessageSettings()
     dedup: DedupSettings = field(default_factory=DedupSettings)
-    pop: PopSettings = PopSettings()
+    pop: PopSettings = field(default_factory=PopSettings)
     timer: TimerSettings = TimerSettings()
     transaction: TransactionSettings = field(default_factory=TransactionSettings)
     group: GroupSettings = GroupSettings()

@@ -34,6 +34,7 @@ from popmq.common.frames import (
 )
 from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.turn import TurnEnd
+from popmq.common.unhandled import report_if_failed, report_unhandled
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class FramePort:
 
     While there is none a request is refused at once; only those made during the very first
     attempt wait for its end.  `on_state` hears True after the peer's HELLO and False when that
-    connection is lost.
+    connection is lost.  An exception in a request's `on_reply` is logged and harms only that
+    request; with `critical_replies` it counts as one that nothing handled.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class FramePort:
         on_state: Callable[[bool], None] | None = None,
         peer_name: str = "peer",
         turn: TurnEnd | None = None,
+        critical_replies: bool = False,
     ) -> None:
         self.hello = hello
         self.settings = settings
+        self._critical_replies = critical_replies
         self.peer: Hello | None = None  # the last one that was connected
         self._address = Address.parse(address)
         self._clock = clock or SystemClock()
@@ -102,6 +106,7 @@ class FramePort:
         assert self._task is None, "a port is started once"
         self._waiting = {}
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
+        self._task.add_done_callback(report_if_failed)
 
     async def close(self) -> None:
         """Refuse what is pending and let the connection go, for good."""
@@ -185,8 +190,11 @@ class FramePort:
         self._pops.discard(request_id)
         try:
             on_reply(answer)
-        except Exception:
-            logger.exception("the asker failed on its answer", extra={"peer": self._who()})
+        except Exception as error:
+            if self._critical_replies:
+                report_unhandled(f"the asker failed on the answer of {self._who()}", error)
+            else:
+                logger.exception("the asker failed on its answer", extra={"peer": self._who()})
 
     def _tell_cancelled(self, request_id: int) -> None:
         if self._connection is not None:

@@ -168,8 +168,13 @@ class _ServerConnection(Connection):
                 self._give_up(port_id)
 
     def data_received(self, data: bytes) -> None:
-        self._arrived_ms = self._clock.boot_ms()
-        super().data_received(data)
+        try:
+            self._arrived_ms = self._clock.boot_ms()
+            super().data_received(data)
+        except Exception:
+            # What one peer sends harms that peer's connection only.
+            logger.exception("a frame connection failed", extra={"peer": self.who()})
+            self.abort("internal error")
 
     def pause_writing(self) -> None:
         """The peer is slow: answers to what is in flight wait in the transport."""

@@ -334,9 +334,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._linger is not None:
             self._linger.cancel()
-        self._end(str(exc) if exc else "closed by the peer")
-        if not self.lost.done():
-            self.lost.set_result(None)
+        try:
+            self._end(str(exc) if exc else "closed by the peer")
+        finally:
+            if not self.lost.done():
+                self.lost.set_result(None)
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -397,12 +399,15 @@ def notice_dead_peer(
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
         "TCP_KEEPIDLE": idle_s,
         "TCP_KEEPINTVL": interval_s,
         "TCP_USER_TIMEOUT": give_up_ms,
     }
-    for name, value in options.items():
-        if option := getattr(socket, name, None):  # each system knows some of them
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if option := getattr(socket, name, None):  # each system knows some of them
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    except OSError:  # the peer is gone already, and `connection_lost` will come
+        return

@@ -256,6 +256,8 @@ class HttpEndpoint:
                 await writer.wait_closed()
         except (OSError, TimeoutError):
             pass  # the asker went away or was too slow; it asks again
+        except Exception:
+            logger.exception("a request over HTTP failed")
         finally:
             writer.transport.abort()
 

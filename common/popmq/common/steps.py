@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from popmq.common.errors import PopmqError
+
 Work = Callable[[], None]
 Done = Callable[[BaseException | None], None]
 Step = Callable[[], int]
@@ -49,10 +51,18 @@ class FlusherThread:
             work, done = job
             try:
                 work()
-            except BaseException as error:  # handed to the loop, which decides
+            except (OSError, PopmqError) as error:  # handed to the loop, which decides
                 self._loop.call_soon_threadsafe(done, error)
+            except BaseException as error:
+                self._loop.call_soon_threadsafe(_end_of_bug, done, error)
             else:
                 self._loop.call_soon_threadsafe(done, None)
+
+
+def _end_of_bug(done: Done, error: BaseException) -> None:
+    """No disk is to blame: whatever `done` makes of it, the loop's exception handler gets it."""
+    done(error)
+    raise error
 
 
 class InlineFlusher:

@@ -100,7 +100,11 @@ class ControllerProcess:
 
     def _open_peer(self, address: str) -> "_Peer":
         port = FramePort(
-            address, self._hello, settings=self._frame_settings, peer_name="the broker"
+            address,
+            self._hello,
+            settings=self._frame_settings,
+            peer_name="the broker",
+            critical_replies=True,
         )
         port.start()
         return _Peer(port, self._closing)

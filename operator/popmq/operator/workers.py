@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from popmq.common.unhandled import report_if_failed
 from popmq.operator.admin_port import DataPlaneAway
 from popmq.operator.kube import ApiAway, ApiError
 from popmq.operator.reconcile import LeaseLost, Outcome
@@ -151,7 +152,11 @@ class Workers:
         woken = self._woken.pop(key)
         del self._tasks[key]
         self.counted.ready.pop(key, None)
-        if done.cancelled() or done.exception() is not None:
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            if not isinstance(done.exception(), LeaseLost):  # which ends the process by itself
+                report_if_failed(done)
             return
         if woken.is_set():  # made again while the last look found it gone
             self.wake(*key)

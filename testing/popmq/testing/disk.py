@@ -2,11 +2,14 @@
 
 File contents count from `sync`, names from `sync_folder` (or `replace`, or `make_folder`),
 as POSIX promises no more.  After `cut_power` every file holds exactly what counted.
+And real files that do not depend on what the kernel keeps in memory.
 """
 
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from popmq.common.disk import RealDisk, RealFile
 
 
 class PowerCut(Exception):
@@ -171,3 +174,18 @@ def _in(path: str, prefix: str) -> bool:
 
 def _directly_in(path: str, prefix: str) -> bool:
     return path.startswith(prefix) and "/" not in path[len(prefix) :]
+
+
+class ResidentFile(RealFile):
+    """A real file of which every page counts as in memory."""
+
+    def view_cached(self, size: int, offset: int) -> memoryview | None:
+        return memoryview(RealFile.read(self, size, offset))
+
+
+class ResidentDisk(RealDisk):
+    """Real files for tests that are not about residency: the kernel may drop a page at any time,
+    and a read on the loop would then raise ColdRead."""
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        return ResidentFile(path, create=create)

@@ -24,21 +24,26 @@ from popmq.broker.pop.outcomes import Key, Outcomes
 from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
+from popmq.common.config import PopSettings
 from popmq.common.message import RecordKind
-
-# RocketMQ's numbers (PopBufferMergeService).  A check point is written 3 s before it is due, so
-# that its revival finds it; one that would have less than 1.5 s until then is written at once;
-# none stays for longer than 10 s, so that a crash brings little back; 200,000 fit.
-WRITE_AHEAD_MS = 3_000
-SHORTEST_STAY_MS = 1_500
-LONGEST_STAY_MS = 10_000
-HELD_LIMIT = 200_000
 
 
 class CheckPointBuffer:
-    def __init__(self, store: MessageStore, table: CheckPointTable) -> None:
+    """Follows RocketMQ's PopBufferMergeService.
+
+    A check point becomes a record `check_point_write_ahead_ms` before it is due, so that its
+    revival finds the record.  One that would stay for less than `check_point_min_stay_ms` until
+    then is not buffered.  None stays for longer than `check_point_stay_ms`, which bounds what a
+    crash brings back early.
+    """
+
+    def __init__(self, store: MessageStore, table: CheckPointTable, settings: PopSettings) -> None:
         self._store = store
         self._table = table
+        self._size = settings.check_point_buffer_size
+        self._stay_ms = settings.check_point_stay_ms
+        self._write_ahead_ms = settings.check_point_write_ahead_ms
+        self._min_invisible_ms = self._write_ahead_ms + settings.check_point_min_stay_ms
         self._lines: dict[Place, deque[PopCheckPoint]] = {}  # in the order in which they were made
         self._deadlines: list[tuple[int, Key]] = []
         self._acked: dict[Key, PopCheckPoint] = {}  # since the last group commit
@@ -51,7 +56,7 @@ class CheckPointBuffer:
         self.commits = 0
 
     def takes(self, invisible_ms: int) -> bool:
-        return invisible_ms >= WRITE_AHEAD_MS + SHORTEST_STAY_MS and self.held < HELD_LIMIT
+        return invisible_ms >= self._min_invisible_ms and self.held < self._size
 
     def open(self, record: ReviveRecord) -> None:
         """Hold the check point in memory."""
@@ -62,7 +67,7 @@ class CheckPointBuffer:
         line.append(ck)
         self.held += 1
         self.opened += 1
-        deadline_ms = min(now_ms + LONGEST_STAY_MS, ck.revive_at_ms - WRITE_AHEAD_MS)
+        deadline_ms = min(now_ms + self._stay_ms, ck.revive_at_ms - self._write_ahead_ms)
         heapq.heappush(self._deadlines, (deadline_ms, ck.key))
 
     def ack(self, ck: PopCheckPoint, bits: int) -> None:

@@ -71,6 +71,12 @@ class ClientSocket(asyncio.Protocol):
             self.core.fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, why, "connections"))
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self._read(data)
+        except Exception:
+            self._failed()
+
+    def _read(self, data: bytes) -> None:
         if self._closed:
             return
         if not self._begun:
@@ -91,7 +97,10 @@ class ClientSocket(asyncio.Protocol):
         self._closed = True
         if self._linger is not None:
             self._linger.cancel()
-        self.core.lost()
+        try:
+            self.core.lost()
+        except Exception:
+            logger.exception("a call failed at its end", extra={"peer": self.core.peer})
         self._server.gone(self)
 
     def pause_writing(self) -> None:
@@ -100,10 +109,26 @@ class ClientSocket(asyncio.Protocol):
     def resume_writing(self) -> None:
         outbox = self.core.outbox
         outbox.writable = True
-        outbox.pump()
+        try:
+            outbox.pump()
+        except Exception:
+            self._failed()
+
+    def tick(self, now_ms: int) -> None:
+        """What only time tells."""
+        try:
+            self.core.tick(now_ms)
+        except Exception:
+            self._failed()
 
     def flush(self) -> None:
         """Write what there is; close when the core is done."""
+        try:
+            self._flush()
+        except Exception:
+            self._failed()
+
+    def _flush(self) -> None:
         transport = self._transport
         if transport is None or self._closed:
             return
@@ -125,6 +150,13 @@ class ClientSocket(asyncio.Protocol):
         self.core.lost()
         if self._transport is not None:
             self._transport.abort()
+
+    def _failed(self) -> None:
+        """A fault of ours in what one client asked: the other clients keep their connections."""
+        logger.exception("a client's connection failed", extra={"peer": self.core.peer})
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()  # `connection_lost` ends its calls
 
     # -- bytes
 

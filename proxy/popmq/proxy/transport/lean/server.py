@@ -126,4 +126,4 @@ class LeanTransport:
             self.certificates.refresh()
         now_ms = self.clock.boot_ms()
         for one in tuple(self.connections):
-            one.core.tick(now_ms)
+            one.tick(now_ms)
