@@ -32,6 +32,7 @@ LEAN_ONLY = {
     "test_official_shared",
     "test_orphan_checks",
     "test_rolling_proxies",
+    "test_rolling_upgrade",
     "test_official_tls",
     "test_real_time",
     "test_recreated",
