@@ -91,6 +91,13 @@ def test_one_replica_of_a_group_at_a_time_is_allowed() -> None:
     assert rebuilds.ask(second, record("a"), [MASTER, equal("a"), done, second], 2)
 
 
+def test_every_controller_allows_the_same_replica_first() -> None:
+    first, second = wrong("b"), wrong("c", OTHER)
+    living = [MASTER, equal("a"), first, second]
+    assert not Rebuilds("group-a").ask(second, record("a"), living, 2)
+    assert Rebuilds("group-a").ask(first, record("a"), living, 2)
+
+
 def test_a_grant_ends_when_what_it_rests_on_is_gone() -> None:
     rebuilds, asking = Rebuilds("group-a"), wrong("b")
     assert rebuilds.ask(asking, record("a"), [MASTER, equal("a"), asking], 2)

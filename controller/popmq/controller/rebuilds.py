@@ -33,7 +33,11 @@ class Rebuilds:
         if asking.asks_rebuild == pb.NO_REBUILD:
             self._refused.pop(asking.store_id, None)
             return False
-        reason = self._busy(asking, living) or refusal(asking, record, living, least)
+        reason = (
+            self._busy(asking, living)
+            or refusal(asking, record, living, least)
+            or _queued(asking, record, living, least)
+        )
         extra = {"broker": self._group, "node": asking.node, "tables_at": asking.tables_differ_at}
         if reason:
             if self._refused.get(asking.store_id) != reason:
@@ -88,6 +92,17 @@ def refusal(
         return f"no other replica is known to have the master's tables at {position}"
     if len(_largest_party(record, living)) > len(agree):
         return "more replicas agree with each other than with the master"
+    return ""
+
+
+def _queued(
+    asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+) -> str:
+    """Of several the first by name goes first, whichever controller is asked."""
+    for one in living:
+        asks = one.asks_rebuild != pb.NO_REBUILD and one.node < asking.node
+        if asks and not refusal(one, record, living, least):
+            return f"{one.node} goes first"
     return ""
 
 
