@@ -37,6 +37,7 @@ LEAN_ONLY = {
     "test_real_time",
     "test_recreated",
     "test_prometheus",  # panels of the lean transport
+    "test_replicas_stay_equal",
     "test_restore",
     "test_server_restart",
     "test_timers_killed",

@@ -88,8 +88,8 @@ class Followership:
     def allowed_rebuild(self, record: GroupRecord | None) -> RebuildWish | None:
         """The rebuild that may begin now, if there is one; `record` is the newest that was read."""
         wish, own_id = self.rebuild_wish, self._identity.store_id
-        if wish is None or self._identity.copying:
-            return wish  # what is here is no whole copy: nothing is lost with it
+        if wish is None or self._identity.copying or not self._broker.store.end:
+            return wish  # what is here is no copy, or no whole one: nothing is lost with it
         if wish.because_of_tables and (record is None or own_id in record.members):
             return None
         if self._controller_grants:

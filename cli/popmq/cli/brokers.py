@@ -61,6 +61,12 @@ def list_lines(found: pb.ListReplicasReply) -> list[str]:
         for member in state.members:
             if progress := _progress(member):
                 lines.append(f"{state.group}: {member.broker.node} {progress}")
+            if member.tables_differ_at:
+                lines.append(
+                    f"{state.group}: {member.broker.node} has other tables than the master at "
+                    f"position {member.tables_differ_at}: see its folder `differing` (popmq doctor "
+                    "diff)"
+                )
         if state.trouble:
             lines.append(f"{state.group}: {state.trouble}")
     return lines

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.replicas import Replica, Role
+from popmq.controller.replicas import SERVING, Replica, Role
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,6 @@ class Rebuilds:
         self._group = group
         self._granted: Replica | None = None
         self._refused: dict[str, str] = {}  # store id -> the reason that was logged
-        self.grants = 0
 
     def ask(
         self, asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
@@ -34,10 +33,11 @@ class Rebuilds:
         if asking.asks_rebuild == pb.NO_REBUILD:
             self._refused.pop(asking.store_id, None)
             return False
-        granted = self._granted
-        if granted is not None and granted.store_id == asking.store_id and asking in living:
-            return True  # it may not have heard the answer
-        reason = self._busy(asking, living) or refusal(asking, record, living, least)
+        reason = (
+            self._busy(asking, living)
+            or refusal(asking, record, living, least)
+            or _queued(asking, record, living, least)
+        )
         extra = {"broker": self._group, "node": asking.node, "tables_at": asking.tables_differ_at}
         if reason:
             if self._refused.get(asking.store_id) != reason:
@@ -45,9 +45,9 @@ class Rebuilds:
                 logger.warning("a rebuild has to wait", extra={**extra, "reason": reason})
             return False
         self._refused.clear()
+        if self._granted is None or self._granted.store_id != asking.store_id:
+            logger.warning("a replica may rebuild its store", extra=extra)
         self._granted = asking
-        self.grants += 1
-        logger.warning("a replica may rebuild its store", extra=extra)
         return True
 
     def _busy(self, asking: Replica, living: Sequence[Replica]) -> str:
@@ -59,7 +59,6 @@ class Rebuilds:
             waits = granted is not None and one.store_id == granted.store_id
             if one.role == Role.COPYING or (waits and one.asks_rebuild != pb.NO_REBUILD):
                 return f"{one.node} is not a whole copy yet"
-        self._granted = None
         return ""
 
 
@@ -67,7 +66,9 @@ def refusal(
     asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
 ) -> str:
     """Why this replica may not rebuild its store; empty: it may."""
-    leader = _serving_leader(record, living)
+    # A master that opens may wait for this very replica, whose log cannot be brought to its own.
+    roles = SERVING if asking.asks_rebuild == pb.LOG_DIFFERS else (Role.MASTER,)
+    leader = _leader(record, living, roles)
     if record is None or leader is None:
         return "no master serves the group"
     if asking.store_id == leader.store_id or asking.epoch != record.epoch:
@@ -94,10 +95,21 @@ def refusal(
     return ""
 
 
+def _queued(
+    asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+) -> str:
+    """Of several the first by name goes first, whichever controller is asked."""
+    for one in living:
+        asks = one.asks_rebuild != pb.NO_REBUILD and one.node < asking.node
+        if asks and not refusal(one, record, living, least):
+            return f"{one.node} goes first"
+    return ""
+
+
 def successor_of_suspect(record: GroupRecord | None, living: Sequence[Replica]) -> Replica | None:
     """Who should lead in place of a master whose tables are not those that most replicas have: one
     of the two or more that agree with each other, in the SyncStateSet; None: nobody."""
-    leader = _serving_leader(record, living)
+    leader = _leader(record, living, (Role.MASTER,))
     if record is None or leader is None:
         return None
     party = _largest_party(record, living)
@@ -108,14 +120,16 @@ def successor_of_suspect(record: GroupRecord | None, living: Sequence[Replica]) 
     return best([one for one in party if one.store_id in record.sync_state_set])
 
 
-def _serving_leader(record: GroupRecord | None, living: Sequence[Replica]) -> Replica | None:
+def _leader(
+    record: GroupRecord | None, living: Sequence[Replica], roles: Sequence[int]
+) -> Replica | None:
     return next(
         (
             one
             for one in living
             if record is not None
             and one.store_id == record.leader
-            and one.role == Role.MASTER
+            and one.role in roles
             and one.epoch == record.epoch
         ),
         None,

@@ -116,9 +116,9 @@ class TablesCheck:
     def begin_rebuild(self, *, because_of_tables: bool) -> None:
         """The store is about to be removed: on the disk before that, so that it is not removed
         again for the same reason."""
-        rebuilt_at = self.known.differs_at if because_of_tables else 0
         self._equal = (0, 0)
-        self._set(Divergence(rebuilt_at=rebuilt_at))
+        self.known = Divergence(rebuilt_at=self.known.differs_at if because_of_tables else 0)
+        self._write()
 
     def leads(self) -> None:
         """This store is the master's now: the others are compared with it."""
@@ -133,7 +133,13 @@ class TablesCheck:
         if known == self.known:
             return
         self.known = known
-        lines = [(name, f"{value:x}") for name, value in asdict(known).items()]
+        try:
+            self._write()
+        except OSError as error:  # a restart then knows less: it compares again
+            logger.error("not written", extra={"path": self._path, "reason": str(error)})
+
+    def _write(self) -> None:
+        lines = [(name, f"{value:x}") for name, value in asdict(self.known).items()]
         write_lines(self._disk, self._path, _KIND, lines)
 
     def _read(self) -> Divergence:
