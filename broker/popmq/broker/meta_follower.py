@@ -157,6 +157,8 @@ class MetaFollower:
             except DecodeError as error:
                 logger.error("the owner's topics cannot be read", extra={"reason": str(error)})
                 return
+            if asking.wanted and reply.epoch:
+                self._due_ms = 0  # the owner gets a question again that it can keep back
             self._hear_state(registry, records, reply.epoch, reply.version)
 
         asking.number = port.request(
@@ -180,6 +182,12 @@ class MetaFollower:
         if told > known:
             self.copies += 1
             self._plan(registry, records, *told)
+            self._wake()
+
+    def _wake(self) -> None:
+        """The next step comes at once: somebody may wait for this copy."""
+        if self._broker is not None:
+            self._broker.store.soon(lambda: None)
 
     def _plan(
         self, registry: Registry, records: Sequence[MetaRecord], epoch: int, version: int
