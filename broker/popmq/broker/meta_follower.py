@@ -234,8 +234,9 @@ def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[C
     """What makes the registry like the owner's, in order; each may be done or not (a crash)."""
     topics = [topic_of(one.topic) for one in records if one.HasField("topic")]
     groups = [group_of(one.group) for one in records if one.HasField("group")]
-    yield from _gone_topics(registry, {one.id for one in topics})
-    yield from _gone_groups(registry, {one.id for one in groups})
+    # An owner that lost a topic in an unclean election gives its id to another one.
+    yield from _gone_topics(registry, {(one.id, one.name) for one in topics})
+    yield from _gone_groups(registry, {(one.id, one.name) for one in groups})
     for record in records:
         known: TopicConfig | SubscriptionGroup | None
         told: TopicConfig | SubscriptionGroup
@@ -253,8 +254,9 @@ def _writing(registry: Registry, record: MetaRecord) -> Change:
     return lambda: registry.write_copy(record)
 
 
-def _gone_topics(registry: Registry, ids: set[int]) -> Iterator[Change]:
-    for topic in [one for one in registry.topics() if one.name[0] != "%" and one.id not in ids]:
+def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Change]:
+    here = [one for one in registry.topics() if one.name[0] != "%"]
+    for topic in [one for one in here if (one.id, one.name) not in kept]:
 
         def remove(gone: TopicConfig = topic) -> None:
             if registry.topic_by_id(gone.id) is not None:
@@ -263,8 +265,8 @@ def _gone_topics(registry: Registry, ids: set[int]) -> Iterator[Change]:
         yield remove
 
 
-def _gone_groups(registry: Registry, ids: set[int]) -> Iterator[Change]:
-    for group in [one for one in registry.groups() if one.id not in ids]:
+def _gone_groups(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Change]:
+    for group in [one for one in registry.groups() if (one.id, one.name) not in kept]:
 
         def remove(gone: SubscriptionGroup = group) -> None:
             if registry.group_by_id(gone.id) is not None:
