@@ -138,6 +138,16 @@ def test_a_broker_group_that_is_drained_is_waited_for_while_it_follows() -> None
     assert answer.heard
 
 
+def test_a_deletion_is_copied_at_once_also_after_somebody_asked_for_a_name() -> None:
+    two = Deleting()
+    with pytest.raises(TopicNotFound):
+        two.other.broker.directory.topic("unknown", auto_create=True)
+    two.run()
+    answer = two.delete_topic()
+    two.run()
+    assert answer.heard
+
+
 def test_what_somebody_asked_for_does_not_wait_for_a_question_that_is_kept_back() -> None:
     two = Two(auto_create=True)
     two.follow()

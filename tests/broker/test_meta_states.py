@@ -72,6 +72,32 @@ def test_a_later_epoch_with_a_lower_version_is_followed() -> None:
     assert two.other.broker.registry.find_topic("lost") is None
 
 
+def test_an_id_that_an_owner_gives_again_after_it_lost_a_topic_is_another_topic() -> None:
+    two = Two()
+    lost = two.owner.topic("lost")
+    two.owner.group("lost-group")
+    two.follow()
+    two.other.send("lost", b"of the lost topic")
+    assert len(two.other.receive("lost", "lost-group")) == 1
+    elected = named("broker-a")
+    made, group = elected.topic("other"), elected.group("g")
+    assert made.id == lost.id
+    for _ in range(2):
+        restart(elected)
+    two.cut()
+    two.owner = elected
+    two.follow()
+    for _ in range(2):
+        assert two.same()
+        assert two.other.broker.registry.group_by_id(group.id) == group
+        assert two.other.receive("other", "g") == []
+        two.cut()
+        restart(two.other)
+    two.follower = two.new_follower()
+    two.other.send("other", b"new")
+    assert [one.head for one in two.other.receive("other", "g")] == [b"new"]
+
+
 def test_a_later_epoch_of_the_same_state_is_remembered() -> None:
     two = Two()
     two.owner.topic("orders")

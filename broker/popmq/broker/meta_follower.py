@@ -157,6 +157,8 @@ class MetaFollower:
             except DecodeError as error:
                 logger.error("the owner's topics cannot be read", extra={"reason": str(error)})
                 return
+            if asking.wanted and reply.epoch:
+                self._due_ms = 0  # the owner gets a question again that it can keep back
             self._hear_state(registry, records, reply.epoch, reply.version)
 
         asking.number = port.request(
@@ -180,6 +182,12 @@ class MetaFollower:
         if told > known:
             self.copies += 1
             self._plan(registry, records, *told)
+            self._wake()
+
+    def _wake(self) -> None:
+        """The next step comes at once: somebody may wait for this copy."""
+        if self._broker is not None:
+            self._broker.store.soon(lambda: None)
 
     def _plan(
         self, registry: Registry, records: Sequence[MetaRecord], epoch: int, version: int
@@ -226,8 +234,9 @@ def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[C
     """What makes the registry like the owner's, in order; each may be done or not (a crash)."""
     topics = [topic_of(one.topic) for one in records if one.HasField("topic")]
     groups = [group_of(one.group) for one in records if one.HasField("group")]
-    yield from _gone_topics(registry, {one.id for one in topics})
-    yield from _gone_groups(registry, {one.id for one in groups})
+    # An owner that lost a topic in an unclean election gives its id to another one.
+    yield from _gone_topics(registry, {(one.id, one.name) for one in topics})
+    yield from _gone_groups(registry, {(one.id, one.name) for one in groups})
     for record in records:
         known: TopicConfig | SubscriptionGroup | None
         told: TopicConfig | SubscriptionGroup
@@ -245,8 +254,9 @@ def _writing(registry: Registry, record: MetaRecord) -> Change:
     return lambda: registry.write_copy(record)
 
 
-def _gone_topics(registry: Registry, ids: set[int]) -> Iterator[Change]:
-    for topic in [one for one in registry.topics() if one.name[0] != "%" and one.id not in ids]:
+def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Change]:
+    here = [one for one in registry.topics() if one.name[0] != "%"]
+    for topic in [one for one in here if (one.id, one.name) not in kept]:
 
         def remove(gone: TopicConfig = topic) -> None:
             if registry.topic_by_id(gone.id) is not None:
@@ -255,8 +265,8 @@ def _gone_topics(registry: Registry, ids: set[int]) -> Iterator[Change]:
         yield remove
 
 
-def _gone_groups(registry: Registry, ids: set[int]) -> Iterator[Change]:
-    for group in [one for one in registry.groups() if one.id not in ids]:
+def _gone_groups(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Change]:
+    for group in [one for one in registry.groups() if (one.id, one.name) not in kept]:
 
         def remove(gone: SubscriptionGroup = group) -> None:
             if registry.group_by_id(gone.id) is not None:

@@ -244,12 +244,9 @@ def decode_put(body: bytes) -> PutRequest:
         raise Refused(Code.BAD_REQUEST, f"the frame's payload is no put: {error}") from error
     if at > len(body):
         raise Refused(Code.BAD_REQUEST, "the frame's payload ends early")
-    return PutRequest(topic, entries, bool(auto_create), _id_at(body, at))
-
-
-def _id_at(body: bytes, at: int) -> int:
-    """What `id_tail` made, if it is there."""
-    return int.from_bytes(body[at : at + _ID.size], "big") if at < len(body) else 0
+    # The id that `id_tail` made; of no bytes it is 0.
+    topic_id = int.from_bytes(body[at : at + 4], "big")
+    return PutRequest(topic, entries, bool(auto_create), topic_id)
 
 
 def encode_put_reply(results: Sequence[PutResult]) -> bytes:
@@ -370,7 +367,7 @@ def decode_ack(body: bytes) -> AckRequest:
         topic, group = body[2:topic_end].decode(), body[topic_end + 2 : group_end].decode()
     except UnicodeDecodeError as error:
         raise Refused(Code.BAD_REQUEST, "the frame's payload has bytes, not text") from error
-    return AckRequest(topic, group, handles, _id_at(body, at))
+    return AckRequest(topic, group, handles, from_bytes(body[at : at + 4], "big"))
 
 
 def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
@@ -413,7 +410,8 @@ def decode_change(body: bytes) -> ChangeRequest:
     topic, group = reader.text(), reader.text()
     invisible_ms, size = reader.fields(_CHANGE)
     handle = reader.take(size)
-    return ChangeRequest(topic, group, handle, invisible_ms, _id_at(body, reader.at))
+    group_id = int.from_bytes(body[reader.at : reader.at + 4], "big")
+    return ChangeRequest(topic, group, handle, invisible_ms, group_id)
 
 
 def encode_clients(report: ClientsReport) -> bytes:
