@@ -174,15 +174,16 @@ def test_a_checkpoint_that_is_being_written_meanwhile_says_the_same_start() -> N
 
 def test_a_checkpoint_without_a_start_of_the_log_is_believed_for_the_rest() -> None:
     """As an older popmq wrote it; which in its turn reads no further."""
-    made = Checkpoint(150, 3, 4, 200, SEGMENT)
-    for size, expected in ((48, replace(made, log_start=UNKNOWN)), (60, made)):
+    made = Checkpoint(150, 3, 4, 200, SEGMENT, log_ms=5)
+    older = replace(made, log_ms=0)
+    for size, expected in ((48, replace(older, log_start=UNKNOWN)), (60, older), (72, made)):
         assert read_checkpoint(disk_with(made.encode()[:size]), CHECKPOINT) == expected
-    for size in range(49, 60):
+    for size in set(range(49, 72)) - {60}:
         assert read_checkpoint(disk_with(made.encode()[:size]), CHECKPOINT) is None
 
 
 def test_a_flipped_bit_of_the_start_of_the_log_is_found() -> None:
-    data = Checkpoint(150, 3, 4, 200, SEGMENT).encode()
+    data = Checkpoint(150, 3, 4, 200, SEGMENT, log_ms=5).encode()
     for at in range(len(data)):
         wrong = bytearray(data)
         wrong[at] ^= 4

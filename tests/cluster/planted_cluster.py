@@ -31,6 +31,7 @@ from popmq.broker.leadership import Leadership
 from popmq.broker.pop.liveness import Liveness
 from popmq.broker.server import BrokerServer
 from popmq.broker.store.log_tail import LogTail
+from popmq.broker.store.log_time import LogTime
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common import replication
@@ -339,7 +340,20 @@ def newest_bytes_kept_after_a_cut(patch: Patch) -> None:
     patch.setattr(LogTail, "cut", lambda self, position: None)
 
 
+def skew_is_downtime(patch: Patch) -> None:
+    go_on = LogTime.go_on
+
+    def wrong(self: LogTime, newest: Any, made: Any, *, epoch: int) -> None:
+        go_on(self, newest, made, epoch=epoch)
+        if newest.log_ms:
+            passed_ms = max(0, self._clock.wall_ms() - newest.wall_ms)
+            self.clock.start(newest.log_ms + passed_ms, epoch=epoch)
+
+    patch.setattr(LogTime, "go_on", wrong)
+
+
 PLANTED = [
+    PlantedCluster("skew is downtime", skew_is_downtime),
     PlantedCluster("smaller set before it is known", rules.smaller_set_before_it_is_known, 30),
     PlantedCluster("expand waits only when known", rules.expand_waits_only_when_known),
     PlantedCluster("expand from any position", rules.expand_from_any_position),

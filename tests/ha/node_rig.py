@@ -20,7 +20,7 @@ from popmq.common.replication_settings import ReplicationSettings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.controller.controller import Controller, ControllerTimes
 from popmq.controller.metadata_store import MemoryStore
-from popmq.testing.clock import ManualClock
+from popmq.testing.clock import MachineClock, ManualClock
 from popmq.testing.core import SMALL, Answer, pop
 from popmq.testing.disk import LyingDisk
 
@@ -93,6 +93,10 @@ class Node:
         self.rig = rig
         self.name = name
         self.disk = LyingDisk()
+        wall_ahead_ms, boot_ahead_ms = rig.machines.get(name, (0, 0))
+        self.clock = MachineClock(
+            rig.clock, wall_ahead_ms=wall_ahead_ms, boot_ahead_ms=boot_ahead_ms
+        )
         self.alive = False
         self.life = 0
         self.failures: list[BaseException] = []
@@ -115,7 +119,7 @@ class Node:
         self.node = BrokerNode(
             settings,
             disk=self.disk,
-            clock=self.rig.clock,
+            clock=self.clock,
             flusher=self.flusher,
             rng=random.Random(f"{self.name} {self.life}"),
             soon=self.calls.append,
@@ -163,8 +167,11 @@ class Rig:
         least: int = 0,
         settings: Settings = SMALL,
         replication: ReplicationSettings | None = None,
+        machines: dict[str, tuple[int, int]] | None = None,
     ) -> None:
+        """`machines` says of nodes how far their wall clocks and times since boot are ahead."""
         self.clock = ManualClock()
+        self.machines = machines or {}
         self.calls: deque[Callable[[], None]] = deque()
         self.asked: list[Asked] = []
         self.cuts: set[tuple[str, str]] = set()

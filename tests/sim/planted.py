@@ -123,6 +123,7 @@ PLANTED = [
     Planted("cancel ignored", undo.cancel_ignored),
     Planted("crossed answer not undone", undo.crossed_answer_not_undone, 150),
     Planted("topic expires too early", retention.topic_expires_too_early, retains=True),
+    Planted("downtime is an age", retention.downtime_is_an_age, retains=True),
     Planted("topic keeps its oldest", retention.topic_keeps_its_oldest, retains=True),
     Planted("topic's expiry not counted", retention.expired_by_topic_not_counted, retains=True),
     Planted("live body not moved", retention.live_body_not_moved, retains=True),

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.order_info import OrderInfo
 from popmq.broker.pop.parked_keys import ParkedKeys
@@ -17,6 +16,8 @@ from popmq.broker.store import (
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.consume_queue import ConsumeQueue
 from popmq.broker.store.dispatch import Dispatch
+from popmq.broker.store.log_time import LogTime
+from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.retention import Retention
 from popmq.broker.store.snapshot_keeper import SnapshotKeeper
@@ -80,8 +81,16 @@ def messages_expire_too_early(patch: Patch) -> None:
 
 
 def topic_expires_too_early(patch: Patch) -> None:
-    queues = TopicExpiry._queues
-    patch.setattr(TopicExpiry, "_queues", lambda self, wall_ms: queues(self, wall_ms + 300_000))
+    by_log_time = Lookup.by_log_time
+
+    def wrong(self: Lookup, topic_id: int, queue_id: int, log_ms: int) -> int:
+        return by_log_time(self, topic_id, queue_id, log_ms + 300_000)
+
+    patch.setattr(Lookup, "by_log_time", wrong)
+
+
+def downtime_is_an_age(patch: Patch) -> None:
+    patch.setattr(LogTime, "oldest_ms", lambda self, age_ms: self.clock.now_ms() - age_ms)
 
 
 def topic_keeps_its_oldest(patch: Patch) -> None:

@@ -14,11 +14,8 @@ from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.record_applier import RecordApplier
 from popmq.broker.server import BrokerServer
-from popmq.broker.store import (
-    recovery,
-)
+from popmq.broker.store.log_time import LogTime
 from popmq.broker.store.message_store import MessageStore
-from popmq.common.clock import LogClock
 from popmq.common.message import RecordKind
 
 Patch = pytest.MonkeyPatch
@@ -76,13 +73,14 @@ def epoch_not_advanced(patch: Patch) -> None:
 
 
 def log_time_goes_back(patch: Patch) -> None:
-    class Wrong(LogClock):
-        def __init__(self, clock: Any, *, last_log_ms: int, last_wall_ms: int) -> None:
-            super().__init__(clock, last_log_ms=last_log_ms, last_wall_ms=last_wall_ms)
-            if last_log_ms:
-                self._ahead_ms = clock.wall_ms() - clock.boot_ms()
+    go_on = LogTime.go_on
 
-    patch.setattr(recovery, "LogClock", Wrong)
+    def wrong(self: LogTime, newest: Any, made: Any, *, epoch: int) -> None:
+        go_on(self, newest, made, epoch=epoch)
+        if newest.log_ms:
+            self.clock.start(self._clock.wall_ms(), epoch=epoch)
+
+    patch.setattr(LogTime, "go_on", wrong)
 
 
 def receive_answered_before_its_check_point(patch: Patch) -> None:

@@ -50,7 +50,7 @@ from popmq.broker.store.wipe import wipe
 from popmq.broker.timer.timers import Timers
 from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
-from popmq.common.clock import Clock
+from popmq.common.clock import Clock, LogClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.steps import Flusher
@@ -68,6 +68,7 @@ class Broker:
         flusher: Flusher,
         housekeeper: Flusher | None = None,
         rng: random.Random,
+        log_clock: LogClock | None = None,
     ) -> None:
         self.settings = settings
         self._rng = rng
@@ -76,7 +77,7 @@ class Broker:
         self._waits = waits or clock
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
         self.store = MessageStore(
-            disk, settings.broker.data, settings.store, clock, flusher, housekeeper
+            disk, settings.broker.data, settings.store, clock, flusher, housekeeper, log_clock
         )
         self.registry = Registry(self.store)
         self.directory = Directory(self.registry, settings)
@@ -263,7 +264,7 @@ class Broker:
         self.lites.step(self.waits_ms())
         done += self.directory.step(self._clock.boot_ms())
         done += self.lite_expiry.step(self._clock.boot_ms(), self.store.log_ms())
-        done += self.expiry.step(now_ms=self._clock.boot_ms(), wall_ms=self._clock.wall_ms())
+        done += self.expiry.step(now_ms=self._clock.boot_ms())
         return done + self.store.step()
 
     def waits_ms(self) -> int:
@@ -303,7 +304,7 @@ class Broker:
     def _begin(self) -> None:
         """The tables are whole: what a master does beside requests begins."""
         self.lite_expiry.begin()
-        self.expiry.run_all(self._clock.wall_ms())
+        self.expiry.run_all()
         self.liveness.started(self.store.log_ms())
         if not self.settings.replication.solo:
             self.replica_records.begin()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from popmq.broker.broker import Broker
 from popmq.broker.ha.own_flushers import OwnFlushers
-from popmq.common.clock import Clock
+from popmq.common.clock import Clock, LogClock
 from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.hop import Port
@@ -42,6 +42,7 @@ class BrokerLife:
         self._soon = soon
         self._on_failure = on_failure
         self._own = OwnFlushers()
+        self._log_clock = LogClock(clock)  # what was heard of log time holds for the next broker
         self.changing = False
         self.broker: Broker
 
@@ -59,6 +60,7 @@ class BrokerLife:
             flusher=flusher,
             housekeeper=housekeeper,
             rng=self._rng,
+            log_clock=self._log_clock,
         )
         store = self.broker.store
         store.readers = readers

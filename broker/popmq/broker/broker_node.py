@@ -163,6 +163,7 @@ class BrokerNode:
             return
         broker = self._life.begin()
         broker.store.begin_epoch = self._begin_alone
+        broker.store.log_time.epoch_starts = lambda: self.epochs.starts
         broker.start()
         self._server = BrokerServer(broker)
         self.role = Role.MASTER

@@ -63,6 +63,7 @@ class Followership:
         """`broker` stands on the disk now, and nothing of the last one is left."""
         self._broker = broker
         self._snapshot = SnapshotCopy(broker.following.begin_install)
+        broker.store.log_time.epoch_starts = lambda: self._epochs.starts
         slave = broker.store.slave
         assert slave is not None
         slave.hashes.on_compared = self.tables.compared
@@ -167,6 +168,8 @@ class Followership:
     def _told_timers(self, told: MasterTimers) -> None:
         now_ms, following = self._now_ms(), self._broker.following
         following.master_lived = max(following.master_lived, Lived(told.epoch, told.log_ms))
+        if told.log_ms:
+            self._broker.store.log_clock.sample(told.log_ms, epoch=told.epoch)
         self.hear_timers(TimersHeard(told.epoch, told.last_read_ms, told.queue_offset, now_ms))
 
     def _new_side(self, record: GroupRecord, address: str) -> SlaveSide:

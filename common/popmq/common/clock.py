@@ -2,7 +2,7 @@
 
 Nothing below a shell reads a clock by itself (ARCHITECTURE D3); it is handed one, or a
 `now`. Two readings, both in whole milliseconds: the wall clock, which may step, and the time
-since boot, which only moves forward (docs/concepts/store.md, "Time").
+since boot, which only moves forward (docs/concepts/store.md, "Log time").
 """
 
 import time
@@ -29,19 +29,47 @@ class SystemClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
-class LogClock:
-    """Log time: the clock that invisible times and back-offs count in.
+SAMPLES_MS = 5_000  # a sample of a master's log time counts so long, and at most twice as long
 
-    It starts from the newest record of the log plus the wall time that passed since that
-    record was written (never a negative amount), and from there counts elapsed time since
-    boot, so a step of the wall clock moves nothing.
+
+class LogClock:
+    """Log time, the clock that invisible times and back-offs count in: one for each process.
+
+    It moves with this machine's time since boot, so a step of the wall clock moves nothing.  A
+    master starts it.  A slave takes a sample of each log time that its master sends: what was true
+    when it was sent is not ahead when it arrives, so of several samples the largest is the best
+    one, and it is behind by no more than the way took.  Samples are forgotten after a while,
+    because the two machines' clocks do not run at exactly the same rate.
     """
 
-    def __init__(self, clock: Clock, *, last_log_ms: int, last_wall_ms: int) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        down_ms = max(0, clock.wall_ms() - last_wall_ms) if last_wall_ms else 0
-        first_ms = last_log_ms + down_ms if last_log_ms else clock.wall_ms()
-        self._ahead_ms = first_ms - clock.boot_ms()
+        self._ahead_ms = 0  # of the time since boot
+        self.known = False
+        self._epoch = 0
+        self._older_ms = self._newer_ms = self._since_ms = 0
 
     def now_ms(self) -> int:
         return self._clock.boot_ms() + self._ahead_ms
+
+    def start(self, log_ms: int, *, epoch: int) -> None:
+        """This machine's broker is the master of `epoch` from now on."""
+        self.known, self._epoch = True, epoch
+        self._ahead_ms = log_ms - self._clock.boot_ms()
+
+    def sample(self, log_ms: int, *, epoch: int) -> None:
+        """The master of `epoch` sent this log time, or a record of it, and it arrives now.
+
+        Only samples of one master are compared: the next one may go on at an earlier log time.
+        """
+        now_ms = self._clock.boot_ms()
+        ahead_ms = log_ms - now_ms
+        if not self.known or epoch != self._epoch:
+            self.known, self._epoch = True, epoch
+            self._older_ms = self._newer_ms = ahead_ms
+            self._since_ms = now_ms
+        elif now_ms - self._since_ms >= SAMPLES_MS:
+            self._older_ms, self._newer_ms, self._since_ms = self._newer_ms, ahead_ms, now_ms
+        elif ahead_ms > self._newer_ms:
+            self._newer_ms = ahead_ms
+        self._ahead_ms = max(self._older_ms, self._newer_ms)

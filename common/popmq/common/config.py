@@ -140,6 +140,8 @@ class StoreSettings(_Section):
     snapshot_bytes: int = _within(128 * MIB, 4 * KIB, 1024 * GIB)  # of log from one to the next
     retention_hours: int = _within(72, 1, 100 * 365 * 24)
     retention_bytes: int = _within(0, 0, 1 << 60)  # of log; 0: no bound but the age
+    # That a start counts by the wall clock, of the time in which no broker of the group ran.
+    max_downtime_ms: int = _within(12 * HOUR_MS, 0, 30 * DAY_MS)
     disk_stop_percent: int = _within(90, 1, 100)  # used; sends are refused from here on
     reserved_segments: int = _within(2, 1, 64)  # allocated ahead, for acks on a full disk
 

@@ -36,6 +36,29 @@ class TickingClock(ManualClock):
         return super().boot_ms()
 
 
+class MachineClock:
+    """The clocks of one machine of several: they share the time that passes, and neither the wall
+    clock nor the time of boot."""
+
+    def __init__(self, clock: Clock, *, wall_ahead_ms: int = 0, boot_ahead_ms: int = 0) -> None:
+        self._clock = clock
+        self._wall_ahead_ms = wall_ahead_ms
+        self._boot_ahead_ms = boot_ahead_ms
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + self._wall_ahead_ms
+
+    def boot_ms(self) -> int:
+        return self._clock.boot_ms() + self._boot_ahead_ms
+
+    def step_wall(self, ms: int) -> None:
+        self._wall_ahead_ms += ms
+
+    def reboot(self) -> None:
+        """The machine starts: its time since boot begins anew."""
+        self._boot_ahead_ms = 1_000 - self._clock.boot_ms()
+
+
 class SkippingClock:
     """The machine's clock, ahead of it by all that `advance` added; frozen, nothing else moves."""
 

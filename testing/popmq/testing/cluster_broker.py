@@ -78,6 +78,7 @@ class ClusterBroker:
         self._note = note
         self._on_broken = on_broken
         self._on_moved = on_moved
+        self.forward_ms = 0  # by which its wall clock was set forward before this life
         self._ports: dict[str, SimPort] = {}
         host.on_error = self._error
 
@@ -89,6 +90,7 @@ class ClusterBroker:
         """False if the process ended before it served anything."""
         host = self.host
         host.boot()
+        self.forward_ms = host.clock.forward_ms
         self._ports = {}
         life = host.life
         node = self.node = BrokerNode(

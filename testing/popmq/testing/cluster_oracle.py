@@ -1,8 +1,9 @@
 """What clients of a cluster saw goes in, broken promises come out (docs/concepts/simulator.md).
 
 Knows nothing of the product.  Log time is bounded from above: it may run as fast as the fastest
-clock, and jumps where a master takes over whose wall clock is ahead (rule 16 of log time); so
-"too early" is never said of a delivery that may have been in time.
+clock, and jumps where a wall clock was set forward before a process began that leads (cold starts
+count downtime by it); so "too early" is never said of a delivery that may have been in time.  How
+far the wall clocks of machines are apart does not count.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ OUTCOME_MS = 600_000  # how long the answer to a repeated ack is known
 LOOK_MS = 5  # what a clock drifts from one look to the next
 UNANSWERED_MS = 8_000  # before a master's end: its answers may be lost, says the next one
 SILENCE_MS = 30_000  # a client that is not heard for so long is gone
+UNHEARD_MS = 25_000  # for which a slave that is elected may not have heard of its master
 HAUNTING_MS = 60_000  # how long a request that was given up may yet arrive
 
 
@@ -25,7 +27,7 @@ class ClusterOracle:
         self.readers: list[ClusterReader] = []
         self.at = 0  # event number
         self.now_ms = 0
-        self.fastest_ppm = 0
+        self.fastest_ppm = self.slowest_ppm = 0
         self.jumped_ms = 0  # by which log time may have jumped
         self.ahead_ms = 0  # of the wall clock that is furthest ahead, ever
         self.answered_ms = 0  # a receive that was given something was answered
@@ -43,15 +45,17 @@ class ClusterOracle:
         self.ahead_ms = max(self.ahead_ms, error_ms + LOOK_MS)
         self.behind_ms = min(self.behind_ms, error_ms - LOOK_MS)
 
-    def took_over(self, error_ms: int, *, blind: bool = False) -> None:
-        """A master begins whose wall clock has this error: log time may jump. `blind`: it started
-        a moment ago and knows of nothing that is confirmed, so every answer is in doubt."""
-        self.wall_error(error_ms)
+    def took_over(self, forward_ms: int, *, blind: bool = False) -> None:
+        """A master begins: by so much its wall clock was set forward before its process began, and
+        log time may jump. `blind`: it started a moment ago and knows of nothing that is confirmed,
+        so every answer is in doubt."""
         for reader in self.readers:
             if reader.renewed:
                 _doubt(reader, 0 if blind else self.answered_ms - UNANSWERED_MS - LOOK_MS)
         self.took_over_at = self.at
-        self.jumped_ms += max(0, error_ms - self.behind_ms)
+        # Meanwhile it counts by its own clock, which may be the faster one.
+        apart_ppm = self.fastest_ppm - self.slowest_ppm
+        self.jumped_ms += forward_ms + UNHEARD_MS * apart_ppm // _MILLION
 
     def complain(self, invariant: str, what: str, story: Story | None = None) -> None:
         self.violations.append(Violation(invariant, what, tuple(story.events) if story else ()))

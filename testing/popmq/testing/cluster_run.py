@@ -33,7 +33,7 @@ class ClusterRun:
         self._moves: list[tuple[Callable[[], None], float]] = [
             (lambda: world.clients.send(NORMAL), 10),
             (lambda: world.clients.send(FIFO), 6),
-            (lambda: world.clients.send(DELAY), 4),
+            (lambda: world.clients.send(DELAY), 0 if world.far else 4),
             (lambda: world.clients.send(QUICK), 4),
             (self._receive, 14),
             (self._ack, 14),

@@ -56,6 +56,7 @@ class HostClock:
         self._elapsed_ms = 0  # of its own time, until then
         self._boot_ms = 1_000_000
         self._wall_ms = _WALL_MS + offset_ms
+        self.forward_ms = 0  # by which it was set forward, in all
 
     def wall_ms(self) -> int:
         return self._wall_ms + self._elapsed()
@@ -70,6 +71,7 @@ class HostClock:
     def step_wall(self, ms: int) -> None:
         """Somebody, or a time daemon, sets the wall clock."""
         self._wall_ms += ms
+        self.forward_ms += max(0, ms)
 
     def reboot(self) -> None:
         """The machine starts: time since boot begins anew, that on the wall goes on."""

@@ -35,6 +35,7 @@ from popmq.testing.sometimes import Tally
 
 PROXIES = 2
 OFFSETS_MS = 700  # from one look at the offsets to the next
+_FAR_MS = (-360_000_000, 0, 360_000_000)
 _SYNC_MS = ((1,), (1, 2, 8), (2, 30, 120))
 
 
@@ -52,6 +53,9 @@ class ClusterWorld:
         self.golden = GoldenLog(self.oracle.complain)
         self.healed = False
         self.skewed = rng.random() < 0.4  # clocks are wrong by more than a little
+        # Wall clocks of brokers are days apart. Nothing is delayed then: due times are wall time.
+        self._far = random.Random(f"far {seed}")
+        self.far = self._far.random() < 0.25
         self.settings = self._settings()
         self.controllers = [self._controller(f"x{number}") for number in range(2)]
         self.brokers = [self._broker(name) for name in "abc"]
@@ -76,6 +80,7 @@ class ClusterWorld:
         self._offsets_due_ms = 0
         self._struck = (0, 0)  # epoch and version of the last proposal that was looked at
         self._led: set[tuple[str, int]] = set()
+        self._counted_ms: dict[str, int] = {}  # by which log time may have jumped
         self._renewed: dict[str, int] = {}
 
     def note(self, line: str) -> None:
@@ -113,7 +118,10 @@ class ClusterWorld:
         if self.skewed:
             offset_ms = rng.choice((-9_000, -2_000, 0, 1_500, 12_000))
             rate_ppm = rng.choice((-30_000, 0, 20_000))
+        if self.far and name in "abc":
+            offset_ms += self._far.choice(_FAR_MS)
         self.oracle.fastest_ppm = max(self.oracle.fastest_ppm, rate_ppm)
+        self.oracle.slowest_ppm = min(self.oracle.slowest_ppm, rate_ppm)
         self.oracle.wall_error(offset_ms)
         return Host(name, self.time, HostClock(self.time, offset_ms=offset_ms, rate_ppm=rate_ppm))
 
@@ -218,7 +226,9 @@ class ClusterWorld:
             self._led.add(led)
             self.clients.epoch = max(self.clients.epoch, node.leadership.epoch)
             blind = not node.leadership.side.sync.confirmed
-            self.oracle.took_over(broker.host.clock.error_ms, blind=blind)
+            forward_ms = broker.forward_ms - self._counted_ms.get(broker.name, 0)
+            self._counted_ms[broker.name] = broker.forward_ms
+            self.oracle.took_over(forward_ms, blind=blind)
             self.note(f"{broker.name} leads epoch {node.leadership.epoch}")
 
     def _dying(self, broker: ClusterBroker) -> None:

@@ -33,6 +33,7 @@ class Sent:
     key: bytes = b""  # message group
     asked_log_ms: int = 0
     asked_wall_ms: int = 0
+    asked_ran_ms: int = 0  # the time for which a broker had run when it was asked for
     copied: bool = False  # sent back to a FIFO group: every group gets it once more
     expired: bool = False  # the first copy lies below a cut
 

@@ -17,6 +17,7 @@ from popmq.broker.pop.queue_progress import FifoProgress
 from popmq.broker.server import BrokerServer
 from popmq.broker.store.key_index import ENTRIES_PER_FILE, KeyIndex
 from popmq.broker.store.lookup import Lookup
+from popmq.broker.store.message_store import MessageStore
 from popmq.common.config import Settings
 from popmq.common.errors import StoreDamaged
 from popmq.testing.clock import ManualClock
@@ -36,6 +37,8 @@ class Ends:
 
 
 class Machine:
+    has_slave = False  # which may run on, and know the log time, while this process is down
+
     def __init__(self, settings: Settings, rng: random.Random, tally: Tally) -> None:
         self.clock = ManualClock()
         self.disk = SimDisk(rng)
@@ -60,6 +63,9 @@ class Machine:
         self.flusher, self.housekeeper = self._lane(), self._lane()
         self._stepped_ms = 0
         self._log_ms = 0
+        self._epoch_starts: list[int] = []
+        self._running = False
+        self.ran_ms = 0  # time that passed while a process ran, whatever clocks say
         self._up = False  # recovered, at least
         self.lived_log_ms = 0  # log time of brokers: as far as any of them came
         self._revivals: tuple[int, int] = (0, 0)  # number, and end of the log behind the last
@@ -74,6 +80,7 @@ class Machine:
     def advance(self, ms: int) -> None:
         self.clock.advance(ms)
         self._log_ms += ms
+        self.ran_ms += ms * (self._running or self.has_slave)
 
     def step_wall(self, ms: int) -> None:
         self.clock.step_wall(ms)
@@ -84,7 +91,7 @@ class Machine:
 
     def start(self) -> None:
         """Recover and confirm everything; PowerCut, OSError or StoreDamaged end the attempt."""
-        self._up = False
+        self._up, self._running = False, True
         self._forget_jobs()
         self.failed = None
         seed = self._rng.getrandbits(32)
@@ -98,11 +105,23 @@ class Machine:
         )
         store = self.broker.store
         self._shrink_index()
+        self._keep_epochs(store)
         store.soon = self._soon.append
         store.on_failure = self._on_failure
         self.server = BrokerServer(self.broker)
         self.begin()
         self._begun(seed)
+
+    def _keep_epochs(self, store: MessageStore) -> None:
+        """In place of a node's EpochFile: where the epochs of the log begin."""
+
+        def begin_epoch(epoch: int, position: int) -> int:
+            kept = [start for start in self._epoch_starts if start < position]
+            self._epoch_starts = [*kept, position]
+            return epoch
+
+        store.begin_epoch = begin_epoch
+        store.log_time.epoch_starts = lambda: self._epoch_starts
 
     def begin(self) -> None:
         """The start of the process itself; the log is then recovered to its end."""
@@ -135,6 +154,7 @@ class Machine:
         if self.failed is not None:
             raise self.failed
         self.broker.close()
+        self._running = False
         self.ends = Ends(self.broker.store.confirmed, self.broker.store.end)
 
     def take_disk(self, disk: SimDisk) -> None:
@@ -156,6 +176,7 @@ class Machine:
         )
         self._forget_jobs()
         self.failed = None
+        self._running = False
         self.disk.crash(loss)
 
     def try_start(self) -> str:

@@ -168,6 +168,7 @@ class Producers(Requests):
             properties = tagged(tag) + (properties if properties[:2] in NAMED else b"")
         sent = Sent(number, topic, tag, head, properties, self._oracle.at)
         sent.asked_log_ms = self._machine.log_ms
+        sent.asked_ran_ms = self._machine.ran_ms
         sent.asked_wall_ms = self._machine.clock.wall_ms()
         self._oracle.messages.append(sent)
         return sent

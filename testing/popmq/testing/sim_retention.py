@@ -219,7 +219,7 @@ class RetentionChecks:
         settings, end = self._machine.settings.store, self._machine.broker.store.end
         start = position - position % settings.segment_bytes
         too_large = 0 < settings.retention_bytes < end - start
-        age = self._machine.log_ms - sent.asked_log_ms
+        age = self._machine.ran_ms - sent.asked_ran_ms
         if not too_large and age < settings.retention_hours * HOUR_MS:
             self._oracle.complain(
                 "retention",

@@ -248,7 +248,8 @@ class Slave:
             self._anew = True  # too far behind
         if data:
             try:
-                store.replicas.append_block(store.end, data)
+                block = store.replicas.append_block(store.end, data)
+                store.log_clock.sample(block.log_ms, epoch=self._master.broker.store.epoch)
             except BadRecord:
                 assert self._master.damages, "a block of a whole log is not intact"
                 self.given_up = True
@@ -263,6 +264,8 @@ class Slave:
 
 class ReplicaMachine(Machine):
     """A master with a slave beside it. `fails_over` lets the slave take its place at a crash."""
+
+    has_slave = True
 
     def __init__(self, settings: Settings, rng: random.Random, tally: Tally) -> None:
         super().__init__(settings, rng, tally)
@@ -365,6 +368,7 @@ class ReplicaMachine(Machine):
         slave._note()
         other = slave.machine
         self.broker, self._soon = other.broker, other._soon
+        self._keep_epochs(self.broker.store)
         self.flusher, self.housekeeper = other.flusher, other.housekeeper
         self.broker.store.on_failure = self._on_failure
         self.server = BrokerServer(self.broker)

@@ -36,33 +36,32 @@ class TopicRetention:
         """After a good start; returns whether what was passed over may come again."""
         broker, passed_over = self._machine.broker, any(self._low.values())
         self._low.clear()
-        self._after_step(self._machine.clock.wall_ms())
+        self._after_step()
         broker.expiry = _WatchedExpiry(broker, self._after_step)
         return passed_over
 
     def check_fronts(self) -> None:
         """After hours without a fault: nothing too old is in front of a queue."""
         self._machine.run_steps()  # the round that the last step began
-        wall_ms = self._machine.clock.wall_ms()
+        log_time = self._machine.broker.store.log_time
         for config, queue_id, queue in self._queues():
             first = queue.units(queue.min_offset, 1)
-            stored_ms = self._stored_ms(first[0]) if first else wall_ms
-            if stored_ms < wall_ms - config.retention_ms:
+            oldest_ms = log_time.oldest_ms(config.retention_ms)
+            if first and self._stored_ms(first[0]) < oldest_ms:
                 self._complain(
-                    f"{config.name}/{queue_id}: offset {queue.min_offset} was stored at "
-                    f"{stored_ms}, it is {wall_ms}, kept for {config.retention_ms} ms"
+                    f"{config.name}/{queue_id}: offset {queue.min_offset} was stored before "
+                    f"{oldest_ms}, kept for {config.retention_ms} ms"
                 )
 
     # -- inside
 
-    def _after_step(self, wall_ms: int) -> None:
-        """What was passed over since the last step was by the wall clock of `wall_ms`."""
+    def _after_step(self) -> None:
         raised = False
         for config, queue_id, queue in self._queues():
             before = self._low.get((config.id, queue_id), 0)
             if queue.min_offset > before:
                 raised = True
-                self._passed_over(config, queue_id, queue, before, wall_ms)
+                self._passed_over(config, queue_id, queue, before)
             self._low[(config.id, queue_id)] = queue.min_offset
         if raised:
             self._retention.count_gaps()
@@ -74,12 +73,11 @@ class TopicRetention:
                 yield config, queue_id, broker.store.queue(config.id, queue_id)
 
     def _passed_over(
-        self, config: TopicConfig, queue_id: int, queue: ConsumeQueue, before: int, wall_ms: int
+        self, config: TopicConfig, queue_id: int, queue: ConsumeQueue, before: int
     ) -> None:
         """Judge those that a cut did not take already."""
         starts_at = self._machine.broker.store.dispatch.log_start
         held = self._held(config.id, queue_id)
-        newest = queue.min_offset - 1
         for offset, unit in enumerate(queue.units(before, queue.min_offset - before), before):
             copy = (config.id, queue_id, offset)
             if unit.position < starts_at or self._retention.is_gone(copy):
@@ -87,9 +85,8 @@ class TopicRetention:
             sent = self._retention.expire(config, copy, unit)
             self._tally.hit(Sometimes.TOPIC_EXPIRED)
             self._tally.hit(Sometimes.TOPIC_EXPIRED_HELD, int(offset in held))
-            age_ms = wall_ms - (sent.asked_wall_ms if sent else 0)
-            judged = offset == newest or not self._machine.clock_went_back
-            if sent is not None and judged and age_ms <= config.retention_ms:
+            age_ms = self._machine.ran_ms - (sent.asked_ran_ms if sent else 0)
+            if sent is not None and age_ms < config.retention_ms:
                 self._complain(
                     f"message {sent.number} of {config.name} is passed over at an age of "
                     f"{age_ms} ms, kept for {config.retention_ms}"
@@ -106,7 +103,7 @@ class TopicRetention:
 
     def _stored_ms(self, unit: Unit) -> int:
         (message,) = self._machine.broker.store.reader.read([unit])
-        return 0 if isinstance(message, DamagedMessage) else message.header.wall_ms
+        return 0 if isinstance(message, DamagedMessage) else message.header.log_ms
 
     def _complain(self, what: str) -> None:
         self._oracle.complain("topic-retention", what)
@@ -115,15 +112,11 @@ class TopicRetention:
 class _WatchedExpiry(TopicExpiry):
     """The broker's expiry, looked at after each of its steps."""
 
-    def __init__(self, broker: Broker, after: Callable[[int], None]) -> None:
+    def __init__(self, broker: Broker, after: Callable[[], None]) -> None:
         super().__init__(broker.store, broker.registry, broker.lookup)
         self._after = after
-        self._began_ms = 0  # the wall clock when the round began
 
-    def step(self, *, now_ms: int, wall_ms: int) -> int:
-        of_round = self._round
-        done = super().step(now_ms=now_ms, wall_ms=wall_ms)
-        if self._round is not of_round:
-            self._began_ms = wall_ms
-        self._after(self._began_ms)
+    def step(self, *, now_ms: int) -> int:
+        done = super().step(now_ms=now_ms)
+        self._after()
         return done

@@ -30,6 +30,11 @@ class EpochFile:
     def last_epoch(self) -> int:
         return self.entries[-1].epoch if self.entries else 0
 
+    @property
+    def starts(self) -> list[int]:
+        """Where epochs begin, oldest first."""
+        return [entry.start for entry in self.entries]
+
     def append(self, epoch: int, start: int) -> None:
         """From `start` on it is `epoch`; entries of a tail that is no more are dropped."""
         kept = [entry for entry in self.entries if entry.start < start]

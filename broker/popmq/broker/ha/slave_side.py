@@ -329,7 +329,8 @@ class SlaveSide:
             raise BadRecord(f"epoch {block.block_epoch} in the log of epoch {self._epoch}")
         else:
             self._epochs.append(block.block_epoch, block.epoch_start)
-        self._slave.append_block(block.position, block.data)
+        taken = self._slave.append_block(block.position, block.data)
+        self._store.log_clock.sample(taken.log_ms, epoch=self._epoch)
 
     # -- acks
 

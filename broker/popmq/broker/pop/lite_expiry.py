@@ -64,7 +64,8 @@ class LiteExpiry:
         topic = self._registry.topic_by_id(seen.topic_id)
         if lite is None or topic is None or lite.name != seen.name:
             return False
-        if log_ms - lite.last_ms < (topic.lite_ttl_ms or self._service.settings.ttl_ms):
+        ttl_ms = topic.lite_ttl_ms or self._service.settings.ttl_ms
+        if log_ms - lite.last_ms < ttl_ms or lite.last_ms > self._store.log_time.oldest_ms(ttl_ms):
             return False
         place = (lite.topic_id, lite.queue_id)
         queue = self._store.queue(*place)

@@ -38,6 +38,11 @@ def own_from_epoch(disk: Disk, folder: str) -> int:
     return int(said[2]) if len(said) == 3 and said[2].isdigit() else NO_EPOCH
 
 
+def has_abort(disk: Disk, folder: str) -> bool:
+    """Whether the last process that ran here did not stop cleanly."""
+    return disk.exists(f"{folder}/{ABORT}")
+
+
 def owner(disk: Disk, folder: str) -> str:
     """The number of the process that runs, or ran, here."""
     return "".join(_words(disk, folder)[:1])

@@ -7,10 +7,13 @@
     48 log_start u64  the log's first segment begins here, or before: a crash keeps what was to be
                       deleted; all ones where nothing is known
     56 crc32c u32     over bytes [0, 56)
+    60 log_ms u64     log time when this machine's wall clock showed wall_ms; 0: not known
+    68 crc32c u32     over bytes [0, 68)
 
 `durable` is ahead of `position` while a start writes units anew: a loss below it is still a loss
 of what clients were told is safe.  `log_start` tells a first segment that retention deleted from
-one that somebody removed.  An older popmq wrote 48 bytes of version 2, and reads no more of them.
+one that somebody removed.  wall_ms and log_ms tell a start how long the store was down, by this
+machine's own clock.  Older versions of popmq wrote 48 or 60 bytes, and read no more of them.
 Version 1 ends at 40; its index has no checks, so it vouches for records only.
 
 Written by atomic replace.  It only says where to look; the log says what is true, so a
@@ -28,7 +31,7 @@ _MAGIC = b"popmqckp"
 _FRONT = struct.Struct(">8sII")
 _BODY = struct.Struct(">QIIQQ")
 _BODY_1 = struct.Struct(">QIIQ")
-_START = struct.Struct(">QI")
+_MORE = struct.Struct(">QI")  # log_start, and then log_ms, each with a checksum
 UNKNOWN = (1 << 64) - 1  # where the log starts
 
 
@@ -39,6 +42,7 @@ class Checkpoint:
     wall_ms: int = 0
     durable: int = 0
     log_start: int = UNKNOWN
+    log_ms: int = 0
 
     @property
     def vouched(self) -> int:
@@ -47,8 +51,11 @@ class Checkpoint:
 
     def encode(self) -> bytes:
         body = _BODY.pack(self.position, self.epoch, 0, self.wall_ms, self.vouched)
-        data = _FRONT.pack(_MAGIC, 2, crc32c(body)) + body + self.log_start.to_bytes(8, "big")
-        return data + crc32c(data).to_bytes(4, "big")
+        data = _FRONT.pack(_MAGIC, 2, crc32c(body)) + body
+        for field in (self.log_start, self.log_ms):
+            data += field.to_bytes(8, "big")
+            data += crc32c(data).to_bytes(4, "big")
+        return data
 
 
 def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
@@ -58,7 +65,7 @@ def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     except FileNotFoundError:
         return None
     try:
-        data = file.read(_FRONT.size + _BODY.size + _START.size, 0)
+        data = file.read(_FRONT.size + _BODY.size + 2 * _MORE.size, 0)
     finally:
         file.close()
     if len(data) < _FRONT.size:
@@ -72,15 +79,15 @@ def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
         return Checkpoint(0, epoch, wall_ms, durable=position)
     if (version, len(body)) != (2, _BODY.size):
         return None
-    log_start = UNKNOWN
-    if len(data) > behind:
-        if len(data) < behind + _START.size:
+    more = [UNKNOWN, 0]
+    for number, at in enumerate(range(behind, len(data), _MORE.size)):
+        if len(data) < at + _MORE.size:
             return None
-        log_start, crc = _START.unpack_from(data, behind)
-        if crc32c(data[:-4]) != crc:
+        more[number], crc = _MORE.unpack_from(data, at)
+        if crc32c(data[: at + 8]) != crc:
             return None
     position, epoch, _, wall_ms, durable = _BODY.unpack(body)
-    return Checkpoint(position, epoch, wall_ms, durable, log_start)
+    return Checkpoint(position, epoch, wall_ms, durable, *more)
 
 
 def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint) -> None:

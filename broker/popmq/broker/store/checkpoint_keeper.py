@@ -53,6 +53,11 @@ class CheckpointKeeper:
         self._found = self._written = found
         return found
 
+    @property
+    def note(self) -> tuple[int, int]:
+        """Log time and wall clock of the newest checkpoint that was made."""
+        return self._written.log_ms, self._written.wall_ms
+
     def lower(self) -> None:
         """Vouch for no index any more, durably; the next checkpoint vouches again."""
         with self._writing:

@@ -29,7 +29,9 @@ from popmq.common.message import (
 )
 
 _SCAN_BYTES = 4 << 20
-_RECORD_START = re.compile(rb"\x01[\x01-\x0c]", re.DOTALL)  # version and kind, at byte 8
+# Version and kind (MESSAGE, MOVED) at byte 8 of the records that say what was confirmed.  The kind
+# is only looked at: a match must not consume the version behind a checksum that ends in byte 01.
+_VERSION_AND_KIND = re.compile(rb"\x01(?=[\x01\x07])")
 
 
 @dataclass(slots=True)
@@ -225,7 +227,7 @@ class CommitLog:
         for start, piece in self._filled_from(position):
             data, first = seam + piece, start - len(seam)
             seam = data[-HEADER_SIZE:]
-            for found in _RECORD_START.finditer(data):
+            for found in _VERSION_AND_KIND.finditer(data):
                 at = first + found.start() - 8
                 named = data[found.start() + 8 : found.start() + 16]
                 if at <= position or int.from_bytes(named, "big") != at:

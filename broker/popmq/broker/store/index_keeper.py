@@ -10,8 +10,8 @@ from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
 from popmq.broker.store.dispatch import Dispatch
 from popmq.broker.store.key_index import KeyIndex
+from popmq.broker.store.log_time import LogTime
 from popmq.broker.store.mapped_file import Synced
-from popmq.common.clock import Clock
 
 
 class IndexKeeper:
@@ -20,17 +20,17 @@ class IndexKeeper:
         dispatch: Dispatch,
         index: Callable[[], KeyIndex],
         checkpoints: CheckpointKeeper,
-        clock: Clock,
+        log_time: LogTime,
         epoch: Callable[[], int],
     ) -> None:
         self._dispatch = dispatch
         self._index = index
         self._checkpoints = checkpoints
-        self._clock = clock
+        self._log_time = log_time
         self._epoch = epoch
         self.blocked = False  # the disk is full: units wait in memory
 
-    def step(self, *, wanted: int) -> int:
+    def step(self, *, now_ms: int, wanted: int) -> int:
         """A piece of the index files; a checkpoint when one is due, or wanted for a position."""
         try:
             self._dispatch.spill()
@@ -38,7 +38,7 @@ class IndexKeeper:
             done += self._checkpoints.step(
                 self._flush,
                 self._checkpoint,
-                now_ms=self._clock.boot_ms(),
+                now_ms=now_ms,
                 wanted=self._checkpoints.position < wanted <= self._dispatch.position,
             )
             self.blocked = False
@@ -58,4 +58,6 @@ class IndexKeeper:
         return [*self._index().flush(self._dispatch.position), *self._dispatch.flush()]
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self._dispatch.position, self._epoch(), self._clock.wall_ms())
+        """Where the log time is not known yet, the note of the checkpoint before stays true."""
+        log_ms, wall_ms = self._log_time.note() or self._checkpoints.note
+        return Checkpoint(self._dispatch.position, self._epoch(), wall_ms, log_ms=log_ms)

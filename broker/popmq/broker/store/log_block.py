@@ -6,7 +6,7 @@ crosses a segment's end; of a PADDING record it holds the header, and zeros are 
 
 from dataclasses import dataclass
 
-from popmq.common.message import HEADER_SIZE, BadRecord, RecordKind, check_record
+from popmq.common.message import HEADER_SIZE, BadRecord, RecordKind, check_record, decode_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,11 @@ class LogBlock:
     end: int  # of the last record; behind a PADDING record the segment's
     last_position: int  # of the last record
     records: int
+
+    @property
+    def log_ms(self) -> int:
+        """Log time of the last record."""
+        return decode_header(self.data, self.last_position - self.position).log_ms
 
 
 def checked_block(position: int, data: bytes, *, segment_end: int) -> LogBlock:

@@ -4,7 +4,7 @@ Nothing here changes anything.  Every lookup has a bound on the messages that it
 those that it reads, and on bytes; what a bound kept back is said in `Findings.incomplete`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from popmq.broker.store.consume_queue import ConsumeQueue
@@ -15,7 +15,7 @@ from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.unit_check import Unit
 from popmq.common.errors import Code, Refused
-from popmq.common.message import StoredMessage
+from popmq.common.message import Header, StoredMessage
 
 MESSAGES_LIMIT = 64  # RocketMQ's (maxMsgsNumBatch)
 REPLY_BYTES = 8 << 20
@@ -102,22 +102,32 @@ class Lookup:
         than `wall_ms`, the one at it is not.
         """
         queue = self._store.queue(topic_id, queue_id)
+        return self._search(queue, lambda header: header.wall_ms >= wall_ms, wait=wait)
+
+    def by_log_time(self, topic_id: int, queue_id: int, log_ms: int) -> int:
+        """Offset of the first message stored at or after `log_ms` of log time, which never goes
+        back; the queue's end if none."""
+        queue = self._store.queue(topic_id, queue_id)
+        return self._search(queue, lambda header: header.log_ms >= log_ms, wait=True)
+
+    def _search(self, queue: ConsumeQueue, is_late: Callable[[Header], bool], *, wait: bool) -> int:
         low, high = queue.min_offset, queue.count
         while low < high:
             middle = (low + high) // 2
-            if self._stored_ms(queue, middle, wait=wait) < wall_ms:
-                low = middle + 1
-            else:
+            header = self._header(queue, middle, wait=wait)
+            if header is None or is_late(header):
                 high = middle
+            else:
+                low = middle + 1
         return low
 
-    def _stored_ms(self, queue: ConsumeQueue, offset: int, *, wait: bool) -> int:
+    def _header(self, queue: ConsumeQueue, offset: int, *, wait: bool) -> Header | None:
         """Of the message at `offset`, or of the next one that is not damaged."""
         for unit in queue.units(offset, _DAMAGED_LIMIT, wait=wait):
             message = self._read_one(unit, Findings(), wait=wait)
             if message is not None:
-                return message.header.wall_ms
-        return NO_MS
+                return message.header
+        return None
 
     def _by_name(
         self,

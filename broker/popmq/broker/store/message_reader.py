@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.unit_check import Unit
-from popmq.common.clock import Clock
+from popmq.common.clock import Clock, LogClock
 from popmq.common.delivered import Content, content_of, intact_contents
 from popmq.common.disk import ColdRead
 from popmq.common.errors import StoreDamaged
@@ -14,6 +14,7 @@ from popmq.common.expiry import deadline_of
 from popmq.common.message import (
     HEADER_SIZE,
     BadRecord,
+    RecordKind,
     StoredMessage,
     check_record,
     decode_header,
@@ -39,10 +40,11 @@ class DamagedMessage:
 
 
 class MessageReader:
-    def __init__(self, log: CommitLog, folder: str, clock: Clock) -> None:
+    def __init__(self, log: CommitLog, folder: str, clock: Clock, log_clock: LogClock) -> None:
         self._log = log
         self._folder = folder
         self._clock = clock
+        self._log_clock = log_clock
         self.damaged = 0
         self.expired = 0  # times that a message was not delivered because its deadline was over
 
@@ -125,9 +127,17 @@ class MessageReader:
         return True
 
     def expired_at_ms(self, message: StoredMessage) -> int:
-        """Its deadline, if that is over; else 0."""
+        """Its deadline, if that is over; else 0.
+
+        The wall clock may be another machine's than the one that stored the message: what was left
+        of its time then has to have passed in log time too.  A moved body does not say when that
+        was."""
         deadline_ms = deadline_of(message.properties) if message.any_token is not None else 0
-        return deadline_ms if self._clock.wall_ms() >= deadline_ms else 0
+        if not deadline_ms or self._clock.wall_ms() < deadline_ms:
+            return 0
+        header = message.header
+        left_ms = deadline_ms - header.wall_ms if header.kind == RecordKind.MESSAGE else 0
+        return deadline_ms if self._log_clock.now_ms() - header.log_ms >= left_ms else 0
 
     def touch(self, units: list[Unit]) -> None:
         """Raise ColdRead unless the bytes of all these units are in memory; it warms all of them,

@@ -18,6 +18,7 @@ from popmq.broker.store.dispatch import Dispatch, Queued
 from popmq.broker.store.group_commit import GroupCommit
 from popmq.broker.store.index_keeper import IndexKeeper
 from popmq.broker.store.key_index import KeyIndex
+from popmq.broker.store.log_time import LogTime
 from popmq.broker.store.message_reader import MessageReader
 from popmq.broker.store.recovery import Apply, Recovery, Replayed
 from popmq.broker.store.replica_log import ReplicaLog
@@ -51,7 +52,9 @@ class MessageStore:
         clock: Clock,
         flusher: Flusher,
         housekeeper: Flusher | None = None,
+        log_clock: LogClock | None = None,
     ) -> None:
+        """`log_clock` knows the log time of this store's group already, or will."""
         self._disk = disk
         self._folder = folder
         self._settings = settings
@@ -60,7 +63,8 @@ class MessageStore:
         self._housekeeper = housekeeper or flusher
         self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
-        self.reader = MessageReader(self._log, folder, clock)
+        self.log_clock = log_clock or LogClock(clock)
+        self.reader = MessageReader(self._log, folder, clock, self.log_clock)
         self.metrics = StoreMetrics()
         self._commit = GroupCommit(
             self._log,
@@ -75,7 +79,7 @@ class MessageStore:
         )
         self.replicas = ReplicaLog(self._log, self._commit)
         self.slave: SlaveStore | None = None
-        self._log_clock: LogClock | None = None
+        self.log_time = LogTime(self._log, clock, self.log_clock, settings)
         self._checkpoint = Checkpoint()
         self.snapshots = SnapshotKeeper(
             disk, folder, self._housekeeper, every_bytes=settings.snapshot_bytes
@@ -114,11 +118,13 @@ class MessageStore:
             log_start=self._log.start,
             find=partial(find_unit, self._log),
         )
-        self.retention = Retention(self._log, self.dispatch, self._settings, self._housekeeper)
+        self.retention = Retention(
+            self._log, self.dispatch, self._settings, self._housekeeper, self.log_time
+        )
         self.retention.on_delete = self.index.drop_below
         self.retention.log_starts_at = self.snapshots.log_starts_at = self.checkpoints.log_starts_at
         self._index_keeper = IndexKeeper(
-            self.dispatch, lambda: self.index, self.checkpoints, self._clock, lambda: self.epoch
+            self.dispatch, lambda: self.index, self.checkpoints, self.log_time, lambda: self.epoch
         )
 
     def recover(self, apply: Apply) -> None:
@@ -130,7 +136,7 @@ class MessageStore:
         """
         replayed = self._recovery().replay(apply, self._checkpoint)
         self._recovered(replayed)
-        self._log_clock = replayed.clock(self._clock)
+        self.log_time.go_on(replayed, self._checkpoint, epoch=self.epoch + 1)
         self._commit.confirmed = self.dispatch.position = self._log.end
         mark_running(self._disk, self._folder)
 
@@ -160,7 +166,7 @@ class MessageStore:
         newest = self.slave.apply.newest(self._log.end)
         assert epoch > newest.epoch, f"epoch {epoch} behind epoch {newest.epoch}"
         self.epoch = epoch - 1
-        self._log_clock = newest.clock(self._clock)
+        self.log_time.go_on(newest, self._checkpoint, epoch=epoch)
         self.start_epoch(start)
 
     def opened(self) -> None:
@@ -174,8 +180,11 @@ class MessageStore:
 
     def start_epoch(self, start: bytes) -> None:
         """Write the first record of this start as master; later records carry its epoch."""
+        self.log_time.epoch_began(self.end)
         self.epoch = self.begin_epoch(self.epoch + 1, self.end)
-        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=0, body=start)
+        # It belongs to no queue: its queue_id says what this start counted for downtime.
+        downtime_ms = self.log_time.downtime_ms
+        self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=downtime_ms, body=start)
 
     def close(self) -> None:
         """A clean stop: everything durable, a last checkpoint, no abort file.
@@ -230,10 +239,10 @@ class MessageStore:
 
     def log_ms(self) -> int:
         """Now; on a slave, of the newest record that was applied."""
-        if self._log_clock is None and self.slave is not None:
+        if not self.log_time.leads:
+            assert self.slave is not None, "the store is not recovered yet"
             return self.slave.apply.passed.log_ms
-        assert self._log_clock is not None, "the store is not recovered yet"
-        return self._log_clock.now_ms()
+        return self.log_clock.now_ms()
 
     @property
     def retention_ms(self) -> int:
@@ -246,8 +255,8 @@ class MessageStore:
 
     def stamp(self) -> Stamp:
         """Of records that are appended now; a slave appends none."""
-        assert self._log_clock is not None, "no master, or not recovered yet"
-        return Stamp(self.epoch, self._log_clock.now_ms(), self._clock.wall_ms())
+        assert self.log_time.leads, "no master, or not recovered yet"
+        return Stamp(self.epoch, self.log_clock.now_ms(), self._clock.wall_ms())
 
     def check_admission(self) -> None:
         """Raise TooManyRequests while the disk is full, or too much waits for it."""
@@ -362,7 +371,7 @@ class MessageStore:
             return 0
         now_ms = self._clock.boot_ms()
         done = self.guard.step(now_ms)
-        done += self._index_keeper.step(wanted=self.snapshots.wanted_checkpoint)
+        done += self._index_keeper.step(now_ms=now_ms, wanted=self.snapshots.wanted_checkpoint)
         self.guard.index_blocked = self._index_keeper.blocked
         safe = min(self.confirmed, self.checkpoints.position)
         if self.slave is not None:
@@ -372,7 +381,6 @@ class MessageStore:
         done += self.snapshots.step(self._snapshot_head, safe_position=safe)
         return done + self.retention.step(
             now_ms=now_ms,
-            log_ms=self.log_ms(),
             confirmed=self.confirmed,
             # With the record that ends at the older snapshot: it says whose snapshot it is.
             keep_from=min(safe, self.snapshots.older_position - 1),

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from popmq.broker.store.abort_file import own_from_epoch
+from popmq.broker.store.abort_file import NO_EPOCH, has_abort, own_from_epoch
 from popmq.broker.store.checkpoint import Checkpoint
 from popmq.broker.store.commit_log import CommitLog, ScannedRecord
 from popmq.broker.store.dispatch import Dispatch, Queued
@@ -21,7 +21,6 @@ from popmq.broker.store.snapshot import (
     snapshot_names,
 )
 from popmq.broker.store.unit_check import index_unit
-from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 from popmq.common.message import Header, RecordKind, peek_message
@@ -41,14 +40,11 @@ class Replayed:
     records: int = 0
     snapshot_position: int = 0
     rebuilt_index: bool = False
+    own_from: int = NO_EPOCH  # records from this epoch on were written on this machine
 
     def begin(self, head: SnapshotHead) -> None:
         self.epoch, self.log_ms, self.wall_ms = head.epoch, head.log_ms, head.wall_ms
         self.snapshot_position = head.position
-
-    def clock(self, clock: Clock) -> LogClock:
-        """Log time from here on (RULES 16)."""
-        return LogClock(clock, last_log_ms=self.log_ms, last_wall_ms=self.wall_ms)
 
     def passed(self, header: Header) -> None:
         """A moved body keeps the wall time at which it was stored first; here it counts as
@@ -99,7 +95,7 @@ class Recovery:
         Raises StoreDamaged, with the log unchanged, when records are missing below the
         position that the checkpoint vouches for.
         """
-        done = Replayed()
+        done = Replayed(own_from=own_from_epoch(self._disk, self._folder))
         snapshot = self._load_snapshot()
         if snapshot is not None:
             done.begin(snapshot)
@@ -139,6 +135,8 @@ class Recovery:
         the master said that it was confirmed.
         """
         done = Replayed()
+        if has_abort(self._disk, self._folder):
+            done.own_from = own_from_epoch(self._disk, self._folder)
         snapshot = self._load_snapshot()
         if snapshot is not None:
             done.begin(snapshot)

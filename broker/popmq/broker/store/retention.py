@@ -1,9 +1,10 @@
 """Retention: moves what lives, then deletes the oldest segments (D1).
 
-A segment is due when its newest record is older than `store.retention_hours`, or while the log
-is larger than `store.retention_bytes`.  It goes only when nothing needs it: it lies below the
-older snapshot, and every live body in it (messages in flight today) was appended again at the
-tail.  Unread messages in it expire; a pop that starts below the minimum goes on at it.
+A segment is due when its newest record is older than `store.retention_hours` (log_time.py says how
+old it is), or while the log is larger than `store.retention_bytes`.  It goes only when nothing
+needs it: it lies below the older snapshot, and every live body in it (messages in flight today)
+was appended again at the tail.  Unread messages in it expire; a pop that starts below the minimum
+goes on at it.
 """
 
 import logging
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.dispatch import Dispatch
+from popmq.broker.store.log_time import LogTime
 from popmq.broker.store.mapped_file import MappedFile
 from popmq.broker.store.unit_check import Unit
 from popmq.common.config import StoreSettings
@@ -58,12 +60,18 @@ class LiveBodies(Protocol):
 
 class Retention:
     def __init__(
-        self, log: CommitLog, dispatch: Dispatch, settings: StoreSettings, flusher: Flusher
+        self,
+        log: CommitLog,
+        dispatch: Dispatch,
+        settings: StoreSettings,
+        flusher: Flusher,
+        log_time: LogTime,
     ) -> None:
         self._log = log
         self._dispatch = dispatch
         self._settings = settings
         self._flusher = flusher
+        self._log_time = log_time
         self._look_due_ms = 0
         self._pieces: Iterator[tuple[LiveBodies, Sequence[Body]]] | None = None
         self._bodies: list[tuple[LiveBodies, Body]] = []  # of a piece, the last first
@@ -88,7 +96,7 @@ class Retention:
         self.deleted_segments = 0
         self.error: BaseException | None = None
 
-    def step(self, *, now_ms: int, log_ms: int, confirmed: int, keep_from: int) -> int:
+    def step(self, *, now_ms: int, confirmed: int, keep_from: int) -> int:
         """One bounded piece of work. `keep_from` is the position of the older snapshot.
 
         Look, move in pieces, wait until the moves are confirmed, delete.
@@ -105,7 +113,7 @@ class Retention:
         if now_ms < self._look_due_ms:
             return 0
         self._look_due_ms = now_ms + LOOK_MS
-        cut = self._due(log_ms, min([keep_from, *(live.keep_from for live in self.live)]))
+        cut = self._due(min([keep_from, *(live.keep_from for live in self.live)]))
         if cut <= self._log.start:
             return 0
         self._cut = cut
@@ -195,10 +203,10 @@ class Retention:
 
         self._flusher.submit(read, done)
 
-    def _due(self, log_ms: int, keep_from: int) -> int:
+    def _due(self, keep_from: int) -> int:
         """Position up to which whole segments may go."""
         cut = self._log.start
-        oldest_ms = log_ms - self._settings.retention_hours * HOUR_MS
+        oldest_ms = self._log_time.oldest_ms(self._settings.retention_hours * HOUR_MS)
         size = self._log.end - cut
         for start, end in self._log.closed_segments():
             if end > keep_from:

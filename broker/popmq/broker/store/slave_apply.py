@@ -6,6 +6,7 @@ invariant: nothing that a later `cut` could take away was ever applied (RULES R1
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from popmq.broker.store.commit_log import CommitLog, ScannedRecord
 from popmq.broker.store.dispatch import Dispatch
@@ -126,7 +127,7 @@ class SlaveApply:
 
     def newest(self, end: int) -> Replayed:
         """Epoch and times of the newest record below `end`, all of it durable."""
-        found = Replayed(self.passed.epoch, self.passed.log_ms, self.passed.wall_ms)
+        found = replace(self.passed)
         at = self.applied
         while at < end:
             header = self._log.record_at(at)
