@@ -39,7 +39,7 @@ SERVICES = {"timer", "pop", "transaction", "ha"}
 ON_BROKER = ["lookup_admin", "parking_admin", "lite_admin", "timer_drain", "timer_mover"]
 ON_BROKER += ["reset_job", "lag_job", "letter_jobs", "timer_metrics", "explain_timer", "pulls"]
 ON_BROKER += ["time_span_job"]
-ON_BROKER += ["client_requests", "broker_life", "followership", "meta_follower"]
+ON_BROKER += ["system_lookup", "client_requests", "broker_life", "followership", "meta_follower"]
 BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "store": set(),
     "meta": {"store"},
@@ -59,6 +59,7 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | {"arrivals", "following", "record_applier", "replica_writer", "report", "send_service"},
     "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
     **dict.fromkeys(ON_BROKER, CORES | SERVICES | {"broker"}),
+    "lookup_admin": CORES | SERVICES | {"broker", "system_lookup"},
     "notifications": CORES | SERVICES | {"broker", "client_requests"},
     "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin", "timer_drain"},
     "jobs": CORES | SERVICES,
