@@ -40,6 +40,7 @@ ON_BROKER = ["lookup_admin", "parking_admin", "lite_admin", "timer_drain", "time
 ON_BROKER += ["reset_job", "lag_job", "letter_jobs", "timer_metrics", "explain_timer", "pulls"]
 ON_BROKER += ["time_span_job"]
 ON_BROKER += ["client_requests", "broker_life", "followership", "meta_follower", "meta_copies"]
+ON_BROKER += ["system_lookup"]
 BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     "store": set(),
     "meta": {"store"},
@@ -59,6 +60,7 @@ BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
     | {"arrivals", "following", "record_applier", "replica_writer", "report", "send_service"},
     "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
     **dict.fromkeys(ON_BROKER, CORES | SERVICES | {"broker"}),
+    "lookup_admin": CORES | SERVICES | {"broker", "system_lookup"},
     "notifications": CORES | SERVICES | {"broker", "client_requests"},
     "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin", "timer_drain"},
     "jobs": CORES | SERVICES,

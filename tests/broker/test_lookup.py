@@ -9,6 +9,7 @@ from popmq.broker.meta.registry import Registry
 from popmq.broker.store.commit_log import CommitLog
 from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.lookup import REPLY_BYTES, Findings, Lookup
+from popmq.broker.store.message_store import MessageStore
 from popmq.common import hop
 from popmq.common.config import Settings
 from popmq.common.errors import Code, PopmqError, Refused, TopicNotFound
@@ -27,6 +28,7 @@ class Found:
     """What `find_messages` needs of a broker."""
 
     registry: Registry
+    store: MessageStore
     lookup: Lookup
     settings: Settings
 
@@ -61,7 +63,9 @@ class Shop:
         return Lookup(self.core.broker.store, self.index)
 
     def ask(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
-        broker = Found(self.core.broker.registry, self.lookup(), self.core.settings)
+        broker = Found(
+            self.core.broker.registry, self.core.broker.store, self.lookup(), self.core.settings
+        )
         return pb.FindMessagesReply.FromString(find_messages(broker, request.SerializeToString()))
 
     def id_of(self, topic: str) -> int:
@@ -278,7 +282,7 @@ def test_a_request_that_asks_for_no_one_thing_is_refused(
 
 
 def test_bytes_that_are_no_request_are_refused(shop: Shop) -> None:
-    broker = Found(shop.core.broker.registry, shop.lookup(), SMALL)
+    broker = Found(shop.core.broker.registry, shop.core.broker.store, shop.lookup(), SMALL)
     with pytest.raises(Refused, match="no FindMessagesRequest"):
         find_messages(broker, b"\xff\xff")
 

@@ -42,6 +42,7 @@ LEAN_ONLY = {
     "test_server_restart",
     "test_timers_killed",
     "test_transport_flag",
+    "test_system_topics",
     "test_two_namespaces",
     "test_unhandled_exceptions",
     "test_wiped_slave",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from e2e.many import Many
 from e2e.processes import Role, free_port, tail
 
@@ -36,6 +37,15 @@ OF_BROKER = (
     "work: housekeeper",
     "work: reader",
 )
+
+
+# A process takes seconds; tests/common/test_unhandled.py has each kind of callback on a loop.
+EVERY_DAY = ("call_soon", "signal handler", "task", "completion: flusher", "work: flusher")
+
+
+def some_heavy(*failures: str) -> list[ParameterSet]:
+    heavy = pytest.mark.heavy
+    return [pytest.param(one, marks=[] if one in EVERY_DAY else [heavy]) for one in failures]
 
 
 def planted(failure: str) -> dict[str, str]:
@@ -80,31 +90,31 @@ def check_that_it_ends(failing: Role) -> None:
     assert any("Traceback" in line and "a planted failure" in line for line in lines), log
 
 
-@pytest.mark.parametrize("failure", [*ANY_ROLE, *OF_BROKER])
+@pytest.mark.parametrize("failure", some_heavy(*ANY_ROLE, *OF_BROKER))
 def test_a_broker_ends_when_nothing_handles_an_exception(tmp_path: Path, failure: str) -> None:
     with role("broker", tmp_path, failure) as broker:
         check_that_it_ends(broker)
 
 
-@pytest.mark.parametrize("failure", ["call_soon", "task", "step", "completion: flusher"])
+@pytest.mark.parametrize("failure", some_heavy("call_soon", "future", "step", "completion: reader"))
 def test_popmq_up_ends_when_nothing_handles_an_exception(tmp_path: Path, failure: str) -> None:
     with role("up", tmp_path, failure) as up:
         check_that_it_ends(up)
 
 
-@pytest.mark.parametrize("failure", ["call_soon", "signal handler", "task", "thread"])
+@pytest.mark.parametrize("failure", some_heavy("signal handler", "call_later", "future", "thread"))
 def test_a_proxy_ends_when_nothing_handles_an_exception(tmp_path: Path, failure: str) -> None:
     with role("proxy", tmp_path, failure) as proxy:
         check_that_it_ends(proxy)
 
 
-@pytest.mark.parametrize("failure", ["call_soon", "future", "step"])
+@pytest.mark.parametrize("failure", some_heavy("call_soon", "future", "step"))
 def test_a_controller_ends_when_nothing_handles_an_exception(tmp_path: Path, failure: str) -> None:
     with role("controller", tmp_path, failure) as controller:
         check_that_it_ends(controller)
 
 
-@pytest.mark.parametrize("failure", ["call_soon", "task"])
+@pytest.mark.parametrize("failure", some_heavy("task", "call_later"))
 def test_an_operator_ends_when_nothing_handles_an_exception(tmp_path: Path, failure: str) -> None:
     pytest.importorskip("kopf")
     kubeconfig = tmp_path / "kubeconfig"
@@ -147,6 +157,7 @@ def test_a_worker_that_fails_ends_and_its_parent_starts_another(tmp_path: Path) 
         assert "a planted failure" in proxy.log.read_text()
 
 
+@pytest.mark.heavy
 def test_a_broker_that_fails_is_started_again_by_its_supervisor(tmp_path: Path) -> None:
     settings = planted("completion: flusher")
     with Many(tmp_path, "--groups", "2", settings=settings) as many:

@@ -8,6 +8,8 @@ from google.protobuf.message import DecodeError
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.index_file import NO_MS
 from popmq.broker.store.lookup import MESSAGES_LIMIT, Findings, Lookup
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.system_lookup import find_records, holds_messages, system_topic
 from popmq.common.config import Settings
 from popmq.common.errors import Code, Refused
 from popmq.common.message import StoredMessage
@@ -24,6 +26,8 @@ class Found(Protocol):
     @property
     def registry(self) -> Registry: ...
     @property
+    def store(self) -> MessageStore: ...
+    @property
     def lookup(self) -> Lookup: ...
     @property
     def settings(self) -> Settings: ...
@@ -35,19 +39,26 @@ def find_messages(broker: Found, body: bytes) -> bytes:
         request = pb.FindMessagesRequest.FromString(body)
     except DecodeError as error:
         raise Refused(Code.BAD_REQUEST, "the request is no FindMessagesRequest") from error
-    topic = broker.registry.topic(request.topic)
-    queues = broker.registry.queue_ids(topic)
-    findings = _find(broker.lookup, topic, queues, request)
+    cluster, name = broker.settings.cluster.name, broker.settings.broker.name
+    system = system_topic(request.topic, cluster)
+    topic = system or broker.registry.topic(request.topic)
+    queues = range(topic.queues) if system else broker.registry.queue_ids(topic)
+    _check(topic, queues, request)
+    if not holds_messages(topic):
+        return pb.FindMessagesReply(
+            status=pb.Status(code=Code.OK, message="OK"),
+            messages=find_records(broker.store, topic, name, request),
+        ).SerializeToString()
+    findings = _find(broker.lookup, topic, request)
     return pb.FindMessagesReply(
         status=pb.Status(code=Code.OK, message="OK"),
-        messages=_to_wire(topic, broker.settings.broker.name, findings.messages),
+        messages=_to_wire(topic, name, findings.messages),
         incomplete=findings.incomplete,
     ).SerializeToString()
 
 
-def _find(
-    lookup: Lookup, topic: TopicConfig, queues: Sequence[int], request: pb.FindMessagesRequest
-) -> Findings:
+def _check(topic: TopicConfig, queues: Sequence[int], request: pb.FindMessagesRequest) -> None:
+    """Raise BAD_REQUEST unless the request is one lookup within its bounds."""
     ways = [way for way in _WAYS if request.HasField(way)]
     if len(ways) != 1:
         raise Refused(
@@ -57,7 +68,18 @@ def _find(
         raise Refused(
             Code.BAD_REQUEST, f"limit {request.limit}: a lookup returns 1 to {MESSAGES_LIMIT}"
         )
-    match ways[0]:
+    in_queue = ways[0] in ("queue_offset", "stored_ms")
+    if in_queue and (not request.HasField("queue_id") or request.queue_id not in queues):
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"queue {request.queue_id} of topic {topic.name}: name one of its "
+            f"{len(queues)}, the first of which is 0",
+        )
+
+
+def _find(lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest) -> Findings:
+    (way,) = (way for way in _WAYS if request.HasField(way))
+    match way:
         case "message_id":
             return lookup.by_id(topic.id, request.message_id, limit=request.limit or MESSAGES_LIMIT)
         case "key":
@@ -68,13 +90,7 @@ def _find(
                 begin_ms=request.begin_ms,
                 end_ms=request.end_ms or NO_MS,
             )
-        case way:
-            if not request.HasField("queue_id") or request.queue_id not in queues:
-                raise Refused(
-                    Code.BAD_REQUEST,
-                    f"queue {request.queue_id} of topic {topic.name}: name one of its "
-                    f"{len(queues)}, the first of which is 0",
-                )
+        case _:
             return _find_in_queue(lookup, topic, request, by_time=way == "stored_ms")
 
 

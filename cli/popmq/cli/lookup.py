@@ -121,7 +121,7 @@ def found_lines(found: admin.FoundMessage) -> str:
     """The message as `recv` shows it, and below it where it is."""
     stored = datetime.fromtimestamp(found.stored_ms / 1000, UTC)
     return (
-        f"{as_line(message_of(found))}\n"
+        f"{found.record or as_line(message_of(found))}\n"
         f"    topic={found.topic} broker={found.broker} queue={found.queue_id} "
         f"offset={found.queue_offset} position={found.position} "
         f"stored={stored.isoformat(timespec='milliseconds')}"
@@ -129,7 +129,15 @@ def found_lines(found: admin.FoundMessage) -> str:
 
 
 def found_json(found: admin.FoundMessage) -> str:
-    value: dict[str, object] = json.loads(as_json(message_of(found)))
-    del value["receipt_handle"]
     place = {"topic": found.topic, "broker": found.broker, "position": found.position}
+    if found.record:
+        value = json.loads(found.record)
+        place |= {
+            "queue_id": found.queue_id,
+            "queue_offset": found.queue_offset,
+            "stored_ms": found.stored_ms,
+        }
+        return json.dumps({"fields": value} | place, ensure_ascii=False)
+    value = json.loads(as_json(message_of(found)))
+    del value["receipt_handle"]
     return json.dumps(value | place, ensure_ascii=False)

@@ -24,6 +24,7 @@ from popmq.common.pop_settings import PopSettings as PopSettings
 from popmq.common.quantities import (
     DAY_MS,
     GIB,
+    HOUR_MS,
     KIB,
     MIB,
     parse_duration_ms,

@@ -6,7 +6,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.common.errors import Code, Refused
 from popmq.common.hop import Delivery
-from popmq.common.topics import MessageType
+from popmq.common.topics import MessageType, is_system_topic
 from popmq.common.wire import admin_pb2 as own
 from popmq.proxy.api import admin_pb2 as api
 from popmq.proxy.api import definition_pb2 as pb
@@ -56,7 +56,10 @@ def lookup(request: api.ListMessageRequest) -> own.FindMessagesRequest:
                 Code.UNSUPPORTED,
                 f"messages are found by id, by key, or in a queue from a time on: not by {name}",
             )
-    asked = own.FindMessagesRequest(topic=name_of(request.topic), limit=request.max_message_nums)
+    topic = name_of(request.topic)
+    if is_system_topic(topic):
+        raise Refused(Code.ILLEGAL_TOPIC, f"{topic} is a system topic; clients cannot use it")
+    asked = own.FindMessagesRequest(topic=topic, limit=request.max_message_nums)
     match request.WhichOneof("search_key"):
         case "message_id":
             asked.message_id = request.message_id

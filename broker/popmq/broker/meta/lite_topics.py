@@ -199,6 +199,12 @@ def _encode(what: What, lite: LiteTopic) -> bytes:
     return _LAYOUT.pack(LITE_VERSION, what, *fixed) + lite.name.encode()
 
 
+def describe_lite_record(body: bytes) -> dict[str, object]:
+    """A LITE_TOPIC record for an administrator."""
+    what, lite = _decode(body)
+    return {"what": what.name.lower(), **lite._asdict()}
+
+
 def _decode(body: bytes) -> tuple[What, LiteTopic]:
     version, what, topic_id, queue_id, first, last_ms = _LAYOUT.unpack_from(body)
     if version != LITE_VERSION:

@@ -60,6 +60,11 @@ class Registry:
 
     def topic(self, name: str) -> TopicConfig:
         found = self._topics.get(name)
+        if found is None and (topics.is_system_topic(name) or topics.is_group_owned(name)):
+            raise TopicNotFound(
+                f"topic {name} does not exist: popmq makes topics of such names, and clients "
+                "cannot create them"
+            )
         if found is None:
             raise TopicNotFound(
                 f"topic {name} does not exist: create it with `popmq topic create {name}`, or "

@@ -699,6 +699,7 @@ class FoundMessage(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     PROPERTIES_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     topic: _builtins.str
     queue_id: _builtins.int
@@ -708,6 +709,8 @@ class FoundMessage(_message.Message):
     attempt: _builtins.int
     head: _builtins.bytes
     properties: _builtins.bytes
+    record: _builtins.str
+    """of a system topic: a record that is no message, as JSON"""
     def __init__(
         self,
         *,
@@ -720,10 +723,11 @@ class FoundMessage(_message.Message):
         attempt: _builtins.int = ...,
         head: _builtins.bytes = ...,
         properties: _builtins.bytes = ...,
+        record: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "broker", b"broker", "head", b"head", "position", b"position", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "broker", b"broker", "head", b"head", "position", b"position", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record", b"record", "stored_ms", b"stored_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
