@@ -97,7 +97,8 @@ def _lag(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     notes = []
     if any(row["status"] == "UNKNOWN" for row in groups.rows):
         notes.append(
-            f"UNKNOWN: fewer than {rules.least} samples in the last {wanted.window_ms // 1_000} s"
+            f"UNKNOWN: fewer than {rules.least} samples in the last {wanted.window_ms // 1_000} s, "
+            "or the age of the oldest ready message is not known"
         )
     return tables, notes, {name: one[-_SERIES_POINTS:] for name, one in series.items()}
 
