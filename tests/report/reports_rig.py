@@ -21,7 +21,7 @@ class CoreReports:
         self.core = core
 
     def describe(self, *tables: str, topics: tuple[str, ...] = ()) -> pb.BrokerTables:
-        request = pb.DescribeRequest(tables=tables, topics=topics, sample=True)
+        request = pb.DescribeRequest(tables=tables, topics=topics, sample=True, offset_records=True)
         reply = self.core.reply(Kind.DESCRIBE_TABLES, request.SerializeToString())
         (found,) = pb.DescribeReply.FromString(reply).brokers
         return found

@@ -138,7 +138,7 @@ def _revive_tiles(report: Report) -> list[tuple[str, str]]:
     return [
         *(
             (name.replace("_", " "), f"{sum(row[name] for row in rows):,}")
-            for name in ("delivered", "acked", "retried", "dead_lettered")
+            for name in ("delivered", "acked", "retried", "dead_lettered", "in_flight")
         ),
         ("retries late, p99", span(max(late)) if late else NONE),
         ("stuck consumers", str(sum(bool(r["stuck"]) for r in report.table("consumers").rows))),
