@@ -92,11 +92,54 @@ class Account:
         self.retried: dict[str, dict[Message, int]] = defaultdict(dict)
         self.dead: dict[str, dict[Message, int]] = defaultdict(dict)
         self.client_numbers: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()  # of what happened, for people
 
     def readers(self) -> Iterator[tuple[str, Topic, Pair]]:
         for topic in self.topics.values():
             for group, pair in topic.pairs.items():
                 yield group, topic, pair
+
+    # -- what happened
+
+    def dead_letter(self, group: str, topic: Topic, pair: Pair, one: Held) -> None:
+        pair.end(one, "dead_lettered")
+        self.enter_letter(group, topic, (one.queue, one.offset), one.attempt)
+        self.over(pair, topic, one)
+
+    def enter_letter(self, group: str, topic: Topic, place: tuple[int, int], attempt: int) -> None:
+        self.letters[group].append(Letter(topic, place))
+        message = (id(topic), *place)
+        self.dead[group][message] = max(attempt, self.dead[group].get(message, 0))
+
+    def over(self, pair: Pair, topic: Topic, one: Held) -> None:
+        if not topic.fifo:
+            return
+        if one.side:
+            self.parked_over(pair, one.offset)
+        else:
+            pair.over.add(one.offset)
+
+    def parked_over(self, pair: Pair, offset: int) -> None:
+        pair.parked = {at: own for at, own in pair.parked.items() if own != offset}
+        pair.doomed.discard(offset)
+
+    def dead_letter_parked(self, group: str, topic: Topic, pair: Pair, offset: int) -> None:
+        pair.counts["dead_lettered"] += 1
+        pair.counts["parked dead"] += 1  # the end of no delivery
+        self.enter_letter(group, topic, (0, offset), 0)
+        self.parked_over(pair, offset)
+
+    def reset_in_order(self, pair: Pair, at: int) -> None:
+        """Parked messages that came from there or behind are read again where they came from."""
+        pair.over = set(range(at))
+        for one in list(pair.held):
+            if one.side and one.offset >= at:
+                pair.end(one, "reset")
+                self.counts["taken back"] += 1
+        for offset in [own for own in pair.parked.values() if own >= at]:
+            self.parked_over(pair, offset)
+
+    # -- what reports must say
 
     def lag_rows(self) -> dict[tuple[str, str], dict[str, int]]:
         rows = {}

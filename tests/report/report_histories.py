@@ -6,11 +6,10 @@ up at the broker, because that choice is the broker's; what follows from it is c
 """
 
 import random
-from collections import Counter
 from dataclasses import replace
 
 from replica.pair import Slave
-from report.history_account import Account, Held, Letter, Pair, Topic, Waiting
+from report.history_account import Account, Held, Pair, Topic, Waiting
 from report.reports_rig import ColdTimes
 
 from popmq.common import hop
@@ -48,7 +47,6 @@ class Life(Account):
                 f"f{seed}": GroupType.FIFO,
             }
         )
-        self.counts: Counter[str] = Counter()
         for name, kind in self.groups.items():
             self._make_group(name, kind)
         self._make_topic(f"orders{seed}", fifo=False)
@@ -187,7 +185,7 @@ class Life(Account):
             for one in some:
                 pair.end(one, "acked")
                 pair.last_ack_ms[one.client] = self.log_ms()
-                self._over(pair, topic, one)
+                self.over(pair, topic, one)
 
     def _change(self) -> None:
         for group, topic, pair in self.readers():
@@ -203,29 +201,7 @@ class Life(Account):
             if pair.held and self.rng.random() < 0.4:
                 one = self.rng.choice(pair.held)
                 assert self.core.reject(topic.name, group, one.handle).code == Code.OK
-                self._dead(group, topic, pair, one)
-
-    def _dead(self, group: str, topic: Topic, pair: Pair, one: Held) -> None:
-        pair.end(one, "dead_lettered")
-        self._letter(group, topic, (one.queue, one.offset), one.attempt)
-        self._over(pair, topic, one)
-
-    def _letter(self, group: str, topic: Topic, place: tuple[int, int], attempt: int) -> None:
-        self.letters[group].append(Letter(topic, place))
-        message = (id(topic), *place)
-        self.dead[group][message] = max(attempt, self.dead[group].get(message, 0))
-
-    def _over(self, pair: Pair, topic: Topic, one: Held) -> None:
-        if not topic.fifo:
-            return
-        if one.side:
-            self._parked_over(pair, one.offset)
-        else:
-            pair.over.add(one.offset)
-
-    def _parked_over(self, pair: Pair, offset: int) -> None:
-        pair.parked = {at: own for at, own in pair.parked.items() if own != offset}
-        pair.doomed.discard(offset)
+                self.dead_letter(group, topic, pair, one)
 
     # -- time
 
@@ -255,11 +231,11 @@ class Life(Account):
     ) -> None:
         place = (one.queue, one.offset)
         if one.attempt >= 3:
-            self._dead(group, topic, pair, one)
+            self.dead_letter(group, topic, pair, one)
         elif topic.fifo:
             pair.end(one, "returned")
             if one.side and one.offset in pair.doomed:
-                self._doom(group, topic, pair, one.offset)
+                self.dead_letter_parked(group, topic, pair, one.offset)
         else:
             pair.end(one, "retried")
             due_ms = self.clock.wall_ms() - (self.log_ms() - one.due_ms)
@@ -295,7 +271,7 @@ class Life(Account):
                 if one.queue == queue and not one.side:
                     pair.end(one, "reset")
             if topic.fifo:
-                self._reset_fifo(pair, at)
+                self.reset_in_order(pair, at)
         if to == "newest":
             for one in list(pair.held):  # pending retries are skipped, too
                 if one.side:
@@ -304,16 +280,6 @@ class Life(Account):
             pair.parked.clear()
             pair.doomed.clear()
         self.counts[to] += 1
-
-    def _reset_fifo(self, pair: Pair, at: int) -> None:
-        """Parked messages that came from there or behind are read again where they came from."""
-        pair.over = set(range(at))
-        for one in list(pair.held):
-            if one.side and one.offset >= at:
-                pair.end(one, "reset")
-                self.counts["taken back"] += 1
-        for offset in [own for own in pair.parked.values() if own >= at]:
-            self._parked_over(pair, offset)
 
     def _redrive(self) -> None:
         group, _ = self._some()
@@ -399,20 +365,14 @@ class Life(Account):
             self.counts[action] += 1
             for offset in mine:
                 if action == "skip" and offset not in held:
-                    self._parked_over(pair, offset)
+                    self.parked_over(pair, offset)
                 elif action == "dead-letter":
                     pair.doomed.add(offset)
                     if offset not in held:
-                        self._doom(group, topic, pair, offset)
+                        self.dead_letter_parked(group, topic, pair, offset)
                 elif action == "resume":
                     pair.doomed.discard(offset)
             self.advance(50)
-
-    def _doom(self, group: str, topic: Topic, pair: Pair, offset: int) -> None:
-        pair.counts["dead_lettered"] += 1
-        pair.counts["parked dead"] += 1  # the end of no delivery
-        self._letter(group, topic, (0, offset), 0)
-        self._parked_over(pair, offset)
 
     def _delete_topic(self) -> None:
         _, topic = self._some()
