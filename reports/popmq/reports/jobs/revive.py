@@ -72,10 +72,11 @@ def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
     in_flight = places.groupBy("broker", *_PLACE).agg(F.sum("in_flight").alias("in_flight"))
     known = places.select("broker", "group_id", "topic_id", F.lit(True).alias("known")).distinct()
     was_reset = F.col("last_reset.position") > F.col("position")
-    left = F.col("members").bitwiseAND(F.bitwise_not(F.col("gone")))
+    gone = _or_0("ended").bitwiseOR(_or_0("moved"))
+    left = F.col("members").bitwiseAND(F.bitwise_not(gone))
     nothing_held = F.col("group_id").isNotNull() & (F.coalesce("in_flight", F.lit(0)) == 0)
     over = F.coalesce(was_reset, F.lit(False)) | nothing_held
-    taken = F.coalesce(F.col("taken_back"), F.lit(0))
+    taken = _or_0("taken_back")
     return (
         _delivered(opened)
         .join(ended, list(DELIVERY), "left")
@@ -85,10 +86,8 @@ def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
         .join(F.broadcast(in_flight), ["broker", *_PLACE], "left")
         .join(F.broadcast(known), ["broker", "group_id", "topic_id"], "left")
         .withColumn("alive", F.col("known").isNotNull() | F.col("group_id").isNull())
-        .withColumn("gone", _or_0("ended").bitwiseOR(_or_0("moved")))
-        .withColumn("left", left)
         .withColumn("open", F.when(over, 0).otherwise(left.bitwiseAND(F.bitwise_not(taken))))
-        .withColumn("reset", F.bit_count(F.col("left")) - F.bit_count(F.col("open")))
+        .withColumn("reset", F.bit_count(F.when(was_reset, left).otherwise(left.bitwiseAND(taken))))
         .withColumn("open", F.bit_count(F.col("open")))
         .withColumn(
             "reset_ms",
