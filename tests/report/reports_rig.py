@@ -1,7 +1,9 @@
 """What a report's reader would see of a broker without a network."""
 
 from collections.abc import Iterator
+from typing import Any
 
+from popmq.common.disk import ColdRead
 from popmq.common.hop import Kind
 from popmq.common.report_layouts import OffsetFlag
 from popmq.common.wire import admin_pb2 as admin
@@ -19,7 +21,7 @@ class CoreReports:
         self.core = core
 
     def describe(self, *tables: str, topics: tuple[str, ...] = ()) -> pb.BrokerTables:
-        request = pb.DescribeRequest(tables=tables, topics=topics, sample=True)
+        request = pb.DescribeRequest(tables=tables, topics=topics, sample=True, offset_records=True)
         reply = self.core.reply(Kind.DESCRIBE_TABLES, request.SerializeToString())
         (found,) = pb.DescribeReply.FromString(reply).brokers
         return found
@@ -63,6 +65,32 @@ class CoreReports:
         reply = self.core.reply(Kind.NAMES, pb.NamesRequest().SerializeToString())
         (found,) = pb.NamesReply.FromString(reply).brokers
         return found
+
+
+class ColdTimes:
+    """From now on the times of messages are on the disk alone: each read of one is cold once more
+    after it was warmed.  `dark`: the disk fails to read them."""
+
+    def __init__(self, core: CoreBroker, *, dark: bool = False) -> None:
+        self.dark = dark
+        self.warmings = 0
+        reader = core.broker.store.reader
+        stored_ms = reader.stored_ms
+        warm: set[int] = set()
+
+        def cold(unit: Any, *, wait: bool = True) -> int:
+            def read() -> None:
+                self.warmings += 1
+                if self.dark:
+                    raise OSError("the disk is in the dark")
+                warm.add(unit.position)
+
+            if not wait and unit.position not in warm:
+                raise ColdRead(read)
+            warm.discard(unit.position)  # the kernel drops it again
+            return stored_ms(unit, wait=wait)
+
+        reader.stored_ms = cold  # type: ignore[method-assign]
 
 
 def lag_of(core: CoreBroker) -> Counts:

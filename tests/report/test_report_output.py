@@ -27,6 +27,7 @@ GROUP = {
     "retries": 3,
     "expired": 0,
     "waits_ms": 61_000,
+    "unknown_ages": 0,
     "in_rate": 12.5,
     "ack_rate": None,
     "eta_s": None,
@@ -34,8 +35,8 @@ GROUP = {
 }
 
 
-def lag_report(incomplete: str = "") -> Report:
-    groups = ReportTable("groups", "Consumer groups", tuple(GROUP), [GROUP])
+def lag_report(incomplete: str = "", **more: object) -> Report:
+    groups = ReportTable("groups", "Consumer groups", tuple(GROUP), [GROUP | more])
     dead = ReportTable(
         "dead_letters",
         "Dead letters",
@@ -176,3 +177,19 @@ def test_a_long_name_of_a_line_keeps_both_ends() -> None:
     shown = re.findall(r">(a-group[^<]*)<", chart)
     assert [one[-8:] for one in shown] == ["broker-a", "broker-b"]
     assert all("…" in one and len(one) == 40 for one in shown)
+
+
+def test_an_age_that_nobody_knows_is_shown_as_such_and_is_no_metric() -> None:
+    unknown = lag_report(waits_ms=None, unknown_ages=1, status="UNKNOWN")
+    page = to_html(unknown)
+    assert '<span class="dim">oldest waits</span><b>unknown</b>' in page
+    assert '<td class="t">unknown</td>' in page
+    text = exposition(unknown)
+    assert "popmq_report_oldest_ready_seconds" not in text
+    assert 'popmq_report_unknown_age_queues{group="g<1>",topic="orders"} 1' in text
+    assert 'popmq_report_group_ok{group="g<1>",topic="orders"} 0' in text
+    # Of one queue it is known, of another one not.
+    page = to_html(lag_report(unknown_ages=1))
+    assert page.count("≥ 1.02 min") == 2
+    nothing_ready = lag_report(ready=0, waits_ms=None)
+    assert '<span class="dim">oldest waits</span><b>-</b>' in to_html(nothing_ready)

@@ -9,11 +9,13 @@ from report.reports_rig import CoreReports, lag_of, newest_offsets
 
 from popmq.broker.report.read_budget import ReadBudget
 from popmq.broker.report.sample_log import SampleLog
+from popmq.common import topics
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Kind
 from popmq.common.report_layouts import OffsetFlag, TimerRow
 from popmq.common.report_settings import ReportsSettings
 from popmq.common.topics import CheckPoints, GroupType, MessageType, StartAt
+from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.layout import RecordLayout
 from popmq.reports.recount import Ends, Recount
@@ -353,3 +355,51 @@ def test_a_changed_delivery_is_in_flight_once(reports: CoreReports) -> None:
     recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
     (ends,) = recount.finish().values()
     assert (ends.delivered, ends.in_flight) == (1, 1)
+
+
+def test_a_recount_ends_what_a_reset_ended(reports: CoreReports) -> None:
+    core = reports.core
+    for _ in range(5):
+        core.send("orders", b"x", queue_id=0)
+    before = core.receive("orders", "g", limit=4)
+    core.ack("orders", "g", before[0].handle)
+    core.change("orders", "g", before[1].handle, 600_000)
+    again = admin.ResetOffsetRequest(group="g", topic="orders", queue_id=0, offset=3)
+    core.reply(Kind.RESET_OFFSET, again.SerializeToString())
+    core.receive("orders", "g", limit=1)
+    found = reports.describe("revive", "offsets")
+    recount = Recount(found.end_position)
+    recount.take_revive(row for _, row in reports.rows(found, "revive", layout="revive"))
+    recount.take_heads(row for _, row in reports.rows(found, "revive", layout="head"))
+    recount.take_offsets(row for _, row in reports.rows(found, "revive", layout="offset"))
+    (ends,) = recount.finish().values()
+    assert (ends.delivered, ends.acked, ends.reset, ends.in_flight) == (5, 1, 3, 1)
+    assert newest_offsets(reports, found)["g", "orders"][:2] == (1, 1)
+
+
+def test_a_reader_of_an_earlier_version_is_told_of_no_layout_that_it_does_not_know(
+    reports: CoreReports,
+) -> None:
+    request = pb.DescribeRequest(tables=["revive"], sample=True).SerializeToString()
+    reply = reports.core.reply(Kind.DESCRIBE_TABLES, request)
+    (found,) = pb.DescribeReply.FromString(reply).brokers
+    assert {one.layout for one in found.partitions} == {"revive"}
+    assert "offset" in {one.layout for one in reports.describe("revive").partitions}
+
+
+@pytest.mark.parametrize(
+    ("layout", "topic_id"),
+    [
+        ("offset", topics.META_TOPIC_ID),
+        ("offset", topics.REVIVE_TOPIC_ID),
+        ("record", topics.OFFSETS_TOPIC_ID),
+        ("record", topics.META_TOPIC_ID),
+        ("head", topics.OFFSETS_TOPIC_ID),
+    ],
+)
+def test_of_system_topics_offset_records_alone_are_read(
+    reports: CoreReports, layout: str, topic_id: int
+) -> None:
+    """rmq_sys_meta holds the key that receipt handles are signed with."""
+    with pytest.raises(PopmqError, match="there is no queue 0 of topic #"):
+        reports.read_once(pb.Partition(layout=layout, topic_id=topic_id, next=1), 0)

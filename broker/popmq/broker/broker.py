@@ -23,6 +23,7 @@ from popmq.broker.pop.check_point_table import CheckPointTable
 from popmq.broker.pop.explain import Explainer
 from popmq.broker.pop.fifo_hold import FifoHold
 from popmq.broker.pop.fifo_service import FifoService
+from popmq.broker.pop.head_times import HeadTimes
 from popmq.broker.pop.in_flight_bodies import InFlightBodies
 from popmq.broker.pop.lag_watch import LagWatch
 from popmq.broker.pop.lite_expiry import LiteExpiry
@@ -153,11 +154,14 @@ class Broker:
             *(self.store, self.receipts, self.timers.admission, self.transactions.halves),
             *(self.registry.lites, settings.lite.max_topics),
         )
-        self.lag_watch = LagWatch(self.store, self.registry, self.table, clock.boot_ms)
+        self.head_times = HeadTimes(self.store, self.registry)
+        self.lag_watch = LagWatch(
+            self.store, self.registry, self.table, self.head_times, clock.boot_ms
+        )
         self.audit = Audit(self.store, self.registry, self.table, clock.boot_ms)
         self.sampler = Sampler(
             *(self.store, self.registry, self.table, self.pops, self.acks, self.timers),
-            *(self.sends.stored_by_topic, settings.reports, clock),
+            *(self.head_times, self.sends.stored_by_topic, settings.reports, clock),
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
         self.explainer.holds.append(FifoHold(self.table))

@@ -32,29 +32,21 @@ class LagJob:
         ]
         self._heads = [(lag, head) for lag in self._lags for head in lag.heads]
         self._oldest: dict[int, int] = {}  # lag by identity -> wall milliseconds
+        self._unknown: dict[int, int] = {}  # lag by identity -> queues
 
     def step(self) -> bytes | None:
         for _ in range(_READS_A_STEP):
             if not self._heads:
                 return self._reply()
             lag, head = self._heads[-1]
-            stored_ms = self._stored_ms(*head)
+            stored_ms = self._broker.head_times.stored_ms(head)
             self._heads.pop()
-            if stored_ms:
+            if stored_ms is None:
+                self._unknown[id(lag)] = self._unknown.get(id(lag), 0) + 1
+            else:
                 known = self._oldest.get(id(lag), stored_ms)
                 self._oldest[id(lag)] = min(known, stored_ms)
         return None
-
-    def _stored_ms(self, topic_id: int, queue_id: int, offset: int) -> int:
-        """0 when it is not there any more: time has passed since the counts."""
-        store = self._broker.store
-        if self._broker.registry.topic_by_id(topic_id) is None:
-            return 0
-        queue = store.queue(topic_id, queue_id)
-        if not queue.min_offset <= offset < queue.count:
-            return 0
-        (unit,) = queue.units(offset, 1, wait=False)
-        return store.reader.stored_ms(unit, wait=False)
 
     def _dead_letters(self, group: str) -> pb.DeadLetterCount | None:
         topic = self._broker.registry.find_topic(topics.dlq_topic(group))
@@ -89,6 +81,7 @@ class LagJob:
             retries=lag.retries,
             expired=lag.expired,
             oldest_ready_ms=self._oldest.get(id(lag), 0),
+            unknown_ages=self._unknown.get(id(lag), 0),
         )
 
 

@@ -16,7 +16,7 @@ from popmq.broker.store.unit_check import Unit
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.kinds import Kind
-from popmq.common.report_layouts import HEAD, LAYOUTS, RECORD, REVIVE, TABLES
+from popmq.common.report_layouts import HEAD, LAYOUTS, OFFSET, RECORD, REVIVE, TABLES
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import report_pb2 as pb
@@ -48,7 +48,8 @@ def _describe(broker: Broker, request: pb.DescribeRequest) -> Steps[bytes]:
     if request.sample:
         found.sample = yield from broker.sampler.take(patient=True)
     yield from confirmed(broker.store)  # so that queues have all that the sample knew
-    for number, partition in enumerate(_partitions(broker, wanted, set(request.topics)), 1):
+    partitions = _partitions(broker, wanted, set(request.topics), request.offset_records)
+    for number, partition in enumerate(partitions, 1):
         found.partitions.append(partition)
         if number % _PARTITIONS_A_STEP == 0:
             yield from read(lambda: None)
@@ -58,7 +59,7 @@ def _describe(broker: Broker, request: pb.DescribeRequest) -> Steps[bytes]:
 
 
 def _partitions(
-    broker: Broker, wanted: list[str], named: Collection[str]
+    broker: Broker, wanted: list[str], named: Collection[str], offset_records: bool
 ) -> Iterator[pb.Partition]:
     every = list(broker.registry.topics())
     chosen = [one for one in every if one.name in named] if named else every
@@ -67,7 +68,7 @@ def _partitions(
             log = broker.sampler.logs[table]
             yield pb.Partition(table=table, layout=table, min=log.min, next=log.next)
         elif table == "revive":
-            yield from _revive_partitions(broker, every)
+            yield from _revive_partitions(broker, every, offset_records)
         else:
             layout = HEAD.name if table == "fired" else RECORD.name
             for topic in chosen:
@@ -81,8 +82,12 @@ def _partitions(
                     yield _of_queue(broker, table, layout, topic, queue_id)
 
 
-def _revive_partitions(broker: Broker, every: list[TopicConfig]) -> Iterator[pb.Partition]:
-    """Check points and acks, and the retries and dead letters that are ends of theirs."""
+def _revive_partitions(
+    broker: Broker, every: list[TopicConfig], offset_records: bool
+) -> Iterator[pb.Partition]:
+    """Check points and acks, and the retries and dead letters that are ends of theirs; with
+    `offset_records` also resets, which end deliveries, and parked messages, which a reset of the
+    queue that they came from takes back."""
     for number in range(topics.REVIVE_QUEUES):
         queue = broker.store.queue(topics.REVIVE_TOPIC_ID, number)
         yield pb.Partition(
@@ -93,8 +98,18 @@ def _revive_partitions(broker: Broker, every: list[TopicConfig]) -> Iterator[pb.
             min=queue.min_offset,
             next=queue.count,
         )
+    if offset_records:
+        queue = broker.store.queue(topics.OFFSETS_TOPIC_ID, 0)
+        yield pb.Partition(
+            table="revive",
+            layout=OFFSET.name,
+            topic_id=topics.OFFSETS_TOPIC_ID,
+            min=queue.min_offset,
+            next=queue.count,
+        )
     for topic in every:
         copies = topics.is_retry_topic(topic.name) or topic.name.startswith(topics.DLQ_PREFIX)
+        copies = copies or (offset_records and topics.is_parked_topic(topic.name))
         if copies and broker.registry.topic_by_id(topic.id) is not None:
             yield _of_queue(broker, "revive", HEAD.name, topic, 0)
 
@@ -169,30 +184,38 @@ def _revive_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[b
 
 
 def _log_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[bytes, int, int]]:
-    """Message records out of the log, whole or their heads, in pieces."""
-    topic = broker.registry.topic_by_id(request.topic_id)
-    if topic is None or request.queue_id not in broker.registry.queue_ids(topic):
-        raise Refused(
-            Code.NOT_FOUND, f"there is no queue {request.queue_id} of topic #{request.topic_id}"
-        )
-    queue = broker.store.queue(topic.id, request.queue_id)
-    heads = request.layout == HEAD.name
+    """Message records out of the log, whole or their heads, and offset records, in pieces."""
+    queue = _queue(broker, request)
+    head_bytes = {HEAD.name: HEAD.size, OFFSET.name: OFFSET.size}.get(request.layout, 0)
     first, end = _range(queue, request)
     at, size = first, 0
     parts: list[bytes] = []
     while at < end and size < REPLY_BYTES:
         limit = min(end - at, _HEADS_A_STEP)
         units = yield from read(partial(_units, broker, request, at, limit))
-        if not heads:
+        if not head_bytes:
             units = units[: _fitting(units, REPLY_BYTES - size) or (0 if parts else 1)]
             if not units:
                 break
-        look = partial(broker.store.reader.raw, units, HEAD.size if heads else 0, wait=False)
+        look = partial(broker.store.reader.raw, units, head_bytes, wait=False)
         pieces = yield from read(look)
         parts += pieces
         size += sum(map(len, pieces))
         at += len(units)
     return b"".join(parts), first, at
+
+
+def _queue(broker: Broker, request: pb.ReadRawRequest) -> ConsumeQueue:
+    """Of the system topics that of offset records alone is open, and by its own layout."""
+    topic = broker.registry.topic_by_id(request.topic_id)
+    known = topic is not None and request.queue_id in broker.registry.queue_ids(topic)
+    if request.layout == OFFSET.name:
+        known = (request.topic_id, request.queue_id) == (topics.OFFSETS_TOPIC_ID, 0)
+    if not known:
+        raise Refused(
+            Code.NOT_FOUND, f"there is no queue {request.queue_id} of topic #{request.topic_id}"
+        )
+    return broker.store.queue(request.topic_id, request.queue_id)
 
 
 def _units(broker: Broker, request: pb.ReadRawRequest, at: int, limit: int) -> list[Unit]:

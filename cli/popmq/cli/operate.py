@@ -17,7 +17,7 @@ LAG_COLUMNS = (
     *("GROUP", "TOPIC", "LAG", "READY", "IN-FLIGHT", "DELAYED"),
     *("BLOCKED", "RETRIES", "EXPIRED", "OLDEST"),
 )
-SUMS = ("ready", "in_flight", "delayed", "blocked", "retries", "expired")
+SUMS = ("ready", "in_flight", "delayed", "blocked", "retries", "expired", "unknown_ages")
 
 
 def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:
@@ -102,6 +102,7 @@ def lag_lines(reply: admin.LagReply) -> list[str]:
         total = admin.Lag(group="total", topic="")
         for name in SUMS:
             setattr(total, name, sum(getattr(row, name) for row in rows))
+        total.unknown_ages = 0  # the total has no age
         cells.append(_cells(total, reply.now_ms))
     lines = [columns(LAG_COLUMNS, cells)]
     dead = _dead_letters(reply)
@@ -180,10 +181,11 @@ def _dead_letters(reply: admin.LagReply) -> dict[str, tuple[int, int]]:
 
 
 def _cells(lag: admin.Lag, now_ms: int) -> tuple[object, ...]:
-    age = "-"
+    age = "unknown" if lag.unknown_ages else "-"
     if lag.oldest_ready_ms:
         seconds = max(0, now_ms - lag.oldest_ready_ms) // 1000
         age = format_duration(seconds * 1000)
+        age = f">={age}" if lag.unknown_ages else age
     return (
         lag.group,
         lag.topic,

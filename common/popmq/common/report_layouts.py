@@ -3,7 +3,7 @@
 A reader makes its decoder from what DESCRIBE says, so a field more does not break it
 (docs/concepts/reports.md).  Records of the log are served as they lie there: `revive` is a record
 of the revive topic, `head` the first bytes of a message's record with its token, padded with
-zeros.  Samples are made for reports alone.
+zeros, `offset` a record that sets a group's offset.  Samples are made for reports alone.
 """
 
 import struct
@@ -82,6 +82,16 @@ HEAD = Layout(
     ),
 )
 RECORD = Layout("record", 1, 0, HEAD.fields)
+# A record of rmq_sys_offsets: broker/meta/offsets.py.
+OFFSET = Layout(
+    "offset",
+    1,
+    HEADER_SIZE + 24,
+    (
+        *_HEADER,
+        *_fields("BBHIIIQ", "_ reason _ group_id topic_id queue_id queue_offset", HEADER_SIZE),
+    ),
+)
 
 
 class OffsetFlag(IntEnum):
@@ -135,6 +145,6 @@ TIMERS = Layout(
     TIMER_SAMPLE.size,
     _fields("BBHIQQIIQQ", f"{_SAMPLE} _ _ key count"),
 )
-LAYOUTS = {one.name: one for one in (REVIVE, HEAD, RECORD, OFFSETS, TOPICS, TIMERS)}
+LAYOUTS = {one.name: one for one in (REVIVE, HEAD, RECORD, OFFSET, OFFSETS, TOPICS, TIMERS)}
 # What DESCRIBE is asked for; retries and dead letters come with `revive`: they end deliveries.
 TABLES = ("revive", "offsets", "topics", "timers", "fired", "messages")

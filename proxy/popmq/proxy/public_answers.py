@@ -23,13 +23,16 @@ def public_type(name: str) -> pb.MessageType.ValueType:
 def summed(
     lags: Sequence[own.Lag], now_ms: int
 ) -> api.DescribeGroupAccumulationResponse.GroupAccumulation:
-    oldest_ms = min((lag.oldest_ready_ms for lag in lags if lag.oldest_ready_ms), default=now_ms)
+    known = [lag.oldest_ready_ms for lag in lags if lag.oldest_ready_ms]
+    unknown = not known and any(lag.unknown_ages for lag in lags)
+    oldest_ms = min(known, default=now_ms)
     ready, in_flight = sum(lag.ready for lag in lags), sum(lag.in_flight for lag in lags)
     return api.DescribeGroupAccumulationResponse.GroupAccumulation(
         inflight_messages=in_flight,
         ready_messages=ready,
         accumulation=ready + in_flight + sum(lag.blocked for lag in lags),
-        deliver_delay_time=duration(max(0, now_ms - oldest_ms)),
+        # Absent while nobody knows it.
+        deliver_delay_time=None if unknown else duration(max(0, now_ms - oldest_ms)),
     )
 
 

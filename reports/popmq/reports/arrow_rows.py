@@ -15,7 +15,7 @@ from popmq.common.report_layouts import OffsetFlag, TimerRow
 from popmq.reports.layout import RecordLayout
 from popmq.reports.message_fields import message_columns
 from popmq.reports.names import Names, split_retry
-from popmq.reports.recount import DEAD, PARKED, REDRIVEN, UNCOUNTED, WITH_LAST
+from popmq.reports.recount import DEAD, PARKED, REDRIVEN, RESETS, UNCOUNTED, WITH_LAST
 from popmq.reports.tables import TableSchema
 
 Array = Any  # of numpy or Arrow, which have no types here
@@ -182,11 +182,15 @@ _REVIVE_RECORD: dict[str, Maker] = _RECORD | {
     "reason": _nothing("string"),
     "first_delivery_ms": _nothing("bigint"),
     "last_delivery_ms": _nothing("bigint"),
+    "group_id": _only(_field("group_id"), _CK, _CHANGE),
+    "topic_id": _only(_field("topic_id"), _CK, _CHANGE),
+    "first_topic_id": _nothing("bigint"),
+    "offset": _nothing("bigint"),
 }
 _REVIVE_HEAD: dict[str, Maker] = _RECORD | {
     "kind": _of(_ENDS, lambda rows: _ending(rows)),
-    "epoch": _field("epoch"),
-    "sequence": _field("sequence"),
+    "epoch": lambda rows, source: _of_check_point(rows, "epoch"),
+    "sequence": lambda rows, source: _of_check_point(rows, "sequence"),
     "members": lambda rows, source: np.left_shift(np.uint64(1), rows["member"].astype("u8")).view(
         "i8"
     ),
@@ -208,6 +212,35 @@ _REVIVE_HEAD: dict[str, Maker] = _RECORD | {
     "last_delivery_ms": lambda rows, source: _known(
         np.where(rows["token"] == 2, rows["last_log_ms"], 0)
     ),
+    "group_id": _nothing("bigint"),
+    "topic_id": _field("log_topic_id"),
+    "first_topic_id": _field("first_topic_id"),
+    "offset": _field("log_offset"),
+}
+# A reset: `start_offset` is where the group reads on.
+_REVIVE_OFFSET: dict[str, Maker] = _RECORD | {
+    "kind": _same(lambda source: "RESET"),
+    "epoch": _nothing("bigint"),
+    "sequence": _nothing("bigint"),
+    "members": lambda rows, source: np.zeros(len(rows), "i8"),
+    "messages": lambda rows, source: np.zeros(len(rows), "i4"),
+    "group": _named("group_id", Names.group),
+    "topic": _named("topic_id", Names.base_topic),
+    "queue": _field("queue_id"),
+    "is_retry": _nothing("boolean"),
+    "start_offset": _field("queue_offset"),
+    **{
+        name: _nothing("bigint")
+        for name in (
+            *("next_offset", "revive_at_ms", "old_epoch", "old_sequence", "first_delivery_ms"),
+            *("last_delivery_ms", "first_topic_id", "offset"),
+        )
+    },
+    **{name: _nothing("string") for name in ("client", "reason")},
+    "auto_renew": _nothing("boolean"),
+    "attempt": _nothing("int"),
+    "group_id": _field("group_id"),
+    "topic_id": _field("topic_id"),
 }
 _SAMPLE: dict[str, Maker] = {
     "broker": _same(lambda source: source.broker),
@@ -225,6 +258,7 @@ _OFFSETS: dict[str, Maker] = _SAMPLE | {
         for name in (
             *("min_offset", "max_offset", "next_offset", "committed_offset", "ready"),
             *("in_flight", "blocked", "expired", "filtered", "delivered", "acked"),
+            *("group_id", "topic_id", "read_topic_id"),
         )
     },
     "oldest_ready_ms": lambda rows, source: _known(rows["oldest_ready_ms"]),
@@ -249,6 +283,7 @@ _FIRED: dict[str, Maker] = _RECORD | {
 _MAKERS: dict[tuple[str, str], dict[str, Maker]] = {
     ("revive", "revive"): _REVIVE_RECORD,
     ("revive", "head"): _REVIVE_HEAD,
+    ("revive", "offset"): _REVIVE_OFFSET,
     ("offsets", "offsets"): _OFFSETS,
     ("topics", "topics"): _TOPICS,
     ("timers", "timers"): _TIMERS,
@@ -263,6 +298,11 @@ _PICKS: dict[tuple[str, str], Maker] = {
         (rows["record_kind"] == RecordKind.MESSAGE)
         & (rows["token_size"] > 0)
         & np.isin(rows["token"], (1, 2))
+        & _below(rows, source)
+    ),
+    ("revive", "offset"): lambda rows, source: (
+        (rows["record_kind"] == RecordKind.OFFSET)
+        & np.isin(rows["reason"], RESETS)
         & _below(rows, source)
     ),
     ("fired", "head"): lambda rows, source: (
@@ -292,6 +332,11 @@ def _ending(rows: Array) -> Array:
         [3, 1, 2, 4],
         0,
     )
+
+
+def _of_check_point(rows: Array, name: str) -> Array:
+    """Tokens of parked and redriven messages name something else in a check point's place."""
+    return np.ma.array(rows[name], mask=(rows["token_flags"] & (REDRIVEN | PARKED)) != 0)
 
 
 def _reason(rows: Array) -> Array:

@@ -83,7 +83,9 @@ class ReportEndpoint:
     ) -> tuple[list[pb.BrokerTables], str]:
         """Every broker group's tables, and why some are missing. Unless `partial`, a group that
         is still away when patience ends is BrokerAway."""
-        request = pb.DescribeRequest(tables=tables, topics=topics, sample=sample)
+        request = pb.DescribeRequest(
+            tables=tables, topics=topics, sample=sample, offset_records=True
+        )
         reply = self._whole("Describe", request, pb.DescribeReply, partial)
         return list(reply.brokers), reply.incomplete
 

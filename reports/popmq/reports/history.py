@@ -27,7 +27,7 @@ from popmq.common.wire import report_pb2 as pb
 from popmq.reports.endpoint import ReportEndpoint
 from popmq.reports.moments import Moments
 from popmq.reports.source.options import pin
-from popmq.reports.tables import TABLES
+from popmq.reports.tables import TABLES, TableSchema
 from popmq.reports.whole_file import write_json
 
 # What a history keeps; messages themselves are for whoever reads them as a stream.
@@ -170,7 +170,7 @@ def _compact_table(spark: Any, table: TableHistory, oldest: str) -> None:
     if not batches and days == table.days:
         return
     if batches:
-        fresh = spark.read.parquet(*map(str, batches.values()))
+        fresh = _read(spark, table.folder.name, *map(str, batches.values()))
         fresh = fresh.withColumn("day", F.date_format("wall_time", "yyyy-MM-dd"))
         found = [row["day"] for row in fresh.select("day").distinct().collect()]
         for day in sorted(found):
@@ -178,7 +178,8 @@ def _compact_table(spark: Any, table: TableHistory, oldest: str) -> None:
                 continue
             rows = fresh.where(F.col("day") == day).drop("day")
             if day in days:
-                rows = rows.unionByName(spark.read.parquet(str(table.folder / days[day])))
+                before = _read(spark, table.folder.name, str(table.folder / days[day]))
+                rows = rows.unionByName(before)
             name = f"day-{day}-{max(batches)}"
             ordered = rows.repartition(1).sortWithinPartitions("broker", "wall_time")
             place = str(table.folder / name)
@@ -194,4 +195,9 @@ def read_history(spark: Any, folder: Path, name: str) -> Any:
             Code.NOT_FOUND,
             f"{folder} has no history of {name}: popmq report history --history {folder}",
         )
-    return spark.read.parquet(*paths)
+    return _read(spark, name, *paths)
+
+
+def _read(spark: Any, name: str, *paths: str) -> Any:
+    """Columns that the table got after a file was written are NULL there."""
+    return spark.read.schema(TableSchema.of(name).ddl()).parquet(*paths)

@@ -11,13 +11,17 @@ CHARTED = 8  # groups whose lag over time is shown
 _SERIES_POINTS = 500
 # What the lag report reads of the sampled tables, and the revive report of its own.
 LAG_TABLES = ("offsets", "topics", "timers")
-REVIVE_TABLES = ("revive",)
+REVIVE_TABLES = ("revive", "offsets", "timers")
 DELAY_TABLES = ("fired", "timers")
 TABLES = {"lag": LAG_TABLES, "revive": REVIVE_TABLES, "delay": DELAY_TABLES}
 _REVIVE_COLUMNS = (
     *("broker", "kind", "wall_time", "log_ms", "epoch", "sequence", "messages", "group", "topic"),
     *("queue", "start_offset", "revive_at_ms", "old_epoch", "old_sequence", "client", "attempt"),
-    "reason",
+    *("reason", "members", "position", "group_id", "topic_id", "first_topic_id", "offset"),
+)
+_SAMPLE_COLUMNS = ("broker", "epoch", "sample", "wall_ms")
+_PLACE_COLUMNS = (
+    *(*_SAMPLE_COLUMNS, "group", "topic", "queue", "in_flight", "group_id", "read_topic_id"),
 )
 
 
@@ -97,7 +101,8 @@ def _lag(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     notes = []
     if any(row["status"] == "UNKNOWN" for row in groups.rows):
         notes.append(
-            f"UNKNOWN: fewer than {rules.least} samples in the last {wanted.window_ms // 1_000} s"
+            f"UNKNOWN: fewer than {rules.least} samples in the last {wanted.window_ms // 1_000} s, "
+            "or the age of the oldest ready message is not known"
         )
     return tables, notes, {name: one[-_SERIES_POINTS:] for name, one in series.items()}
 
@@ -109,6 +114,9 @@ def _revive(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     since = {broker: log_ms - wanted.since_ms for broker, log_ms in now.items()}
     rules = revive.ReviveRules(now, since if wanted.since_ms else {})
     records = inputs.table("revive", _REVIVE_COLUMNS).cache()
+    timers = inputs.table("timers", _SAMPLE_COLUMNS)
+    places = revive.plan_places(inputs.table("offsets", _PLACE_COLUMNS), timers).cache()
+    deliveries = revive.plan_deliveries(records, places).cache()
 
     def of(frame: Any, *names: str) -> Any:
         return _of(frame, wanted, *names)
@@ -117,21 +125,26 @@ def _revive(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
         table(
             "groups",
             "What became of deliveries",
-            of(revive.plan_groups(records, rules), "group", "topic"),
+            of(revive.plan_groups(records, deliveries, places, rules), "group", "topic"),
         ),
         table(
             "attempts",
             "Attempts of messages that came back",
             of(revive.plan_attempts(records, rules), "group"),
         ),
-        table("consumers", "Consumers", of(revive.plan_consumers(records, rules), "group")),
+        table(
+            "consumers",
+            "Consumers",
+            of(revive.plan_consumers(records, deliveries, places, rules), "group"),
+        ),
         table(
             "dead_letters",
             "Last dead letters",
             of(revive.plan_dead_letters(records, rules, wanted.dead_letters), "group", "topic"),
         ),
     ]
-    records.unpersist()
+    for frame in (deliveries, places, records):
+        frame.unpersist()
     return tables, [], {}
 
 

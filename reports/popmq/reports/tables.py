@@ -24,6 +24,9 @@ REVIVE: Columns = (
     *(("old_epoch", "bigint"), ("old_sequence", "bigint"), ("client", "string")),
     *(("auto_renew", "boolean"), ("attempt", "int"), ("reason", "string")),
     *(("first_delivery_ms", "bigint"), ("last_delivery_ms", "bigint")),
+    # Ids tell topics and groups apart that had the same name one after the other. `offset` is the
+    # place of a retry, a dead letter or a parked message in topic `topic_id`.
+    *((name, "bigint") for name in ("group_id", "topic_id", "first_topic_id", "offset")),
 )
 OFFSETS: Columns = (
     *_SAMPLE,
@@ -33,6 +36,7 @@ OFFSETS: Columns = (
     *((name, "bigint") for name in ("committed_offset", "ready", "in_flight", "blocked")),
     *((name, "bigint") for name in ("expired", "filtered", "oldest_ready_ms")),
     *((name, "bigint") for name in ("delivered", "acked")),
+    *((name, "bigint") for name in ("group_id", "topic_id", "read_topic_id")),
 )
 TOPICS: Columns = (
     *_SAMPLE,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.head_times import Head
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -30,7 +31,7 @@ class Lag:
     blocked: int = 0
     retries: int = 0  # of `ready`: what waits in the retry topic
     expired: int = 0  # went by retention before the group read it, since the broker started
-    heads: list[tuple[int, int, int]] = field(default_factory=list)  # topic, queue, offset
+    heads: list[Head] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -73,8 +74,11 @@ def _pairs(
             continue
         seen.add((group_id, topic_id))
         group, topic = registry.group_by_id(group_id), registry.topic_by_id(topic_id)
-        # A group reads a retry or parking topic only with its base topic.
-        if group is not None and topic is not None and not topics.is_group_owned(topic.name):
+        if topic is not None and topics.is_group_owned(topic.name):
+            # A retry or parking topic counts with its base topic, also when the group has not read
+            # that one: redriven dead letters of an earlier group of the same name come to it.
+            topic = registry.find_topic(topic.name.partition("+")[2])
+        if group is not None and topic is not None:
             yield group, topic
 
 
@@ -90,7 +94,7 @@ class QueueLag(NamedTuple):
     in_flight: int = 0
     blocked: int = 0
     expired: int = 0
-    head: int = -1  # offset of the oldest ready message
+    head: int = -1  # offset of the oldest ready message; in order, of the oldest that is not over
     retry: bool = False
     parked: bool = False
 
@@ -106,7 +110,7 @@ def _count(store: MessageStore, registry: Registry, table: CheckPointTable, lag:
         lag.expired += queue.expired
         lag.retries += queue.ready if queue.retry else 0
         if queue.head >= 0:
-            lag.heads.append((queue.topic.id, queue.queue_id, queue.head))
+            lag.heads.append(Head(queue.topic.id, queue.queue_id, queue.head))
 
 
 def queue_lags(
@@ -120,10 +124,9 @@ def queue_lags(
     if lag.topic.type is MessageType.LITE:
         places = _busy(store, lag.topic, places)
     met = any(progress is not None for _, progress in places)
-    if not met and lag.group.start_at is StartAt.NEWEST:
-        return
-    for queue_id, progress in places:
-        yield _queue_lag(store, lag.topic, queue_id, progress)
+    if met or lag.group.start_at is not StartAt.NEWEST:
+        for queue_id, progress in places:
+            yield _queue_lag(store, lag.topic, queue_id, progress)
     retry = registry.find_topic(topics.retry_topic(lag.group.name, lag.topic.name))
     if retry is not None:
         found = _queue_lag(store, retry, 0, table.progress(lag.group.id, retry.id, 0))

@@ -12,6 +12,7 @@ from math import inf
 
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.head_times import Head, HeadTimes
 from popmq.broker.pop.lag import Lag, bounded, lags
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
@@ -27,9 +28,11 @@ Pair = tuple[str, str]  # group, topic
 
 @dataclass(slots=True)
 class Watched:
-    """One pair: when its oldest ready message was stored (0: there is none), and its lags."""
+    """One pair: when its oldest ready message was stored (0: there is none, or it is not known),
+    the number of queues in which it is not known, and its lags."""
 
     oldest_wall_ms: int = 0
+    unknown_ages: int = 0
     looks: deque[tuple[int, int]] = field(default_factory=deque)  # boot time, lag
 
     def eta_s(self) -> float:
@@ -47,17 +50,20 @@ class LagWatch:
         store: MessageStore,
         registry: Registry,
         table: CheckPointTable,
+        head_times: HeadTimes,
         boot_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._registry = registry
         self._table = table
+        self._head_times = head_times
         self._boot_ms = boot_ms
         self._until_ms = 0  # somebody wants to know until then
         self._next_ms = 0
         self._found: list[Lag] = []
-        self._heads: list[tuple[Pair, tuple[int, int, int]]] = []
+        self._heads: list[tuple[Pair, Head]] = []
         self._oldest: dict[Pair, int] = {}
+        self._unknown: dict[Pair, int] = {}
         self._warming = False
         self.pairs: dict[Pair, Watched] = {}
 
@@ -78,7 +84,7 @@ class LagWatch:
         elif now_ms >= self._next_ms:
             self._next_ms = now_ms + APART_MS
             self._found, _ = bounded(lags(self._store, self._registry, self._table), PAIRS_LIMIT)
-            self._oldest = {}
+            self._oldest, self._unknown = {}, {}
             self._heads = [(_pair(lag), head) for lag in self._found for head in lag.heads]
             if not self._found:
                 self.pairs = {}
@@ -90,12 +96,14 @@ class LagWatch:
                 return
             pair, head = self._heads[-1]
             try:
-                stored_ms = self._stored_ms(*head)
+                stored_ms = self._head_times.stored_ms(head)
             except ColdRead as cold:
                 self._warm(cold)
                 return
             self._heads.pop()
-            if stored_ms:
+            if stored_ms is None:
+                self._unknown[pair] = self._unknown.get(pair, 0) + 1
+            else:
                 self._oldest[pair] = min(self._oldest.get(pair, stored_ms), stored_ms)
 
     def _publish(self) -> None:
@@ -104,29 +112,18 @@ class LagWatch:
             pair = _pair(lag)
             watched = self.pairs[pair] = known.get(pair) or Watched()
             watched.oldest_wall_ms = self._oldest.get(pair, 0)
+            watched.unknown_ages = self._unknown.get(pair, 0)
             watched.looks.append((now_ms, lag.total))
             while now_ms - watched.looks[0][0] > WINDOW_MS:
                 watched.looks.popleft()
         self._found = []
-
-    def _stored_ms(self, topic_id: int, queue_id: int, offset: int) -> int:
-        """0 when it is not there any more: time has passed since the counts."""
-        if self._registry.topic_by_id(topic_id) is None:
-            return 0
-        queue = self._store.queue(topic_id, queue_id)
-        if not queue.min_offset <= offset < queue.count:
-            return 0
-        (unit,) = queue.units(offset, 1, wait=False)
-        return self._store.reader.stored_ms(unit, wait=False)
 
     def _warm(self, cold: ColdRead) -> None:
         """An old record comes from the disk; nobody waits for it here."""
         self._warming = True
 
         def done(error: BaseException | None) -> None:
-            self._warming = False
-            if error is not None and self._heads:
-                self._heads.pop()  # its age stays unknown
+            self._warming = False  # of an error the head's time stays unknown
 
         self._store.readers.submit(lambda: _read(cold), done)
 

@@ -1,8 +1,9 @@
 """Sampler: how things are in every queue, for reports, each `reports.sample_interval_ms`.
 
 The counts of one sample are of one moment.  The ages of the oldest ready messages take looks into
-the log, in steps; a regular sample does not wait for the disk for them, one that a report asks
-for does.
+the log, in steps.  Their times are remembered (`head_times.py`), so only new ones are read: a
+regular sample waits for the disk for `COLD_READS` of them at most, one that a report asks for waits
+for all.  What is left is UNKNOWN in that sample, and read for a later one.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.pop.head_times import Head, HeadTimes
 from popmq.broker.pop.lag import Lag, QueueLag, lags, queue_lags
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.pop.queue_progress import FifoProgress
@@ -34,25 +36,25 @@ from popmq.common.report_layouts import (
 from popmq.common.report_settings import ReportsSettings
 from popmq.common.topics import MessageType, StartAt, TopicConfig
 
-UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # an age that would have cost a wait for the disk
+UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # nobody knows when the oldest ready message was stored
+COLD_READS = 64  # of one regular sample
 _READS_A_STEP = 64
 
 
-class _Head(NamedTuple):
+class _RowHead(NamedTuple):
     """An offset row that lacks its age, and whose store time that is."""
 
     row: int
-    topic_id: int
-    queue_id: int
-    offset: int
+    head: Head
 
 
 @dataclass(slots=True)
 class _Sample:
     number: int
     wall_ms: int
+    cold_reads: int  # that it may still wait for
     offsets: list[list[int]] = field(default_factory=list)
-    heads: list[_Head] = field(default_factory=list)
+    heads: list[_RowHead] = field(default_factory=list)
     topics: bytes = b""
     timers: bytes = b""
 
@@ -66,6 +68,7 @@ class Sampler:
         pops: PopService,
         acks: AckService,
         timers: Timers,
+        head_times: HeadTimes,
         stored_by_topic: dict[str, int],
         settings: ReportsSettings,
         clock: Clock,
@@ -76,11 +79,13 @@ class Sampler:
         self._pops = pops
         self._acks = acks
         self._timers = timers
+        self._head_times = head_times
         self._stored_by_topic = stored_by_topic
         self._interval_ms = settings.sample_interval_ms
         self._clock = clock
         self._next_ms = clock.boot_ms() + self._interval_ms
         self._running: Driver | None = None
+        self._warming = False
         self.taken = 0
         self.budget = ReadBudget(settings.read_bytes_per_second)  # of all that reports read
         self.logs = {
@@ -95,9 +100,14 @@ class Sampler:
 
     def step(self) -> None:
         """A piece of the regular sample, when its time has come."""
+        if self._warming:
+            return
         if self._running is not None:
-            if self._running.step() is not None:
-                self._running = None
+            try:
+                if self._running.step() is not None:
+                    self._running = None
+            except ColdRead as cold:
+                self._warm(cold)
         elif self._interval_ms and self._clock.boot_ms() >= self._next_ms:
             self._next_ms = self._clock.boot_ms() + self._interval_ms
             self._running = Driver(self._regular())
@@ -106,22 +116,34 @@ class Sampler:
         yield from self.take(patient=False)
         return b"taken"
 
+    def _warm(self, cold: ColdRead) -> None:
+        """An old record comes from the disk; the broker does something else meanwhile."""
+        self._warming = True
+
+        def read() -> None:
+            cold.warm()
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False
+
+        self._store.readers.submit(read, done)
+
     def take(self, *, patient: bool) -> Steps[int]:
         """A sample of now; its number when it can be read. Counts are taken before the first read.
 
-        With `patient` ages are waited for when they are on the disk.
+        With `patient` all ages are waited for when they are on the disk.
         """
         self.taken += 1
-        sample = _Sample(self.taken, self._clock.wall_ms())
+        sample = _Sample(self.taken, self._clock.wall_ms(), COLD_READS)
         for lag in lags(self._store, self._registry, self._table):
             self._add_pair(sample, lag)
         sample.topics = b"".join(self._topic_rows(sample))
         sample.timers = b"".join(self._timer_rows(sample))
         for first in range(0, len(sample.heads), _READS_A_STEP):
             heads = sample.heads[first : first + _READS_A_STEP]
-            ages = yield from read(lambda heads=heads: self._ages(heads, patient))  # type: ignore[misc]
-            for head, age in zip(heads, ages, strict=True):
-                sample.offsets[head.row][-3] = age
+            ages = yield from read(lambda heads=heads: self._ages(sample, heads, patient))  # type: ignore[misc]
+            for one, age in zip(heads, ages, strict=True):
+                sample.offsets[one.row][-3] = age
         self.logs["offsets"].append(b"".join(OFFSET_SAMPLE.pack(*row) for row in sample.offsets))
         self.logs["topics"].append(sample.topics)
         self.logs["timers"].append(sample.timers)
@@ -140,8 +162,8 @@ class Sampler:
                 row[-1] = self._acks.by_pair.counts.get(pair, 0)
                 first = False
             if queue.head >= 0:
-                head = _Head(len(sample.offsets), queue.topic.id, queue.queue_id, queue.head)
-                sample.heads.append(head)
+                head = Head(queue.topic.id, queue.queue_id, queue.head)
+                sample.heads.append(_RowHead(len(sample.offsets), head))
             sample.offsets.append(row)
 
     def _offset_row(self, sample: _Sample, lag: Lag, queue: QueueLag) -> list[int]:
@@ -162,26 +184,17 @@ class Sampler:
             *(0, 0, 0),
         ]
 
-    def _ages(self, heads: list[_Head], patient: bool) -> list[int]:
+    def _ages(self, sample: _Sample, heads: list[_RowHead], patient: bool) -> list[int]:
         ages = []
-        for head in heads:
+        for _, head in heads:
             try:
-                ages.append(self._stored_ms(head))
+                ages.append(self._head_times.stored_ms(head) or UNKNOWN)
             except ColdRead:
-                if patient:
+                if patient or sample.cold_reads:
+                    sample.cold_reads -= not patient
                     raise
                 ages.append(UNKNOWN)
         return ages
-
-    def _stored_ms(self, head: _Head) -> int:
-        """0 when it is not there any more: time has passed since the counts."""
-        if self._registry.topic_by_id(head.topic_id) is None:
-            return 0
-        queue = self._store.queue(head.topic_id, head.queue_id)
-        if not queue.min_offset <= head.offset < queue.count:
-            return 0
-        (unit,) = queue.units(head.offset, 1, wait=False)
-        return self._store.reader.stored_ms(unit, wait=False)
 
     # -- topics and timers
 

@@ -216,6 +216,19 @@ ALERTS = (
         {"group": "g", "topic": "t"},
     ),
     Alert(
+        "PopmqConsumerAgeUnknown",
+        "max by (group, topic) (popmq_consumer_unknown_age_queues)",
+        "> 0",
+        "10m",
+        _WARNING,
+        "Nobody can tell how long messages wait for a consumer group.",
+        "The oldest record cannot be read: the broker's log names the disk's errors or the "
+        "damaged record; see also `popmq doctor`.",
+        {'popmq_consumer_unknown_age_queues{group="g",topic="t"}': "1+0xN"},
+        {'popmq_consumer_unknown_age_queues{group="g",topic="t"}': "0+0xN"},
+        {"group": "g", "topic": "t"},
+    ),
+    Alert(
         "PopmqConsumerStopped",
         "(sum by (group, topic) (popmq_consumer_ready_messages) > 0) * 0"
         " + sum by (group, topic) (increase(popmq_group_messages_out_total[10m]))",

@@ -168,7 +168,15 @@ CONSUMER = rows(
     ),
     gauge(
         "consumer_queueing_latency_seconds",
-        "Age of the oldest ready message; 0 without one. Looked up every few seconds.",
+        "Age of the oldest ready message; 0 without one, absent while nobody knows it. "
+        "Looked up every few seconds.",
+        ["group", "topic"],
+        _PAIRS,
+    ),
+    gauge(
+        "consumer_unknown_age_queues",
+        "Queues whose oldest ready message has an age that cannot be read; the latency leaves them "
+        "out.",
         ["group", "topic"],
         _PAIRS,
     ),

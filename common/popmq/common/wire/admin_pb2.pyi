@@ -1007,6 +1007,7 @@ class Lag(_message.Message):
     RETRIES_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
     OLDEST_READY_MS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_AGES_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     group: _builtins.str
     topic: _builtins.str
@@ -1021,6 +1022,10 @@ class Lag(_message.Message):
     """went by retention before the group read it, since the broker started"""
     oldest_ready_ms: _builtins.int
     """wall milliseconds at which the oldest ready one was stored; 0: none"""
+    unknown_ages: _builtins.int
+    """Queues with ready messages of which nobody knows when the oldest was stored: the record is
+    damaged, or the disk cannot read it. `oldest_ready_ms` is of the other queues.
+    """
     def __init__(
         self,
         *,
@@ -1034,10 +1039,11 @@ class Lag(_message.Message):
         retries: _builtins.int = ...,
         expired: _builtins.int = ...,
         oldest_ready_ms: _builtins.int = ...,
+        unknown_ages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "broker", b"broker", "delayed", b"delayed", "expired", b"expired", "group", b"group", "in_flight", b"in_flight", "oldest_ready_ms", b"oldest_ready_ms", "ready", b"ready", "retries", b"retries", "topic", b"topic", "unknown_ages", b"unknown_ages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,8 +88,13 @@ class DescribeRequest(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
+    OFFSET_RECORDS_FIELD_NUMBER: _builtins.int
     sample: _builtins.bool
     """take one now, so that offsets, topics and timers say how it is"""
+    offset_records: _builtins.bool
+    """The reader knows layout `offset`: with `revive` come the records of resets and of parked
+    messages, too. A broker that does not know this field leaves them out.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """revive | offsets | topics | timers | fired | messages"""
@@ -104,10 +109,11 @@ class DescribeRequest(_message.Message):
         tables: _abc.Iterable[_builtins.str] | None = ...,
         topics: _abc.Iterable[_builtins.str] | None = ...,
         sample: _builtins.bool = ...,
+        offset_records: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sample", b"sample", "tables", b"tables", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset_records", b"offset_records", "sample", b"sample", "tables", b"tables", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,10 @@
 
 Counts are of the newest sample of each broker group; speeds and statuses are of the samples
 before it.  Statuses follow Burrow's idea, on samples that come by the clock instead of on commits.
+
+A sample may lack the age of a queue's oldest ready message, its head.  The time at which a message
+was stored does not change, so any sample in which the same head has a time fills that gap.  An age
+that no sample has is unknown: it is never 0, and a queue that it could make worse is not OK.
 """
 
 from dataclasses import dataclass
@@ -17,6 +21,7 @@ STATUSES = ("OK", "UNKNOWN", "REWIND", "WARN", "STALLED", "STOPPED")
 PAIR = ("group", "topic")
 QUEUE = ("broker", "group", "topic", "read_topic", "queue")
 SAMPLE = ("broker", "epoch", "sample")
+_UNKNOWN = STATUSES.index("UNKNOWN")
 _GROWING = 1.01  # a group that acks only this much faster than messages come never gets there
 
 
@@ -44,12 +49,13 @@ def plan_groups(
         F.sum("expired").alias("expired"),
         F.min("oldest_ready_ms").alias("oldest_ready_ms"),
         F.max("waits_ms").alias("waits_ms"),
+        F.sum(F.when(_age_unknown(), 1).otherwise(0)).cast("bigint").alias("unknown_ages"),
         F.max("level").alias("level"),
         F.sum(F.when(F.col("level") > 0, 1).otherwise(0)).cast("bigint").alias("queues_not_ok"),
         F.try_divide(F.max(own), F.avg(own)).alias("skew"),
     )
     gain = F.col("ack_rate") - F.col("in_rate")
-    pending = _newest(topics, timers).groupBy("topic").agg(F.sum("pending_timers").alias("delayed"))
+    pending = newest(topics, timers).groupBy("topic").agg(F.sum("pending_timers").alias("delayed"))
     return (
         found.join(rates, list(PAIR), "left")
         .join(pending, "topic", "left")
@@ -63,8 +69,8 @@ def plan_groups(
         .select(
             *PAIR,
             *("status", "lag", "ready", "in_flight", "blocked", "retries", "delayed", "expired"),
-            *("waits_ms", "oldest_ready_ms", "in_rate", "pop_rate", "ack_rate", "eta_s", "skew"),
-            *("queues_not_ok", "level"),
+            *("waits_ms", "oldest_ready_ms", "unknown_ages"),
+            *("in_rate", "pop_rate", "ack_rate", "eta_s", "skew", "queues_not_ok", "level"),
         )
         .orderBy(F.desc("level"), F.desc("lag"), *PAIR)
     )
@@ -75,18 +81,19 @@ def plan_queues(
 ) -> DataFrame:
     """One row for each queue that a group reads, as it is in the newest sample."""
     lag = F.col("ready") + F.col("in_flight") + F.col("blocked")
-    newest = _newest(offsets, timers).withColumn("lag", lag)
-    newest = newest.unionByName(_never_met(newest, _newest(topics, timers)), True)
+    offsets = _with_known_ages(offsets)
+    queues = newest(offsets, timers).withColumn("lag", lag)
+    queues = queues.unionByName(_never_met(queues, newest(topics, timers)), True)
     statuses = _statuses(offsets, timers, rules)
     waits = F.when(
         F.col("oldest_ready_ms").isNotNull(),
         F.greatest(F.lit(0), F.col("wall_ms") - F.col("oldest_ready_ms")),
     )
     return (
-        newest.join(statuses, list(QUEUE), "left")
+        queues.join(statuses, list(QUEUE), "left")
         .withColumn("waits_ms", waits)
-        .withColumn("level", F.coalesce(F.col("level"), F.lit(STATUSES.index("UNKNOWN"))))
-        .withColumn("level", F.when(_well(rules), F.lit(0)).otherwise(F.col("level")))
+        .withColumn("level", F.coalesce(F.col("level"), F.lit(_UNKNOWN)))
+        .withColumn("level", _now(rules))
         .withColumn("status", _word(F.col("level")))
         .select(
             *QUEUE,
@@ -101,7 +108,7 @@ def plan_dead_letters(topics: DataFrame, timers: DataFrame) -> DataFrame:
     """Dead letters that are kept, by group."""
     prefix = "%DLQ%"
     return (
-        _newest(topics, timers)
+        newest(topics, timers)
         .where(F.col("topic").startswith(prefix))
         .withColumn("group", F.substring(F.col("topic"), len(prefix) + 1, 1_000))
         .groupBy("group")
@@ -113,7 +120,7 @@ def plan_dead_letters(topics: DataFrame, timers: DataFrame) -> DataFrame:
 def plan_topics(topics: DataFrame, timers: DataFrame) -> DataFrame:
     """What each topic keeps: messages, and timers that wait for their time."""
     return (
-        _newest(topics, timers)
+        newest(topics, timers)
         .where(~F.col("topic").startswith("%"))
         .groupBy("topic")
         .agg(
@@ -145,15 +152,16 @@ def _moments(timers: DataFrame) -> DataFrame:
     return timers.groupBy("broker").agg(newest).select("broker", "newest.*")
 
 
-def _newest(table: DataFrame, timers: DataFrame) -> DataFrame:
+def newest(table: DataFrame, timers: DataFrame) -> DataFrame:
+    """Of a sampled table, the rows of the newest sample."""
     moments = _moments(timers).drop("wall_ms")
     return table.join(F.broadcast(moments), list(SAMPLE), "left_semi")
 
 
-def _never_met(newest: DataFrame, topics: DataFrame) -> DataFrame:
+def _never_met(queues: DataFrame, topics: DataFrame) -> DataFrame:
     """What a group reads at one broker group it reads at all: messages wait there as well."""
-    pairs = newest.groupBy(*PAIR).agg(F.max("newest").alias("newest"))
-    met = newest.select("broker", *PAIR).distinct()
+    pairs = queues.groupBy(*PAIR).agg(F.max("newest").alias("newest"))
+    met = queues.select("broker", *PAIR).distinct()
     places = topics.select(
         *("broker", "topic", "queue", "min_offset", "max_offset", "epoch", "sample", "wall_ms")
     )
@@ -212,13 +220,14 @@ def _rates(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
 def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFrame:
     """A level for each queue: the number of its status."""
     lag = F.col("ready") + F.col("in_flight") + F.col("blocked")
+    age = F.col("wall_ms") - F.col("oldest_ready_ms")
     state = F.struct(
         *("epoch", "sample", "wall_ms"),
         lag.alias("lag"),
         F.col("in_flight"),
         F.col("next_offset").alias("popped"),
         F.col("committed_offset").alias("committed"),
-        F.coalesce(F.col("wall_ms") - F.col("oldest_ready_ms"), F.lit(0)).alias("waits"),
+        F.when(F.col("ready") > 0, age).otherwise(F.lit(0)).alias("waits"),  # NULL: unknown
     )
     rows = (
         _in_window(offsets, timers, rules)
@@ -228,6 +237,7 @@ def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFra
         .withColumn("n", F.size("s"))
     )
     first, last = F.col("s")[0], F.element_at("s", -1)
+    # NULL when unknown ages decide it: no sample is well, and of some it is not known.
     busy = F.forall(
         "s",
         lambda one: (one["lag"] > rules.allowed) | (one["waits"] > rules.allowed_ms),
@@ -241,12 +251,14 @@ def _statuses(offsets: DataFrame, timers: DataFrame, rules: LagRules) -> DataFra
         F.lit(True),
         lambda all_, one: all_ & F.coalesce(one, F.lit(True)),
     )
+    suspect = (unpopped & idle) | stuck | grows | (_slope() > 0)
     level = (
-        F.when(F.col("n") < rules.least, STATUSES.index("UNKNOWN"))
+        F.when(F.col("n") < rules.least, _UNKNOWN)
         .when(busy & unpopped & idle, STATUSES.index("STOPPED"))
         .when(busy & stuck, STATUSES.index("STALLED"))
         .when(back, STATUSES.index("REWIND"))
         .when(busy & (grows | (_slope() > 0)), STATUSES.index("WARN"))
+        .when(busy.isNull() & suspect, _UNKNOWN)
         .otherwise(0)
     )
     return rows.withColumn("level", level).select(*QUEUE, "level")
@@ -259,9 +271,38 @@ def _slope() -> Column:
     return F.aggregate(terms, F.lit(0.0), lambda total, one: total + one)
 
 
-def _well(rules: LagRules) -> Column:
-    waits = F.coalesce(F.col("waits_ms"), F.lit(0))
-    return (F.col("lag") <= rules.allowed) & (waits <= rules.allowed_ms)
+def _with_known_ages(offsets: DataFrame) -> DataFrame:
+    """Samples that lack an age get it from any other sample of the same queue and head."""
+    # As the broker counts (broker/pop/lag.py): the oldest ready message.
+    start = F.when(F.col("fifo"), F.col("committed_offset")).otherwise(F.col("next_offset"))
+    head = F.when(F.col("ready") > 0, F.greatest(start, F.col("min_offset")))
+    headed = offsets.withColumn("head", head)
+    known = (
+        headed.where(F.col("head").isNotNull() & F.col("oldest_ready_ms").isNotNull())
+        .groupBy(*QUEUE, "head")
+        .agg(F.max("oldest_ready_ms").alias("known_ms"))
+    )
+    return (
+        headed.join(known, [*QUEUE, "head"], "left")
+        .withColumn("oldest_ready_ms", F.coalesce("oldest_ready_ms", "known_ms"))
+        .select(*offsets.columns)
+    )
+
+
+def _age_unknown() -> Column:
+    return (F.col("ready") > 0) & F.col("oldest_ready_ms").isNull()
+
+
+def _now(rules: LagRules) -> Column:
+    """The level, when the newest sample has its say: OK if it is well, not OK if nobody knows."""
+    few = F.col("lag") <= rules.allowed
+    fresh = F.coalesce(F.col("waits_ms"), F.lit(0)) <= rules.allowed_ms
+    level = F.col("level")
+    return (
+        F.when(few & _age_unknown(), F.greatest(level, F.lit(_UNKNOWN)))
+        .when(few & fresh, F.lit(0))
+        .otherwise(level)
+    )
 
 
 def _word(level: Column) -> Column:

@@ -1,8 +1,12 @@
-"""Revive: what became of deliveries, out of check points, acks, retries and dead letters.
+"""Revive: what became of deliveries, out of check points, acks, retries, dead letters and resets.
 
 A delivery whose reply nobody took is undone, and counts as none.  Times are log time of one broker
-group each.  Groups with buffered check points leave few records,
-so only their retries and dead letters are told.
+group each.  Groups with buffered check points leave few records, so only their retries and dead
+letters are told.
+
+A delivery is in flight until a record ends it: an end (`_ENDS`), a change that takes it over, or a
+later reset of the group's offset.  Deliveries of a topic or to a group that is deleted have no such
+record.  They count for nothing: the newest sample says which topics groups read (`plan_places`).
 """
 
 from dataclasses import dataclass
@@ -10,11 +14,14 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
+from popmq.reports.jobs.lag import newest
+
 DataFrame = Any
 Column = Any
 
 PAIR = ("group", "topic")
 DELIVERY = ("broker", "epoch", "sequence")
+_PLACE = ("group_id", "topic_id", "queue")
 _HOPS = 3  # of pointers to pointers: changes of up to 8 in a row lead to their delivery
 _END = ("kind", "messages", "log_ms", "attempt", "reason", "queue", "start_offset")
 _ENDS = ("ACK", "RETRY", "DEAD", "RETURNED", "LOST", "UNDONE")
@@ -35,32 +42,97 @@ class ReviveRules:
     silent_ms: int = 60_000  # a consumer that holds messages and acked none for longer is stuck
 
 
-def plan_ends(revive: DataFrame) -> DataFrame:
-    """Each end of deliveries with the delivery that it ends; one row for each record."""
+def plan_places(offsets: DataFrame, timers: DataFrame) -> DataFrame:
+    """What groups read now, and what the brokers' own tables have in flight there."""
+    return newest(offsets, timers).select(
+        *("broker", *PAIR, "group_id", F.col("read_topic_id").alias("topic_id"), "queue"),
+        "in_flight",
+    )
+
+
+def plan_deliveries(revive: DataFrame, places: DataFrame) -> DataFrame:
+    """One row for each check point and change, in messages: `open` are in flight, and `reset` were
+    until somebody set the group's offset. Not `alive`: of a topic or a group that is deleted."""
     opened = revive.where(F.col("kind").isin("CHECK_POINT", "CHANGE")).select(
         *DELIVERY,
         *PAIR,
-        *("kind", "client", "revive_at_ms", "old_epoch", "old_sequence"),
-        F.col("log_ms").alias("opened_ms"),
+        *_PLACE,
+        *("kind", "client", "revive_at_ms", "old_epoch", "old_sequence", "position"),
+        *("start_offset", "members", "messages", "log_ms"),
     )
+    ended = (
+        revive.where(F.col("kind").isin(*_ENDS) & F.col("sequence").isNotNull())
+        .groupBy(*DELIVERY)
+        .agg(F.bit_or("members").alias("ended"))
+    )
+    resets = revive.where(F.col("kind") == "RESET")
+    last_reset = resets.groupBy("broker", *_PLACE).agg(
+        F.max(F.struct("position", "log_ms")).alias("last_reset")
+    )
+    in_flight = places.groupBy("broker", *_PLACE).agg(F.sum("in_flight").alias("in_flight"))
+    known = places.select("broker", "group_id", "topic_id", F.lit(True).alias("known")).distinct()
+    was_reset = F.col("last_reset.position") > F.col("position")
+    gone = _or_0("ended").bitwiseOR(_or_0("moved"))
+    left = F.col("members").bitwiseAND(F.bitwise_not(gone))
+    nothing_held = F.col("group_id").isNotNull() & (F.coalesce("in_flight", F.lit(0)) == 0)
+    over = F.coalesce(was_reset, F.lit(False)) | nothing_held
+    taken = _or_0("taken_back")
+    return (
+        _delivered(opened)
+        .join(ended, list(DELIVERY), "left")
+        .join(_moved(opened), list(DELIVERY), "left")
+        .join(_taken_back(revive, resets, opened), list(DELIVERY), "left")
+        .join(F.broadcast(last_reset), ["broker", *_PLACE], "left")
+        .join(F.broadcast(in_flight), ["broker", *_PLACE], "left")
+        .join(F.broadcast(known), ["broker", "group_id", "topic_id"], "left")
+        .withColumn("alive", F.col("known").isNotNull() | F.col("group_id").isNull())
+        .withColumn("open", F.when(over, 0).otherwise(left.bitwiseAND(F.bitwise_not(taken))))
+        .withColumn("reset", F.bit_count(F.when(was_reset, left).otherwise(left.bitwiseAND(taken))))
+        .withColumn("open", F.bit_count(F.col("open")))
+        .withColumn(
+            "reset_ms",
+            F.when(was_reset, F.col("last_reset.log_ms")).otherwise(F.col("taken_ms")),
+        )
+        .select(
+            *DELIVERY,
+            *PAIR,
+            *("kind", "client", "messages", "log_ms", "popped_ms", "revive_at_ms"),
+            *("alive", "open", "reset", "reset_ms"),
+        )
+    )
+
+
+def plan_ends(revive: DataFrame, deliveries: DataFrame, places: DataFrame) -> DataFrame:
+    """Each end of deliveries with the delivery that it ends; one row for each record."""
     ends = revive.where(F.col("kind").isin(*_ENDS)).select(
         *DELIVERY,
         *_END,
         *(F.col(name).alias(f"end_{name}") for name in PAIR),
     )
-    known = _delivered(opened)
-    return ends.join(known, list(DELIVERY), "left").select(
-        *DELIVERY,
-        *_END,
-        *(F.coalesce(F.col(name), F.col(f"end_{name}")).alias(name) for name in PAIR),
-        *("client", "revive_at_ms", "popped_ms"),
+    known = deliveries.select(*(*DELIVERY, *PAIR, "client", "revive_at_ms", "popped_ms", "alive"))
+    # Of a delivery whose check point is not kept any more, or of a parked message.
+    pairs = places.select("broker", *PAIR, F.lit(True).alias("read")).distinct()
+    return (
+        ends.join(known, list(DELIVERY), "left")
+        .select(
+            *DELIVERY,
+            *_END,
+            *(F.coalesce(F.col(name), F.col(f"end_{name}")).alias(name) for name in PAIR),
+            *("client", "revive_at_ms", "popped_ms", "alive"),
+        )
+        .join(F.broadcast(pairs), ["broker", *PAIR], "left")
+        .where(F.coalesce(F.col("alive"), F.col("read"), F.lit(False)))
+        .drop("alive", "read")
     )
 
 
-def plan_groups(revive: DataFrame, rules: ReviveRules) -> DataFrame:
+def plan_groups(
+    revive: DataFrame, deliveries: DataFrame, places: DataFrame, rules: ReviveRules
+) -> DataFrame:
     """One row for each group in each topic, most retried first."""
-    counted = _since(revive, rules)
-    deliveries = (
+    alive = deliveries.where(F.col("alive"))
+    counted = _since(alive, rules)
+    delivered = (
         counted.where(F.col("kind") == "CHECK_POINT")
         .groupBy(*PAIR)
         .agg(F.sum("messages").alias("delivered"))
@@ -70,7 +142,10 @@ def plan_groups(revive: DataFrame, rules: ReviveRules) -> DataFrame:
         .groupBy(*PAIR)
         .agg(F.sum("messages").alias("changed"))
     )
-    ends = _since(plan_ends(revive), rules).where(F.col("group").isNotNull())
+    resets = _since(alive.where(F.col("reset") > 0), rules, "reset_ms")
+    resets = resets.groupBy(*PAIR).agg(F.sum("reset").alias("reset"))
+    in_flight = places.groupBy(*PAIR).agg(F.sum("in_flight").alias("in_flight"))
+    ends = _since(plan_ends(revive, deliveries, places), rules)
     late = F.when(F.col("kind").isin("RETRY", "RETURNED"), F.col("log_ms") - F.col("revive_at_ms"))
     taken = F.when(F.col("kind") == "ACK", F.col("log_ms") - F.col("popped_ms"))
     weights = F.col("messages").cast("bigint")
@@ -84,18 +159,21 @@ def plan_groups(revive: DataFrame, rules: ReviveRules) -> DataFrame:
         _percentiles(late, weights, "revive_late_ms"),
         F.max(late).alias("revive_late_max_ms"),
     )
-    seconds = _span_s(counted)
+    seconds = _span_s(_since(revive, rules))
     return (
-        deliveries.join(by_end, list(PAIR), "full")
+        delivered.join(by_end, list(PAIR), "full")
+        .join(resets, list(PAIR), "full")
         .join(changes, list(PAIR), "left")
+        .join(in_flight, list(PAIR), "left")
         .crossJoin(F.broadcast(seconds))
-        .fillna(0, ["delivered", "changed", *COUNTS.values()])
+        .fillna(0, ["delivered", "changed", "reset", "in_flight", *COUNTS.values()])
         .withColumn("delivered", F.col("delivered") - F.col("undone"))
         .withColumn("retry_rate", F.try_divide("retried", "seconds"))
         .withColumn("retry_ratio", F.try_divide("retried", "delivered"))
         .select(
             *PAIR,
-            *("delivered", *COUNTS.values(), "changed", "retry_rate", "retry_ratio"),
+            *("delivered", *COUNTS.values(), "reset", "in_flight", "changed"),
+            *("retry_rate", "retry_ratio"),
             *_apart("ack_ms"),
             "ack_max_ms",
             *_apart("revive_late_ms"),
@@ -134,20 +212,27 @@ def plan_dead_letters(revive: DataFrame, rules: ReviveRules, limit: int = 20) ->
     )
 
 
-def plan_consumers(revive: DataFrame, rules: ReviveRules) -> DataFrame:
-    """What each client got and did, those that hold messages and ack none first."""
+def plan_consumers(
+    revive: DataFrame, deliveries: DataFrame, places: DataFrame, rules: ReviveRules
+) -> DataFrame:
+    """What each client got and did; first those that hold messages for long and ack none."""
     now = _by_broker(rules.now_log_ms)
-    deliveries = (
-        revive.where(F.col("kind") == "CHECK_POINT")
+    popped = F.col("kind") == "CHECK_POINT"
+    held = (
+        deliveries.where(F.col("alive"))
         .groupBy("broker", "group", "client")
-        .agg(F.sum("messages").alias("delivered"), F.max("log_ms").alias("last_pop"))
+        .agg(
+            F.sum(F.when(popped, F.col("messages")).otherwise(0)).alias("delivered"),
+            F.max(F.when(popped, F.col("log_ms"))).alias("last_pop"),
+            F.sum("open").alias("in_flight"),
+            F.min(F.when(F.col("open") > 0, F.col("popped_ms"))).alias("held_since"),
+        )
     )
     ends = (
-        plan_ends(revive)
+        plan_ends(revive, deliveries, places)
         .where(F.col("client").isNotNull())
         .groupBy("broker", "group", "client")
         .agg(
-            F.sum("messages").alias("ended"),
             F.sum(F.when(F.col("kind") == "UNDONE", F.col("messages")).otherwise(0)).alias(
                 "undone"
             ),
@@ -155,24 +240,26 @@ def plan_consumers(revive: DataFrame, rules: ReviveRules) -> DataFrame:
             F.max(F.when(F.col("kind") == "ACK", F.col("log_ms"))).alias("last_ack"),
         )
     )
-    rows = deliveries.join(ends, ["broker", "group", "client"], "left").fillna(
-        0, ["ended", "acked", "undone"]
-    )
+    silent_s = F.lit(rules.silent_ms / 1_000)
     return (
-        rows.withColumn("pop_ago_s", (now - F.col("last_pop")) / 1_000)
+        held.join(ends, ["broker", "group", "client"], "left")
+        .fillna(0, ["acked", "undone"])
+        .withColumn("pop_ago_s", (now - F.col("last_pop")) / 1_000)
         .withColumn("ack_ago_s", (now - F.col("last_ack")) / 1_000)
+        .withColumn("held_s", (now - F.col("held_since")) / 1_000)
         .groupBy("group", "client")
         .agg(
             F.sum(F.col("delivered") - F.col("undone")).alias("delivered"),
             F.sum("acked").alias("acked"),
-            F.sum(F.col("delivered") - F.col("ended")).alias("in_flight"),
+            F.sum("in_flight").alias("in_flight"),
             F.min("pop_ago_s").alias("pop_ago_s"),
             F.min("ack_ago_s").alias("ack_ago_s"),
+            F.max("held_s").alias("held_s"),
         )
         .withColumn(
             "stuck",
-            ((F.col("in_flight") > 0) | ((F.col("acked") == 0) & (F.col("delivered") > 0)))
-            & (F.coalesce(F.col("ack_ago_s"), F.col("pop_ago_s")) > F.lit(rules.silent_ms / 1_000)),
+            (F.col("in_flight") > 0)
+            & (F.least("held_s", F.coalesce("ack_ago_s", "held_s")) > silent_s),
         )
         .orderBy(F.desc("stuck"), F.desc("in_flight"), "group", "client")
     )
@@ -181,40 +268,103 @@ def plan_consumers(revive: DataFrame, rules: ReviveRules) -> DataFrame:
 # -- inside
 
 
+def _moved(opened: DataFrame) -> DataFrame:
+    """The members of each delivery that changes took over."""
+    changes = opened.where(F.col("kind") == "CHANGE").select(
+        F.col("broker"),
+        F.col("old_epoch").alias("epoch"),
+        F.col("old_sequence").alias("sequence"),
+        F.col("start_offset").alias("offset"),
+    )
+    bit = F.expr("shiftleft(1L, int(offset - start_offset))")
+    return (
+        changes.join(opened.select(*DELIVERY, "start_offset"), list(DELIVERY))
+        .where(F.expr("offset - start_offset BETWEEN 0 AND 63"))
+        .groupBy(*DELIVERY)
+        .agg(F.bit_or(bit).alias("moved"))
+    )
+
+
+def _taken_back(revive: DataFrame, resets: DataFrame, opened: DataFrame) -> DataFrame:
+    """Deliveries out of parking topics that a reset ended: the group reads those messages again
+    where they came from. Without one row the joins are empty and cost next to nothing."""
+    parked = revive.where(F.col("kind") == "PARKED").select(
+        "broker",
+        "group",
+        F.col("topic_id").alias("parking_id"),
+        F.col("offset").alias("parked_at"),
+        F.col("first_topic_id").alias("topic_id"),
+        "queue",
+        F.col("start_offset").alias("first_offset"),
+        F.col("position").alias("parked_position"),
+    )
+    rewinds = resets.select(
+        *("broker", "group", "topic_id", "queue", "position", "log_ms"),
+        F.col("start_offset").alias("reads_on_at"),
+    )
+    back = (
+        parked.join(rewinds, ["broker", "group", "topic_id", "queue"])
+        .where("reads_on_at <= first_offset AND position > parked_position")
+        .groupBy("broker", F.col("parking_id").alias("topic_id"), "parked_at")
+        .agg(F.max(F.struct("position", "log_ms")).alias("back"))
+    )
+    return (
+        opened.join(F.broadcast(back), ["broker", "topic_id"])
+        .where("parked_at - start_offset BETWEEN 0 AND 63 AND back.position > position")
+        .groupBy(*DELIVERY)
+        .agg(
+            F.bit_or(F.expr("shiftleft(1L, int(parked_at - start_offset))")).alias("taken_back"),
+            F.max("back.log_ms").alias("taken_ms"),
+        )
+    )
+
+
+def _or_0(name: str) -> Column:
+    return F.coalesce(F.col(name), F.lit(0).cast("bigint"))
+
+
 def _delivered(opened: DataFrame) -> DataFrame:
     """With the time of the delivery: a change delivers nothing, it goes on from another one."""
-    known = opened.withColumn("popped_ms", F.col("opened_ms"))
+    changes = opened.where(F.col("kind") == "CHANGE")
+    chain = changes.select(*DELIVERY, "old_epoch", "old_sequence")
     for _ in range(_HOPS):
-        before = known.select(
+        before = chain.select(
             F.col("broker"),
             F.col("epoch").alias("old_epoch"),
             F.col("sequence").alias("old_sequence"),
-            F.col("popped_ms").alias("before_ms"),
             F.col("old_epoch").alias("next_epoch"),
             F.col("old_sequence").alias("next_sequence"),
         )
-        known = known.join(before, ["broker", "old_epoch", "old_sequence"], "left").select(
+        chain = chain.join(before, ["broker", "old_epoch", "old_sequence"], "left").select(
             *DELIVERY,
-            *PAIR,
-            *("kind", "client", "revive_at_ms", "opened_ms"),
-            F.coalesce(F.col("before_ms"), F.col("popped_ms")).alias("popped_ms"),
-            F.col("next_epoch").alias("old_epoch"),
-            F.col("next_sequence").alias("old_sequence"),
+            F.coalesce("next_epoch", "old_epoch").alias("old_epoch"),
+            F.coalesce("next_sequence", "old_sequence").alias("old_sequence"),
         )
-    return known.select(*DELIVERY, *PAIR, "client", "revive_at_ms", "popped_ms")
+    first = opened.select(
+        F.col("broker"),
+        F.col("epoch").alias("old_epoch"),
+        F.col("sequence").alias("old_sequence"),
+        F.col("log_ms").alias("popped_ms"),
+    )
+    popped = chain.join(first, ["broker", "old_epoch", "old_sequence"])
+    return (
+        opened.drop("old_epoch", "old_sequence")
+        .join(popped.select(*DELIVERY, "popped_ms"), list(DELIVERY), "left")
+        .withColumn("popped_ms", F.coalesce("popped_ms", "log_ms"))
+    )
 
 
-def _since(table: DataFrame, rules: ReviveRules) -> DataFrame:
+def _since(table: DataFrame, rules: ReviveRules, time: str = "log_ms") -> DataFrame:
     if not any(rules.since_log_ms.values()):
         return table
-    return table.where(F.col("log_ms") >= _by_broker(rules.since_log_ms))
+    return table.where(F.col(time) >= _by_broker(rules.since_log_ms))
 
 
 def _by_broker(values: dict[str, int]) -> Column:
-    found = F.lit(0)
-    for broker, value in sorted(values.items()):
-        found = F.when(F.col("broker") == broker, F.lit(value)).otherwise(found)
-    return found
+    if not values:
+        return F.lit(0)
+    known = F.create_map(*(F.lit(one) for pair in sorted(values.items()) for one in pair))
+    return F.coalesce(F.try_element_at(known, F.col("broker")), F.lit(0))
 
 
 def _span_s(table: DataFrame) -> DataFrame:

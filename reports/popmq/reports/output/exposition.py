@@ -24,6 +24,7 @@ _GAUGES: dict[tuple[str, str], dict[str, tuple[str, int]]] = {
         "retries": ("retry_messages", 1),
         "expired": ("expired_messages", 1),
         "waits_ms": ("oldest_ready_seconds", 1_000),
+        "unknown_ages": ("unknown_age_queues", 1),
         "in_rate": ("in_messages_per_second", 1),
         "ack_rate": ("acked_messages_per_second", 1),
         "eta_s": ("eta_seconds", 1),
@@ -33,7 +34,9 @@ _GAUGES: dict[tuple[str, str], dict[str, tuple[str, int]]] = {
     ("revive", "groups"): {
         **{
             one: (f"{one}_messages", 1)
-            for one in ("delivered", "acked", "retried", "dead_lettered", "returned", "lost")
+            for one in (
+                *("delivered", "acked", "retried", "dead_lettered", "returned", "lost", "reset"),
+            )
         },
         "ack_p99_ms": ("ack_p99_seconds", 1_000),
         "revive_late_p99_ms": ("revive_late_p99_seconds", 1_000),
@@ -53,7 +56,8 @@ def exposition(report: Report) -> str:
     for table in report.tables:
         gauges = _GAUGES.get((report.name, table.name), {})
         for column, (name, divisor) in gauges.items():
-            lines += _gauge(name, [(row, row[column]) for row in table.rows], divisor)
+            if column in table.columns:
+                lines += _gauge(name, [(row, row[column]) for row in table.rows], divisor)
         if _STATUS in table.columns and table.name == "groups":
             lines += _gauge("group_ok", [(row, int(row[_STATUS] == "OK")) for row in table.rows], 1)
     stamp = f"{report.name}_timestamp_seconds"

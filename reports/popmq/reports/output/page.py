@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from html import escape
-from typing import Any
 
 from popmq.reports.output import svg
-from popmq.reports.output.wording import NONE, cell, head, moment, span
-from popmq.reports.report import Report, ReportTable
+from popmq.reports.output.wording import NONE, UNKNOWN, cell, cell_of, head, moment, span
+from popmq.reports.report import Report, ReportTable, Row
 
 ROWS_SHOWN = 1_000
-_LEFT_OUT = {"oldest_ready_ms", "retry", "parked", "fifo"}  # said by other columns
+# Said by other columns.
+_LEFT_OUT = {"oldest_ready_ms", "unknown_ages", "retry", "parked", "fifo"}
 _TITLES = {"lag": "Consumer lag", "revive": "Deliveries and retries", "delay": "Delayed messages"}
 _STYLE = """
 :root{color-scheme:light dark;--line:#8883;--soft:#8881;--bg:#fff;--fg:#1a1d21;--dim:#5d6673}
@@ -91,18 +91,19 @@ def _table(table: ReportTable) -> Iterator[str]:
         yield f"<th{' class=t' if column in texts else ''}>{escape(head(column))}</th>"
     yield "</tr></thead><tbody>"
     for row in table.rows[:ROWS_SHOWN]:
-        yield ("<tr>" + "".join(_cell(one, row[one], one in texts) for one in columns) + "</tr>")
+        yield ("<tr>" + "".join(_cell(row, one, one in texts) for one in columns) + "</tr>")
     yield "</tbody></table></div>"
     if len(table.rows) > ROWS_SHOWN:
         yield f'<p class="dim">and {len(table.rows) - ROWS_SHOWN:,} more</p>'
 
 
-def _cell(column: str, value: Any, text: bool) -> str:
+def _cell(row: Row, column: str, text: bool) -> str:
+    value = row[column]
     kinds = (["t"] if text else []) + ([str(value)] if column == "status" else [])
     number = isinstance(value, int | float) and not isinstance(value, bool)
     sort = f' data-v="{value}"' if number else ""
     names = f' class="{" ".join(kinds)}"' if kinds else ""
-    return f"<td{names}{sort}>{escape(cell(column, value))}</td>"
+    return f"<td{names}{sort}>{escape(cell_of(row, column))}</td>"
 
 
 def _is_text(table: ReportTable, column: str) -> bool:
@@ -118,12 +119,15 @@ def _is_text(table: ReportTable, column: str) -> bool:
 def _lag_tiles(report: Report) -> list[tuple[str, str]]:
     rows = report.table("groups").rows
     waits = [row["waits_ms"] for row in rows if row["waits_ms"] is not None]
+    oldest = span(max(waits)) if waits else NONE
+    if any(row.get("unknown_ages") for row in rows):
+        oldest = f"≥ {oldest}" if waits else UNKNOWN
     dead = sum(row["dead_letters"] for row in report.table("dead_letters").rows)
     return [
         ("groups not OK", str(sum(row["status"] != "OK" for row in rows))),
         ("lag", f"{sum(row['lag'] for row in rows):,}"),
         ("in flight", f"{sum(row['in_flight'] for row in rows):,}"),
-        ("oldest waits", span(max(waits)) if waits else NONE),
+        ("oldest waits", oldest),
         ("dead letters", f"{dead:,}"),
     ]
 
@@ -134,7 +138,7 @@ def _revive_tiles(report: Report) -> list[tuple[str, str]]:
     return [
         *(
             (name.replace("_", " "), f"{sum(row[name] for row in rows):,}")
-            for name in ("delivered", "acked", "retried", "dead_lettered")
+            for name in ("delivered", "acked", "retried", "dead_lettered", "in_flight")
         ),
         ("retries late, p99", span(max(late)) if late else NONE),
         ("stuck consumers", str(sum(bool(r["stuck"]) for r in report.table("consumers").rows))),

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from popmq.reports.output.wording import cell, head, moment
-from popmq.reports.report import Report, ReportTable
+from popmq.reports.output.wording import cell_of, head, moment
+from popmq.reports.report import Report, ReportTable, Row
 
 _STYLES = {"OK": "green", "WARN": "yellow", "UNKNOWN": "dim", "REWIND": "magenta"}
 ROWS_SHOWN = 40
@@ -18,7 +17,7 @@ _LEFT_OUT = {
     "groups": {
         *("oldest_ready_ms", "blocked", "expired", "pop_rate", "queues_not_ok", "changed"),
         *("retry_ratio", "returned", "lost", "ack_p95_ms", "revive_late_p50_ms"),
-        *("revive_late_p95_ms", "ack_max_ms"),
+        *("revive_late_p95_ms", "ack_max_ms", "unknown_ages", "reset"),
     },
     "queues": {
         *("min_offset", "retry", "parked", "fifo", "oldest_ready_ms", "blocked", "expired"),
@@ -61,14 +60,14 @@ def _table(table: ReportTable) -> Table:
         numeric = any(isinstance(row[column], int | float) for row in table.rows)
         shown.add_column(head(column), justify="right" if numeric else "left", no_wrap=True)
     for row in table.rows[:ROWS_SHOWN]:
-        shown.add_row(*(_styled(column, row[column]) for column in columns))
+        shown.add_row(*(_styled(row, column) for column in columns))
     if len(table.rows) > ROWS_SHOWN:
         shown.caption = f"and {len(table.rows) - ROWS_SHOWN:,} more"
     return shown
 
 
-def _styled(column: str, value: Any) -> str:
-    text = cell(column, value).replace("[", "\\[")
+def _styled(row: Row, column: str) -> str:
+    text = cell_of(row, column).replace("[", "\\[")
     if column == "status":
-        return f"[{_STYLES.get(value, 'bold red')}]{text}[/]"
+        return f"[{_STYLES.get(row[column], 'bold red')}]{text}[/]"
     return text

@@ -1,9 +1,11 @@
 """How values and columns are written for people."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 NONE = "-"
+UNKNOWN = "unknown"
 # Status words go with a symbol, so that colour is never all that tells.
 SYMBOLS = {"OK": "✓", "WARN": "▲", "STALLED": "✖", "STOPPED": "■", "REWIND": "↶", "UNKNOWN": "?"}
 _HEADS = {
@@ -17,17 +19,29 @@ _HEADS = {
     "within_s": "due within",
     "pop_ago_s": "last receive",
     "ack_ago_s": "last ack",
+    "held_s": "oldest held",
     "over_1s": "over 1 s",
     "retry_ratio": "retried share",
 }
 _RATES = ("in_rate", "pop_rate", "ack_rate", "retry_rate")
-_AGES = ("eta_s", "pop_ago_s", "ack_ago_s", "within_s")
+_AGES = ("eta_s", "pop_ago_s", "ack_ago_s", "held_s", "within_s")
 
 
 def head(column: str) -> str:
     if column in _HEADS:
         return _HEADS[column]
     return column.removesuffix("_ms").replace("_", " ")
+
+
+def cell_of(row: Mapping[str, Any], column: str) -> str:
+    """A value of a row; an age that is not known, or not of all queues, says so."""
+    value = row[column]
+    if column == "waits_ms":
+        if value is None and row.get("ready"):
+            return UNKNOWN
+        if row.get("unknown_ages"):
+            return f"≥ {cell(column, value)}"
+    return cell(column, value)
 
 
 def cell(column: str, value: Any) -> str:

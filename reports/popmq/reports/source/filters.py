@@ -57,7 +57,9 @@ class Filters:
         if table == "revive" and self.kinds is not None:
             if layout == "head":
                 return bool(self.kinds & (_ENDS | {"UNDONE"}))
-            return bool(self.kinds - _ENDS)
+            if layout == "offset":
+                return "RESET" in self.kinds
+            return bool(self.kinds - _ENDS - {"RESET"})
         if table in ("fired", "messages") and self.topics is not None:
             return topic in self.topics
         return True

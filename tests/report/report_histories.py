@@ -1,0 +1,439 @@
+"""Random histories of one broker, and an independent account of what reports must say of them.
+
+`Life` drives the real broker with what clients and operators do, restarts it and fails over, and
+enters what each reply said into plain sets and counters.  Which parked messages are where it looks
+up at the broker, because that choice is the broker's; what follows from it is calculated here.
+"""
+
+import random
+from dataclasses import replace
+
+from replica.pair import Slave
+from report.history_account import Account, Held, Pair, Topic, Waiting
+from report.reports_rig import ColdTimes
+
+from popmq.common import hop
+from popmq.common.config import PopSettings
+from popmq.common.errors import Code, PopmqError
+from popmq.common.hop import Delivery, Kind
+from popmq.common.receipt import ReceiptReader
+from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.topics import GroupType, MessageType
+from popmq.common.wire import admin_pb2 as admin
+from popmq.testing.clock import ManualClock
+from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.disk import LyingDisk
+
+SETTINGS = replace(
+    SMALL,
+    pop=PopSettings(fifo_open_offsets=8, fifo_park_after_ms=5_000),
+    replication=ReplicationSettings(replicas=2),
+)
+CLIENTS = ("ann", "bob", "eve")
+
+
+class Life(Account):
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.clock = ManualClock()
+        self.core: CoreBroker = CoreBroker(
+            disk=LyingDisk(), clock=self.clock, seed=seed, settings=SETTINGS
+        )
+        super().__init__(
+            {
+                f"a{seed}": GroupType.NORMAL,
+                f"b{seed}": GroupType.NORMAL,
+                f"f{seed}": GroupType.FIFO,
+            }
+        )
+        for name, kind in self.groups.items():
+            self._make_group(name, kind)
+        self._make_topic(f"orders{seed}", fifo=False)
+        self._make_topic(f"lines{seed}", fifo=True)
+        self.ages_known = True
+        self.names: dict[int, str] = {}  # of clients, as the report reads them
+
+    # -- the history
+
+    def run(self, actions: int) -> None:
+        acts = [
+            *[self._send] * 6,
+            *[self._receive] * 7,
+            *[self._ack] * 5,
+            *[self._change] * 2,
+            *[self._reject] * 2,
+            *[self._pass] * 5,
+            *(self._reset, self._redrive, self._unpark, self._undo, self._cut),
+            *(self._delete_topic, self._delete_group, self._fail_over),
+        ]
+        rare = {self._delete_topic, self._delete_group, self._fail_over}
+        for _ in range(actions):
+            act = self.rng.choice(acts)
+            if act in rare and self.rng.random() < 0.7:
+                continue
+            act()
+        self._stick()
+        for _ in range(actions // 4):
+            self.rng.choice([self._unpark, self._receive, self._ack, self._reset, self._pass])()
+        self._end()
+        self._note_all_parked()
+
+    def _end(self) -> None:
+        """Half of the histories end while consumers hold messages, and half an hour after the
+        consumers stopped. In some of these, records are on the disk alone, or cannot be read."""
+        self.stopped = self.rng.random() < 0.5
+        how = self.rng.choice(("warm", "cold", "dark", "dark until the report"))
+        self.how = how if self.stopped else "busy"
+        if not self.stopped:
+            self._pass()
+            return
+        for _ in range(35):
+            self.advance(20_000)  # everything that is held comes back
+        if how.startswith("dark"):  # a broker that remembers no times, as earlier ones did
+            self.core.broker.head_times.kept_limit = 1
+        known = self.rng.random() < 0.5
+        if known:
+            self.advance(60_000)
+        cold = ColdTimes(self.core, dark=how.startswith("dark")) if how != "warm" else None
+        for _ in range(12):
+            self.core.advance(300_000)
+        if cold is not None and how == "dark until the report":
+            cold.dark = False
+        self.ages_known = how != "dark" or known
+
+    def _make_topic(self, name: str, *, fifo: bool) -> None:
+        kind = MessageType.FIFO if fifo else MessageType.NORMAL
+        self.core.topic(name, queues=1 if fifo else 2, type=kind)
+        self.topics[name] = Topic(name, fifo, {0: []} if fifo else {0: [], 1: []})
+
+    def _make_group(self, name: str, kind: GroupType) -> None:
+        self.core.group(name, type=kind, max_attempts=3)
+
+    def _some(self) -> tuple[str, Topic]:
+        topic = self.rng.choice(list(self.topics.values()))
+        kind = GroupType.FIFO if topic.fifo else GroupType.NORMAL
+        return self.rng.choice([name for name, one in self.groups.items() if one is kind]), topic
+
+    # -- clients
+
+    def _send(self, *, key: str = "", count: int = 0) -> None:
+        _, topic = self._some()
+        for _ in range(count or self.rng.randrange(1, 5)):
+            self.clock.advance(self.rng.randrange(50))
+            key_ = key or self.rng.choice("xyz")
+            name = key_ if topic.fifo else ""
+            self._stored(topic, self.core.send(topic.name, b"m", message_group=name))
+
+    def _stored(self, topic: Topic, result: hop.PutResult) -> None:
+        times = topic.queues[result.queue_id]
+        assert result.queue_offset == len(times)
+        times.append(self.clock.wall_ms())
+
+    def _receive(self) -> None:
+        group, topic = self._some()
+        pair = topic.pairs.setdefault(group, Pair())
+        client, limit = self.rng.choice(CLIENTS), self.rng.randrange(1, 6)
+        self._take(group, topic, pair, client, limit, self.rng.choice((2_000, 20_000, 600_000)))
+
+    def _held(self, topic: Topic, pair: Pair, one: Delivery) -> Held:
+        """Where the message comes from, by the receipt handle."""
+        registry = self.core.broker.registry
+        receipt = ReceiptReader().decode(one.handle, registry.receipt_key)
+        side = receipt.topic_id != registry.topic(topic.name).id
+        queue, offset = receipt.queue_id, receipt.queue_offset
+        if not side and not topic.fifo:
+            assert offset == pair.cursors.get(queue, 0), "a queue is read in order"
+            pair.cursors[queue] = offset + 1
+        elif side and topic.fifo:
+            offset = pair.parked[offset]
+        elif side:
+            assert offset == pair.taken, "retries are read in order"
+            queue, offset = pair.retries[offset].place
+            pair.taken += 1
+        return Held(one.handle, offset, queue, side, one.attempt, "", 0, 0)
+
+    def _undo(self) -> None:
+        """A receive whose reply nobody takes. Of a queue with its head known, and no retries."""
+        group, topic = self._some()
+        pair = topic.pairs.get(group)
+        if pair is None or pair.taken < len(pair.retries) or topic.fifo:
+            return
+        queue = self.rng.randrange(2)
+        at = pair.cursors.get(queue, 0)
+        if at == len(topic.queues[queue]):
+            return
+        request = pop(topic.name, group, limit=1, queue_id=queue, client_id="nobody")
+        answer = self.core.ask(Kind.POP, request, settle=False)
+        self.core.server.cancel(answer.id)
+        pair.cursors[queue] = at + 1
+        from_ms = self.clock.wall_ms()
+        self.advance(100)
+        self._note_clients()
+        pair.counts["undone"] += 1
+        pair.counts["delivered"] += 1
+        pair.clients["nobody"].update(("delivered", "undone"))
+        pair.retries.append(Waiting((queue, at), from_ms, self.clock.wall_ms()))
+
+    def _ack(self) -> None:
+        for group, topic, pair in self.readers():
+            some = [one for one in pair.held if self.rng.random() < 0.4]
+            if not some:
+                continue
+            results = self.core.ack(topic.name, group, *(one.handle for one in some))
+            assert {one.code for one in results} == {Code.OK}, results
+            for one in some:
+                pair.end(one, "acked")
+                pair.last_ack_ms[one.client] = self.log_ms()
+                self.over(pair, topic, one)
+
+    def _change(self) -> None:
+        for group, topic, pair in self.readers():
+            if pair.held and self.rng.random() < 0.5:
+                one = self.rng.choice(pair.held)
+                invisible_ms = self.rng.choice((1_000, 30_000))
+                one.handle = self.core.change(topic.name, group, one.handle, invisible_ms)
+                one.due_ms = self.log_ms() + invisible_ms
+                pair.counts["changed"] += 1
+
+    def _reject(self) -> None:
+        for group, topic, pair in self.readers():
+            if pair.held and self.rng.random() < 0.4:
+                one = self.rng.choice(pair.held)
+                assert self.core.reject(topic.name, group, one.handle).code == Code.OK
+                self.dead_letter(group, topic, pair, one)
+
+    # -- time
+
+    def log_ms(self) -> int:
+        return self.core.broker.store.log_ms()
+
+    def _pass(self) -> None:
+        self.advance(self.rng.choice((500, 3_000, 25_000)))
+
+    def advance(self, ms: int) -> None:
+        """Time passes; what is due comes back. At the end nothing is just about to."""
+        from_ms = self.clock.wall_ms()
+        self.core.advance(ms)
+        while any(
+            self.log_ms() - 40 <= one.due_ms <= self.log_ms() + 1
+            for _, _, pair in self.readers()
+            for one in pair.held
+        ):
+            self.core.advance(60)
+        for group, topic, pair in self.readers():
+            self._note_parked(group, topic, pair)
+            for one in [one for one in pair.held if one.due_ms < self.log_ms()]:
+                self._came_back(group, topic, pair, one, from_ms, ms // 10)
+
+    def _came_back(
+        self, group: str, topic: Topic, pair: Pair, one: Held, from_ms: int, part_ms: int
+    ) -> None:
+        place = (one.queue, one.offset)
+        if one.attempt >= 3:
+            self.dead_letter(group, topic, pair, one)
+        elif topic.fifo:
+            pair.end(one, "returned")
+            if one.side and one.offset in pair.doomed:
+                self.dead_letter_parked(group, topic, pair, one.offset)
+        else:
+            pair.end(one, "retried")
+            due_ms = self.clock.wall_ms() - (self.log_ms() - one.due_ms)
+            to_ms = min(self.clock.wall_ms(), max(due_ms, from_ms) + part_ms + 100)
+            pair.retries.append(Waiting(place, due_ms, to_ms))
+            message = (id(topic), *place)
+            known = self.retried[group].get(message, 0)
+            self.retried[group][message] = max(one.attempt + 1, known)
+
+    # -- operators
+
+    def _reset(self) -> None:
+        group, topic = self._some()
+        pair = topic.pairs.setdefault(group, Pair())
+        pair.met = True
+        self._note_parked(group, topic, pair)
+        request = admin.ResetOffsetRequest(group=group, topic=topic.name)
+        queues = list(topic.queues)
+        to = self.rng.choice(("oldest", "newest", "offset"))
+        if to == "offset":
+            queues = [self.rng.choice(queues)]  # pending retries stay
+            request.queue_id = queues[0]
+            request.offset = self.rng.randrange(len(topic.queues[queues[0]]) + 1)
+        else:
+            setattr(request, to, True)
+        self.core.reply(Kind.RESET_OFFSET, request.SerializeToString())
+        pair.was_reset = True
+        for queue in queues:
+            end = len(topic.queues[queue])
+            at = {"oldest": 0, "newest": end, "offset": request.offset}[to]
+            pair.cursors[queue] = at
+            for one in list(pair.held):
+                if one.queue == queue and not one.side:
+                    pair.end(one, "reset")
+            if topic.fifo:
+                self.reset_in_order(pair, at)
+        if to == "newest":
+            for one in list(pair.held):  # pending retries are skipped, too
+                if one.side:
+                    pair.end(one, "reset")
+            pair.taken = len(pair.retries)
+            pair.parked.clear()
+            pair.doomed.clear()
+        self.counts[to] += 1
+
+    def _redrive(self) -> None:
+        group, _ = self._some()
+        letters = self.letters[group]
+        expected = [one for one in letters if not one.redriven and one.topic.alive]
+        request = admin.RedriveRequest(group=group).SerializeToString()
+        from_ms = self.clock.wall_ms()
+        try:
+            reply = admin.RedriveReply.FromString(self.core.reply(Kind.REDRIVE, request))
+        except PopmqError:
+            assert not letters, "there are dead letters"
+            return
+        assert sum(one.redriven for one in reply.progress) == len(expected)
+        self.counts["redriven"] += len(expected)
+        for letter in expected:
+            letter.redriven = True
+            if letter.topic.fifo:
+                letter.topic.queues[letter.place[0]].append(from_ms)
+            else:
+                pair = letter.topic.pairs.setdefault(group, Pair())
+                pair.retries.append(Waiting(letter.place, from_ms, self.clock.wall_ms()))
+
+    def _note_parked(self, group: str, topic: Topic, pair: Pair) -> None:
+        """Which messages the broker moved out of the way, and where they are now."""
+        if not topic.fifo:
+            return
+        registry = self.core.broker.registry
+        topic_id, group_id = registry.topic(topic.name).id, registry.group(group).id
+        for key in self.core.broker.table.parked.of_topic(group_id, topic_id):
+            for origin, at in key.messages:
+                if at not in pair.parked:
+                    self.counts["parked"] += 1
+                pair.parked[at] = origin
+                pair.over.add(origin)
+
+    def _stick(self) -> None:
+        """One message of a key is held until so many wait behind it that the key is parked."""
+        topic = self.topics[f"lines{self.seed}"]
+        group = f"f{self.seed}"
+        pair = topic.pairs.setdefault(group, Pair())
+        for _ in range(12):
+            self._stored(topic, self.core.send(topic.name, b"m", message_group="k"))
+        for _ in range(4):
+            self._take(group, topic, pair, "ann", 4, 600_000)
+            self.advance(6_000)
+
+    def _take(
+        self, group: str, topic: Topic, pair: Pair, client: str, limit: int, invisible_ms: int
+    ) -> None:
+        pair.met = True
+        self._note_parked(group, topic, pair)
+        now_ms = self.log_ms()
+        found = self.core.receive(
+            topic.name, group, limit=limit, invisible_ms=invisible_ms, client_id=client
+        )
+        self._note_clients()
+        for one in found:
+            held = self._held(topic, pair, one)
+            held.client, held.popped_ms, held.due_ms = client, now_ms, now_ms + invisible_ms
+            pair.held.append(held)
+            pair.counts["delivered"] += 1
+            pair.clients[client]["delivered"] += 1
+
+    def _unpark(self) -> None:
+        for group, topic, pair in self.readers():
+            if not topic.fifo:
+                continue
+            self._note_parked(group, topic, pair)
+            registry = self.core.broker.registry
+            keys = self.core.broker.table.parked.of_topic(
+                registry.group(group).id, registry.topic(topic.name).id
+            )
+            if not keys:
+                continue
+            key = self.rng.choice(keys)
+            mine = [origin for origin, _ in key.messages]
+            held = {one.offset for one in pair.held if one.side}
+            action = self.rng.choice(("resume", "resume", "skip", "dead-letter"))
+            request = admin.UnparkRequest(
+                group=group, topic=topic.name, key=key.name.decode(), action=action
+            )
+            self.core.reply(Kind.UNPARK, request.SerializeToString())
+            self.counts[action] += 1
+            for offset in mine:
+                if action == "skip" and offset not in held:
+                    self.parked_over(pair, offset)
+                elif action == "dead-letter":
+                    pair.doomed.add(offset)
+                    if offset not in held:
+                        self.dead_letter_parked(group, topic, pair, offset)
+                elif action == "resume":
+                    pair.doomed.discard(offset)
+            self.advance(50)
+
+    def _delete_topic(self) -> None:
+        _, topic = self._some()
+        request = admin.DeleteTopicRequest(name=topic.name)
+        self.core.reply(Kind.DELETE_TOPIC, request.SerializeToString())
+        topic.alive = False
+        self.deleted.append(topic)  # so that its identity is not given again
+        for retried in self.retried.values():  # dead letters stay, retries do not
+            for message in [one for one in retried if one[0] == id(topic)]:
+                del retried[message]
+        self._make_topic(topic.name, fifo=topic.fifo)
+        self.counts["topic deleted"] += 1
+
+    def _delete_group(self) -> None:
+        group = self.rng.choice(list(self.groups))
+        request = admin.DeleteGroupRequest(name=group)
+        self.core.reply(Kind.DELETE_GROUP, request.SerializeToString())
+        for topic in self.topics.values():
+            topic.pairs.pop(group, None)
+        self.retried.pop(group, None)
+        self._make_group(group, self.groups[group])
+        self.counts["group deleted"] += 1
+
+    # -- machines
+
+    def _cut(self) -> None:
+        """The process ends, cleanly or by a power cut; everything was confirmed."""
+        self.advance(100)
+        if self.rng.random() < 0.5:
+            self.core.stop()
+        else:
+            assert isinstance(self.core.disk, LyingDisk)
+            self.core.disk.restore_power()
+        self.core.start()
+        if isinstance(self.core, Slave):
+            self.core.promote()
+        self._forget_looks()
+        self.counts["restart"] += 1
+
+    def _fail_over(self) -> None:
+        self.advance(100)
+        slave = Slave(disk=LyingDisk(), clock=self.clock, seed=self.seed, settings=SETTINGS)
+        slave.take(self.core, most=self.core.broker.store.confirmed)
+        slave.promote()
+        self.core = slave
+        self._forget_looks()
+        self.counts["failover"] += 1
+
+    def _forget_looks(self) -> None:
+        """A receive that found nothing is no record: a snapshot may remember it, or nothing."""
+        registry, table = self.core.broker.registry, self.core.broker.table
+        for group, topic, pair in self.readers():
+            if not pair.counts["delivered"] and not pair.was_reset:
+                topic_id, group_id = registry.topic(topic.name).id, registry.group(group).id
+                queues = [table.progress(group_id, topic_id, queue) for queue in topic.queues]
+                pair.met = any(one is not None for one in queues)
+
+    def _note_clients(self) -> None:
+        for number, name in self.core.broker.clients.items():
+            self.client_numbers[name] = number
+
+    def _note_all_parked(self) -> None:
+        for group, topic, pair in self.readers():
+            self._note_parked(group, topic, pair)
