@@ -97,13 +97,17 @@ def test_an_owner_that_lost_the_new_topic_has_the_message_placed_again() -> None
 
 def test_pulls_and_offsets_of_new_ones_are_not_answered_from_the_old_ones() -> None:
     two = Recreated()
-    ids = {"topic_id": two.topic.id, "group_id": two.group.id}
-    named = {"topic": "orders", "group": "g", **ids}
+    orders, group = two.topic.id, two.group.id
+    pull = pull_pb2.PullRequest(topic="orders", group="g", topic_id=orders, group_id=group)
+    update = pull_pb2.UpdateOffsetRequest(topic="orders", group="g", topic_id=orders)
+    update.group_id = group
+    get = pull_pb2.GetOffsetRequest(topic="orders", group="g", topic_id=orders, group_id=group)
+    query = pull_pb2.QueryOffsetRequest(topic="orders", topic_id=orders)
     requests: list[tuple[Kind, Message]] = [
-        (Kind.PULL, pull_pb2.PullRequest(**named)),
-        (Kind.UPDATE_OFFSET, pull_pb2.UpdateOffsetRequest(**named, offset=0)),
-        (Kind.GET_OFFSET, pull_pb2.GetOffsetRequest(**named)),
-        (Kind.QUERY_OFFSET, pull_pb2.QueryOffsetRequest(topic="orders", topic_id=two.topic.id)),
+        (Kind.PULL, pull),
+        (Kind.UPDATE_OFFSET, update),
+        (Kind.GET_OFFSET, get),
+        (Kind.QUERY_OFFSET, query),
     ]
     for kind, request in requests:
         answer = two.other.ask(kind, request.SerializeToString())
