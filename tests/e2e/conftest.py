@@ -14,6 +14,7 @@ from e2e import processes  # noqa: E402 - importable only now
 
 # Long and about brokers, without a proxy, or about transports themselves.
 LEAN_ONLY = {
+    "test_absent_group",
     "test_crash_ledger",
     "test_failover",
     "test_failover_official",

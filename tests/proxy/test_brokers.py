@@ -253,12 +253,56 @@ def test_a_handle_finds_its_broker() -> None:
     assert port_of_handle(StaticBrokers({"a": way}), handle("a")) == ("a", way)
 
 
-def test_a_handle_of_an_unknown_broker_is_given_up_only_when_brokers_are_known() -> None:
-    with pytest.raises(InvalidReceiptHandle, match="'b'"):
-        port_of_handle(StaticBrokers({"a": Way("a", "h:1")}), handle("b"))
-    with pytest.raises(PopmqError) as caught:
-        port_of_handle(StaticBrokers({}), handle("b"))
+@pytest.mark.parametrize("known", [{}, {"a": Way("a", "h:1")}])
+def test_a_handle_of_a_broker_group_that_is_not_known_now_may_be_tried_again(
+    known: dict[str, Way],
+) -> None:
+    with pytest.raises(PopmqError, match="'b' is not known now") as caught:
+        port_of_handle(StaticBrokers(known), handle("b"))
     assert caught.value.code is Code.HA_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("name", ["", "b 1", "broker/b", "b" * 101])
+def test_a_handle_of_a_broker_group_that_cannot_exist_is_given_up(name: str) -> None:
+    with pytest.raises(InvalidReceiptHandle, match="no group can have that name"):
+        port_of_handle(StaticBrokers({"a": Way("a", "h:1")}), handle(name))
+
+
+def test_a_request_to_an_absent_group_of_a_topic_waits_for_its_route() -> None:
+    async def test() -> None:
+        followed = Followed()
+        await followed.controller.answer(1, a="h:1")
+        answers: list[Any] = []
+        port = followed.brokers.awaited_port("b")
+        port.request(Kind.PUT, b"", 5_000, answers.append)
+        assert followed.brokers.names() == ("a",)
+        assert not followed.brokers.has_master("b")
+        await followed.controller.answer(2, a="h:1", b="h:2")
+        assert followed.brokers.names() == ("a", "b")
+        assert followed.ways[1].asked == [Kind.PUT]
+        assert followed.brokers.awaited_port("b") is port
+        assert answers == []
+        await followed.brokers.stop()
+
+    run(test)
+
+
+def test_an_absent_group_of_a_topic_is_forgotten_after_a_minute_and_its_requests_are_refused() -> (
+    None
+):
+    async def test() -> None:
+        followed = Followed()
+        await followed.controller.answer(1, a="h:1")
+        answers: list[Any] = []
+        followed.brokers.awaited_port("b").request(Kind.PUT, b"", 90_000, answers.append)
+        followed.clock.ms += KEEP_ABSENT_MS + 1
+        await followed.controller.answer(2, a="h:1")
+        assert [one.code for one in answers] == [Code.HA_NOT_AVAILABLE]
+        with pytest.raises(Unavailable):
+            followed.brokers.port("b")
+        await followed.brokers.stop()
+
+    run(test)
 
 
 BROKERS = ["broker-a", "broker-b", "broker-c"]

@@ -83,7 +83,12 @@ def test_a_pull_that_found_nothing_says_where_to_go_on(bench: Any) -> None:
     [
         (pull_request(-1), Code.ILLEGAL_OFFSET, "offset -1 is negative"),
         (pull_request(message_queue=queue(-1)), Code.BAD_REQUEST, "queue -1"),
-        (pull_request(message_queue=queue(broker="nobody")), Code.BAD_REQUEST, "broker 'nobody'"),
+        (pull_request(message_queue=queue(broker="no one")), Code.BAD_REQUEST, "broker 'no one'"),
+        (
+            pull_request(message_queue=queue(broker="broker-z")),
+            Code.HA_NOT_AVAILABLE,
+            "'broker-z' is not known now",
+        ),
         (pull_request(batch_size=-1), Code.BAD_REQUEST, "batch_size -1"),
     ],
 )

@@ -111,14 +111,22 @@ def test_a_handle_of_a_group_that_is_gone_is_asked_of_all_others(delays: Any) ->
     assert recall(delays, handle).status.code == Code.ILLEGAL_DELIVERY_TIME
     says(delays, "broker-b", "NOT_FOUND")
     status = recall(delays, handle).status
+    assert status.code == Code.HA_NOT_AVAILABLE  # it may be absent, and have the message
+    assert "'broker-x', which may have message m, is not" in status.message
+
+
+def test_a_handle_of_a_group_that_cannot_exist_is_a_bad_request(delays: Any) -> None:
+    status = recall(delays, RecallHandle("later", "broker/x", 5, "m").encode()).status
     assert status.code == Code.BAD_REQUEST
-    assert "names broker 'broker-x', which is unknown, and no other one" in status.message
+    assert "'broker/x', and no group can have that name" in status.message
 
 
 def test_a_group_that_took_timers_and_is_gone_leaves_them_to_all_others(delays: Any) -> None:
     says(delays, "broker-a", "NOT_FOUND", "broker-x")
     says(delays, "broker-b", "DONE")
     assert recall(delays).status.code == Code.OK
+    says(delays, "broker-b", "NOT_FOUND")
+    assert recall(delays).status.code == Code.HA_NOT_AVAILABLE  # it may be absent only
 
 
 def test_nobody_says_not_found_for_a_group_that_did_not_answer(delays: Any) -> None:

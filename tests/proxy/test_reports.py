@@ -52,13 +52,15 @@ def test_records_are_read_of_the_broker_group_that_is_named(two_brokers: Any) ->
     assert two_brokers.brokers["broker-a"].asked == []
 
 
-def test_a_broker_group_that_nobody_knows_is_refused_by_name(two_brokers: Any) -> None:
+def test_a_report_is_told_to_try_again_when_a_broker_group_is_not_known_now(
+    two_brokers: Any,
+) -> None:
     for name, request in (
         ("ReadRaw", pb.ReadRawRequest(broker="broker-z")),
         ("Names", pb.NamesRequest(broker="broker-z")),
     ):
         reply = two_brokers.unary(name, request, pb.ReadRawReply)
-        assert reply.status.code == Code.NOT_FOUND
+        assert reply.status.code == Code.HA_NOT_AVAILABLE
         assert "'broker-z'" in reply.status.message
 
 

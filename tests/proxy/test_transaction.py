@@ -77,7 +77,7 @@ def test_what_the_broker_refuses_reaches_the_client(bench: Any) -> None:
         ("m-1", "is not base64"),
         (ID[:-4], "was cut short"),
         ("A" * 1_028, "over the limit"),
-        (TransactionId("broker-z", 64, 7).encode(b"key", "m-1"), "'broker-z', which is unknown"),
+        (TransactionId("broker/z", 64, 7).encode(b"key", "m-1"), "no group can have that name"),
     ],
 )
 def test_an_id_that_is_none_is_refused_with_its_reason(
@@ -91,6 +91,12 @@ def test_an_id_that_is_none_is_refused_with_its_reason(
 def test_a_broker_that_is_away_is_no_end(bench: Any) -> None:
     bench.brokers["broker-b"].away = True
     assert end(bench).code == Code.HA_NOT_AVAILABLE
+
+
+def test_the_end_for_a_broker_group_that_is_not_known_now_may_be_tried_again(bench: Any) -> None:
+    status = end(bench, TransactionId("broker-z", 64, 7).encode(b"key", "m-1"))
+    assert status.code == Code.HA_NOT_AVAILABLE
+    assert "'broker-z' is not known now" in status.message
 
 
 # -- sends

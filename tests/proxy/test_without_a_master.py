@@ -62,6 +62,9 @@ class Masters:
     def owner(self) -> str:
         return NAMES[0]
 
+    def awaited_port(self, name: str) -> Port:
+        return self.port(name)
+
     def takes(self, name: str) -> bool:
         return True
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.hop import Kind
 from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
@@ -147,16 +147,13 @@ class Admin:
             AdminChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
             return
         if command.gathers is not None:
-            names = self._brokers.names()
-            names = [named] if named in names else reachable_first(self._brokers, names)
+            names = [named] if named else reachable_first(self._brokers, self._brokers.names())
             asks = [(name, rpc.data) for name in names]
             self._gather(command, rpc, asks, command.gathers(), [])
             return
         answered = partial(rpc.run, _reply, command.reply, rpc)
         if command.kind is Kind.DRAIN:
             group = parse(admin_pb2.DrainRequest, rpc.data).group
-            if group not in self._brokers.names():
-                raise Refused(Code.NOT_FOUND, f"broker group {group!r} is not known here")
             timeout_ms = rpc.timeout_ms()
             rpc.ask(self._brokers.port(group), command.kind, rpc.data, timeout_ms, answered)
             return

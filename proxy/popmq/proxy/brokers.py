@@ -3,6 +3,9 @@
 The routes come from the controllers; while they are away the last ones stay.  A broker group that
 no controller lists any more keeps its way for a minute: receipt handles name it, and it may be
 the controllers that are wrong.
+
+The known groups are never the whole cluster for sure: a controller that has just started lists only
+the groups that have registered since.  A group that is not known is Unavailable, not non-existent.
 """
 
 import asyncio
@@ -15,6 +18,7 @@ from popmq.common.clock import Clock
 from popmq.common.errors import InvalidReceiptHandle, PopmqError, Unavailable
 from popmq.common.hop import Port
 from popmq.common.receipt import broker_of
+from popmq.common.topics import is_broker_name
 from popmq.common.wire.controller_pb2 import BrokerAddress
 from popmq.proxy.followed_routes import FollowedRoutes
 from popmq.proxy.master_port import MasterPort, Way
@@ -27,11 +31,22 @@ IN_PROCESS = "in-process"  # the address of the broker of `popmq up`
 
 class Brokers(Protocol):
     def names(self) -> Sequence[str]:
-        """Every broker group of the cluster, sorted, whether or not it answers now."""
+        """Every broker group that is known now, sorted, whether or not it answers.
+
+        There may be more: nothing that must stay the same (the place of a message group) and no
+        final refusal may depend on this list.
+        """
         ...
 
     def port(self, name: str) -> Port:
-        """The way to that broker group; raises Unavailable when there is none."""
+        """The way to that broker group; raises Unavailable when the group is not known now."""
+        ...
+
+    def awaited_port(self, name: str) -> Port:
+        """As `port`, but requests to a group that is not known now wait for its route.
+
+        Only for names from a topic's own list of groups: each name costs memory for a while.
+        """
         ...
 
     def owner(self) -> str:
@@ -50,13 +65,14 @@ class Brokers(Protocol):
 def port_of_handle(brokers: Brokers, handle: bytes) -> tuple[str, Port]:
     """The broker group that a receipt handle names, and the way to it.
 
-    Raises InvalidReceiptHandle when no such broker exists, which makes a client give up; before
-    the first routes arrived nobody can say that, so then it is Unavailable.
+    Raises InvalidReceiptHandle, which makes a client give up, when no broker group can have that
+    name, and Unavailable when the group is not known now: it may be absent, and come back.
     """
     name = broker_of(handle)
-    known = brokers.names()
-    if known and name not in known:
-        raise InvalidReceiptHandle(f"the receipt handle names broker {name!r}, which is unknown")
+    if not is_broker_name(name):
+        raise InvalidReceiptHandle(
+            f"the receipt handle names broker group {name[:100]!r}, and no group can have that name"
+        )
     return name, brokers.port(name)
 
 
@@ -73,7 +89,10 @@ class StaticBrokers:
         try:
             return self._ports[name]
         except KeyError:
-            raise Unavailable(f"broker {name!r} is unknown") from None
+            raise Unavailable(f"broker group {name!r} is not known now") from None
+
+    def awaited_port(self, name: str) -> Port:
+        return self.port(name)
 
     def owner(self) -> str:
         return next(iter(self._ports), "")
@@ -108,7 +127,7 @@ class _Group:
     def __init__(self, master: MasterPort) -> None:
         self.master = master
         self.way: ClosablePort | None = None
-        self.address = ""
+        self.address = ""  # empty: no controller has listed it yet
         self.direct = False  # the broker of this process, which nobody can replace
         self.absent_since_ms: int | None = None
 
@@ -144,8 +163,17 @@ class RoutedBrokers:
     def port(self, name: str) -> Port:
         group = self._groups.get(name)
         if group is None:
-            raise Unavailable(f"broker {name!r} is not among the controller's routes")
+            raise Unavailable(
+                f"broker group {name!r} is not known now: no controller lists it, so it is absent "
+                "or does not exist"
+            )
         return group.way if group.direct and group.way is not None else group.master
+
+    def awaited_port(self, name: str) -> Port:
+        if name not in self._groups:
+            group = self._add(name)
+            group.absent_since_ms = self._clock.boot_ms()
+        return self.port(name)
 
     def owner(self) -> str:
         """A single broker group is its own."""
@@ -201,7 +229,7 @@ class RoutedBrokers:
                 group.absent_since_ms = now_ms
             elif now_ms - group.absent_since_ms > KEEP_ABSENT_MS:
                 self._drop(name)
-        self._names = tuple(sorted(self._groups))
+        self._names = tuple(sorted(name for name, one in self._groups.items() if one.address))
         self.changed.set()
         for name, route in listed.items():
             before = self._epochs.get(name, route.epoch)
@@ -219,16 +247,19 @@ class RoutedBrokers:
             logger.warning("broker cannot be used", extra={"broker": name, "reason": str(error)})
             return
         logger.info("broker in the routes", extra={"broker": name, "address": address})
-        if group is None:
-            copies = partial(self._has_copies, name)
-            group = self._groups[name] = _Group(
-                MasterPort(name, self._clock, has_copies=copies, owner_is_away=self._owner_is_away)
-            )
+        group = group or self._add(name)
         before, group.way, group.address = group.way, way, address
         group.direct = address == IN_PROCESS
         group.master.follow(way)
         if before is not None:
             self._close(before)
+
+    def _add(self, name: str) -> _Group:
+        copies = partial(self._has_copies, name)
+        group = self._groups[name] = _Group(
+            MasterPort(name, self._clock, has_copies=copies, owner_is_away=self._owner_is_away)
+        )
+        return group
 
     def _has_copies(self, name: str) -> bool:
         return self._owner not in ("", name)

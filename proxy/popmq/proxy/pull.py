@@ -10,7 +10,7 @@ from functools import partial
 from popmq.common.config import Settings
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind, Port
-from popmq.common.topics import check_group_name, check_readable_topic_name
+from popmq.common.topics import check_group_name, check_readable_topic_name, is_broker_name
 from popmq.common.wire import pull_pb2 as wire
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
@@ -196,13 +196,17 @@ class Offsets:
 
 
 def port_of_queue(brokers: Brokers, queue: pb.MessageQueue) -> tuple[str, Port]:
-    """The broker group of a queue, and the way to it; unnamed it is the only one there is."""
+    """The broker group of a queue, and the way to it; unnamed it is the only one that is known.
+
+    Raises Unavailable when the group is not known now, and BAD_REQUEST when no group can have that
+    name.
+    """
     names, name = brokers.names(), queue.broker.name
     if not names:
         raise Unavailable("no broker is known yet")
     if not name and len(names) == 1:
         name = names[0]
-    if name not in names:
+    if not is_broker_name(name):
         raise Refused(
             Code.BAD_REQUEST,
             f"the queue names broker {name!r}, known are {', '.join(names[:10])}: take one of the "

@@ -1,15 +1,17 @@
 """RecallAsks: whom a recall is put to, when timers may have moved from group to group.
 
 The group that the handle names is asked first.  It names those that took timers of it while it was
-drained, and they are asked too, and so on; each group once.  When the named group is gone, every
-group is asked: one of them has what it had.
+drained, and they are asked too, and so on; each group once.  When a named group is not known now,
+every group is asked: if it was drained and removed, one of them has what it had.  If it is only
+absent, none has, and the client has to try again.
 """
 
 from collections.abc import Callable
 
-from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.hop import Kind, TimerOutcome
 from popmq.common.recall_handle import RecallHandle
+from popmq.common.topics import is_broker_name
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers import Brokers, reachable_first
 from popmq.proxy.convert import read_reply
@@ -33,9 +35,15 @@ class RecallAsks:
         self._asked: set[str] = set()
         self._found = admin_pb2.RecallReply()
         self._error: PopmqError | None = None
+        if not is_broker_name(handle.broker):
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"the recall handle names broker group {handle.broker[:100]!r}, and no group can "
+                "have that name",
+            )
         known = brokers.names()
-        self._is_gone = bool(known) and handle.broker not in known
-        self._asks = list(known) if self._is_gone else [handle.broker]
+        self._absent = handle.broker if known and handle.broker not in known else ""
+        self._asks = list(known) if self._absent else [handle.broker]
 
     def start(self) -> None:
         self._ask_next()
@@ -62,20 +70,22 @@ class RecallAsks:
             join_recall(self._found, reply)
             self._asks += reply.moved_to
             known = self._brokers.names()
-            if any(one not in known for one in reply.moved_to):
+            absent = [one for one in reply.moved_to if one not in known]
+            if absent:
+                self._absent = self._absent or absent[0]
                 self._asks = [one for one in (*self._asks, *known) if one in known]
         self._ask_next()
 
     def _finish(self) -> None:
-        """Nobody has it: that only all of them can say together."""
+        """Raises Unavailable when a group that did not answer may have the message."""
         outcome = self._found.outcome
         if outcome not in (TimerOutcome.DONE, TimerOutcome.ALREADY_VISIBLE):
             if self._error is not None:
                 raise self._error
-            if self._is_gone:
-                raise Refused(
-                    Code.BAD_REQUEST,
-                    f"the recall handle names broker {self._handle.broker!r}, which is unknown, "
-                    "and no other one has its message",
+            if self._absent:
+                raise Unavailable(
+                    f"broker group {self._absent!r}, which may have message "
+                    f"{self._handle.message_id}, is not among the controllers' routes now, and no "
+                    "other group has it"
                 )
         self._then(outcome)

@@ -102,11 +102,12 @@ class SendMessage:
             return False
         brokers = self._brokers.names()
         key = plain.group or plain.message_id.decode()
-        places = brokers if len(brokers) == 1 else self._places(topic, plain.group, brokers)
+        single = len(brokers) == 1 and not plain.group
+        places = brokers if single else self._places(topic, plain.group, brokers)
         if not places:
             return False
         broker, queue = place(key, places, topic.queues)
-        if len(brokers) > 1 and not self._brokers.has_master(broker):
+        if not single and not self._brokers.has_master(broker):
             return False
         port, timeout_ms = self._brokers.port(broker), rpc.timeout_ms()
         entry = plain_put_entry(
@@ -234,18 +235,17 @@ class SendMessage:
         return _Placed(index, key, entry, broker, not stays)
 
     def _places(self, topic: TopicConfig, group: str, brokers: Sequence[str]) -> Sequence[str]:
-        """The broker groups that the message may go to.
+        """The broker groups that the message is placed over; `brokers` are those known now.
 
-        Message groups and lite topics stay with those that the topic was created over; other
-        messages go to any that takes some.
+        Message groups and lite topics are placed over the topic's own list, also over groups of it
+        that are absent, so that a key never moves.  The list is empty only for a topic that an
+        older broker owns.  Other messages go to any known group that takes messages.
         """
+        if group and topic.brokers:
+            return topic.brokers
         if len(brokers) == 1:
             return brokers
-        if group and topic.brokers:
-            wanted = [name for name in brokers if name in topic.brokers]
-        else:
-            wanted = [name for name in brokers if self._brokers.takes(name)]
-        return wanted or brokers
+        return [name for name in brokers if self._brokers.takes(name)] or brokers
 
     def _dispatch(self, batch: "_Batch", placed: Sequence[_Placed], brokers: Sequence[str]) -> None:
         by_broker: dict[str, list[_Placed]] = {}
@@ -273,7 +273,7 @@ class SendMessage:
                 self._stored(batch, part, answer)
 
         try:
-            port = self._brokers.port(broker)
+            port = self._brokers.awaited_port(broker)
             timeout_ms = batch.rpc.timeout_ms()
         except PopmqError as error:
             answered(error, True)

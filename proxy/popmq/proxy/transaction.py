@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.hop import Delivery, Kind
-from popmq.common.topics import check_topic_name
+from popmq.common.topics import check_topic_name, is_broker_name
 from popmq.common.transaction_id import broker_of_transaction
 from popmq.common.wire import transaction_pb2
 from popmq.proxy.api import definition_pb2 as pb
@@ -44,11 +44,11 @@ class EndTransaction:
         if request.resolution not in (pb.COMMIT, pb.ROLLBACK):
             rpc.reply(OK_ONLY)  # its producer does not know yet: it is asked again
             return
-        known = self._brokers.names()
-        if known and broker not in known:
+        if not is_broker_name(broker):
             raise Refused(
                 Code.INVALID_TRANSACTION_ID,
-                f"the transaction id names broker {broker!r}, which is unknown",
+                f"the transaction id names broker group {broker[:100]!r}, and no group can have "
+                "that name",
             )
         body = transaction_pb2.EndTransactionRequest(
             topic=topic,
