@@ -76,6 +76,17 @@ def test_a_timer_is_counted_as_one_and_not_as_a_message_too() -> None:
     assert (rest.messages, rest.timers) == (0, 5)
 
 
+def test_topics_stay_while_the_drained_group_has_not_said_what_it_has() -> None:
+    """The proxy that was asked may not know the group just now."""
+    told = admin.DrainReply(draining=True, counted=True)
+    fifo = admin.Topic(name="fifo", brokers=["a", "b"])
+    rest, free = rest_of("b", admin.LagReply(brokers=["a"]), [fifo], told)
+    assert (rest.is_drained, free) == (False, [])
+    assert "broker group b did not say what it has" in rest_line("b", rest)
+    rest, free = rest_of("b", admin.LagReply(brokers=["a", "b"]), [fifo], told)
+    assert (rest.is_drained, free) == (True, [fifo])
+
+
 def test_the_flags_are_understood() -> None:
     args = build_parser({}).parse_args(["drain", "b", "--wait", "5m"])
     assert (args.run, args.group, args.undo, args.wait) == (run_drain, "b", False, 300_000)

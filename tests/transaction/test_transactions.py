@@ -63,7 +63,7 @@ def test_a_group_with_a_half_message_is_not_drained(core: CoreBroker) -> None:
     for left in (1, 0):
         body = admin.DrainRequest(look=True).SerializeToString()
         told = admin.DrainReply.FromString(core.reply(Kind.DRAIN, body))
-        rest, _ = rest_of("b", admin.LagReply(), [], told)
+        rest, _ = rest_of("b", admin.LagReply(brokers=["b"]), [], told)
         assert (rest.transactions, rest.is_drained) == (left, not left)
         end(core, "a", half.message)
 

@@ -58,6 +58,9 @@ def rest_of(
     for unread in told.unread:
         left[unread.topic] = left.get(unread.topic, 0) + unread.messages
     here = [topic for topic in topics if group in topic.brokers]
+    unknown = lag.incomplete
+    if not unknown and group not in lag.brokers:  # this proxy may not know the group just now
+        unknown = f"broker group {group} did not say what it has"
     rest = Rest(
         messages=sum(left.values()),
         timers=told.timers,
@@ -69,10 +72,10 @@ def rest_of(
         moved=told.moved,
         waits=told.waits,
         transactions=told.transactions,
-        unknown=lag.incomplete,
+        unknown=unknown,
     )
     free = [topic for topic in here if not left.get(topic.name)]
-    return rest, [] if lag.incomplete else free
+    return rest, [] if unknown else free
 
 
 def rest_line(group: str, rest: Rest) -> str:
