@@ -32,7 +32,6 @@ class Held:
 class Waiting:
     """A message of a retry topic; it was stored between these wall times."""
 
-    place: tuple[int, int]
     from_ms: int
     to_ms: int
 
@@ -66,6 +65,7 @@ class Topic:
     name: str
     fifo: bool
     queues: dict[int, list[int]]  # wall times at which messages were stored
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # by body: queue, offset
     alive: bool = True
     pairs: dict[str, Pair] = field(default_factory=dict)  # by group that received
 

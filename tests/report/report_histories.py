@@ -12,7 +12,6 @@ from replica.pair import Slave
 from report.history_account import Account, Held, Pair, Topic, Waiting
 from report.reports_rig import ColdTimes
 
-from popmq.common import hop
 from popmq.common.config import PopSettings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.hop import Delivery, Kind
@@ -123,9 +122,12 @@ class Life(Account):
             self.clock.advance(self.rng.randrange(50))
             key_ = key or self.rng.choice("xyz")
             name = key_ if topic.fifo else ""
-            self._stored(topic, self.core.send(topic.name, b"m", message_group=name))
+            self._store(topic, name)
 
-    def _stored(self, topic: Topic, result: hop.PutResult) -> None:
+    def _store(self, topic: Topic, key: str) -> None:
+        body = b"%d" % len(topic.places)
+        result = self.core.send(topic.name, body, message_group=key)
+        topic.places[body] = (result.queue_id, result.queue_offset)
         times = topic.queues[result.queue_id]
         assert result.queue_offset == len(times)
         times.append(self.clock.wall_ms())
@@ -149,7 +151,7 @@ class Life(Account):
             offset = pair.parked[offset]
         elif side:
             assert offset == pair.taken, "retries are read in order"
-            queue, offset = pair.retries[offset].place
+            queue, offset = topic.places[one.head]
             pair.taken += 1
         return Held(one.handle, offset, queue, side, one.attempt, "", 0, 0)
 
@@ -173,7 +175,7 @@ class Life(Account):
         pair.counts["undone"] += 1
         pair.counts["delivered"] += 1
         pair.clients["nobody"].update(("delivered", "undone"))
-        pair.retries.append(Waiting((queue, at), from_ms, self.clock.wall_ms()))
+        pair.retries.append(Waiting(from_ms, self.clock.wall_ms()))
 
     def _ack(self) -> None:
         for group, topic, pair in self.readers():
@@ -223,7 +225,8 @@ class Life(Account):
             self.core.advance(60)
         for group, topic, pair in self.readers():
             self._note_parked(group, topic, pair)
-            for one in [one for one in pair.held if one.due_ms < self.log_ms()]:
+            due = [one for one in pair.held if one.due_ms < self.log_ms()]
+            for one in sorted(due, key=lambda one: one.due_ms):
                 self._came_back(group, topic, pair, one, from_ms, ms // 10)
 
     def _came_back(
@@ -240,7 +243,7 @@ class Life(Account):
             pair.end(one, "retried")
             due_ms = self.clock.wall_ms() - (self.log_ms() - one.due_ms)
             to_ms = min(self.clock.wall_ms(), max(due_ms, from_ms) + part_ms + 100)
-            pair.retries.append(Waiting(place, due_ms, to_ms))
+            pair.retries.append(Waiting(due_ms, to_ms))
             message = (id(topic), *place)
             known = self.retried[group].get(message, 0)
             self.retried[group][message] = max(one.attempt + 1, known)
@@ -300,7 +303,7 @@ class Life(Account):
                 letter.topic.queues[letter.place[0]].append(from_ms)
             else:
                 pair = letter.topic.pairs.setdefault(group, Pair())
-                pair.retries.append(Waiting(letter.place, from_ms, self.clock.wall_ms()))
+                pair.retries.append(Waiting(from_ms, self.clock.wall_ms()))
 
     def _note_parked(self, group: str, topic: Topic, pair: Pair) -> None:
         """Which messages the broker moved out of the way, and where they are now."""
@@ -321,7 +324,7 @@ class Life(Account):
         group = f"f{self.seed}"
         pair = topic.pairs.setdefault(group, Pair())
         for _ in range(12):
-            self._stored(topic, self.core.send(topic.name, b"m", message_group="k"))
+            self._store(topic, "k")
         for _ in range(4):
             self._take(group, topic, pair, "ann", 4, 600_000)
             self.advance(6_000)

@@ -25,7 +25,7 @@ from popmq.reports.recount import Recount
 from popmq.reports.report import Moment, Report
 from popmq.testing.core import CoreBroker
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 EVERYDAY, ALL = 8, 200
 ACTIONS = 80
