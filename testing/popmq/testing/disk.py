@@ -184,8 +184,11 @@ class ResidentFile(RealFile):
 
 
 class ResidentDisk(RealDisk):
-    """Real files for tests that are not about residency: the kernel may drop a page at any time,
-    and a read on the loop would then raise ColdRead."""
+    """Real files, apart from what else the machine does: the kernel may drop a page at any time,
+    and a read on the loop would then raise ColdRead; others may fill the disk."""
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
         return ResidentFile(path, create=create)
+
+    def space(self, folder: str) -> tuple[int, int]:
+        return 1 << 50, 1 << 51
