@@ -157,3 +157,19 @@ def test_what_somebody_asked_for_does_not_wait_for_a_question_that_is_kept_back(
     two.run()
     assert two.same()
     assert two.other.broker.registry.find_topic("new") is not None
+
+
+def test_a_series_of_deletions_delays_each_of_them_by_no_more_than_the_bound() -> None:
+    """One a second, while a broker group that a controller lists does not answer."""
+    two = Deleting()
+    for number in range(8):
+        two.owner.topic(f"topic-{number}")
+    two.follow()
+    two.cut()
+    two.away = True
+    answers = []
+    for number in range(8):
+        answers.append(two.delete_topic(f"topic-{number}"))
+        two.follow(1_000)
+        in_time = COPIED_MS // 1_000
+        assert all(answer.heard for answer in answers[: max(0, len(answers) - in_time)])

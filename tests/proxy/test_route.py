@@ -10,7 +10,7 @@ from popmq.common.hop import Kind, OnReply
 from popmq.common.topics import TopicConfig
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers import StaticBrokers
-from popmq.proxy.route import DESCRIBE_TIMEOUT_MS, TTL_MS, Routes
+from popmq.proxy.route import DESCRIBE_TIMEOUT_MS, NEWER_STATE_MS, TTL_MS, Routes
 from popmq.testing.clock import ManualClock
 
 
@@ -113,3 +113,19 @@ def test_what_was_newest_is_remembered_beside_a_refusal() -> None:
     bench.ask()
     bench.answer(65, (7, 9))
     assert bench.id_now() == 70
+
+
+def test_an_older_description_is_believed_when_no_newer_one_has_come_for_a_while() -> None:
+    """The owner's data was restored from a backup while the proxy went on."""
+    bench = Describing()
+    bench.ask()
+    bench.answer(70, (7, 10))
+    for _ in range(NEWER_STATE_MS // TTL_MS - 1):
+        bench.clock.advance(TTL_MS)
+        bench.ask()
+        bench.answer(64, (1, 1))
+        assert bench.id_now() == 70
+    bench.clock.advance(TTL_MS)
+    bench.ask()
+    bench.answer(64, (1, 1))
+    assert bench.id_now() == 64

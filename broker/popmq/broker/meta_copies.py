@@ -8,7 +8,8 @@ COPIED_MS (proxy/route.py), so after that time they name the new topic or group 
 that could not be waited for, which then refuses to store into the old one.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -36,6 +37,14 @@ class _Follower(NamedTuple):
     heard_ms: int
 
 
+class _Deletion(NamedTuple):
+    state: State  # of the owner, with the deletion
+    due_ms: int  # until when its copies are waited for
+
+
+NO_DELETION = _Deletion((0, 0), 0)
+
+
 class MetaCopies:
     """One for each leadership. `reply` releases an answer when what it rests on is confirmed."""
 
@@ -44,10 +53,10 @@ class MetaCopies:
         self._reply = reply
         self._followers: dict[str, _Follower] = {}
         self._parked: dict[int, tuple[CopyMetaRequest, OnReply]] = {}
-        self._waiting: list[Callable[[], None]] = []
-        # The newest deletion, and until when it is waited for; None: nothing was asked yet.
-        self._deletion: State | None = None
-        self._due_ms = 0
+        # Replies, each with the newest deletion before it.  A later deletion does not delay them.
+        self._waiting: deque[tuple[_Deletion, Callable[[], None]]] = deque()
+        self._newest: _Deletion | None = None  # None: nothing was asked yet
+        self._listing: tuple[State, Sequence[bytes]] = ((0, 0), ())  # the same for every follower
 
     # -- COPY_META
 
@@ -99,8 +108,15 @@ class MetaCopies:
         # A broker group of a version without epochs does not name itself.
         known_epoch = request.known_epoch if request.group else epoch
         if (known_epoch, request.known_version) != (epoch, version):
-            reply.records.extend(one.SerializeToString() for one in registry.owned_records())
+            reply.records.extend(self._records(registry.meta_state))
         self._reply(on_reply, reply.SerializeToString())
+
+    def _records(self, state: State) -> Sequence[bytes]:
+        """All topics and groups, encoded once for each state: there may be 50,000."""
+        if self._listing[0] != state:
+            owned = self._broker.registry.owned_records()
+            self._listing = state, [record.SerializeToString() for record in owned]
+        return self._listing[1]
 
     # -- deletions, and creations behind them
 
@@ -114,46 +130,46 @@ class MetaCopies:
             self._deleted()
             for number in list(self._parked):
                 self._answer_parked(number)
-        self._broker.when_confirmed(partial(self._wait, partial(on_reply, reply)))
+        assert self._newest is not None, "_begin has set it"
+        then = partial(self._wait, self._newest, partial(on_reply, reply))
+        self._broker.when_confirmed(then)
 
     def _begin(self) -> None:
         """A former master may have answered nothing to a deletion, so the first creations wait."""
-        if self._deletion is None:
-            self._deletion = (0, 0)
+        if self._newest is None:
+            self._newest = NO_DELETION
             if self._broker.registry.has_deleted:
                 self._deleted()
 
     def _deleted(self) -> None:
-        self._deletion = self._broker.registry.meta_state
-        self._due_ms = self._broker.waits_ms() + COPIED_MS
-        self._later(self._due_ms, self._look)
+        due_ms = self._broker.waits_ms() + COPIED_MS
+        self._newest = _Deletion(self._broker.registry.meta_state, due_ms)
+        self._later(due_ms, self._look)
 
-    def _wait(self, then: Callable[[], None]) -> None:
-        self._waiting.append(then)
+    def _wait(self, deletion: _Deletion, then: Callable[[], None]) -> None:
+        self._waiting.append((deletion, then))
         self._look()
 
     def _look(self) -> None:
-        """Release what waits, once the newest deletion is copied everywhere or its time is over."""
-        if self._waiting and self._is_over():
-            waiting, self._waiting = self._waiting, []
-            for then in waiting:
-                then()
+        """Release the replies whose deletion is copied everywhere, or whose time is over."""
+        while self._waiting and self._is_over(self._waiting[0][0]):
+            _, then = self._waiting.popleft()
+            then()
 
-    def _is_over(self) -> bool:
+    def _is_over(self, deletion: _Deletion) -> bool:
         now_ms = self._broker.waits_ms()
-        if now_ms >= self._due_ms:
+        if now_ms >= deletion.due_ms:
             return True
         asking = {
             name for name, one in self._followers.items() if now_ms - one.heard_ms < FOLLOWS_MS
         }
         own = self._broker.settings.broker.name
         names = asking.union(self._broker.directory.cluster_groups) - {own}
-        return all(self._has_copied(name) for name in names)
+        return all(self._has_copied(name, deletion) for name in names)
 
-    def _has_copied(self, name: str) -> bool:
+    def _has_copied(self, name: str, deletion: _Deletion) -> bool:
         follower = self._followers.get(name)
-        assert self._deletion is not None, "it begins before anything waits"
-        return follower is not None and follower.state >= self._deletion
+        return follower is not None and follower.state >= deletion.state
 
     def _later(self, at_ms: int, then: Callable[[], None]) -> None:
         self._broker.polling.look_later(_PLACE, at_ms, then)

@@ -21,6 +21,9 @@ from popmq.proxy.brokers import Brokers, owner_first
 from popmq.proxy.convert import group_of, topic_of
 
 TTL_MS = 1_000
+# A description of an older state than the remembered one is believed after so long without a newer
+# one: the owner's data was restored from a backup, or begun again.
+NEWER_STATE_MS = 10_000
 MAX_REMEMBERED = 10_000
 DESCRIBE_TIMEOUT_MS = 2_000
 _AWAY = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
@@ -204,9 +207,16 @@ def _decoded(
 class _Known(NamedTuple, Generic[T]):
     described: _Described[T]
     until_ms: int  # then it is asked for again; FORGOTTEN: it is only compared with the next one
+    asked_ms: int  # when the newest question was sent whose answer had this state or a newer one
 
 
 FORGOTTEN = -1
+
+
+def _is_older(answer: _Described[T], asked_ms: int, before: _Known[T]) -> bool:
+    """Whether the answer is of an earlier state than what was remembered not long ago."""
+    is_recent = asked_ms - before.asked_ms < NEWER_STATE_MS
+    return is_recent and (0, 0) < answer.state < before.described.state
 
 
 class _Remembered(Generic[T]):
@@ -233,7 +243,7 @@ class _Remembered(Generic[T]):
             waiting.append(on_result)
             return
         self._waiting[name] = [on_result]
-        self._ask(name, partial(self._answered, name, (now_ms or 0) + TTL_MS))
+        self._ask(name, partial(self._answered, name, now_ms or 0))
 
     def known(self, name: str, now_ms: int) -> T | None:
         found = self._known.get(name)
@@ -243,7 +253,7 @@ class _Remembered(Generic[T]):
         if (known := self._known.get(name)) is not None:
             self._known[name] = known._replace(until_ms=FORGOTTEN)
 
-    def _answered(self, name: str, until_ms: int, answer: _Described[T] | PopmqError) -> None:
+    def _answered(self, name: str, asked_ms: int, answer: _Described[T] | PopmqError) -> None:
         before = self._known.pop(name, None)  # so that the dictionary stays in the order of asking
         result: T | PopmqError
         if isinstance(answer, PopmqError):
@@ -251,11 +261,12 @@ class _Remembered(Generic[T]):
             if before is not None and answer.code in _AWAY:
                 self._known[name] = before
         else:
-            if before is not None and (0, 0) < answer.state < before.described.state:
-                answer = before.described
+            confirmed_ms = asked_ms
+            if before is not None and _is_older(answer, asked_ms, before):
+                answer, confirmed_ms = before.described, before.asked_ms
             if len(self._known) >= MAX_REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[name] = _Known(answer, until_ms)
+            self._known[name] = _Known(answer, asked_ms + TTL_MS, confirmed_ms)
             result = answer.value
         for on_result in self._waiting.pop(name):
             on_result(result)

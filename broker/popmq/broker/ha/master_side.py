@@ -28,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 TELL_CONFIRMED_MS = 20  # who copies nothing hears of the confirmed position so much later
 FOLLOWER_LIMIT = 32
-COMPARE_MS = 30_000  # between snapshots that are made only so that a slave compares its tables
+# Between snapshots that are made only so that a slave compares its tables: one that does not know
+# whether they are this master's, and one that knows that they were not.
+COMPARE_MS = 30_000
+COMPARE_AGAIN_MS = 300_000
 NEAR_BLOCKS = 4  # of a slave that is to join: so many fetches behind the end
 
 
@@ -60,7 +63,7 @@ class MasterSide:
         self._now_ms = now_ms
         self._rng = rng
         self._number = 0
-        self._compare_ms = now_ms()  # from then on such a snapshot may be made
+        self._compared_ms = now_ms() - COMPARE_MS  # when the last such snapshot was asked for
         self._waiting: dict[int, Follower] = {}
         self._rate = Rate(settings.catch_up_bytes_per_second, settings.fetch_bytes, now_ms())
         self.received = Received(
@@ -109,8 +112,8 @@ class MasterSide:
         """Ends of waits, laggards and candidates. Returns how much was done."""
         now_ms = self._now_ms()
         done = self.keeper.step(end=self._store.end, now_ms=now_ms)
-        if now_ms >= self._compare_ms and self._somebody_compares():
-            self._compare_ms = now_ms + COMPARE_MS
+        if self._comparison_is_due(now_ms):
+            self._compared_ms = now_ms
             self._store.snapshots.wanted = True
         for follower in list(self._waiting.values()):
             fetch = follower.fetch
@@ -123,8 +126,17 @@ class MasterSide:
                 self._try(follower)
         return done
 
-    def _somebody_compares(self) -> bool:
-        return any(one.tables is TablesMark.COMPARE for one in self.followers.values())
+    def _comparison_is_due(self, now_ms: int) -> bool:
+        """Whether a slave that still speaks waits for a snapshot to compare its tables with."""
+        marks = {
+            one.tables
+            for one in self.followers.values()
+            if not one.is_silent(now_ms, self._settings.laggard_ms)
+        }
+        since_ms = now_ms - self._compared_ms
+        if TablesMark.COMPARE in marks:
+            return since_ms >= COMPARE_MS
+        return TablesMark.DIFFER in marks and since_ms >= COMPARE_AGAIN_MS
 
     def stop(self) -> None:
         """Not the master any more: nobody is told anything but that."""

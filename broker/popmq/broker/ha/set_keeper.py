@@ -75,20 +75,30 @@ class SetKeeper:
         laggards = [one for one in members if self._lags(one, now_ms)]
         # The one that is the furthest behind: it is waited for the longest.
         laggards.sort(key=lambda one: self._sync.acked.get(one, -1))
-        # A store with other tables holds all that is confirmed: it leaves after the laggards.
-        leaving = laggards + [one for one in members if self._differs(one)]
+        leaving = laggards
+        if self._has_equal_member(now_ms):
+            # A store with other tables holds all that is confirmed: it leaves after the laggards.
+            leaving = laggards + [one for one in members if self._differs(one)]
         return self._sync.shrink(leaving[0]) if leaving else None
+
+    def _has_equal_member(self, now_ms: int) -> bool:
+        """Whether another member has this master's tables. If none has, the master may be wrong.
+        The log of a store with other tables is a complete copy, so it stays in the set then."""
+        others = self._sync.members - {self._sync.own_id}
+        return any(not self._differs(one) and not self._lags(one, now_ms) for one in others)
 
     def _expand(self, end: int, now_ms: int) -> Alter | None:
         """Only with a controller there: whoever is being added cannot be dropped without one."""
         if not self._reachable():
             return None
-        short = self.reachable_members(now_ms) < self._sync.min_in_sync
+        takes_differing = self.reachable_members(
+            now_ms
+        ) < self._sync.min_in_sync or not self._has_equal_member(now_ms)
         for store_id, follower in self._followers.items():
             near = end - follower.acked <= self._near_bytes
             if store_id in self._sync.in_force or not near or self._is_gone(store_id, now_ms):
                 continue
-            if self._differs(store_id) and not short:
+            if self._differs(store_id) and not takes_differing:
                 continue  # its copy of the log counts where it is needed, its tables do not
             alter = self._sync.expand(store_id)
             if alter is not None:
