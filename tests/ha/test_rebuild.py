@@ -226,7 +226,9 @@ def test_a_silent_slave_that_waits_for_a_comparison_makes_the_master_write_no_sn
     wrong = others(rig)[0]
     plant(wrong)
     load.until(lambda: differs(wrong))
-    side = rig.master.node.leadership.side
+    leadership = rig.master.node.leadership
+    assert leadership is not None
+    side = leadership.side
     wrong.kill()
     load.run(rig.settings.replication.laggard_ms)
     side._compared_ms = 0

@@ -13,6 +13,7 @@ from popmq.common.receipt import ReceiptHandle
 from popmq.common.wire import controller_pb2
 from popmq.proxy.brokers import (
     KEEP_ABSENT_MS,
+    NEWER_MASTER_MS,
     RoutedBrokers,
     StaticBrokers,
     port_of_handle,
@@ -210,6 +211,26 @@ def test_of_two_controllers_the_one_that_knows_the_later_epoch_is_followed() -> 
         assert followed.way("a") is followed.ways[2]
         await followed.brokers.stop()
         assert all(way.closed for way in followed.ways)
+
+    run(test)
+
+
+def test_a_replaced_master_is_not_followed_while_the_controller_that_knows_better_is_new() -> None:
+    """A controller that starts again lists a broker group when its master has registered."""
+
+    async def test() -> None:
+        followed = Followed(controllers=2)
+        old, better = followed.controllers
+        await better.answer(9, a="h:2", epoch=5)
+        await better.answer(1)
+        await old.answer(1, a="h:1", epoch=4)
+        await old.answer(2, a="h:1", epoch=4)
+        assert followed.way("a") is followed.ways[0]
+        followed.clock.ms += NEWER_MASTER_MS
+        await old.answer(3, a="h:1", epoch=4)
+        await old.answer(4, a="h:1", epoch=4)
+        assert followed.way("a") is followed.ways[1]
+        await followed.brokers.stop()
 
     run(test)
 

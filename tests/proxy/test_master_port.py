@@ -341,13 +341,18 @@ def test_what_a_follower_has_not_copied_yet_is_waited_for_and_no_client_hears_of
 
 
 @pytest.mark.parametrize(
-    ("away", "code"), [(False, Code.TOPIC_NOT_FOUND), (True, Code.HA_NOT_AVAILABLE)]
+    ("kind", "away", "code"),
+    [
+        (Kind.SYNC_LITE, False, Code.TOPIC_NOT_FOUND),
+        (Kind.SYNC_LITE, True, Code.HA_NOT_AVAILABLE),
+        (Kind.PUT, False, Code.HA_NOT_AVAILABLE),  # the owner has described it to the proxy
+    ],
 )
-def test_a_topic_that_does_not_come_is_unknown_unless_its_owner_is_away(
-    bench: Bench, away: bool, code: Code
+def test_a_topic_that_does_not_come_is_unknown_unless_its_owner_is_away_or_has_described_it(
+    bench: Bench, kind: Kind, away: bool, code: Code
 ) -> None:
     bench.has_copies, bench.owner_is_away = True, away
-    bench.port.request(Kind.PUT, b"body", 10_000, bench.answers.append)
+    bench.port.request(kind, b"body", 10_000, bench.answers.append)
     while not bench.answers:
         bench.a.answer(Refused(Code.TOPIC_NOT_FOUND, "no such topic"))
         bench.run(100)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from popmq.common.clock import Clock
 from popmq.common.errors import InvalidReceiptHandle, PopmqError, Unavailable
@@ -26,6 +26,9 @@ from popmq.proxy.master_port import MasterPort, Way
 logger = logging.getLogger(__name__)
 
 KEEP_ABSENT_MS = 60_000
+# The master of an earlier epoch is followed after so long without a newer one: the broker group was
+# begun again, or restored from a backup.
+NEWER_MASTER_MS = 10_000
 IN_PROCESS = "in-process"  # the address of the broker of `popmq up`
 
 
@@ -132,6 +135,11 @@ class _Group:
         self.absent_since_ms: int | None = None
 
 
+class _NewestMaster(NamedTuple):
+    epoch: int
+    named_ms: int
+
+
 class RoutedBrokers:
     """Follows the routes of every controller; `open_port(name, address)` opens a way.
 
@@ -152,7 +160,8 @@ class RoutedBrokers:
         self._owner = ""
         self._draining: frozenset[str] = frozenset()
         self._closing: set[asyncio.Task[None]] = set()
-        self._epochs: dict[str, int] = {}
+        # Of each broker group the highest epoch of a master, and when a controller named it last.
+        self._newest: dict[str, _NewestMaster] = {}
         # Told the broker group that has another master, or the same one after a start.
         self.on_new_master: Callable[[str], None] = lambda name: None
         self.changed = asyncio.Event()  # set when routes arrived; a waiter clears it
@@ -221,7 +230,8 @@ class RoutedBrokers:
         self._owner = told.owner or self._owner
         self._draining = frozenset(name for name, route in listed.items() if route.draining)
         for name, route in listed.items():
-            self._follow(name, route)
+            if not self._is_older(name, route, now_ms):
+                self._follow(name, route)
         for name, group in list(self._groups.items()):
             if name in listed:
                 group.absent_since_ms = None
@@ -232,10 +242,19 @@ class RoutedBrokers:
         self._names = tuple(sorted(name for name, one in self._groups.items() if one.address))
         self.changed.set()
         for name, route in listed.items():
-            before = self._epochs.get(name, route.epoch)
-            self._epochs[name] = max(before, route.epoch)
-            if route.epoch > before:
+            if self._is_older(name, route, now_ms):
+                continue
+            before = self._newest.get(name)
+            self._newest[name] = _NewestMaster(route.epoch, now_ms)
+            if before is not None and route.epoch > before.epoch:
                 self.on_new_master(name)
+
+    def _is_older(self, name: str, route: BrokerAddress, now_ms: int) -> bool:
+        """Whether this master was replaced by one that a controller named not long ago."""
+        newest = self._newest.get(name)
+        if newest is None or route.epoch >= newest.epoch:
+            return False
+        return now_ms - newest.named_ms < NEWER_MASTER_MS
 
     def _follow(self, name: str, route: BrokerAddress) -> None:
         group, address = self._groups.get(name), route.address

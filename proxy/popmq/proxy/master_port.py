@@ -195,6 +195,9 @@ class MasterPort:
             self._wait(number, one, str(answer))
         elif answer.code in _UNKNOWN_NAME and self._owner_is_away():
             self._end(number, one, Unavailable(f"{answer}; or its owner, who is away, has it"))
+        elif answer.code is Code.TOPIC_NOT_FOUND and one.kind is Kind.PUT and self._has_copies():
+            # The owner has described it to this proxy: the copy is late, or it was deleted since.
+            self._end(number, one, Unavailable(f"broker group {self._group} has no copy: {answer}"))
         else:
             self._end(number, one, answer)
 
