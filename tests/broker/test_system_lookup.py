@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transaction import rig as transactions
 
 from popmq.common import topics
 from popmq.common.errors import Code
@@ -74,6 +75,26 @@ def test_offsets_are_shown(core: CoreBroker) -> None:
     shown = records(core, topics.OFFSETS_TOPIC)
     assert shown[-1]["queue_offset"] == 3
     assert shown[-1]["group_id"] == core.broker.registry.group("buffered").id
+
+
+def test_ends_and_checks_of_transactions_are_shown() -> None:
+    core = transactions.broker()
+    dropped = transactions.begin(core, "dropped")
+    transactions.begin(core, "open")
+    assert transactions.end(core, "dropped", dropped.message, commit=False) is None
+    asked = transactions.wait(core)
+    core.advance(transactions.FIRST_MS)
+    assert transactions.names(asked) == ["open"]
+    topic_id = core.broker.registry.topic("orders").id
+    ended = {"ending": "rolled_back", "topic_id": topic_id, "half_offset": 0, "checks": 0}
+    check = {
+        "ending": "checked",
+        "half_offset": 1,
+        "checks": 1,
+        "next_check_ms": transactions.INTERVAL_MS,
+    }
+    kind = {"record": "TRANSACTION"}
+    assert records(core, topics.OP_TOPIC) == [kind | ended, kind | check]
 
 
 @pytest.mark.parametrize(

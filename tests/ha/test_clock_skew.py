@@ -179,6 +179,26 @@ def test_a_group_that_was_down_counts_its_downtime_by_the_clock_of_the_new_maste
     assert len(receive_all(rig, "g")) == len(held) - half
 
 
+@pytest.mark.parametrize("ahead_ms", BOTH_WAYS)
+def test_time_before_the_newest_record_is_no_downtime(ahead_ms: int) -> None:
+    """The new master's own note is older than the newest record, which another machine wrote."""
+    rig = skewed(ahead_ms)
+    for number in range(15):
+        sent_ms = rig.clock.boot_ms()
+        send_all(rig, b"%d" % number)
+        rig.advance(SECOND)
+    down_ms = 20 * SECOND
+    for node in rig.nodes:
+        node.kill()
+    rig.clock.advance(down_ms)
+    for name in ("b", "c"):
+        rig.node(name).start()
+        rig.node(name).clock.reboot()
+    rig.until(lambda: bool(rig.masters))
+    downtime_ms = rig.master.node.broker.store.log_time.downtime_ms
+    assert down_ms <= downtime_ms <= rig.clock.boot_ms() - sent_ms
+
+
 @pytest.mark.parametrize("stepped_ms", [100 * HOUR, -100 * HOUR])
 def test_a_clock_that_is_set_while_a_broker_is_down_counts_up_to_the_limit_and_deletes_nothing(
     stepped_ms: int,

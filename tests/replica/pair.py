@@ -71,14 +71,16 @@ class Pair:
     folder: Path
     settings: Settings = OF_TWO
     clock: ManualClock = field(default_factory=ManualClock)
+    slave_settings: Settings | None = None  # None: those of the master
 
     def __post_init__(self) -> None:
         self.master = self.core(CoreBroker, "master")
         self.slave = self.core(Slave, "slave")
 
     def core(self, kind: type[C], name: str, disk: Disk | None = None) -> C:
-        data = replace(self.settings.broker, data=str(self.folder / name))
-        settings = replace(self.settings, broker=data)
+        of_kind = self.slave_settings if issubclass(kind, Slave) else None
+        settings = of_kind or self.settings
+        settings = replace(settings, broker=replace(settings.broker, data=str(self.folder / name)))
         return kind(disk=disk or ResidentDisk(), clock=self.clock, settings=settings)
 
     def follow(self) -> None:

@@ -1,7 +1,8 @@
 """What a master applies carries the log time of its record, as on a slave that reads the record.
 
 Every reading of the clock is a millisecond later than the one before: a master that applies a
-record with another reading than the record's own has other tables than its slave.
+record with another reading than the record's own has other tables than its slave.  Nor do the
+tables depend on the settings of the replica that applies a record.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,13 +13,14 @@ import pytest
 from lite.lites import TOPIC, put
 from replica.pair import OF_TWO, Pair
 from timer.timer_client import recall, send_all
-from transaction.rig import begin, end
+from transaction.rig import FIRST_MS, INTERVAL_MS, begin, end, names, wait
 
 from popmq.broker.broker import Broker
 from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common.config import PopSettings
+from popmq.common.config import GroupSettings, PopSettings, TimerSettings, TopicSettings
 from popmq.common.hop import Kind
-from popmq.common.send_settings import TransactionSettings
+from popmq.common.lite_settings import LiteSettings
+from popmq.common.send_settings import DedupSettings, TransactionSettings
 from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire import pull_pb2
@@ -30,6 +32,28 @@ SETTINGS = replace(
     OF_TWO,
     pop=PopSettings(fifo_open_offsets=12, fifo_park_after_ms=5_000),
     transaction=TransactionSettings(max_checks=2),
+)
+# Of settings that tables, and services that change tables, are made with: other values.
+OTHER_SETTINGS = replace(
+    OF_TWO,
+    store=replace(OF_TWO.store, snapshot_bytes=64 << 10, retention_hours=1, max_downtime_ms=0),
+    pop=PopSettings(
+        fifo_open_offsets=500,
+        fifo_park_after_ms=1_000,
+        fifo_parked_messages=1,
+        invisible_default_ms=1_000,
+        revive_step_ms=1_000,
+        check_point_buffer_size=1,
+        check_point_stay_ms=2_000,
+    ),
+    transaction=TransactionSettings(
+        first_check_ms=1, check_interval_ms=1_000, max_checks=1, keep_ms=1_000, max_pending=1
+    ),
+    dedup=DedupSettings(window_ms=1_000, max_ids=1),
+    lite=LiteSettings(max_topics=1, ttl_ms=HOUR),
+    timer=TimerSettings(wheel_slots=60, slot_ms=10, late_limit=1, cancelled_limit=1),
+    group=GroupSettings(max_attempts=1),
+    topic=TopicSettings(queues=1),
 )
 
 
@@ -164,31 +188,42 @@ def transactions(core: CoreBroker) -> None:
     core.settle()
 
 
+def checks_of_transactions(core: CoreBroker) -> None:
+    core.topic("orders", queues=1, type=MessageType.TRANSACTION)
+    begin(core, "open")
+    for after_ms in (FIRST_MS, INTERVAL_MS):
+        core.advance(after_ms)
+        asked = wait(core)
+        core.advance(1_000)
+        assert names(asked) == ["open"]
+
+
 def lite_topics(core: CoreBroker) -> None:
     core.topic(TOPIC, queues=1, type=MessageType.LITE)
     for name in ("one", "two", "one"):
         put(core, name, b"body")
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        buffered_check_points,
-        acks,
-        changes,
-        parked_keys,
-        parked_keys_that_operators_end,
-        dead_letters,
-        retries,
-        redrive,
-        offset_reset,
-        offset_reset_of_parked_keys,
-        pulled_offsets,
-        timers,
-        transactions,
-        lite_topics,
-    ],
-)
+ACTS = [
+    buffered_check_points,
+    acks,
+    changes,
+    parked_keys,
+    parked_keys_that_operators_end,
+    dead_letters,
+    retries,
+    redrive,
+    offset_reset,
+    offset_reset_of_parked_keys,
+    pulled_offsets,
+    timers,
+    transactions,
+    checks_of_transactions,
+    lite_topics,
+]
+
+
+@pytest.mark.parametrize("act", ACTS)
 def test_a_master_applies_what_it_writes_with_the_log_time_of_the_record(
     act: Callable[[CoreBroker], None], tmp_path: Path
 ) -> None:
@@ -203,6 +238,18 @@ def test_a_master_applies_what_it_writes_with_the_log_time_of_the_record(
     ended = master.transactions.table.endings(), slave.transactions.table.endings()
     assert list(ended[0]) == list(ended[1])
     assert list(master.receipts.items()) == list(slave.receipts.items())
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_replicas_with_other_settings_have_the_same_state_hash(
+    act: Callable[[CoreBroker], None], tmp_path: Path
+) -> None:
+    pair = Pair(tmp_path, SETTINGS, slave_settings=OTHER_SETTINGS)
+    act(pair.master)
+    pair.master.broker.buffer.write_all()
+    pair.master.settle()
+    pair.follow()
+    assert dict(hashes(pair.master.broker)) == dict(hashes(pair.slave.broker))
 
 
 def hashes(broker: Broker) -> Iterator[tuple[str, int]]:

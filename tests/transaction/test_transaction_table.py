@@ -1,5 +1,9 @@
 """The table of transactions by itself: bounded wherever it is, and whole in a snapshot."""
 
+import struct
+
+import pytest
+
 from popmq.broker.store.retention import Body
 from popmq.broker.store.unit_check import Unit
 from popmq.broker.transaction.transaction_table import ENDED_LIMIT, TransactionTable
@@ -59,3 +63,29 @@ def test_a_snapshot_has_what_was_there_when_it_began() -> None:
     assert other.pending == before
     assert list(other.endings()) == endings
     assert [half.offset for half in other.take_due(1 << 60, 3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("own_interval_ms", [1_000, 30_000])
+def test_the_next_check_is_due_after_the_interval_that_the_record_names(
+    own_interval_ms: int,
+) -> None:
+    table = TransactionTable(own_interval_ms)
+    stored(table, 0, 100)
+    body = EndToken(Ending.CHECKED, 0, 0, 2, next_check_ms=7_000).encode()
+    table.apply(EndToken.decode(body), 10_000)
+    assert (table.pending[0].due_ms, table.pending[0].checks) == (17_000, 2)
+
+
+def test_a_check_that_an_older_popmq_wrote_is_due_after_the_interval_that_is_set() -> None:
+    table = TransactionTable(30_000)
+    stored(table, 0, 100)
+    body = struct.pack(">BBHIQ", 6, 5, 2, 64, 0)
+    table.apply(EndToken.decode(body), 10_000)
+    assert (table.pending[0].due_ms, table.pending[0].checks) == (40_000, 2)
+
+
+def test_an_older_popmq_reads_what_it_uses_of_a_check() -> None:
+    """It takes 16 bytes of any version: the second, third and last field."""
+    body = EndToken(Ending.CHECKED, 0, 9, 2, next_check_ms=7_000).encode()
+    _, ending, checks, _, half_offset = struct.unpack(">BBHIQ", body)
+    assert (ending, checks, half_offset) == (5, 2, 9)

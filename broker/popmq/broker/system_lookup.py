@@ -147,7 +147,10 @@ def _fields(kind: int, body: bytes) -> dict[str, object]:
         case RecordKind.REVIVE:
             return _plain_fields(ReviveRecord.decode(body)._asdict())
         case RecordKind.TRANSACTION:
-            return _plain_fields(EndToken.decode(body)._asdict())
+            token = EndToken.decode(body)
+            fields = token._asdict()
+            del fields["topic_id" if token.next_check_ms else "next_check_ms"]  # has no such field
+            return _plain_fields(fields)
     raise ValueError(f"{len(body)} bytes of a kind that is not shown")
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 HALF_VERSION = 5
 END_VERSION = 6
+CHECK_VERSION = 8  # 7 is the version of another token (expiry.py)
 _HALF = struct.Struct(">BBHIII")
 _END = struct.Struct(">BBHIQ")
 
@@ -51,19 +52,31 @@ class EndToken(NamedTuple):
 
     0 version u8 = 6 | 1 ending u8 (`Ending`) | 2 checks u16   with CHECKED: how many by now
     4 topic_id u32 | 8 half_offset u64
+
+    A check (CHECKED) is of version 8, which has in the topic's place
+
+    4 next_check_ms u32   log time from its record to the next check
+
+    because an older popmq takes these 16 bytes only.  It decodes a check of either version alike,
+    and uses the topic of none.  A check that it wrote is of version 6: its `next_check_ms` is 0.
     """
 
     ending: Ending
-    topic_id: int
+    topic_id: int  # 0: of a check of version 8
     half_offset: int
     checks: int = 0
+    next_check_ms: int = 0
 
     def encode(self) -> bytes:
-        fields = (self.ending, self.checks, self.topic_id, self.half_offset)
-        return _END.pack(END_VERSION, *fields)
+        version, third = END_VERSION, self.topic_id
+        if self.next_check_ms:
+            version, third = CHECK_VERSION, self.next_check_ms
+        return _END.pack(version, self.ending, self.checks, third, self.half_offset)
 
     @classmethod
     def decode(cls, data: bytes) -> "EndToken":
         """struct.error for another number of bytes; ValueError for an unknown ending."""
-        _, ending, checks, topic_id, half_offset = _END.unpack(data)
-        return cls(Ending(ending), topic_id, half_offset, checks)
+        version, ending, checks, third, half_offset = _END.unpack(data)
+        if version == CHECK_VERSION:
+            return cls(Ending(ending), 0, half_offset, checks, next_check_ms=third)
+        return cls(Ending(ending), third, half_offset, checks)

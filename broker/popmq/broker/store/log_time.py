@@ -67,7 +67,9 @@ class LogTime:
             log_ms, downtime_ms = self._after_downtime(newest, made)
         else:
             log_ms = self._clock.wall_ms()
-        self._own = _Epoch(max(newest.log_ms, log_ms), downtime_ms)
+        log_ms = max(newest.log_ms, log_ms)
+        # The newest record may be younger than the note: the group was up until then at least.
+        self._own = _Epoch(log_ms, min(downtime_ms, log_ms - newest.log_ms))
         self.clock.start(self._own.log_ms, epoch=epoch)
 
     def epoch_began(self, position: int) -> None:

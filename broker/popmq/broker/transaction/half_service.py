@@ -139,7 +139,12 @@ class HalfService:
 
     def write_op(self, half: Half, ending: Ending, checks: int = 0) -> None:
         """A record that is no message: the end, or a check."""
-        token = EndToken(ending, half.topic_id, half.offset, checks)
+        if ending is Ending.CHECKED:
+            # The record names the interval: replicas may be set to another one.
+            interval_ms = self._settings.check_interval_ms
+            token = EndToken(ending, 0, half.offset, checks, next_check_ms=interval_ms)
+        else:
+            token = EndToken(ending, half.topic_id, half.offset)
         log_ms = self._store.put_record(
             RecordKind.TRANSACTION, topic_id=topics.OP_TOPIC_ID, queue_id=0, body=token.encode()
         )

@@ -51,6 +51,7 @@ class TransactionTable:
     table_number = 8
 
     def __init__(self, check_interval_ms: int) -> None:
+        # For checks that an older popmq wrote: their records do not name the interval.
         self._interval_ms = check_interval_ms
         self.pending: dict[int, Half] = {}
         self._due: list[tuple[int, int]] = []  # a heap; what changed since is skipped
@@ -114,7 +115,7 @@ class TransactionTable:
         if half is None:
             return
         if token.ending is Ending.CHECKED:
-            due_ms = log_ms + self._interval_ms
+            due_ms = log_ms + (token.next_check_ms or self._interval_ms)
             self.pending[half.offset] = half._replace(checks=token.checks, due_ms=due_ms)
             self._push(due_ms, half.offset)
             return
