@@ -50,6 +50,7 @@ class TablesCheck:
         self._path = path
         self._epoch = epoch
         self._equal = (0, 0)  # epoch, position of the newest comparison that was equal
+        self._leads_in = 0  # the newest epoch in which this store was the master's
         self.diverged = 0  # comparisons that were not equal, since the start of the process
         self.known = self._read()
 
@@ -63,8 +64,9 @@ class TablesCheck:
 
     @property
     def differs(self) -> bool:
-        """Whether the newest comparison was not equal, with this master or an earlier one."""
-        return self.known.differs_at > 0
+        """Whether the newest comparison was not equal, with this master or an earlier one.
+        A master has nobody to be compared with."""
+        return self.known.differs_at > 0 and self._leads_in != self._epoch()
 
     @property
     def differs_now(self) -> bool:
@@ -121,8 +123,9 @@ class TablesCheck:
         self._write()
 
     def leads(self) -> None:
-        """This store is the master's now: the others are compared with it."""
-        self._set(Divergence())
+        """In this epoch the others are compared with this store. What is known of it stays: the
+        next master compares it again, and it is not rebuilt twice."""
+        self._leads_in = self._epoch()
 
     # -- inside
 
