@@ -18,6 +18,7 @@ from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.core import SMALL, Answer
+from popmq.testing.disk import PowerCut
 
 SETTINGS = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10))
 BODY = bytes(10_000)
@@ -197,6 +198,33 @@ def test_a_master_with_wrong_tables_hands_over_and_rebuilds_alone() -> None:
     assert {one.name: one.node.identity.store_id for one in rig.nodes if one is not wrong} == stores
     assert not any(map(planted, rig.nodes))
     assert [one.failures for one in rig.nodes] == [[], [], []]
+
+
+def test_a_power_cut_while_a_rebuild_begins_leaves_a_suspect_store_or_none() -> None:
+    rig, load = started()
+    wrong = others(rig)[0]
+    plant(wrong)
+    load.until(lambda: differs(wrong))
+    rig.stop_controller()
+    for operations in range(1, 100):
+        rig.until(lambda: wrong.node.following.rebuild_wish is not None)
+        rig.start_controller()
+        wrong.disk.cut_at(operations)
+        with pytest.raises(PowerCut):
+            rig.advance(10_000)
+        rig.stop_controller()  # so that the next rebuild does not begin at once
+        wrong.kill(power=True)
+        wrong.start()
+        if wrong.node.identity.copying:
+            break
+        assert differs(wrong), f"a power cut at operation {operations}: nobody knows any more"
+    rig.start_controller()
+    load.until(lambda: all_are_in(rig))
+    assert not planted(wrong)
+    plant(wrong, 6)
+    load.until(lambda: differs(wrong))
+    load.run(5_000)
+    assert wrong.node.following.tables.kept, "it was rebuilt already"
 
 
 def test_of_two_copies_that_differ_neither_is_removed_and_sends_continue() -> None:

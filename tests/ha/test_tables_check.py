@@ -53,6 +53,7 @@ def test_a_store_that_was_rebuilt_and_led_is_not_rebuilt_a_second_time() -> None
     store = Store()
     store.differ(100)
     store.check.begin_rebuild(because_of_tables=True)
+    store.check.wiped()
     store.epoch = 2
     store.check.leads()
     store.epoch = 3

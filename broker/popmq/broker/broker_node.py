@@ -371,6 +371,7 @@ class BrokerNode:
             self.identity.renew(copying=True)
             self.epochs.clear()
             broker.wipe()
+            self.following.tables.wiped()
         broker.store.on_durable = self._durable
         broker.store.replicas.on_tail_lost = self._tail_lost
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)

@@ -51,7 +51,7 @@ class Followership:
         self._on_broken = on_broken
         self._leader_at = ""
         path = f"{settings.broker.data}/{DIVERGENCE}"
-        self.tables = TablesCheck(disk, path, lambda: identity.epoch)
+        self.tables = TablesCheck(disk, path, lambda: identity.epoch, copying=identity.copying)
         self._controller_grants = False  # the newest answer came from one that grants rebuilds
         self._granted = ""  # the store that this broker may rebuild now
         self._disk = disk

@@ -33,6 +33,7 @@ class Divergence:
     own_hash: int = 0
     masters_hash: int = 0
     rebuilt_at: int = 0
+    rebuild_begun: int = 0  # 1: this store is being removed because of differs_at
 
 
 class RebuildWish(NamedTuple):
@@ -43,9 +44,12 @@ class RebuildWish(NamedTuple):
 
 
 class TablesCheck:
-    """`epoch` is the accepted one: only a comparison with the present master counts."""
+    """`epoch` is the accepted one: only a comparison with the present master counts.
+    `copying`: the store on the disk is no whole copy."""
 
-    def __init__(self, disk: Disk, path: str, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, disk: Disk, path: str, epoch: Callable[[], int], *, copying: bool = False
+    ) -> None:
         self._disk = disk
         self._path = path
         self._epoch = epoch
@@ -53,6 +57,8 @@ class TablesCheck:
         self._leads_in = 0  # the newest epoch in which this store was the master's
         self.diverged = 0  # comparisons that were not equal, since the start of the process
         self.known = self._read()
+        if not copying:  # a rebuild that was about to begin before a crash did not begin
+            self.known = replace(self.known, rebuild_begun=0)
 
     # -- what is known
 
@@ -66,7 +72,9 @@ class TablesCheck:
     def differs(self) -> bool:
         """Whether the newest comparison was not equal, with this master or an earlier one.
         A master has nobody to be compared with."""
-        return self.known.differs_at > 0 and self._leads_in != self._epoch()
+        if self.known.rebuild_begun or self._leads_in == self._epoch():
+            return False
+        return self.known.differs_at > 0
 
     @property
     def differs_now(self) -> bool:
@@ -94,8 +102,8 @@ class TablesCheck:
     def compared(self, result: Compared) -> None:
         """The hashes of both snapshots of one position are known."""
         self.diverged += not result.equal
-        if result.epoch != self._epoch():
-            return  # the hash of an earlier master, which nobody follows any more
+        if result.epoch != self._epoch() or self.known.rebuild_begun:
+            return  # of an earlier master, which nobody follows any more, or of a removed store
         known = self.known
         if result.equal:
             self._equal = result.epoch, result.position
@@ -116,10 +124,16 @@ class TablesCheck:
             )
 
     def begin_rebuild(self, *, because_of_tables: bool) -> None:
-        """The store is about to be removed: on the disk before that, so that it is not removed
-        again for the same reason."""
+        """The store is about to be removed. Until `wiped` a crash may leave it as it is."""
         self._equal = (0, 0)
-        self.known = Divergence(rebuilt_at=self.known.differs_at if because_of_tables else 0)
+        self.known = replace(self.known, rebuild_begun=int(because_of_tables))
+        self._write()
+
+    def wiped(self) -> None:
+        """The store's files are gone; it is not removed again for the same reason."""
+        known = self.known
+        rebuilt_at = known.differs_at if known.rebuild_begun else known.rebuilt_at
+        self.known = Divergence(rebuilt_at=rebuilt_at)
         self._write()
 
     def leads(self) -> None:
