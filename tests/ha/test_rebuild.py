@@ -50,7 +50,13 @@ def _older(kind: Kind, body: bytes) -> bytes:
     if kind is not Kind.REGISTER:
         return body
     told = pb.RegisterRequest.FromString(body)
-    for name in ("tables_equal_at", "tables_differ_at", "tables_hash", "asks_rebuild"):
+    for name in (
+        "tables_equal_at",
+        "tables_differ_at",
+        "tables_hash",
+        "tables_hash_at",
+        "asks_rebuild",
+    ):
         told.ClearField(name)
     return told.SerializeToString()
 
@@ -198,6 +204,25 @@ def test_a_master_with_wrong_tables_hands_over_and_rebuilds_alone() -> None:
     assert {one.name: one.node.identity.store_id for one in rig.nodes if one is not wrong} == stores
     assert not any(map(planted, rig.nodes))
     assert [one.failures for one in rig.nodes] == [[], [], []]
+
+
+def test_a_master_with_wrong_tables_hands_over_though_a_slave_missed_a_comparison() -> None:
+    rig, load = started()
+    wrong = rig.master
+    first, late = others(rig)
+    late.housekeeper.held = True
+    snapshots = late.node.broker.store.snapshots
+    load.until(lambda: 0 < snapshots.wanted_checkpoint <= first.node.following.tables.equal_at)
+    plant(wrong)
+    load.until(lambda: differs(first))
+    late.housekeeper.release()
+    load.until(lambda: differs(late))
+    positions = {one.node.following.tables.known.differs_at for one in (first, late)}
+    assert len(positions) == 2
+    load.until(lambda: rig.masters not in ([], [wrong]))
+    load.until(lambda: wrong.node.rebuilds == 1)
+    load.until(lambda: all_are_in(rig))
+    assert not any(map(planted, rig.nodes))
 
 
 def test_a_power_cut_while_a_rebuild_begins_leaves_a_suspect_store_or_none() -> None:

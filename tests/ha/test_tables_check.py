@@ -60,3 +60,20 @@ def test_a_store_that_was_rebuilt_and_led_is_not_rebuilt_a_second_time() -> None
     store.differ(200)
     assert store.check.kept
     assert not store.check.wants_rebuild
+
+
+def test_replicas_that_differ_name_the_same_position_though_one_missed_a_comparison() -> None:
+    store, other = Store(), Store()
+    store.differ(100)  # the other one's snapshot of 100 was not made
+    for one in (store, other):
+        one.differ(200, own=0xC)
+    assert store.check.newest == other.check.newest == (200, 0xC)
+
+
+def test_a_rebuild_and_its_snapshots_go_by_the_first_position_of_a_difference() -> None:
+    store = Store()
+    store.differ(100)
+    store.differ(200)
+    store.restart()
+    assert store.check.known.differs_at == 100
+    assert store.check.newest == (200, OWN)

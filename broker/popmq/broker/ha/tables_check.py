@@ -26,7 +26,8 @@ _KIND = "divergence"
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """What the file says. `rebuilt_at`: the store was rebuilt because of that position, and no
-    comparison at or behind it has been equal since; 0: it was not."""
+    comparison at or behind it has been equal since; 0: it was not. The first comparison of a
+    difference says why the store is rebuilt, and which snapshots are kept."""
 
     differs_at: int = 0  # position of the first comparison that was not equal; 0: they are equal
     epoch: int = 0  # of the master that it was compared with
@@ -34,6 +35,8 @@ class Divergence:
     masters_hash: int = 0
     rebuilt_at: int = 0
     rebuild_begun: int = 0  # 1: this store is being removed because of differs_at
+    newest_at: int = 0  # position of the newest comparison that was not equal; 0: the first one
+    newest_hash: int = 0  # this store's own
 
 
 class RebuildWish(NamedTuple):
@@ -82,6 +85,15 @@ class TablesCheck:
         return self.differs and self.known.epoch == self._epoch()
 
     @property
+    def newest(self) -> tuple[int, int]:
+        """Position and own hash of the newest comparison that was not equal. Replicas are told
+        apart by these: one of them may have missed the first comparison of another."""
+        known = self.known
+        if not known.newest_at:
+            return known.differs_at, known.own_hash
+        return known.newest_at, known.newest_hash
+
+    @property
     def mark(self) -> TablesMark:
         """For the master, with each acknowledgement."""
         if not self.differs:
@@ -113,7 +125,8 @@ class TablesCheck:
             self._set(Divergence(rebuilt_at=rebuilt_at))
             return
         if self.differs_now:
-            return  # of one difference the first position counts: replicas name the same one
+            self._set(replace(known, newest_at=result.position, newest_hash=result.own))
+            return
         self._set(
             Divergence(result.position, result.epoch, result.own, result.masters, known.rebuilt_at)
         )
