@@ -67,6 +67,32 @@ class RigOfOlderController(Rig):
         return OlderController(port) if port is not None and address == CONTROLLER else port
 
 
+class RigOfDelayedGrants(Rig):
+    """A grant of a controller comes when the record has moved on."""
+
+    def port_of(self, address: str) -> Port | None:
+        port = super().port_of(address)
+        return DelayedGrants(port) if port is not None and address == CONTROLLER else port
+
+
+class DelayedGrants:
+    def __init__(self, under: Port) -> None:
+        self._under = under
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        def delayed(reply: bytes | PopmqError) -> None:
+            if kind is Kind.REGISTER and not isinstance(reply, PopmqError):
+                told = pb.RegisterReply.FromString(reply)
+                told.state.record.version = max(1, told.state.record.version - 1)
+                reply = told.SerializeToString()
+            on_reply(reply)
+
+        return self._under.request(kind, body, timeout_ms, delayed)
+
+    def cancel(self, request_id: int) -> None:
+        self._under.cancel(request_id)
+
+
 class Load:
     """Sends all the time, as a proxy would: one that no master confirmed is sent again."""
 
@@ -250,6 +276,16 @@ def test_a_power_cut_while_a_rebuild_begins_leaves_a_suspect_store_or_none() -> 
     load.until(lambda: differs(wrong))
     load.run(5_000)
     assert wrong.node.following.tables.kept, "it was rebuilt already"
+
+
+def test_a_grant_of_an_older_record_counts_for_nothing() -> None:
+    rig, load = started(kind=RigOfDelayedGrants)
+    wrong = others(rig)[0]
+    plant(wrong)
+    load.until(lambda: differs(wrong) and not is_in(rig, wrong))
+    load.run(10_000)
+    assert rebuilds(rig) == [0, 0, 0]
+    assert wrong.node.following.rebuild_wish is not None
 
 
 def test_of_two_copies_that_differ_neither_is_removed_and_sends_continue() -> None:

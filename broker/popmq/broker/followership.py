@@ -53,7 +53,7 @@ class Followership:
         path = f"{settings.broker.data}/{DIVERGENCE}"
         self.tables = TablesCheck(disk, path, lambda: identity.epoch, copying=identity.copying)
         self._controller_grants = False  # the newest answer came from one that grants rebuilds
-        self._granted = ""  # the store that this broker may rebuild now
+        self._granted = ("", 0, 0)  # a store, and epoch and version of the record it rests on
         self._disk = disk
         self._differing: DifferingSnapshots | None = None
         self._useless = ""  # why the log cannot be brought to this master's
@@ -82,9 +82,11 @@ class Followership:
         reason = f"its tables are not the master's at {position}"
         return RebuildWish(reason, because_of_tables=True)
 
-    def hear_grant(self, *, grants: bool, store_id: str) -> None:
-        """A controller answered: whether it grants rebuilds at all, and that of which store."""
-        self._controller_grants, self._granted = grants, store_id
+    def hear_grant(self, *, grants: bool, store_id: str, record: GroupRecord) -> None:
+        """A controller answered: whether it grants rebuilds at all, that of which store, and by
+        which record."""
+        self._controller_grants = grants
+        self._granted = store_id, record.epoch, record.version
 
     def allowed_rebuild(self, record: GroupRecord | None) -> RebuildWish | None:
         """The rebuild that may begin now, if there is one; `record` is the newest that was read."""
@@ -94,7 +96,8 @@ class Followership:
         if wish.because_of_tables and (record is None or own_id in record.members):
             return None
         if self._controller_grants:
-            return wish if self._granted == own_id else None
+            known = (own_id, record.epoch, record.version) if record is not None else None
+            return wish if self._granted == known else None
         return None if wish.because_of_tables else wish  # an older one knows of no grant
 
     def _log_is_useless(self, reason: str) -> None:
@@ -104,6 +107,8 @@ class Followership:
         """The record names another leader, at `address` if that is known; `is_new`: its epoch."""
         # Two controllers may know two addresses; the one that works is right.
         works = self.side is not None and self.side.following
+        if is_new:
+            self._granted = ("", 0, 0)
         if is_new or (address and address != self._leader_at and not works):
             self.stop()
         if self.side is not None:

@@ -26,14 +26,22 @@ class Rebuilds:
         self._refused: dict[str, str] = {}  # store id -> the reason that was logged
 
     def ask(
-        self, asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+        self,
+        asking: Replica,
+        record: GroupRecord | None,
+        living: Sequence[Replica],
+        least: int,
+        *,
+        trouble: str = "",
     ) -> bool:
-        """Whether that replica may rebuild its store now. `least` is the group's min_in_sync."""
+        """Whether that replica may rebuild its store now. `least` is the group's min_in_sync;
+        `trouble`: why `record` may be an old one."""
         if asking.asks_rebuild == pb.NO_REBUILD:
             self._refused.pop(asking.store_id, None)
             return False
         reason = (
-            self._busy(asking, living)
+            trouble
+            or self._busy(asking, living)
             or refusal(asking, record, living, least)
             or _queued(asking, record, living, least)
         )

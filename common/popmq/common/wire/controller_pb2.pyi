@@ -413,7 +413,7 @@ class RegisterReply(_message.Message):
     grants_rebuilds: _builtins.bool
     """an older controller does not, and never sets `rebuild`"""
     rebuild: _builtins.str
-    """the store, this broker's, that may be rebuilt now"""
+    """the store, this broker's, that may be rebuilt now, by state.record"""
     @_builtins.property
     def state(self) -> Global___GroupState:
         """of a group with more than one replica"""
