@@ -288,6 +288,16 @@ def test_a_grant_of_an_older_record_counts_for_nothing() -> None:
     assert wrong.node.following.rebuild_wish is not None
 
 
+def test_before_a_controller_answered_no_store_is_rebuilt() -> None:
+    rig, _load = started()
+    slave = others(rig)[0]
+    rig.stop_controller()
+    slave.kill()
+    slave.start()
+    slave.node.following._log_is_useless("its log begins elsewhere")
+    assert slave.node.following.allowed_rebuild(slave.node.record) is None
+
+
 def test_of_two_copies_that_differ_neither_is_removed_and_sends_continue() -> None:
     rig, load = started("ab")
     slave = others(rig)[0]

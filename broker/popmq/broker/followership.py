@@ -52,7 +52,8 @@ class Followership:
         self._leader_at = ""
         path = f"{settings.broker.data}/{DIVERGENCE}"
         self.tables = TablesCheck(disk, path, lambda: identity.epoch, copying=identity.copying)
-        self._controller_grants = False  # the newest answer came from one that grants rebuilds
+        # Whether the newest answer came from one that grants rebuilds; None: nobody answered yet.
+        self._controller_grants: bool | None = None
         self._granted = ("", 0, 0)  # a store, and epoch and version of the record it rests on
         self._disk = disk
         self._differing: DifferingSnapshots | None = None
@@ -95,6 +96,8 @@ class Followership:
             return wish  # what is here is no copy, or no whole one: nothing is lost with it
         if wish.because_of_tables and (record is None or own_id in record.members):
             return None
+        if self._controller_grants is None:
+            return None  # a controller of this version may refuse
         if self._controller_grants:
             known = (own_id, record.epoch, record.version) if record is not None else None
             return wish if self._granted == known else None
