@@ -10,6 +10,7 @@ import pytest
 from ha.node_rig import CONTROLLER, Node, Rig
 from ha.test_node import others, sent
 
+from popmq.broker.followership import COPY_AGAIN_MS
 from popmq.broker.ha.role import Role
 from popmq.broker.store.snapshot import read_snapshot
 from popmq.common.config import StoreSettings
@@ -296,6 +297,20 @@ def test_before_a_controller_answered_no_store_is_rebuilt() -> None:
     slave.start()
     slave.node.following._log_is_useless("its log begins elsewhere")
     assert slave.node.following.allowed_rebuild(slave.node.record) is None
+
+
+def test_a_copy_that_was_of_no_use_is_begun_again_after_a_pause() -> None:
+    rig, _load = started()
+    slave = others(rig)[0]
+    rig.stop_controller()
+    slave.node.identity.renew(copying=True)
+    slave.kill()
+    slave.start()
+    slave.node.following._log_is_useless("its snapshot is damaged")
+    rig.advance(COPY_AGAIN_MS - 100)
+    assert slave.node.rebuilds == 0
+    rig.advance(200)
+    assert slave.node.rebuilds == 1
 
 
 def test_of_two_copies_that_differ_neither_is_removed_and_sends_continue() -> None:

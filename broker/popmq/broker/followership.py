@@ -19,6 +19,8 @@ from popmq.common.disk import Disk
 from popmq.common.hop import Port
 from popmq.common.replication import MasterTimers
 
+COPY_AGAIN_MS = 1_000  # from the begin of a copy that was of no use to the next one
+
 
 class Followership:
     """`begin` for each life of the broker, then `follow`.
@@ -43,6 +45,7 @@ class Followership:
         self.timers: TimersHeard | None = None  # newest, of any master of this group
         self._settings = settings
         self._broker: Broker
+        self._began_ms: int  # the life of that broker
         self._snapshot: SnapshotCopy
         self._identity = identity
         self._epochs = epochs
@@ -63,6 +66,7 @@ class Followership:
     def begin(self, broker: Broker) -> None:
         """`broker` stands on the disk now, and nothing of the last one is left."""
         self._broker = broker
+        self._began_ms = self._now_ms()
         self._snapshot = SnapshotCopy(broker.following.begin_install)
         broker.store.log_time.epoch_starts = lambda: self._epochs.starts
         slave = broker.store.slave
@@ -93,7 +97,8 @@ class Followership:
         """The rebuild that may begin now, if there is one; `record` is the newest that was read."""
         wish, own_id = self.rebuild_wish, self._identity.store_id
         if wish is None or self._identity.copying or not self._broker.store.end:
-            return wish  # what is here is no copy, or no whole one: nothing is lost with it
+            # What is here is no copy, or no whole one: nothing is lost with it.
+            return wish if self._now_ms() - self._began_ms >= COPY_AGAIN_MS else None
         if wish.because_of_tables and (record is None or own_id in record.members):
             return None
         if self._controller_grants is None:
