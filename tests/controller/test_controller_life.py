@@ -24,6 +24,7 @@ from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import Controller
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import MemoryStore, OnRead, StoreAway
+from popmq.controller.replica_group import READ_MS
 
 
 def routes(controller: Controller) -> Sequence[tuple[str, str, int]]:
@@ -168,6 +169,37 @@ class HeldStore(MemoryStore):
         holds, self.holds = self.holds or [], None
         for read in holds:
             read()
+
+
+def allowed_rebuild(rig: Rig) -> str:
+    """The store that may be rebuilt, in the answer to a replica whose log is of no use."""
+    request = pb.RegisterRequest.FromString(rig.broker("node-b").heartbeat())
+    request.asks_rebuild = pb.LOG_DIFFERS
+    reply = ask(rig.controllers[0], Kind.REGISTER, request.SerializeToString())
+    return pb.RegisterReply.FromString(reply).rebuild
+
+
+def test_while_the_metadata_store_is_away_no_rebuild_is_allowed() -> None:
+    store = AwayStore()
+    rig = running(store=store)
+    assert allowed_rebuild(rig) == "store-node-b"
+    store.away = True
+    rig.run(2 * READ_MS)
+    assert allowed_rebuild(rig) == ""
+    store.away = False
+    rig.run(2 * READ_MS)
+    assert allowed_rebuild(rig) == "store-node-b"
+
+
+def test_while_the_metadata_store_does_not_answer_no_rebuild_is_allowed() -> None:
+    store = HeldStore()
+    rig = running(store=store)
+    store.holds = []
+    rig.run(4 * READ_MS)
+    assert allowed_rebuild(rig) == ""
+    store.let_go()
+    rig.run(READ_MS)
+    assert allowed_rebuild(rig) == "store-node-b"
 
 
 def test_what_another_controller_wrote_is_read_before_a_store_counts_as_set_back() -> None:

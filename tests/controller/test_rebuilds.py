@@ -22,8 +22,14 @@ def equal(name: str, at: int = AT) -> Replica:
     return replica(name, tables_equal_at=at)
 
 
-def wrong(name: str, tables: str = OWN, reason: int = pb.TABLES_DIFFER) -> Replica:
-    return replica(name, tables_differ_at=AT, tables_hash=tables, asks_rebuild=reason)
+def wrong(name: str, tables: str = OWN, reason: int = pb.TABLES_DIFFER, *, at: int = AT) -> Replica:
+    return replica(
+        name,
+        tables_differ_at=AT,
+        tables_hash_at=at,
+        tables_hash=tables,
+        asks_rebuild=reason,
+    )
 
 
 def record(*members: str) -> GroupRecord:
@@ -56,6 +62,8 @@ def test_one_that_differs_may_rebuild_when_another_has_the_masters_tables() -> N
             2,
             "more replicas agree with each other",
         ),
+        # Whether b and c agree is not known before they name the same position.
+        ([MASTER, equal("a"), wrong("c", at=2 * AT)], ("a", "c"), 2, "more replicas agree"),
     ],
 )
 def test_a_store_is_not_removed_when(
@@ -112,11 +120,19 @@ def test_a_master_is_replaced_by_one_of_a_larger_number_that_agree() -> None:
     assert successor_of_suspect(record(), living) is None
 
 
+def test_replicas_agree_by_their_newest_position_whatever_the_first_was() -> None:
+    late = replace(wrong("b", at=2 * AT), tables_differ_at=2 * AT)
+    living = [MASTER, wrong("a", at=2 * AT), late]
+    assert successor_of_suspect(record("a", "b"), living) is not None
+
+
 @pytest.mark.parametrize(
     "living",
     [
         [MASTER, wrong("a")],
         [MASTER, wrong("a"), wrong("b", OTHER)],
+        [MASTER, wrong("a"), wrong("b", at=2 * AT)],
+        [MASTER, wrong("a", at=2 * AT), wrong("b", at=2 * AT), equal("c")],
         [MASTER, wrong("a"), wrong("b"), equal("c")],
         [MASTER, wrong("a"), equal("b")],
         [replica("m", role=Role.HANDING_OVER), wrong("a"), wrong("b")],

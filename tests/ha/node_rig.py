@@ -111,7 +111,7 @@ class Node:
         self.life += 1
         self.alive = True
         self.calls: deque[Callable[[], None]] = deque()
-        self.flusher = HeldFlusher(self.calls)
+        self.flusher, self.housekeeper = HeldFlusher(self.calls), HeldFlusher(self.calls)
         settings = replace(
             self.rig.settings,
             broker=replace(self.rig.settings.broker, name=GROUP, node=self.name, data="data"),
@@ -121,6 +121,7 @@ class Node:
             disk=self.disk,
             clock=self.clock,
             flusher=self.flusher,
+            housekeeper=self.housekeeper,
             rng=random.Random(f"{self.name} {self.life}"),
             soon=self.calls.append,
             open_port=lambda address: Wire(self.rig, self.address, address),

@@ -10,6 +10,7 @@ import pytest
 from ha.node_rig import CONTROLLER, Node, Rig
 from ha.test_node import others, sent
 
+from popmq.broker.followership import COPY_AGAIN_MS
 from popmq.broker.ha.role import Role
 from popmq.broker.store.snapshot import read_snapshot
 from popmq.common.config import StoreSettings
@@ -18,6 +19,7 @@ from popmq.common.hop import Kind, OnReply, Port
 from popmq.common.replication_settings import ReplicationSettings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.core import SMALL, Answer
+from popmq.testing.disk import PowerCut
 
 SETTINGS = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10))
 BODY = bytes(10_000)
@@ -49,7 +51,13 @@ def _older(kind: Kind, body: bytes) -> bytes:
     if kind is not Kind.REGISTER:
         return body
     told = pb.RegisterRequest.FromString(body)
-    for name in ("tables_equal_at", "tables_differ_at", "tables_hash", "asks_rebuild"):
+    for name in (
+        "tables_equal_at",
+        "tables_differ_at",
+        "tables_hash",
+        "tables_hash_at",
+        "asks_rebuild",
+    ):
         told.ClearField(name)
     return told.SerializeToString()
 
@@ -58,6 +66,32 @@ class RigOfOlderController(Rig):
     def port_of(self, address: str) -> Port | None:
         port = super().port_of(address)
         return OlderController(port) if port is not None and address == CONTROLLER else port
+
+
+class RigOfDelayedGrants(Rig):
+    """A grant of a controller comes when the record has moved on."""
+
+    def port_of(self, address: str) -> Port | None:
+        port = super().port_of(address)
+        return DelayedGrants(port) if port is not None and address == CONTROLLER else port
+
+
+class DelayedGrants:
+    def __init__(self, under: Port) -> None:
+        self._under = under
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        def delayed(reply: bytes | PopmqError) -> None:
+            if kind is Kind.REGISTER and not isinstance(reply, PopmqError):
+                told = pb.RegisterReply.FromString(reply)
+                told.state.record.version = max(1, told.state.record.version - 1)
+                reply = told.SerializeToString()
+            on_reply(reply)
+
+        return self._under.request(kind, body, timeout_ms, delayed)
+
+    def cancel(self, request_id: int) -> None:
+        self._under.cancel(request_id)
 
 
 class Load:
@@ -197,6 +231,86 @@ def test_a_master_with_wrong_tables_hands_over_and_rebuilds_alone() -> None:
     assert {one.name: one.node.identity.store_id for one in rig.nodes if one is not wrong} == stores
     assert not any(map(planted, rig.nodes))
     assert [one.failures for one in rig.nodes] == [[], [], []]
+
+
+def test_a_master_with_wrong_tables_hands_over_though_a_slave_missed_a_comparison() -> None:
+    rig, load = started()
+    wrong = rig.master
+    first, late = others(rig)
+    late.housekeeper.held = True
+    snapshots = late.node.broker.store.snapshots
+    load.until(lambda: 0 < snapshots.wanted_checkpoint <= first.node.following.tables.equal_at)
+    plant(wrong)
+    load.until(lambda: differs(first))
+    late.housekeeper.release()
+    load.until(lambda: differs(late))
+    positions = {one.node.following.tables.known.differs_at for one in (first, late)}
+    assert len(positions) == 2
+    load.until(lambda: rig.masters not in ([], [wrong]))
+    load.until(lambda: wrong.node.rebuilds == 1)
+    load.until(lambda: all_are_in(rig))
+    assert not any(map(planted, rig.nodes))
+
+
+def test_a_power_cut_while_a_rebuild_begins_leaves_a_suspect_store_or_none() -> None:
+    rig, load = started()
+    wrong = others(rig)[0]
+    plant(wrong)
+    load.until(lambda: differs(wrong))
+    rig.stop_controller()
+    for operations in range(1, 100):
+        rig.until(lambda: wrong.node.following.rebuild_wish is not None)
+        rig.start_controller()
+        wrong.disk.cut_at(operations)
+        with pytest.raises(PowerCut):
+            rig.advance(10_000)
+        rig.stop_controller()  # so that the next rebuild does not begin at once
+        wrong.kill(power=True)
+        wrong.start()
+        if wrong.node.identity.copying:
+            break
+        assert differs(wrong), f"a power cut at operation {operations}: nobody knows any more"
+    rig.start_controller()
+    load.until(lambda: all_are_in(rig))
+    assert not planted(wrong)
+    plant(wrong, 6)
+    load.until(lambda: differs(wrong))
+    load.run(5_000)
+    assert wrong.node.following.tables.kept, "it was rebuilt already"
+
+
+def test_a_grant_of_an_older_record_counts_for_nothing() -> None:
+    rig, load = started(kind=RigOfDelayedGrants)
+    wrong = others(rig)[0]
+    plant(wrong)
+    load.until(lambda: differs(wrong) and not is_in(rig, wrong))
+    load.run(10_000)
+    assert rebuilds(rig) == [0, 0, 0]
+    assert wrong.node.following.rebuild_wish is not None
+
+
+def test_before_a_controller_answered_no_store_is_rebuilt() -> None:
+    rig, _load = started()
+    slave = others(rig)[0]
+    rig.stop_controller()
+    slave.kill()
+    slave.start()
+    slave.node.following._log_is_useless("its log begins elsewhere")
+    assert slave.node.following.allowed_rebuild(slave.node.record) is None
+
+
+def test_a_copy_that_was_of_no_use_is_begun_again_after_a_pause() -> None:
+    rig, _load = started()
+    slave = others(rig)[0]
+    rig.stop_controller()
+    slave.node.identity.renew(copying=True)
+    slave.kill()
+    slave.start()
+    slave.node.following._log_is_useless("its snapshot is damaged")
+    rig.advance(COPY_AGAIN_MS - 100)
+    assert slave.node.rebuilds == 0
+    rig.advance(200)
+    assert slave.node.rebuilds == 1
 
 
 def test_a_master_with_wrong_tables_hands_over_also_where_one_copy_may_confirm() -> None:

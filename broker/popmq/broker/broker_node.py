@@ -15,7 +15,7 @@ from popmq.broker.broker import Broker
 from popmq.broker.broker_life import BrokerLife, nowhere, raise_error
 from popmq.broker.followership import Followership
 from popmq.broker.gate import Gate
-from popmq.broker.ha.controller_wire import alter_to_wire
+from popmq.broker.ha.controller_wire import alter_to_wire, record_from_wire
 from popmq.broker.ha.controllers import Controllers
 from popmq.broker.ha.epoch_file import FILE_NAME as EPOCHS
 from popmq.broker.ha.epoch_file import EpochFile
@@ -261,7 +261,11 @@ class BrokerNode:
     def _on_cluster(self, told: RegisterReply) -> None:
         self.meta.hear(told.owner, told.owner_address, told.owner_epoch)
         self.mover.hear(told.peers)
-        self.following.hear_grant(grants=told.grants_rebuilds, store_id=told.rebuild)
+        self.following.hear_grant(
+            grants=told.grants_rebuilds,
+            store_id=told.rebuild,
+            record=record_from_wire(told.state.record),
+        )
         if not self.changing:
             self.broker.directory.set_cluster_groups(told.groups, now_ms=self.now_ms())
 
@@ -371,6 +375,7 @@ class BrokerNode:
             self.identity.renew(copying=True)
             self.epochs.clear()
             broker.wipe()
+            self.following.tables.wiped()
         broker.store.on_durable = self._durable
         broker.store.replicas.on_tail_lost = self._tail_lost
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)

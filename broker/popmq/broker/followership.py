@@ -19,6 +19,8 @@ from popmq.common.disk import Disk
 from popmq.common.hop import Port
 from popmq.common.replication import MasterTimers
 
+COPY_AGAIN_MS = 1_000  # from the begin of a copy that was of no use to the next one
+
 
 class Followership:
     """`begin` for each life of the broker, then `follow`.
@@ -43,6 +45,7 @@ class Followership:
         self.timers: TimersHeard | None = None  # newest, of any master of this group
         self._settings = settings
         self._broker: Broker
+        self._began_ms: int  # the life of that broker
         self._snapshot: SnapshotCopy
         self._identity = identity
         self._epochs = epochs
@@ -51,9 +54,10 @@ class Followership:
         self._on_broken = on_broken
         self._leader_at = ""
         path = f"{settings.broker.data}/{DIVERGENCE}"
-        self.tables = TablesCheck(disk, path, lambda: identity.epoch)
-        self._controller_grants = False  # the newest answer came from one that grants rebuilds
-        self._granted = ""  # the store that this broker may rebuild now
+        self.tables = TablesCheck(disk, path, lambda: identity.epoch, copying=identity.copying)
+        # Whether the newest answer came from one that grants rebuilds; None: nobody answered yet.
+        self._controller_grants: bool | None = None
+        self._granted = ("", 0, 0)  # a store, and epoch and version of the record it rests on
         self._disk = disk
         self._differing: DifferingSnapshots | None = None
         self._useless = ""  # why the log cannot be brought to this master's
@@ -62,6 +66,7 @@ class Followership:
     def begin(self, broker: Broker) -> None:
         """`broker` stands on the disk now, and nothing of the last one is left."""
         self._broker = broker
+        self._began_ms = self._now_ms()
         self._snapshot = SnapshotCopy(broker.following.begin_install)
         broker.store.log_time.epoch_starts = lambda: self._epochs.starts
         slave = broker.store.slave
@@ -82,19 +87,25 @@ class Followership:
         reason = f"its tables are not the master's at {position}"
         return RebuildWish(reason, because_of_tables=True)
 
-    def hear_grant(self, *, grants: bool, store_id: str) -> None:
-        """A controller answered: whether it grants rebuilds at all, and that of which store."""
-        self._controller_grants, self._granted = grants, store_id
+    def hear_grant(self, *, grants: bool, store_id: str, record: GroupRecord) -> None:
+        """A controller answered: whether it grants rebuilds at all, that of which store, and by
+        which record."""
+        self._controller_grants = grants
+        self._granted = store_id, record.epoch, record.version
 
     def allowed_rebuild(self, record: GroupRecord | None) -> RebuildWish | None:
         """The rebuild that may begin now, if there is one; `record` is the newest that was read."""
         wish, own_id = self.rebuild_wish, self._identity.store_id
         if wish is None or self._identity.copying or not self._broker.store.end:
-            return wish  # what is here is no copy, or no whole one: nothing is lost with it
+            # What is here is no copy, or no whole one: nothing is lost with it.
+            return wish if self._now_ms() - self._began_ms >= COPY_AGAIN_MS else None
         if wish.because_of_tables and (record is None or own_id in record.members):
             return None
+        if self._controller_grants is None:
+            return None  # a controller of this version may refuse
         if self._controller_grants:
-            return wish if self._granted == own_id else None
+            known = (own_id, record.epoch, record.version) if record is not None else None
+            return wish if self._granted == known else None
         return None if wish.because_of_tables else wish  # an older one knows of no grant
 
     def _log_is_useless(self, reason: str) -> None:
@@ -104,6 +115,8 @@ class Followership:
         """The record names another leader, at `address` if that is known; `is_new`: its epoch."""
         # Two controllers may know two addresses; the one that works is right.
         works = self.side is not None and self.side.following
+        if is_new:
+            self._granted = ("", 0, 0)
         if is_new or (address and address != self._leader_at and not works):
             self.stop()
         if self.side is not None:

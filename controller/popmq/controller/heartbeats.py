@@ -47,6 +47,7 @@ def replica_from_wire(request: pb.RegisterRequest) -> Replica:
         draining=broker.draining,
         tables_equal_at=request.tables_equal_at,
         tables_differ_at=request.tables_differ_at,
+        tables_hash_at=request.tables_hash_at or request.tables_differ_at,
         tables_hash=request.tables_hash,
         asks_rebuild=request.asks_rebuild,
     )

@@ -7,7 +7,6 @@ master's tables, and never when more replicas agree with each other than with th
 """
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 
 from popmq.common.wire import controller_pb2 as pb
@@ -27,14 +26,22 @@ class Rebuilds:
         self._refused: dict[str, str] = {}  # store id -> the reason that was logged
 
     def ask(
-        self, asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+        self,
+        asking: Replica,
+        record: GroupRecord | None,
+        living: Sequence[Replica],
+        least: int,
+        *,
+        trouble: str = "",
     ) -> bool:
-        """Whether that replica may rebuild its store now. `least` is the group's min_in_sync."""
+        """Whether that replica may rebuild its store now. `least` is the group's min_in_sync;
+        `trouble`: why `record` may be an old one."""
         if asking.asks_rebuild == pb.NO_REBUILD:
             self._refused.pop(asking.store_id, None)
             return False
         reason = (
-            self._busy(asking, living)
+            trouble
+            or self._busy(asking, living)
             or refusal(asking, record, living, least)
             or _queued(asking, record, living, least)
         )
@@ -90,7 +97,7 @@ def refusal(
     ]
     if not agree:
         return f"no other replica is known to have the master's tables at {position}"
-    if len(_largest_party(record, living)) > len(agree):
+    if _most_that_may_agree(record, living) > len(agree):
         return "more replicas agree with each other than with the master"
     return ""
 
@@ -113,8 +120,10 @@ def successor_of_suspect(record: GroupRecord | None, living: Sequence[Replica]) 
     if record is None or leader is None:
         return None
     party = _largest_party(record, living)
-    position = party[0].tables_differ_at if party else 0
-    with_master = [one for one in living if position <= one.tables_equal_at]
+    position = min((one.tables_differ_at for one in party), default=0)
+    with_master = [
+        one for one in living if not one.tables_differ_at and position <= one.tables_equal_at
+    ]
     if len(party) < 2 or len(party) <= 1 + len(with_master):
         return None
     return best([one for one in party if one.store_id in record.sync_state_set])
@@ -136,11 +145,27 @@ def _leader(
     )
 
 
+def _parties(record: GroupRecord, living: Sequence[Replica]) -> list[list[Replica]]:
+    """The replicas that differ from the master, by their own tables at the newest position."""
+    parties: dict[tuple[int, str], list[Replica]] = {}
+    for one in living:
+        if one.tables_differ_at and one.epoch == record.epoch:
+            parties.setdefault((one.tables_hash_at, one.tables_hash), []).append(one)
+    return list(parties.values())
+
+
 def _largest_party(record: GroupRecord, living: Sequence[Replica]) -> list[Replica]:
     """The replicas that have the same tables at a position where the master has others."""
-    differing = [one for one in living if one.tables_differ_at and one.epoch == record.epoch]
-    parties = Counter((one.tables_differ_at, one.tables_hash) for one in differing)
-    if not parties:
-        return []
-    (largest, _), *_ = parties.most_common(1)
-    return [one for one in differing if (one.tables_differ_at, one.tables_hash) == largest]
+    return max(_parties(record, living), key=len, default=[])
+
+
+def _most_that_may_agree(record: GroupRecord, living: Sequence[Replica]) -> int:
+    """With each other, and not with the master. Whether two that name different positions agree
+    is not known before both name the same one."""
+    parties = _parties(record, living)
+
+    def with_unknown(party: list[Replica]) -> int:
+        position = party[0].tables_hash_at
+        return sum(len(one) for one in parties if one is party or one[0].tables_hash_at != position)
+
+    return max(map(with_unknown, parties), default=0)

@@ -19,6 +19,7 @@ from popmq.controller.replicas import SERVING, Replica, Replicas, TimerCheckPoin
 logger = logging.getLogger(__name__)
 
 READ_MS = 1_000  # other controllers write too
+RECORD_AGE_MS = 2 * READ_MS  # an older record allows no rebuild
 SUSPECT_MS = 10_000  # between attempts to hand over from a master with tables of its own
 SOON_MS = 100  # something contradicts what was read last
 
@@ -58,6 +59,7 @@ class ReplicaGroup:
         self._read_number = 0  # of the newest one that was answered
         self._contradicted_at: int | None = None  # how many were begun when a broker was ahead
         self._read_ms = now_ms - READ_MS
+        self._known_ms = now_ms - RECORD_AGE_MS - 1  # the newest answered read began then
         self._seen_ms = now_ms  # when this record was first read
         self._writing = False
         self._shown: object = None
@@ -155,7 +157,12 @@ class ReplicaGroup:
         """Whether that replica, which has just been heard, may rebuild its store now."""
         asking = self.replicas.get(store_id)
         least = self.replicas.min_in_sync
-        return asking is not None and self.rebuilds.ask(asking, self.record, self.living, least)
+        trouble = self._store_trouble
+        if self._now_ms - self._known_ms > RECORD_AGE_MS:
+            trouble = trouble or f"the metadata store has not answered for {RECORD_AGE_MS} ms"
+        return asking is not None and self.rebuilds.ask(
+            asking, self.record, self.living, least, trouble=trouble
+        )
 
     def successor_of_suspect(self) -> Replica | None:
         """To whom a master with wrong tables should hand over now."""
@@ -251,6 +258,7 @@ class ReplicaGroup:
         self._reading = True
         self._read_ms = self._now_ms
         self._reads += 1
+        began_ms = self._now_ms
 
         def read(found: GroupRecord | StoreAway | None) -> None:
             self._reading = False
@@ -259,6 +267,7 @@ class ReplicaGroup:
                 return
             self._is_read = True
             self._read_number = self._reads
+            self._known_ms = began_ms
             self._store_trouble = ""
             self._take(found)
 

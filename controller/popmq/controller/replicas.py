@@ -36,6 +36,7 @@ class Replica:
     draining: bool = False
     tables_equal_at: int = 0
     tables_differ_at: int = 0
+    tables_hash_at: int = 0  # the newest difference; tables_differ_at is the first one
     tables_hash: str = ""
     asks_rebuild: int = pb.NO_REBUILD
 

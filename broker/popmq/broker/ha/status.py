@@ -84,7 +84,8 @@ def registration(status: Status) -> bytes:
     made.tables_equal_at = tables.equal_at
     if tables.differs_now:
         made.tables_differ_at = tables.known.differs_at
-        made.tables_hash = f"{tables.known.own_hash:032x}"
+        made.tables_hash_at, own_hash = tables.newest
+        made.tables_hash = f"{own_hash:032x}"
     if wish is not None:
         tables_differ = wish.because_of_tables
         made.asks_rebuild = controller.TABLES_DIFFER if tables_differ else controller.LOG_DIFFERS

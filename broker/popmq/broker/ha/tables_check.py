@@ -26,13 +26,17 @@ _KIND = "divergence"
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """What the file says. `rebuilt_at`: the store was rebuilt because of that position, and no
-    comparison at or behind it has been equal since; 0: it was not."""
+    comparison at or behind it has been equal since; 0: it was not. The first comparison of a
+    difference says why the store is rebuilt, and which snapshots are kept."""
 
     differs_at: int = 0  # position of the first comparison that was not equal; 0: they are equal
     epoch: int = 0  # of the master that it was compared with
     own_hash: int = 0
     masters_hash: int = 0
     rebuilt_at: int = 0
+    rebuild_begun: int = 0  # 1: this store is being removed because of differs_at
+    newest_at: int = 0  # position of the newest comparison that was not equal; 0: the first one
+    newest_hash: int = 0  # this store's own
 
 
 class RebuildWish(NamedTuple):
@@ -43,15 +47,21 @@ class RebuildWish(NamedTuple):
 
 
 class TablesCheck:
-    """`epoch` is the accepted one: only a comparison with the present master counts."""
+    """`epoch` is the accepted one: only a comparison with the present master counts.
+    `copying`: the store on the disk is no whole copy."""
 
-    def __init__(self, disk: Disk, path: str, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, disk: Disk, path: str, epoch: Callable[[], int], *, copying: bool = False
+    ) -> None:
         self._disk = disk
         self._path = path
         self._epoch = epoch
         self._equal = (0, 0)  # epoch, position of the newest comparison that was equal
+        self._leads_in = 0  # the newest epoch in which this store was the master's
         self.diverged = 0  # comparisons that were not equal, since the start of the process
         self.known = self._read()
+        if not copying:  # a rebuild that was about to begin before a crash did not begin
+            self.known = replace(self.known, rebuild_begun=0)
 
     # -- what is known
 
@@ -63,13 +73,25 @@ class TablesCheck:
 
     @property
     def differs(self) -> bool:
-        """Whether the newest comparison was not equal, with this master or an earlier one."""
+        """Whether the newest comparison was not equal, with this master or an earlier one.
+        A master has nobody to be compared with."""
+        if self.known.rebuild_begun or self._leads_in == self._epoch():
+            return False
         return self.known.differs_at > 0
 
     @property
     def differs_now(self) -> bool:
         """Whether the tables were not those of the present master."""
         return self.differs and self.known.epoch == self._epoch()
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Position and own hash of the newest comparison that was not equal. Replicas are told
+        apart by these: one of them may have missed the first comparison of another."""
+        known = self.known
+        if not known.newest_at:
+            return known.differs_at, known.own_hash
+        return known.newest_at, known.newest_hash
 
     @property
     def mark(self) -> TablesMark:
@@ -92,8 +114,8 @@ class TablesCheck:
     def compared(self, result: Compared) -> None:
         """The hashes of both snapshots of one position are known."""
         self.diverged += not result.equal
-        if result.epoch != self._epoch():
-            return  # the hash of an earlier master, which nobody follows any more
+        if result.epoch != self._epoch() or self.known.rebuild_begun:
+            return  # of an earlier master, which nobody follows any more, or of a removed store
         known = self.known
         if result.equal:
             self._equal = result.epoch, result.position
@@ -103,7 +125,8 @@ class TablesCheck:
             self._set(Divergence(rebuilt_at=rebuilt_at))
             return
         if self.differs_now:
-            return  # of one difference the first position counts: replicas name the same one
+            self._set(replace(known, newest_at=result.position, newest_hash=result.own))
+            return
         self._set(
             Divergence(result.position, result.epoch, result.own, result.masters, known.rebuilt_at)
         )
@@ -114,15 +137,22 @@ class TablesCheck:
             )
 
     def begin_rebuild(self, *, because_of_tables: bool) -> None:
-        """The store is about to be removed: on the disk before that, so that it is not removed
-        again for the same reason."""
+        """The store is about to be removed. Until `wiped` a crash may leave it as it is."""
         self._equal = (0, 0)
-        self.known = Divergence(rebuilt_at=self.known.differs_at if because_of_tables else 0)
+        self.known = replace(self.known, rebuild_begun=int(because_of_tables))
+        self._write()
+
+    def wiped(self) -> None:
+        """The store's files are gone; it is not removed again for the same reason."""
+        known = self.known
+        rebuilt_at = known.differs_at if known.rebuild_begun else known.rebuilt_at
+        self.known = Divergence(rebuilt_at=rebuilt_at)
         self._write()
 
     def leads(self) -> None:
-        """This store is the master's now: the others are compared with it."""
-        self._set(Divergence())
+        """In this epoch the others are compared with this store. What is known of it stays: the
+        next master compares it again, and it is not rebuilt twice."""
+        self._leads_in = self._epoch()
 
     # -- inside
 

@@ -210,6 +210,7 @@ class RegisterRequest(_message.Message):
     TABLES_DIFFER_AT_FIELD_NUMBER: _builtins.int
     TABLES_HASH_FIELD_NUMBER: _builtins.int
     ASKS_REBUILD_FIELD_NUMBER: _builtins.int
+    TABLES_HASH_AT_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     replicas: _builtins.int
     """0 and 1: the group has this one broker, and needs no record"""
@@ -240,8 +241,10 @@ class RegisterRequest(_message.Message):
     tables_differ_at: _builtins.int
     """the first at which they were not equal; 0: they are"""
     tables_hash: _builtins.str
-    """the slave's own hash there"""
+    """the slave's own hash at tables_hash_at"""
     asks_rebuild: Global___Rebuild.ValueType
+    tables_hash_at: _builtins.int
+    """the newest at which they were not equal; 0: tables_differ_at"""
     @_builtins.property
     def broker(self) -> Global___BrokerAddress: ...
     @_builtins.property
@@ -270,10 +273,11 @@ class RegisterRequest(_message.Message):
         tables_differ_at: _builtins.int = ...,
         tables_hash: _builtins.str = ...,
         asks_rebuild: Global___Rebuild.ValueType = ...,
+        tables_hash_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_rebuild", b"asks_rebuild", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "moves_timers", b"moves_timers", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "tables_differ_at", b"tables_differ_at", "tables_equal_at", b"tables_equal_at", "tables_hash", b"tables_hash", "timer_check_point", b"timer_check_point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_rebuild", b"asks_rebuild", "broker", b"broker", "catch_up_from", b"catch_up_from", "catch_up_to", b"catch_up_to", "cluster", b"cluster", "confirmed", b"confirmed", "end", b"end", "log_id", b"log_id", "meta_version", b"meta_version", "min_in_sync", b"min_in_sync", "moves_timers", b"moves_timers", "owner", b"owner", "priority", b"priority", "replicas", b"replicas", "role", b"role", "tables_differ_at", b"tables_differ_at", "tables_equal_at", b"tables_equal_at", "tables_hash", b"tables_hash", "tables_hash_at", b"tables_hash_at", "timer_check_point", b"timer_check_point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -409,7 +413,7 @@ class RegisterReply(_message.Message):
     grants_rebuilds: _builtins.bool
     """an older controller does not, and never sets `rebuild`"""
     rebuild: _builtins.str
-    """the store, this broker's, that may be rebuilt now"""
+    """the store, this broker's, that may be rebuilt now, by state.record"""
     @_builtins.property
     def state(self) -> Global___GroupState:
         """of a group with more than one replica"""
