@@ -154,7 +154,8 @@ def test_a_skewed_machine_that_takes_over_deletes_nothing_that_is_seconds_old(
 def test_a_group_that_was_down_counts_its_downtime_by_the_clock_of_the_new_master(
     ahead_ms: int,
 ) -> None:
-    """Every process starts cold, and another machine leads than before: it knows its own clock."""
+    """Every process starts cold, and another machine leads than before: it knows its own clock.
+    Where its clock is behind that of the master before, it counts less: late rather than early."""
     rig = skewed(ahead_ms)
     send_all(rig, *BODIES)
     popped_ms = rig.clock.boot_ms()
@@ -168,6 +169,7 @@ def test_a_group_that_was_down_counts_its_downtime_by_the_clock_of_the_new_maste
         rig.node(name).start()
         rig.node(name).clock.reboot()
     rig.until(lambda: bool(rig.masters))
+    passed_ms = rig.clock.boot_ms() - popped_ms  # since the newest record of the master before
     rig.advance(popped_ms + INVISIBLE_MS - 3 * SECOND - rig.clock.boot_ms(), step_ms=100)
     assert receive_all(rig, "g") == []
     half = len(held) // 2
@@ -175,7 +177,8 @@ def test_a_group_that_was_down_counts_its_downtime_by_the_clock_of_the_new_maste
     assert len(receive_all(rig, "late")) == len(BODIES)
     assert rig.master.node.broker.store.retention.deleted_segments == 0
     # Behind by what passed since the checkpoint and until this process leads, and no more.
-    rig.advance(popped_ms + INVISIBLE_MS + 15 * SECOND - rig.clock.boot_ms(), step_ms=100)
+    late_ms = 15 * SECOND + min(passed_ms, max(0, -ahead_ms))
+    rig.advance(popped_ms + INVISIBLE_MS + late_ms - rig.clock.boot_ms(), step_ms=100)
     assert len(receive_all(rig, "g")) == len(held) - half
 
 
@@ -196,7 +199,26 @@ def test_time_before_the_newest_record_is_no_downtime(ahead_ms: int) -> None:
         rig.node(name).clock.reboot()
     rig.until(lambda: bool(rig.masters))
     downtime_ms = rig.master.node.broker.store.log_time.downtime_ms
-    assert down_ms <= downtime_ms <= rig.clock.boot_ms() - sent_ms
+    least_ms = max(0, down_ms + min(0, ahead_ms))  # less, where its clock is behind the other one
+    assert least_ms <= downtime_ms <= rig.clock.boot_ms() - sent_ms
+
+
+def test_a_clock_that_was_set_while_another_machine_led_is_no_downtime() -> None:
+    """The note of the new master is of before the step, the newest record of after it."""
+    rig = skewed(0)
+    send_all(rig, *BODIES)
+    for node in rig.nodes:
+        node.clock.step_wall(HOUR)
+    send_all(rig, b"later")
+    sent_ms = rig.clock.boot_ms()
+    for node in rig.nodes:
+        node.kill()
+    for name in ("b", "c"):
+        rig.node(name).start()
+        rig.node(name).clock.reboot()
+    rig.until(lambda: bool(rig.masters))
+    downtime_ms = rig.master.node.broker.store.log_time.downtime_ms
+    assert downtime_ms <= rig.clock.boot_ms() - sent_ms
 
 
 @pytest.mark.parametrize("stepped_ms", [100 * HOUR, -100 * HOUR])

@@ -90,10 +90,12 @@ class LogTime:
     def _after_downtime(self, newest: Replayed, made: Checkpoint) -> tuple[int, int]:
         """Log time, and how much of it is downtime.
 
-        Of two notes the newer counts.  The newest record is one if this machine wrote it: what
-        another one's wall clock showed says nothing here."""
+        Of two notes the newer counts.  The newest record is one if this machine wrote it.  The wall
+        clock of another machine never makes the downtime longer.  It may make it shorter: this
+        machine's clock may have been set since its own note was made."""
         note = Note(made.log_ms, made.wall_ms)
-        if newest.epoch >= newest.own_from:
+        is_own = newest.epoch >= newest.own_from
+        if is_own:
             note = max(note, Note(newest.log_ms, newest.wall_ms))
         if not note.log_ms:
             return newest.log_ms, 0
@@ -104,7 +106,11 @@ class LogTime:
                 "downtime not counted in full",
                 extra={"wall_clock_ms": passed_ms, "counted_ms": counted_ms},
             )
-        return note.log_ms + counted_ms, counted_ms
+        log_ms = note.log_ms + counted_ms
+        if not is_own:
+            since_newest_ms = max(0, self._clock.wall_ms() - newest.wall_ms)
+            log_ms = min(log_ms, newest.log_ms + since_newest_ms)
+        return log_ms, counted_ms
 
     def _epochs(self) -> Iterator[_Epoch]:
         """The newest first, as far as the log has their first records."""
