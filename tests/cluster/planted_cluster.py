@@ -361,7 +361,7 @@ PLANTED = [
     PlantedCluster("set read from an old record", set_read_from_an_old_record),
     PlantedCluster("elected outside the set", rules.elected_outside_the_set),
     PlantedCluster("election adds living brokers", rules.election_adds_living_brokers),
-    PlantedCluster("leader left alone", rules.election_leaves_the_leader_alone, 20, first=171),
+    PlantedCluster("leader left alone", rules.election_leaves_the_leader_alone, 20, first=281),
     PlantedCluster("no compare-and-set", rules.controllers_without_compare_and_set),
     PlantedCluster("no refusal of old epochs", no_refusal_of_old_epochs),
     PlantedCluster("goes on in its epoch", goes_on_in_its_epoch_after_a_restart),
