@@ -125,6 +125,7 @@ def test_another_operator_goes_on_when_one_is_killed_stopped_or_told_to_end(
     plane.apply(_given(1))
     plane.wait("the proxies", lambda: _is_scaled(plane, 1), limit_s=60)
     assert operators.holder() == "one"
+    plane.wait("two to listen", lambda: "ready: " in operators.log("two"))
     read = {name: operators.metrics(name) for name in ("one", "two")}
     assert [read[one]["popmq_operator_leader"] for one in read] == [1, 0]
     assert [read[one]["popmq_operator_clusters"] for one in read] == [1, 0]
