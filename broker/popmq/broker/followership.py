@@ -55,7 +55,7 @@ class Followership:
         self._leader_at = ""
         path = f"{settings.broker.data}/{DIVERGENCE}"
         self.tables = TablesCheck(disk, path, lambda: identity.epoch, copying=identity.copying)
-        # Whether the newest answer came from one that grants rebuilds; None: nobody answered yet.
+        # Whether the controller that answered last grants rebuilds; None: none has answered yet.
         self._controller_grants: bool | None = None
         self._granted = ("", 0, 0)  # a store, and epoch and version of the record it rests on
         self._disk = disk

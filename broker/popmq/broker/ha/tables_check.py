@@ -74,7 +74,7 @@ class TablesCheck:
     @property
     def differs(self) -> bool:
         """Whether the newest comparison was not equal, with this master or an earlier one.
-        A master has nobody to be compared with."""
+        A master is compared with no other broker."""
         if self.known.rebuild_begun or self._leads_in == self._epoch():
             return False
         return self.known.differs_at > 0
@@ -115,7 +115,7 @@ class TablesCheck:
         """The hashes of both snapshots of one position are known."""
         self.diverged += not result.equal
         if result.epoch != self._epoch() or self.known.rebuild_begun:
-            return  # of an earlier master, which nobody follows any more, or of a removed store
+            return  # of an earlier master, which no slave follows any more, or of a removed store
         known = self.known
         if result.equal:
             self._equal = result.epoch, result.position
