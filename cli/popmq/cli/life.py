@@ -9,7 +9,7 @@ from collections.abc import Callable
 from popmq.common.unhandled import UnhandledExceptions, report_if_failed
 
 GC_AFTER_OBJECTS = 50_000
-CRASH_S = 10.0  # for a failed process to end in order; then it ends without
+STOP_S = 10.0  # how long the stop of a failed role may take; then its process exits at once
 
 
 class Life:
@@ -45,6 +45,9 @@ class Life:
         self._crash_callbacks.append(callback)
 
     def end(self, code: int) -> None:
+        """Begin to stop. `code` is the exit status; unless it is 0 the stop has STOP_S seconds."""
+        if code:
+            self._exit_after_stop_s(code)
         self.code = max(self.code, code)
         if self._ended.is_set():
             self.on_second_end()
@@ -73,10 +76,14 @@ class Life:
 
     def _crash(self, error: BaseException) -> None:
         """End with 1, whatever waits for work that never ends now."""
-        last_resort = threading.Timer(CRASH_S, os._exit, (1,))
-        last_resort.daemon = True
-        last_resort.start()
+        self._exit_after_stop_s(1)
         self.code = 1
         self._ended.set()
         for callback in self._crash_callbacks:
             callback(error)
+
+    def _exit_after_stop_s(self, code: int) -> None:
+        """Whatever the stop waits for may never come."""
+        timer = threading.Timer(STOP_S, os._exit, (code,))
+        timer.daemon = True
+        timer.start()

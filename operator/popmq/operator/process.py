@@ -103,18 +103,14 @@ class OperatorProcess:
     async def stop(self) -> None:
         """The workers first: nothing may be written any more when the Lease is given away."""
         self._stop.set()
-        await self._stop_workers()
+        await self.workers.stop()
+        await self.declared.stop()
         await self.elector.release()
         if self._watch is not None:
             with suppress(asyncio.CancelledError):
                 await self._watch
-        await self._stop_workers()  # those that a last event has woken
         await self._api.close()
         await self._lease_api.close()
-
-    async def _stop_workers(self) -> None:
-        await self.workers.stop()
-        await self.declared.stop()
 
     @property
     def alive(self) -> bool:

@@ -60,6 +60,7 @@ class Workers:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._begun: dict[Key, float] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._stopping = False
         self.counted = Counted()
 
     @property
@@ -73,6 +74,8 @@ class Workers:
         return max((now - begun for begun in self._begun.values()), default=0.0)
 
     def wake(self, namespace: str, name: str) -> None:
+        if self._stopping:
+            return
         key = (namespace, name)
         if key not in self._tasks:
             self._woken[key] = asyncio.Event()
@@ -81,6 +84,7 @@ class Workers:
         self._woken[key].set()
 
     async def stop(self) -> None:
+        self._stopping = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -88,7 +92,9 @@ class Workers:
 
     async def _work(self, key: Key) -> None:
         back_off_s = SOON_S
-        while True:
+        # Cancelling alone is not enough: a request whose timeout ends at the same moment raises
+        # a timeout instead, and the task would go on.
+        while not self._stopping:
             await asyncio.sleep(GAP_S)
             self._woken[key].clear()
             outcome = await self._once(key)

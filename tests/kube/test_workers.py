@@ -1,0 +1,31 @@
+"""The operator's workers, without an API server."""
+
+import asyncio
+
+from popmq.operator.kube import ApiAway
+from popmq.operator.reconcile import Outcome
+from popmq.operator.workers import Workers
+
+
+def test_workers_stop_although_a_request_turns_their_cancellation_into_a_timeout() -> None:
+    # HTTP clients do so when the cancellation arrives together with their own timeout, as after
+    # SIGCONT.
+    async def story() -> None:
+        looking = asyncio.Event()
+
+        async def look(namespace: str, name: str) -> Outcome:
+            looking.set()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError as error:
+                raise ApiAway("the request timed out") from error
+            return Outcome(soon=False, ready=True)
+
+        loop = asyncio.get_running_loop()
+        workers = Workers(look, resync_s=3600, monotonic=loop.time, lost=lambda: None)
+        workers.wake("apps", "demo")
+        async with asyncio.timeout(10):
+            await looking.wait()
+            await workers.stop()
+
+    asyncio.run(story())
