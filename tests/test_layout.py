@@ -120,6 +120,7 @@ CORE_PLACES = (
     "operator/popmq/operator/resources",
     "operator/popmq/operator/actions.py",
     "operator/popmq/operator/certificates.py",
+    "operator/popmq/operator/conditions.py",
     "operator/popmq/operator/declared.py",
     "operator/popmq/operator/desired.py",
     "operator/popmq/operator/lag_reports.py",

@@ -11,7 +11,7 @@ from popmq.cli.monitoring.alerts import ALERTS
 from popmq.cli.monitoring.dashboard import Query, UnknownMetric
 from popmq.cli.monitoring.files import FOLDER, made_files
 from popmq.cli.monitoring.panels import DASHBOARDS
-from popmq.common.metric_table import TABLE
+from popmq.common.metric_table.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 _NAMED = re.compile(r"\bpopmq_[a-z0-9_]+")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from popmq.common.metric_table import TABLE, page, reading
+from popmq.common.metric_table import page
 from popmq.common.metric_table.row import PREFIX, Kind, Unit, unit_of
+from popmq.common.metric_table.table import TABLE, reading
 from popmq.common.observe import Histogram
 
 ROOT = Path(__file__).resolve().parents[2]

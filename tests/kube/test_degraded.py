@@ -6,10 +6,11 @@ import pytest
 from kube.clusters import cluster, read
 from kube.world import NOW, World, play, running
 
+from popmq.operator.conditions import Verdict, verdict_in
 from popmq.operator.manifest import Manifest
 from popmq.operator.observed import GroupHealth, GroupSet, Observed, Pod
 from popmq.operator.plan import Plan
-from popmq.operator.status import Verdict, cluster_status, verdict_in
+from popmq.operator.status import cluster_status
 
 LOST = "demo-broker-0-1"
 

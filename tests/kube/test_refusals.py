@@ -6,10 +6,11 @@ import pytest
 from kube.clusters import cluster, read
 from kube.world import NOW, World, play, running
 
+from popmq.operator.conditions import verdict_in
 from popmq.operator.manifest import DEPLOYMENT
 from popmq.operator.observed import GroupHealth, Observed
 from popmq.operator.plan import Plan
-from popmq.operator.status import cluster_status, verdict_in
+from popmq.operator.status import cluster_status
 
 
 async def _looks(world: World, count: int = 5) -> None:

@@ -9,8 +9,8 @@ from popmq.broker.pop.audit import STATES
 from popmq.broker.pop.lag import Lag, bounded, lags
 from popmq.broker.timer_metrics import timer_metrics
 from popmq.common import topics
-from popmq.common.metric_table import reading
 from popmq.common.metric_table.row import OTHERS
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 from popmq.common.transaction_token import Ending
 

@@ -26,7 +26,7 @@ from popmq.common.frame_port import FramePort, call
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Kind, Port
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 from popmq.common.steps import FlusherThread, OwnFlusher, StepLoop, Work
 from popmq.common.wire.controller_pb2 import FailoverRequest

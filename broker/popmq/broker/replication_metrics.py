@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from popmq.broker.broker_node import BrokerNode
 from popmq.broker.ha.role import Role
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 
 

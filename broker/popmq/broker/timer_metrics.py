@@ -6,8 +6,8 @@ from heapq import nlargest
 from popmq.broker.broker import Broker
 from popmq.broker.timer.timer_forecast import BUCKETS_MS
 from popmq.common.disk import ColdRead
-from popmq.common.metric_table import reading
 from popmq.common.metric_table.row import OTHERS
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 
 TOPICS_LIMIT = 1_000  # as labels

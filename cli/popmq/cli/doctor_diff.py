@@ -13,7 +13,8 @@ from popmq.broker.meta import lite_topics, registry
 from popmq.broker.pop import check_point_snapshot, parked_keys, redrive
 from popmq.broker.store import dispatch
 from popmq.broker.store.doctor_disk import RehearsalDisk
-from popmq.broker.store.snapshot import Row, Snapshot, read_snapshot, snapshot_names
+from popmq.broker.store.entry_hash import Row
+from popmq.broker.store.snapshot import Snapshot, read_snapshot, snapshot_names
 from popmq.broker.timer import arrivals, departures, timer_state
 from popmq.broker.transaction import transaction_table
 from popmq.cli.metadata import columns

@@ -26,8 +26,8 @@ from popmq.cli.supervised import PARENT_FLAG, die_with_parent
 from popmq.cli.workers import Workers
 from popmq.common.config import Settings, environment, load_settings, parse_address
 from popmq.common.errors import ConfigError
-from popmq.common.metric_table import reading
 from popmq.common.metric_table.row import PREFIX
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import (
     HttpEndpoint,
     Metric,

@@ -17,7 +17,7 @@ from popmq.cli.life import Life
 from popmq.cli.roles import run_role
 from popmq.common.config import Settings, load_settings
 from popmq.common.errors import PopmqError
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 from popmq.proxy.process import ProxyProcess
 

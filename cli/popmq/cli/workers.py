@@ -15,7 +15,7 @@ from typing import Any
 
 from popmq.common.config import Settings, format_address, parse_address
 from popmq.common.errors import ConfigError
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from popmq.common.frame_server import FrameServer
 from popmq.common.frames import Role
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 
 

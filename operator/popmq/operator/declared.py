@@ -13,9 +13,9 @@ from typing import TypeAlias
 from popmq.common.errors import ConfigError
 from popmq.common.quantities import parse_duration_ms
 from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
+from popmq.operator.conditions import FALSE, TRUE, Verdict, conditions
 from popmq.operator.manifest import TOPIC, Kind, Manifest, at, condition
 from popmq.operator.spec import SpecError
-from popmq.operator.status import FALSE, TRUE, Verdict, conditions
 
 DRIFT_KEPT = 10  # lines of status.drift
 DRIFT_SHOWN = timedelta(minutes=10)  # for so long the condition Drifted stays

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from popmq.operator.admin_port import DataPlaneAway
 from popmq.operator.cluster_secrets import secrets_of, trusted_of
+from popmq.operator.conditions import FALSE, UNKNOWN, Verdict
 from popmq.operator.declared import (
     Decision,
     Declared,
@@ -25,7 +26,6 @@ from popmq.operator.manifest import BROKER_CLUSTER, CONSUMER_GROUP, TOPIC, Kind,
 from popmq.operator.names import FINALIZER
 from popmq.operator.reconcile import LeaseLost, Outcome
 from popmq.operator.spec import ClusterSpec, SpecError, read_spec
-from popmq.operator.status import FALSE, UNKNOWN, Verdict
 
 AT_ONCE = 16  # writes of statuses
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from popmq.operator.conditions import FALSE, TRUE, UNKNOWN, Verdict, conditions
 from popmq.operator.manifest import Manifest, at
 from popmq.operator.names import REPORT_LABEL
-from popmq.operator.status import FALSE, TRUE, UNKNOWN, Verdict, conditions
 
 KINDS = ("lag", "revive", "delay")
 

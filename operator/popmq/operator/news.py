@@ -4,12 +4,12 @@ Kubernetes has an event of most of what moves, but none of an election after a c
 nor of a copy that fell behind; and a whole look at each beat would ask the API server for too much.
 """
 
+from popmq.operator.conditions import UNKNOWN, verdict_in
 from popmq.operator.data_plane import DataPlane
 from popmq.operator.kube import Api, ApiAway, ApiError
 from popmq.operator.manifest import BROKER_CLUSTER
 from popmq.operator.observed import GroupHealth
 from popmq.operator.spec import SpecError, read_spec
-from popmq.operator.status import UNKNOWN, verdict_in
 
 
 class News:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from popmq.common.config import Settings
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 from popmq.operator.data_plane import LivePlane
 from popmq.operator.declared_plane import LiveDeclared

@@ -23,6 +23,7 @@ from popmq.operator.actions import (
 from popmq.operator.admin_port import DataPlaneAway
 from popmq.operator.certificates import Data
 from popmq.operator.cluster_secrets import secrets_of, trusted_of
+from popmq.operator.conditions import FALSE, TRUE, verdict_in
 from popmq.operator.data_plane import DataPlane
 from popmq.operator.desired import Surroundings
 from popmq.operator.kube import Api, ApiError
@@ -63,15 +64,7 @@ from popmq.operator.observed import Claim, Drained, GroupHealth, Observed, Pod, 
 from popmq.operator.plan import Plan, make_plan
 from popmq.operator.report_keeper import ReportDefaults, ReportKeeper
 from popmq.operator.spec import ClusterSpec, SpecError, read_spec
-from popmq.operator.status import (
-    FALSE,
-    NOT_IN_SYNC,
-    TRUE,
-    cluster_status,
-    is_on_purpose,
-    refused_status,
-    verdict_in,
-)
+from popmq.operator.status import NOT_IN_SYNC, cluster_status, is_on_purpose, refused_status
 
 logger = logging.getLogger(__name__)
 

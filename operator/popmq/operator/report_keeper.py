@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from popmq.operator.conditions import FALSE, Verdict
 from popmq.operator.kube import Api
 from popmq.operator.lag_reports import LagReport, homeless_status, read_report, report_status
 from popmq.operator.manifest import CRON_JOB, LAG_REPORT, Manifest, at, name_of
 from popmq.operator.names import CLUSTER_LABEL, MANAGED_BY, OPERATOR_NAME
 from popmq.operator.resources.reports import cron_job, report_access
 from popmq.operator.spec import ClusterSpec
-from popmq.operator.status import FALSE, Verdict
 
 AT_ONCE = 16
 NO_ROLE = Verdict(

@@ -1,26 +1,18 @@
 """The status of a BrokerCluster: conditions, and a line that a person can take in at a glance."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 
+from popmq.operator.conditions import FALSE, TRUE, UNKNOWN, Verdict, conditions
 from popmq.operator.manifest import DEPLOYMENT, Manifest, at, kind_of, name_of
 from popmq.operator.names import TEMPLATE_ANNOTATION
 from popmq.operator.observed import GroupHealth, Observed, Pod
 from popmq.operator.plan import Plan
 from popmq.operator.spec import ClusterSpec, SpecError, read_paused
 
-TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 # Reasons of Degraded, the worst first.
 NO_MASTER, BROKER_DOWN, NOT_IN_SYNC = WORST_FIRST = ("NoMaster", "BrokerDown", "NotInSync")
 GROUPS_NAMED = 8  # of those that lack something, in one message
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    status: str
-    reason: str
-    message: str
 
 
 def cluster_status(
@@ -84,37 +76,6 @@ def refused_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
         "plan": [],
         "conditions": conditions(verdicts, before, generation, now),
     }
-
-
-def conditions(
-    verdicts: Mapping[str, Verdict], before: Manifest, generation: int, now: datetime
-) -> list[Manifest]:
-    old = {one["type"]: one for one in before.get("conditions") or []}
-    made = []
-    for kind, verdict in verdicts.items():
-        known = old.get(kind, {})
-        since = known.get("lastTransitionTime", "")
-        if known.get("status") != verdict.status or not since:
-            since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        made.append(
-            {
-                "type": kind,
-                "status": verdict.status,
-                "reason": verdict.reason,
-                "message": verdict.message,
-                "lastTransitionTime": since,
-                "observedGeneration": generation,
-            }
-        )
-    return made
-
-
-def verdict_in(status: Manifest, kind: str) -> Verdict:
-    """A condition of a status; all empty when it is not there."""
-    for one in status.get("conditions") or []:
-        if one["type"] == kind:
-            return Verdict(one["status"], one.get("reason", ""), one.get("message", ""))
-    return Verdict("", "", "")
 
 
 def is_on_purpose(before: Manifest, after: Manifest) -> bool:

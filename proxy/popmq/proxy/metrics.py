@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from popmq.common.errors import PopmqError
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Histogram, Metric
 
 REQUEST_MS = (

@@ -9,7 +9,7 @@ from popmq.common.errors import ConfigError
 from popmq.common.frame_port import FramePort
 from popmq.common.frames import FrameSettings, Hello, Role
 from popmq.common.hop import Port
-from popmq.common.metric_table import reading
+from popmq.common.metric_table.table import reading
 from popmq.common.observe import Metric
 from popmq.common.turn import TurnEnd
 from popmq.proxy.brokers import ClosablePort, RoutedBrokers

@@ -16,8 +16,8 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, StoreDamaged
 from popmq.common.message import RecordKind

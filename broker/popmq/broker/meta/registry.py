@@ -10,8 +10,8 @@ from dataclasses import replace
 from popmq.broker.meta.lite_topics import LiteTopics
 from popmq.broker.meta.meta_limits import check_group, check_topic
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.common import topics
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
 from popmq.common.message import RecordKind

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from popmq.broker.pop.pop_check_point import FIFO, PopCheckPoint, member_bits
 from popmq.broker.pop.queue_progress import FifoProgress, QueueProgress
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.store.retention import Body
-from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.store.unit_check import Unit
 
 if TYPE_CHECKING:

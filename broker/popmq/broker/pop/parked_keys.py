@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from popmq.broker.pop.pop_check_point import Unpark
-from popmq.broker.store.snapshot import Row, entry_hash
+from popmq.broker.store.entry_hash import Row, entry_hash
 
 _KEY = struct.Struct(
     ">IIIIQBQHI"

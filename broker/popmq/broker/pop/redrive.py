@@ -9,7 +9,7 @@ import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from popmq.broker.store.snapshot import Row, entry_hash
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.common.message import RevivalToken
 
 _RUN = struct.Struct(">IQQ")  # dead-letter topic, first offset, end offset

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from popmq.broker.store.consume_queue import ConsumeQueue
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.store.mapped_file import MappedFile, Synced
-from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.store.unit_check import FindUnit
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged, TopicNotFound

@@ -19,8 +19,7 @@ files are synced up to it; two are kept.
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from crc32c import crc32c
 
@@ -59,19 +58,8 @@ class SnapshotTable(Protocol):
         ...
 
 
-class Row(NamedTuple):
-    """One entry of a table, as far as it counts in the state hash, for people (doctor_diff.py)."""
-
-    name: str
-    fields: dict[str, object]
-
-
 def _check_of_head(data: bytes | bytearray) -> bytes:
     return crc32c(bytes(data[: _HEAD.size])).to_bytes(4, "big")
-
-
-def entry_hash(entry: bytes) -> int:
-    return int.from_bytes(blake2b(entry, digest_size=16).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)

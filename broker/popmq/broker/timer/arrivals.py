@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from popmq.broker.store.snapshot import Row, entry_hash
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.common.errors import TooManyRequests
 from popmq.common.timer_token import TimerToken

@@ -9,8 +9,8 @@ size (docs/concepts/timer.md, "Moved to another broker group").
 import struct
 from collections.abc import Iterator, Sequence
 
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common.message import RecordKind
 from popmq.common.timer_departure import Departure, Leaving, Settled

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
-from popmq.broker.store.snapshot import Row, entry_hash
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.common.timer_token import FiringToken, Outcome, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.store.retention import Body
-from popmq.broker.store.snapshot import Row, entry_hash
 from popmq.broker.store.unit_check import Unit
 from popmq.common.transaction_token import Ending, EndToken, HalfToken
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popmq.common.metric_table import TABLE
 from popmq.common.metric_table.row import PREFIX
+from popmq.common.metric_table.table import TABLE
 
 _WIDTH = 24  # of Grafana's grid
 _HEIGHT = 8

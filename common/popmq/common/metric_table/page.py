@@ -1,7 +1,7 @@
 """docs/reference/metrics.md, from the table: `make metrics` writes it, a test looks for drift."""
 
-from popmq.common.metric_table import SECTIONS
 from popmq.common.metric_table.row import Kind, MetricRow
+from popmq.common.metric_table.table import SECTIONS
 
 PATH = "docs/reference/metrics.md"
 
