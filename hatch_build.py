@@ -28,23 +28,23 @@ LEAN = (
     "preface",
     "replies",
     "stream",
-    "watch",
+    "connection_timeouts",
 )
 PROXY = (
-    "ack",
-    "convert",
-    "delay",
-    "joint",
-    "placement",
-    "plain_message",
-    "receive",
-    "route",
-    "rpc",
-    "send",
-    "validate",
-    "wire_scan",
+    "brokers/metadata_cache",
+    "brokers/request_batcher",
+    "messaging/ack",
+    "messaging/delay",
+    "messaging/fast_path_send",
+    "messaging/placement",
+    "messaging/receive",
+    "messaging/send",
+    "rpc/convert",
+    "rpc/rpc",
+    "rpc/validate",
+    "rpc/wire_scan",
 )
-COMMON = ("hop", "payload", "turn", "varint")
+COMMON = ("loop_iteration", "protocol/messaging_payloads", "protocol/payload", "varint")
 HOT = (
     *(f"popmq/proxy/transport/lean/{name}.py" for name in LEAN),
     *(f"popmq/proxy/{name}.py" for name in PROXY),

@@ -22,12 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from popmq.broker.process import BrokerProcess, frame_settings
-from popmq.common.config import Settings
+from popmq.broker.node.broker_process import BrokerProcess, frame_settings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.frame_port import FramePort
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import (
+from popmq.common.protocol.frame_port import FramePort
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import (
     Kind,
     OnReply,
     Port,
@@ -38,6 +37,7 @@ from popmq.common.hop import (
     encode_put,
     encode_put_reply,
 )
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, TopicConfig
 
 QUEUES = 8

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
 
 CALL_MS = 60_000

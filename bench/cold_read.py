@@ -34,10 +34,10 @@ from bench.broker_process import (
     create_topic,
     started_broker,
 )
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.frame_port import FramePort, call
-from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.messaging_payloads import Kind, PopRequest, PutEntry, PutRequest
 from popmq.common.topics import MessageType
 
 QUEUES = 8

@@ -11,9 +11,9 @@ import argparse
 import time
 from dataclasses import replace
 
-from popmq.common.config import PopSettings
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 KEYS = 200
 BLOCKED = (0, 500, 5_000, 9_000)

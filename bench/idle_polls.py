@@ -16,11 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from popmq.common import hop
 from popmq.common.errors import PopmqError
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind, PopRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind, PopRequest
 from popmq.common.wire import admin_pb2 as pb
 
 POLL_MS = 3_600_000  # nobody's time is over while it is measured

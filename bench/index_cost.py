@@ -13,8 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from popmq.broker.store.key_index import KeyIndex
-from popmq.broker.store.message_keys import ID, KEY
+from popmq.broker.index.key_index import KeyIndex
+from popmq.broker.index.message_keys import ID, KEY
 from popmq.common.disk import RealDisk
 from popmq.proxy.api import definition_pb2 as api
 

@@ -20,9 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.broker_process import CALL_MS, connected, create_group, create_topic, started_broker
-from popmq.common import hop
-from popmq.common.frame_port import FramePort, call
-from popmq.common.hop import Delivery, Kind, PopRequest, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.messaging_payloads import (
+    Delivery,
+    Kind,
+    PopRequest,
+    PutEntry,
+    PutRequest,
+)
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
 

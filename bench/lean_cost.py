@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 
 from hpack import Encoder
 
-from popmq.common.lean_settings import LeanSettings
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import Call, Method, Shape
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX
-from popmq.proxy.transport.seam import Call, Method, Shape
 
 PATH = "/apache.rocketmq.v2.MessagingService/SendMessage"
 FIXED = [

@@ -23,11 +23,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from popmq.broker.process import BrokerProcess
-from popmq.common import hop
-from popmq.common.config import Settings
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.errors import PopmqError
-from popmq.common.hop import ACKED, Kind, OnReply, PopRequest, Port, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import (
+    ACKED,
+    Kind,
+    OnReply,
+    PopRequest,
+    Port,
+    PutEntry,
+    PutRequest,
+)
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import CheckPoints, MessageType, SubscriptionGroup, TopicConfig
 
 QUEUES = 8

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from popmq.common.clock import SystemClock
-from popmq.common.config import Settings
-from popmq.common.hop import (
+from popmq.common.protocol.messaging_payloads import (
     AckResult,
     Kind,
     OnReply,
@@ -23,13 +22,14 @@ from popmq.common.hop import (
     encode_ack_reply,
     encode_put_reply,
 )
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.record.receipt import ReceiptHandle
+from popmq.common.settings.settings import Settings
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers import StaticBrokers
+from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.seam import GrpcStatus
+from popmq.proxy.transport.interface import GrpcStatus
 
 METADATA = {"x-mq-client-id": "bench@1@0@aaaaaaaa", "x-mq-language": "JAVA"}
 

@@ -23,9 +23,15 @@ from pathlib import Path
 
 from bench.role_process import RoleProcess, free_address
 from popmq.common.errors import Code, PopmqError
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind, PutEntry, PutRequest, decode_put_reply, encode_put
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PutEntry,
+    PutRequest,
+    decode_put_reply,
+    encode_put,
+)
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb

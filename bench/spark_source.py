@@ -18,13 +18,13 @@ import tempfile
 import time
 from typing import Any
 
-from popmq.broker.broker import Broker
-from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
-from popmq.broker.process import BrokerProcess
-from popmq.cli.one_process import UP_DEFAULTS, OneProcess
+from popmq.broker.core.broker import Broker
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.node.broker_process import BrokerProcess
+from popmq.cli.roles.one_process import UP_DEFAULTS, OneProcess
 from popmq.common import topics
-from popmq.common.config import load_settings
-from popmq.common.message import RecordKind, Stamp, encode_record
+from popmq.common.record.message import RecordKind, Stamp, encode_record
+from popmq.common.settings.settings import load_settings
 
 COLUMNS = (
     *("kind", "log_ms", "epoch", "sequence", "messages", "group", "topic", "queue"),

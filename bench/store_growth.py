@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from popmq.broker.broker import Broker
-from popmq.broker.client_requests import ClientRequests
+from popmq.broker.core.broker import Broker
+from popmq.broker.handlers.client_requests import ClientRequests
 from popmq.common.clock import SystemClock
-from popmq.common.config import Settings
 from popmq.common.disk import ColdRead, RealDisk
-from popmq.common.hop import PopRequest, PutEntry, PutRequest
-from popmq.common.steps import InlineFlusher
+from popmq.common.protocol.messaging_payloads import PopRequest, PutEntry, PutRequest
+from popmq.common.settings.settings import Settings
+from popmq.common.step_loop import InlineFlusher
 from popmq.common.topics import MessageType, TopicConfig
 
 BATCH = 1_000

@@ -14,9 +14,9 @@ import tempfile
 import time
 
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
-from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead, RealDisk
-from popmq.common.steps import FlusherThread
+from popmq.common.settings.settings import TimerSettings
+from popmq.common.step_loop import FlusherThread
 
 SETTINGS = TimerSettings()
 

@@ -7,10 +7,17 @@ from collections.abc import Iterable
 from itertools import islice
 
 from bench.broker_process import CALL_MS
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.frame_port import FramePort, call
-from popmq.common.hop import AckRequest, Delivery, Kind, PopRequest, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.messaging_payloads import (
+    AckRequest,
+    Delivery,
+    Kind,
+    PopRequest,
+    PutEntry,
+    PutRequest,
+)
 from popmq.common.topics import MessageType
 
 QUEUES = 8

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 BUILD_S, TESTS_S = 600, 900
 IS_COMPILED = (
-    "import popmq.proxy.send as one, popmq.proxy.transport.lean.connection as two;"
+    "import popmq.proxy.messaging.send as one, popmq.proxy.transport.lean.connection as two;"
     "assert one.__file__.endswith('.so') and two.__file__.endswith('.so'), two.__file__"
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from popmq.common.config import Settings
+from popmq.common.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -130,9 +130,9 @@ def test_the_status_of_a_decision_is_that_of_the_code_it_names(page: Path) -> No
         ("", "not one line"),
         ("Status: finished.", "not one line"),
         ("Status: built.", "its code is []"),
-        ("Status: accepted. Code: `common/steps.py`.", "nothing else does"),
+        ("Status: accepted. Code: `common/step_loop.py`.", "nothing else does"),
         ("Status: built. Code: `common/no_such.py`.", "no such file"),
-        ("Status: built. Code: `common/steps.py` `NoSuch`.", "no NoSuch"),
+        ("Status: built. Code: `common/step_loop.py` `NoSuch`.", "no NoSuch"),
     ],
 )
 def test_a_status_that_the_tree_contradicts_is_found(

@@ -5,27 +5,61 @@ the top are meant to be edited, in the commit that needs it and with the reason 
 """
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 600
+MAX_MODULES = 22  # in one package
+MAX_MODULES_OF_BROKER_ROOT = 2
+
+# The packages of each room, the lowest layer first; "" is the room's own folder.  A package may
+# import those of lower layers.  Its docstring names the ones that it does import.
+LAYERS: dict[str, list[str]] = {
+    "common": ["wire", "", "metric_table record settings", "protocol"],
+    "broker": [
+        "log filter",
+        "index",
+        "persistence",
+        "store",
+        "doctor meta ha",
+        "deliveries timer transaction",
+        "pop",
+        "fifo operations",
+        "lite diagnostics",
+        "core",
+        "handlers",
+        "node",
+        "",
+    ],
+    "proxy": ["api transport", "transport.lean rpc", "brokers", "messaging", "admin", ""],
+    "controller": [""],
+    "operator": ["model", "kube resources", "reports", "cluster", "declared", ""],
+    "reports": ["records jobs", "source", "", "output"],
+    "cli": ["monitoring", "", "load roles"],
+    "testing": [
+        "disk oracle",
+        "harness",
+        "sim",
+        "timer_world transaction_world cluster_world",
+        "model",
+        "",
+    ],
+}
 
 # Which rooms a room may import.  Processes meet on the wire, so nobody looks sideways.
-EVERY_ROOM = {"common", "broker", "proxy", "controller", "operator", "reports", "cli", "testing"}
+EVERY_ROOM = set(LAYERS)
 ROOM_MAY_IMPORT: dict[str, set[str]] = {
     "common": set(),
-    "broker": {"common"},
-    "proxy": {"common"},
-    "controller": {"common"},
-    "operator": {"common"},
-    "reports": {"common"},
+    **{room: {"common"} for room in ("broker", "proxy", "controller", "operator", "reports")},
     "cli": EVERY_ROOM,
     "testing": EVERY_ROOM,
 }
@@ -33,81 +67,31 @@ ROOM_MAY_IMPORT: dict[str, set[str]] = {
 # A top-level package of the reports, because Spark finds a data source by such a name.
 SPARK_SOURCE = "pyspark_popmq"
 
-# Which parts of the broker (a module or package directly in it) a part may import.
-CORES = {"store", "meta", "filter"}
-SERVICES = {"timer", "pop", "transaction", "ha"}
-ON_BROKER = ["lookup_admin", "parking_admin", "lite_admin", "timer_drain", "timer_mover"]
-ON_BROKER += ["reset_job", "lag_job", "letter_jobs", "timer_metrics", "explain_timer", "pulls"]
-ON_BROKER += ["time_span_job"]
-ON_BROKER += ["client_requests", "broker_life", "followership", "meta_follower", "meta_copies"]
-ON_BROKER += ["system_lookup"]
-BROKER_PART_MAY_IMPORT: dict[str, set[str]] = {
-    "store": set(),
-    "meta": {"store"},
-    "filter": {"store"},
-    "timer": CORES,
-    "pop": CORES,
-    "transaction": CORES,
-    "ha": CORES,
-    "report": CORES | SERVICES,
-    "record_applier": CORES | SERVICES,
-    "following": CORES | SERVICES | {"record_applier"},
-    "replica_writer": CORES | SERVICES,
-    "send_service": CORES | SERVICES,
-    "arrivals": CORES | SERVICES | {"record_applier"},
-    "broker": CORES
-    | SERVICES
-    | {"arrivals", "following", "record_applier", "replica_writer", "report", "send_service"},
-    "metrics": CORES | SERVICES | {"broker", "timer_metrics"},
-    **dict.fromkeys(ON_BROKER, CORES | SERVICES | {"broker"}),
-    "lookup_admin": CORES | SERVICES | {"broker", "system_lookup"},
-    "notifications": CORES | SERVICES | {"broker", "client_requests"},
-    "admin": CORES | SERVICES | {"broker", "lookup_admin", "parking_admin", "timer_drain"},
-    "jobs": CORES | SERVICES,
-    "report_jobs": CORES | SERVICES | {"broker", "jobs", "report"},
-    "explain_job": CORES | SERVICES | {"broker", "explain_timer"},
-    "timer_jobs": CORES | SERVICES | {"broker", "jobs"},
-    "offset_jobs": CORES | SERVICES | {"broker", "jobs", "pulls"},
-    "transaction_jobs": CORES | SERVICES | {"broker", "jobs"},
-    "pop_admin": CORES
-    | SERVICES
-    | {"broker", "explain_job", "jobs", "lag_job", "letter_jobs", "report_jobs", "reset_job"}
-    | {"offset_jobs", "time_span_job", "timer_jobs", "transaction_jobs"},
-    "server": CORES
-    | SERVICES
-    | {
-        "broker",
-        "admin",
-        "client_requests",
-        "jobs",
-        "lite_admin",
-        "meta_copies",
-        "notifications",
-        "pop_admin",
-        "pulls",
-        "transaction_jobs",
-    },
-    "gate": set(),
-    "leadership": CORES | SERVICES | {"broker", "gate", "server"},
-    "broker_node": CORES
-    | SERVICES
-    | {"broker", "broker_life", "followership", "gate", "leadership", "meta_follower", "server"}
-    | {"timer_mover"},
-    "replication_metrics": SERVICES | {"broker_node"},
-    "rest": CORES | SERVICES | {"broker", "broker_node"},
-    "process": CORES
-    | SERVICES
-    | {"metrics", "replication_metrics", "broker", "broker_node", "rest", "server"},
+# Packages whose `__init__.py` holds more than a docstring, with the reason.
+INITS_WITH_CODE = {
+    "testing/popmq/testing/__init__.py",  # `from popmq.testing import broker` is a public promise
 }
+# Packages that are larger than MAX_MODULES, with the issue that makes them smaller.
+LARGER_PACKAGES = {"popmq.broker.handlers"}  # the one registry of requests takes some away
 
 # Files that decide and therefore may not wait, look at a clock or throw dice by themselves.
 CORE_PLACES = (
+    "broker/popmq/broker/log",
+    "broker/popmq/broker/index",
+    "broker/popmq/broker/persistence",
     "broker/popmq/broker/store",
+    "broker/popmq/broker/doctor",
     "broker/popmq/broker/meta",
+    "broker/popmq/broker/deliveries",
     "broker/popmq/broker/pop",
+    "broker/popmq/broker/fifo",
+    "broker/popmq/broker/lite",
+    "broker/popmq/broker/operations",
+    "broker/popmq/broker/diagnostics",
     "broker/popmq/broker/timer",
     "broker/popmq/broker/transaction",
     "broker/popmq/broker/filter",
+    "broker/popmq/broker/ha",
     "controller/popmq/controller/controller.py",
     "controller/popmq/controller/election.py",
     "controller/popmq/controller/failover.py",
@@ -115,28 +99,27 @@ CORE_PLACES = (
     "controller/popmq/controller/replica_group.py",
     "controller/popmq/controller/replicas.py",
     "controller/popmq/controller/routes.py",
-    "broker/popmq/broker/ha",
-    "broker/popmq/broker/report",
+    "operator/popmq/operator/model",
     "operator/popmq/operator/resources",
-    "operator/popmq/operator/actions.py",
-    "operator/popmq/operator/certificates.py",
-    "operator/popmq/operator/conditions.py",
-    "operator/popmq/operator/declared.py",
-    "operator/popmq/operator/desired.py",
-    "operator/popmq/operator/lag_reports.py",
-    "operator/popmq/operator/observed.py",
-    "operator/popmq/operator/plan.py",
-    "operator/popmq/operator/rollout.py",
-    "operator/popmq/operator/spec.py",
-    "operator/popmq/operator/status.py",
-    "common/popmq/common/message.py",
-    "common/popmq/common/receipt.py",
+    "operator/popmq/operator/cluster/actions.py",
+    "operator/popmq/operator/cluster/desired.py",
+    "operator/popmq/operator/cluster/observed.py",
+    "operator/popmq/operator/cluster/plan.py",
+    "operator/popmq/operator/cluster/rollout.py",
+    "operator/popmq/operator/cluster/status.py",
+    "operator/popmq/operator/declared/declared_resources.py",
+    "common/popmq/common/record/message.py",
+    "common/popmq/common/record/receipt.py",
     "common/popmq/common/topics.py",
-    "common/popmq/common/hop.py",
+    "common/popmq/common/protocol/messaging_payloads.py",
 )
 # Paths in CORE_PLACES that are shells after all, one a line with the reason.
-# It writes the checkpoint on two threads, which take turns; it decides nothing by that.
-SHELLS_AMONG_CORES = frozenset({"broker/popmq/broker/store/checkpoint_keeper.py"})
+SHELLS_AMONG_CORES = frozenset(
+    {
+        # It writes the checkpoint on two threads, which take turns; it decides nothing by that.
+        "broker/popmq/broker/persistence/checkpoint_scheduler.py",
+    }
+)
 
 # A name ending in a dot stands for everything below it.
 NOT_IN_A_CORE = (
@@ -188,10 +171,11 @@ def shown(path: Path) -> str:
 
 
 def dotted(path: Path) -> str:
-    """broker/popmq/broker/store/commit_log.py -> popmq.broker.store.commit_log"""
+    """broker/popmq/broker/log/commit_log.py -> popmq.broker.log.commit_log"""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts[1:])
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -219,23 +203,66 @@ def part_of(name: str, depth: int) -> str | None:
     return parts[depth] if parts[0] == "popmq" and len(parts) > depth else None
 
 
-def forbidden_imports(tree: ast.Module, module: str) -> Iterator[str]:
-    room = part_of(module, 1)
-    assert room is not None
+@cache
+def packages() -> frozenset[str]:
+    """popmq.broker, popmq.broker.log and so on."""
+    named = {dotted(path).removesuffix(".__init__") for path in room_modules() if is_init(path)}
+    return frozenset(name for name in named if name.startswith("popmq."))
+
+
+def is_init(path: Path) -> bool:
+    return path.stem == "__init__"
+
+
+def package_of(name: str) -> str | None:
+    """The package that a module, or a name in one, belongs to."""
+    while name and name not in packages():
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def layer_of(package: str) -> int:
+    """Raises ValueError for a package that the table does not name."""
+    _, room, *below = package.split(".")
+    for number, layer in enumerate(LAYERS[room]):
+        if ".".join(below) in (layer.split() or [""]):
+            return number
+    raise ValueError(f"{package} is missing in the table LAYERS")
+
+
+def imported_packages(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
+    """(package, imported name) of each import of popmq outside the module's own package."""
+    own = package_of(module)
     for name in imports_of(tree, module):
-        target = part_of(name, 1)
-        if target is not None and target != room and target not in ROOM_MAY_IMPORT[room]:
+        target = package_of(name)
+        if target is not None and target != own:
+            yield target, name
+
+
+def forbidden_imports(tree: ast.Module, module: str) -> Iterator[str]:
+    room, own = part_of(module, 1), package_of(module)
+    assert room is not None
+    for target, name in imported_packages(tree, module):
+        other = part_of(target, 1)
+        assert other is not None
+        if other != room:
+            allowed = other in ROOM_MAY_IMPORT[room]
+        else:
+            # The data source's package stands outside of popmq and above all of the reports.
+            allowed = own is None or layer_of(target) < layer_of(own)
+        if not allowed:
             yield f"{module} imports {name}"
-        if room == target == "broker":
-            yield from forbidden_in_broker(module, name)
 
 
-def forbidden_in_broker(module: str, name: str) -> Iterator[str]:
-    part, target = part_of(module, 2), part_of(name, 2)
-    if part in (None, "__init__", target) or target in (None, "*"):
-        return
-    if target not in BROKER_PART_MAY_IMPORT.get(part, set()):
-        yield f"{module} imports {name}"
+def named_in_docstring(package: str) -> set[str]:
+    """The packages after "May import:", written out."""
+    room = part_of(package, 1)
+    path = ROOT / str(room) / Path(*package.split(".")) / "__init__.py"
+    text = " ".join((ast.get_docstring(parsed(path)) or "").split())
+    found = re.search(r"May import: ([^;]*)\.$", text)
+    names = found[1].split(", ") if found else []
+    names = [] if names == ["no other package of popmq"] else names
+    return {name if name.startswith("popmq.") else f"popmq.{room}.{name}" for name in names}
 
 
 def names_used(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -283,13 +310,59 @@ def test_every_room_has_its_row_in_the_table_of_imports() -> None:
     assert set(rooms()) <= set(ROOM_MAY_IMPORT)
 
 
-def test_every_part_of_the_broker_has_its_row_in_the_table_of_imports() -> None:
-    parts = {
-        part
-        for path in room_modules()
-        if part_of(dotted(path), 1) == "broker" and (part := part_of(dotted(path), 2)) is not None
+def test_every_package_has_its_place_in_the_table_of_layers() -> None:
+    named = {
+        ".".join(filter(None, ("popmq", room, name)))
+        for room, layers in LAYERS.items()
+        for layer in layers
+        for name in layer.split() or [""]
     }
-    assert parts - {"__init__"} <= set(BROKER_PART_MAY_IMPORT)
+    assert named == packages()
+
+
+def test_a_package_names_in_its_docstring_what_it_imports() -> None:
+    """Another room by its name, a package of its own room without the room's."""
+    wrong = []
+    for package in sorted(packages()):
+        if package == "popmq.testing":
+            continue  # its docstring is for users
+        used = set()
+        for path in room_modules():
+            if package_of(dotted(path)) == package:
+                for target, _ in imported_packages(parsed(path), dotted(path)):
+                    same = part_of(target, 1) == part_of(package, 1)
+                    used.add(target if same else f"popmq.{part_of(target, 1)}")
+        if used != named_in_docstring(package):
+            wrong.append(f"{package} imports {sorted(used)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_packages_import_each_other_without_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in room_modules():
+        module = dotted(path)
+        if (own := package_of(module)) is not None:
+            graph.setdefault(own, set()).update(
+                t for t, _ in imported_packages(parsed(path), module)
+            )
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_no_package_is_too_large_to_hold() -> None:
+    sizes: dict[str, int] = {}
+    for path in room_modules():
+        package = package_of(dotted(path))
+        if package is not None and not is_init(path) and not is_generated(path):
+            sizes[package] = sizes.get(package, 0) + 1
+    limits = {"popmq.broker": MAX_MODULES_OF_BROKER_ROOT}
+    larger = {name for name, size in sizes.items() if size > limits.get(name, MAX_MODULES)}
+    assert larger == LARGER_PACKAGES
+
+
+def test_inits_hold_docstrings_only() -> None:
+    inits = [path for path in room_modules() if is_init(path) and SPARK_SOURCE not in path.parts]
+    with_code = {shown(path) for path in inits if len(parsed(path).body) > 1}
+    assert with_code == INITS_WITH_CODE
 
 
 def test_no_top_folder_and_no_namespace_folder_is_a_package() -> None:
@@ -394,15 +467,19 @@ def test_every_module_says_what_it_is_for() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("popmq.proxy.route", "import popmq.broker.store"),
-        ("popmq.proxy.route", "from popmq import broker"),
-        ("popmq.common.frames", "def later():\n    from popmq.cli import main"),
-        ("popmq.broker.store.dispatch", "from popmq.broker.pop.long_polling import LongPolling"),
-        ("popmq.broker.store.dispatch", "from ..pop import long_polling"),
+        ("popmq.proxy.brokers.metadata_cache", "import popmq.broker.store"),
+        ("popmq.proxy.brokers.metadata_cache", "from popmq import broker"),
+        ("popmq.common.protocol.frames", "def later():\n    from popmq.cli import main"),
+        ("popmq.broker.log.dispatch", "from popmq.broker.pop.long_polling import LongPolling"),
+        ("popmq.broker.log.dispatch", "from ..pop import long_polling"),
         ("popmq.broker.store.__init__", "from .. import meta"),
-        ("popmq.broker.pop.pop_service", "from popmq.broker import broker"),
+        ("popmq.broker.pop.pop_service", "from popmq.broker.core import broker"),
         ("popmq.broker.filter.tag", "from popmq.broker.meta.registry import Registry"),
-        ("popmq.broker.server", "import popmq.broker.process"),
+        ("popmq.broker.handlers.server", "import popmq.broker.node.broker_process"),
+        (
+            "popmq.broker.log.dispatch",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import popmq.broker.store",
+        ),
     ],
 )
 def test_the_import_guard_bites(module: str, source: str) -> None:
@@ -412,12 +489,12 @@ def test_the_import_guard_bites(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("popmq.proxy.route", "from popmq.common.errors import PopmqError"),
-        ("popmq.testing.broker", "from popmq.broker.broker import Broker"),
-        ("popmq.broker.pop.pop_service", "from popmq.broker.store.commit_log import CommitLog"),
-        ("popmq.broker.pop.pop_service", "from . import order_info"),
-        ("popmq.broker.pop.__init__", "from .order_info import OrderInfo"),
-        ("popmq.broker.process", "from popmq.broker.server import serve"),
+        ("popmq.proxy.brokers.metadata_cache", "from popmq.common.errors import PopmqError"),
+        ("popmq.testing.running_broker", "from popmq.broker.core.broker import Broker"),
+        ("popmq.broker.pop.pop_service", "from popmq.broker.log.commit_log import CommitLog"),
+        ("popmq.broker.pop.pop_service", "from . import pop_batch"),
+        ("popmq.broker.pop.__init__", "from .pop_batch import Batch"),
+        ("popmq.broker.node.broker_process", "from popmq.broker.handlers.server import serve"),
     ],
 )
 def test_the_import_guard_lets_the_allowed_pass(module: str, source: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 _TESTS = str(Path(__file__).parent.parent)
 if _TESTS not in sys.path:

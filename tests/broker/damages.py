@@ -4,8 +4,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from popmq.broker.store.checkpoint import Checkpoint
-from popmq.common.message import RecordKind, check_record
+from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.common.record.message import RecordKind, check_record
 
 
 def log_records(folder: Path) -> Iterator[tuple[Path, int, int, int]]:

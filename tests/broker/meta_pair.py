@@ -3,12 +3,12 @@
 from dataclasses import replace
 from functools import partial
 
-from popmq.broker.meta_follower import ASK_MS, MetaFollower
+from popmq.broker.node.meta_follower import ASK_MS, MetaFollower
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.topics import FIRST_LOCAL_TOPIC_ID
 from popmq.common.wire.replication_pb2 import CopyMetaRequest
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
 def named(name: str, *, auto_create: bool = False) -> CoreBroker:

@@ -3,13 +3,14 @@ looks at what is acked overlooks them."""
 
 import pytest
 
-from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
-from popmq.common import hop, topics
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.common import topics
 from popmq.common.errors import Code, InvalidReceiptHandle
-from popmq.common.hop import Delivery, Kind
-from popmq.common.message import HEADER_SIZE
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.record.message import HEADER_SIZE
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import Answer, CoreBroker, pop
+from popmq.testing.harness.core_broker import Answer, CoreBroker, pop
 
 
 def ask_ack(core: CoreBroker, one: Delivery) -> Answer:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk, ResidentDisk
+from popmq.testing.disk.lying_disk import LyingDisk, ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 SEGMENT = SMALL.store.segment_bytes
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.metrics import broker_metrics
-from popmq.broker.pop import audit as audit_module
-from popmq.broker.pop.audit import APART_MS, STATES, Balance
-from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.diagnostics import audit as audit_module
+from popmq.broker.diagnostics.audit import APART_MS, STATES, Balance
+from popmq.broker.node.metrics import broker_metrics
 from popmq.common.errors import InvalidReceiptHandle
-from popmq.common.hop import Delivery, Kind
-from popmq.common.message import RevivalToken
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.record.message import RevivalToken
 from popmq.common.topics import CheckPoints, GroupType
 from popmq.common.wire.pull_pb2 import UpdateOffsetRequest
-from popmq.testing.core import CoreBroker, pop
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

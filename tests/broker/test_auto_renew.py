@@ -2,12 +2,12 @@
 
 import pytest
 
-from popmq.broker.pop.liveness import CLIENT_LIMIT, Liveness
-from popmq.common import hop
+from popmq.broker.deliveries.client_liveness import CLIENT_LIMIT, Liveness
 from popmq.common.errors import Code
-from popmq.common.hop import ClientsReport, Delivery, Kind
-from popmq.testing.core import CoreBroker, pop
-from popmq.testing.disk import LyingDisk
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import ClientsReport, Delivery, Kind
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 import pytest
 
-from popmq.common import hop
 from popmq.common.back_off import ExponentialBackOff
 from popmq.common.errors import Refused
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker, pop
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.store.commit_log import CommitLog
-from popmq.common import hop
-from popmq.common.config import PopSettings
+from popmq.broker.log.commit_log import CommitLog
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Delivery, Kind
-from popmq.common.message import RecordKind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.record.message import RecordKind
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import CheckPoints, GroupType, SubscriptionGroup
-from popmq.testing.core import SMALL, CoreBroker, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 STAY_MS, WRITE_AHEAD_MS = 10_000, 3_000  # the defaults
 

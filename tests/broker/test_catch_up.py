@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from popmq.broker.pop.catch_up import BURST_MS, HELD_LIMIT, QUIET_MS, CatchUp
-from popmq.common import hop
-from popmq.common.config import MessageSettings, PopSettings, Settings, StoreSettings
+from popmq.broker.pop.catch_up_throttle import BURST_MS, HELD_LIMIT, QUIET_MS, CatchUp
 from popmq.common.errors import Code, TooManyRequests
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import MessageSettings, PopSettings, Settings, StoreSettings
 from popmq.common.wire.pull_pb2 import PullRequest
-from popmq.testing.clock import ManualClock
-from popmq.testing.core import Answer, CoreBroker, pop
+from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.core_broker import Answer, CoreBroker, pop
 
 OLD = ("old", "g")
 

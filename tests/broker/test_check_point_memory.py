@@ -3,9 +3,9 @@
 import gc
 import tracemalloc
 
-from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.liveness import ClientNames
-from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.client_liveness import ClientNames
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
 
 BATCH = 32
 START_MS = 1_700_000_000_000

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from popmq.broker.store.checkpoint import Checkpoint
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
-from popmq.common.steps import InlineFlusher
-from popmq.testing.disk import LyingDisk
+from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.common.step_loop import InlineFlusher
+from popmq.testing.disk.lying_disk import LyingDisk
 
 
 class Segment:

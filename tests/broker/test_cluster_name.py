@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.process import BrokerProcess
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.cli.__main__ import main
-from popmq.common import hop
-from popmq.common.config import ClusterSettings, Settings
 from popmq.common.errors import ConfigError
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind, Port
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Kind, Port
+from popmq.common.settings.settings import ClusterSettings, Settings
 from popmq.common.topics import MessageType, TopicConfig
-from popmq.testing.core import SMALL, pop
+from popmq.testing.harness.core_broker import SMALL, pop
 
 Use = Callable[[BrokerProcess], Awaitable[None]]
 

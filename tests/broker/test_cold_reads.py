@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker import pulls as pulls_module
-from popmq.broker.process import BrokerProcess
-from popmq.broker.store.unit_check import Unit
-from popmq.common import hop
-from popmq.common.delivered import Content
+from popmq.broker.handlers import pull_requests as pulls_module
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.disk import ColdRead, DiskFile, RealDisk, RealFile, read_or_cold
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind
-from popmq.common.residency import Residency
+from popmq.common.page_residency import Residency
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.protocol.pop_reply import Content
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire.lite_pb2 import SyncLite
 from popmq.common.wire.pull_pb2 import PullReply, PullRequest
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker, pop
-from popmq.testing.disk import ResidentDisk, ResidentFile
+from popmq.testing.disk.lying_disk import ResidentDisk, ResidentFile
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 PAGE = mmap.PAGESIZE
 READ_TRIES = 20

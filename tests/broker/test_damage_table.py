@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from popmq.common import hop
-from popmq.common.config import MessageSettings, Settings, StoreSettings, TimerSettings
 from popmq.common.errors import Code, StoreDamaged
-from popmq.common.hop import Delivery, Kind, PutEntry, PutRequest
-from popmq.common.message import HEADER_SIZE, check_record
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind, PutEntry, PutRequest
+from popmq.common.record.message import HEADER_SIZE, check_record
+from popmq.common.settings.settings import MessageSettings, Settings, StoreSettings, TimerSettings
 from popmq.common.topics import MessageType
-from popmq.testing.core import CoreBroker
-from popmq.testing.disk import LyingDisk, PowerCut
+from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
+from popmq.testing.harness.core_broker import CoreBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "store.md"
 STRIDE = int(os.environ.get("POPMQ_DAMAGE_STRIDE", "199"))

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from popmq.common import hop
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import pull_pb2, report_pb2
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 MOST_STEPS = 500
 

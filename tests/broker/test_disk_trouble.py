@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.process import BrokerProcess
-from popmq.common import hop
-from popmq.common.config import Settings, StoreSettings
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.disk import DiskFile, RealDisk
 from popmq.common.errors import Code, ConfigError, PopmqError
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import Settings, StoreSettings
 from popmq.common.topics import MessageType, SubscriptionGroup
-from popmq.testing.core import SMALL, CoreBroker, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 SEGMENT = 1 << 20
 SMALL_GROUP = SubscriptionGroup(0, "a-group")

@@ -41,16 +41,16 @@ from broker.damages import (
     wrong_unit_and_hole,
 )
 
-from popmq.broker.process import DataLock
-from popmq.broker.store.doctor import Diagnosis
-from popmq.broker.store.doctor_finding import Need
-from popmq.broker.store.doctor_repair import ReadLock, chosen, repair
+from popmq.broker.doctor.examination import Diagnosis
+from popmq.broker.doctor.finding import Need
+from popmq.broker.doctor.repair import ReadLock, chosen, repair
+from popmq.broker.node.broker_process import DataLock
 from popmq.cli.doctor import examine
-from popmq.common.config import Settings
 from popmq.common.errors import ConfigError
-from popmq.common.message import RecordKind, Stamp, encode_record
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk
+from popmq.common.record.message import RecordKind, Stamp, encode_record
+from popmq.common.settings.settings import Settings
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "doctor.md"
 SEGMENT = SMALL.store.segment_bytes

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.store.doctor_disk import RehearsalDisk
-from popmq.broker.store.doctor_finding import RealSavingDisk
-from popmq.broker.store.doctor_repair import chosen, repair
+from popmq.broker.doctor.finding import RealSavingDisk
+from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
+from popmq.broker.doctor.repair import chosen, repair
 from popmq.cli.doctor import examine
 from popmq.common.disk import DiskFile
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 NEVER = 1 << 40
 

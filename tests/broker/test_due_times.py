@@ -1,7 +1,7 @@
 """DueTimes: in the order in which they came, each once, whatever happens meanwhile."""
 
-from popmq.broker.pop.due_times import DueTimes
-from popmq.broker.pop.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.deliveries.revive_buckets import DueTimes
 
 
 def check_point(sequence: int, due_ms: int) -> PopCheckPoint:

@@ -5,14 +5,15 @@ from collections.abc import Callable
 import pytest
 
 from popmq.broker.filter.message_filter import EVERYTHING
-from popmq.broker.pop.pull_reader import PullWant
-from popmq.common import expiry, hop
+from popmq.broker.operations.pull_reader import PullWant
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
-from popmq.common.message import BadRecord, decode_token, tag_hash
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record import message_deadline as expiry
+from popmq.common.record.message import BadRecord, decode_token, tag_hash
 from popmq.common.topics import GroupType, MessageType
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import CoreBroker, bodies, pop, tagged
+from popmq.testing.harness.core_broker import CoreBroker, bodies, pop, tagged
 
 FOR_MS = 10_000
 

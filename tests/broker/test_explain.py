@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.pop import evidence
-from popmq.broker.pop.explained import Copy, Hold, State
-from popmq.broker.pop.outcomes import OUTCOME_MS
-from popmq.broker.pop.pop_check_point import RECORD_SIZE
-from popmq.broker.store.mapped_file import MappedFile
-from popmq.common import hop
+from popmq.broker.deliveries.ended_check_points import OUTCOME_MS
+from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
+from popmq.broker.diagnostics import delivery_evidence as evidence
+from popmq.broker.diagnostics.explanation import Copy, Hold, State
+from popmq.broker.log.segment_file import MappedFile
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
-from popmq.common.message import HEADER_SIZE, check_record, tag_hash
-from popmq.common.steps import Done, Flusher, Work
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import HEADER_SIZE, check_record, tag_hash
+from popmq.common.step_loop import Done, Flusher, Work
 from popmq.common.topics import (
     REVIVE_TOPIC_ID,
     CheckPoints,
@@ -23,7 +23,7 @@ from popmq.common.topics import (
 )
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import CoreBroker, pop
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 import pytest
 
-from popmq.broker.pop.batch import SCAN_UNITS
-from popmq.common import hop
+from popmq.broker.pop.pop_batch import SCAN_UNITS
 from popmq.common.errors import TopicNotFound
-from popmq.common.hop import Kind, PutEntry, PutRequest
-from popmq.common.message import tag_hash
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest
+from popmq.common.record.message import tag_hash
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import Answer, CoreBroker, pop, tagged
+from popmq.testing.harness.core_broker import Answer, CoreBroker, pop, tagged
 
 QUEUES = 8
 FOREIGN = 300  # messages of another tag in each queue

@@ -8,10 +8,10 @@ import pytest
 from crc32c import crc32c
 
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery
+from popmq.common.protocol.messaging_payloads import Delivery
 from popmq.common.topics import CheckPoints, GroupType, MessageType
-from popmq.testing.core import CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import CoreBroker
 
 KINDS = [
     (GroupType.NORMAL, CheckPoints.DURABLE),

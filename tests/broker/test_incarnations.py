@@ -4,14 +4,14 @@ import pytest
 from broker.meta_pair import Two
 from google.protobuf.message import Message
 
-from popmq.broker.meta_follower import ASK_MS
-from popmq.common import hop
+from popmq.broker.node.meta_follower import ASK_MS
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import pull_pb2
 from popmq.common.wire.transaction_pb2 import EndTransactionRequest
-from popmq.testing.core import CoreBroker, pop
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 class Recreated(Two):

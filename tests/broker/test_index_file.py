@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from popmq.broker.store import key_index as key_index_module
-from popmq.broker.store.commit_log import ScannedRecord
-from popmq.broker.store.index_file import IndexFile
-from popmq.broker.store.key_index import KeyIndex
-from popmq.broker.store.message_keys import ID, KEY, name_hash, names_in
-from popmq.common.message import RecordKind, Stamp, decode_header, encode_message
+from popmq.broker.index import key_index as key_index_module
+from popmq.broker.index.index_file import IndexFile
+from popmq.broker.index.key_index import KeyIndex
+from popmq.broker.index.message_keys import ID, KEY, name_hash, names_in
+from popmq.broker.log.commit_log import ScannedRecord
+from popmq.common.record.message import RecordKind, Stamp, decode_header, encode_message
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.disk import LyingDisk, PowerCut
+from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
 
 TOPIC = 64
 SIZE = 100

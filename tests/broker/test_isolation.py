@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.common import hop
-from popmq.common.config import PopSettings
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import SMALL, Answer, CoreBroker, pop
-from popmq.testing.disk import LyingFile
+from popmq.testing.disk.lying_disk import LyingFile
+from popmq.testing.harness.core_broker import SMALL, Answer, CoreBroker, pop
 
 TICK_MS = 10  # how often the broker's step runs here
 POLL_MS = 30_000

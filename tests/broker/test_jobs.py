@@ -2,12 +2,12 @@
 
 import pytest
 
-from popmq.broker import jobs
-from popmq.broker.jobs import JobRunner
-from popmq.common import hop
+from popmq.broker.handlers import request_runner as jobs
+from popmq.broker.handlers.request_runner import JobRunner
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
-from popmq.common.hop import Kind
-from popmq.testing.core import Answer, CoreBroker
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.testing.harness.core_broker import Answer, CoreBroker
 
 
 class Counted:

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker import metrics
-from popmq.broker.metrics import CONSUMER_PAIRS_LIMIT, broker_metrics
-from popmq.broker.pop.lag import Lag, bounded
-from popmq.common import hop
+from popmq.broker.diagnostics.lag import Lag, bounded
+from popmq.broker.node import metrics
+from popmq.broker.node.metrics import CONSUMER_PAIRS_LIMIT, broker_metrics
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker, pop
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

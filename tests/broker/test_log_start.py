@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from popmq.broker.store.checkpoint import (
+from popmq.broker.log.store_checkpoint import (
     UNKNOWN,
     Checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
-from popmq.common.config import MessageSettings, Settings, StoreSettings, TimerSettings
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
-from popmq.common.steps import InlineFlusher
-from popmq.testing.core import CoreBroker
-from popmq.testing.disk import LyingDisk, PowerCut
+from popmq.common.settings.settings import MessageSettings, Settings, StoreSettings, TimerSettings
+from popmq.common.step_loop import InlineFlusher
+from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
+from popmq.testing.harness.core_broker import CoreBroker
 
 SEGMENT = 16 << 10
 SETTINGS = Settings(

@@ -6,10 +6,10 @@ end would go to it as the log, and be confirmed.
 
 import random
 
-from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.log_block import LogBlock
-from popmq.broker.store.log_tail import LogTail
-from popmq.testing.disk import LyingDisk
+from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.log_block import LogBlock
+from popmq.broker.log.log_tail import LogTail
+from popmq.testing.disk.lying_disk import LyingDisk
 
 
 def block(position: int, byte: int, size: int = 100) -> LogBlock:

@@ -4,21 +4,21 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from popmq.broker.lookup_admin import find_messages
+from popmq.broker.handlers.lookup_requests import find_messages
+from popmq.broker.index.key_index import KeyIndex
+from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.meta.registry import Registry
-from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.key_index import KeyIndex
 from popmq.broker.store.lookup import REPLY_BYTES, Findings, Lookup
 from popmq.broker.store.message_store import MessageStore
-from popmq.common import hop
-from popmq.common.config import Settings
 from popmq.common.errors import Code, PopmqError, Refused, TopicNotFound
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 START_MS = 1_700_000_000_000
 
@@ -128,7 +128,7 @@ def test_names_of_equal_hash_are_told_apart_by_the_message(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "popmq.broker.store.key_index.name_hash", lambda topic, kind, name: b"\x07" * 8
+        "popmq.broker.index.key_index.name_hash", lambda topic, kind, name: b"\x07" * 8
     )
     for number in range(50):
         shop.send(b"%d" % number, f"key-{number}", topic="orders" if number % 2 else "bills")

@@ -3,12 +3,12 @@
 import pytest
 from broker.meta_pair import Two
 
-from popmq.broker.meta_copies import COPIED_MS
-from popmq.broker.meta_follower import AGAIN_MS
+from popmq.broker.handlers.meta_copies import COPIED_MS
+from popmq.broker.node.meta_follower import AGAIN_MS
 from popmq.common.errors import Code, TopicNotFound
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
-from popmq.testing.core import Answer
+from popmq.testing.harness.core_broker import Answer
 
 
 class Deleting(Two):

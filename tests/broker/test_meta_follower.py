@@ -3,9 +3,9 @@
 import pytest
 from broker.meta_pair import Two, copy_request
 
-from popmq.broker.meta_follower import ASK_MS
+from popmq.broker.node.meta_follower import ASK_MS
 from popmq.common.errors import Code, PopmqError, TopicNotFound
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import FIRST_LOCAL_TOPIC_ID, MessageType, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
 

@@ -3,9 +3,9 @@
 import pytest
 from broker.meta_pair import Two, copy_request, named, restart
 
-from popmq.broker.meta_follower import ASK_MS, KEEP_ADDRESS_MS, MetaFollower
+from popmq.broker.node.meta_follower import ASK_MS, KEEP_ADDRESS_MS, MetaFollower
 from popmq.common.errors import Code, Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire.replication_pb2 import CopyMetaReply, CopyMetaRequest
 
 

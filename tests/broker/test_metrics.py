@@ -4,17 +4,17 @@ from math import inf
 
 import pytest
 
-from popmq.broker import metrics
-from popmq.broker.metrics import broker_metrics
-from popmq.broker.pop import pair_counts
-from popmq.broker.pop.due_times import DueTimes
-from popmq.broker.pop.lag_watch import APART_MS, ASKED_MS
-from popmq.broker.pop.pair_counts import PairCounts
-from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
-from popmq.common.hop import Kind, PutEntry, PutRequest, encode_put
-from popmq.common.observe import Metric
+from popmq.broker.deliveries import group_topic_counts as pair_counts
+from popmq.broker.deliveries.group_topic_counts import PairCounts
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.deliveries.revive_buckets import DueTimes
+from popmq.broker.diagnostics.lag_monitor import APART_MS, ASKED_MS
+from popmq.broker.node import metrics
+from popmq.broker.node.metrics import broker_metrics
+from popmq.common.observability import Metric
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, encode_put
 from popmq.common.topics import MessageType
-from popmq.testing.core import CoreBroker, pop
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.common import hop
-from popmq.common.config import PopSettings
 from popmq.common.errors import PopmqError
-from popmq.common.hop import Kind, PopReply, decode_pop_reply
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PopReply, decode_pop_reply
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType
-from popmq.testing.core import SMALL, CoreBroker, bodies, pop
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, bodies, pop
 
 
 class Asked:

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.common import hop
+from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.topics import CheckPoints, StartAt
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import Answer, CoreBroker, pop
-from popmq.testing.disk import LyingDisk, PowerCut
+from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
+from popmq.testing.harness.core_broker import Answer, CoreBroker, pop
 
 MESSAGES = 24
 CRASHES = 12

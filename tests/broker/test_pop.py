@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.common import hop
-from popmq.common.config import PollSettings, PopSettings
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import PollSettings, PopSettings
 from popmq.common.topics import MessageType, Permission, StartAt
-from popmq.testing.core import SMALL, CoreBroker, bodies, pop
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, bodies, pop
 
 
 def test_a_message_is_delivered_once_while_it_is_invisible(core: CoreBroker) -> None:

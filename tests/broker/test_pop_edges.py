@@ -8,17 +8,17 @@ from typing import cast
 
 import pytest
 
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
 from popmq.broker.meta import registry
-from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
-from popmq.common import hop
-from popmq.common.config import PopSettings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
-from popmq.common.message import RecordKind, tag_hash
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import RecordKind, tag_hash
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import REVIVE_TOPIC_ID, MessageType, StartAt
-from popmq.testing.clock import ManualClock
-from popmq.testing.core import SMALL, CoreBroker, bodies, pop, tagged
-from popmq.testing.disk import LyingDisk, ResidentDisk
+from popmq.testing.disk.lying_disk import LyingDisk, ResidentDisk
+from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, bodies, pop, tagged
 
 
 def test_names_of_the_longest_kind_make_no_path_that_a_file_system_refuses(tmp_path: Path) -> None:

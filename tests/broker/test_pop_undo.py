@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frame_server import FrameServer
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frame_server import FrameServer
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import CheckPoints, GroupType, MessageType
-from popmq.testing.core import Answer, CoreBroker, bodies, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import Answer, CoreBroker, bodies, pop
 
 
 def asked(core: CoreBroker, request: bytes) -> Answer:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from popmq.broker.pop.priority_order import PLACES_LIMIT, PriorityOrder
-from popmq.common.config import PopSettings
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import SMALL, CoreBroker, bodies
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, bodies
 
 PLACE = (1, 2)
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.process import BrokerProcess
-from popmq.common import hop
-from popmq.common.config import Settings
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.disk import DiskFile, RealDisk
 from popmq.common.errors import Code, ConfigError, PopmqError
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind, Port
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind, Port
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, TopicConfig
-from popmq.testing.core import SMALL, pop
+from popmq.testing.harness.core_broker import SMALL, pop
 
 
 class HeldFile:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from broker.test_store import kill, log_files, real_core
 
-from popmq.broker.store.commit_log import CommitLog
+from popmq.broker.log.commit_log import CommitLog
 from popmq.common.errors import StoreDamaged
-from popmq.common.message import HEADER_SIZE, MESSAGE_HEADER_SIZE, Stamp, encode_message
-from popmq.testing.disk import LyingDisk
+from popmq.common.record.message import HEADER_SIZE, MESSAGE_HEADER_SIZE, Stamp, encode_message
+from popmq.testing.disk.lying_disk import LyingDisk
 
 
 def test_a_later_record_proves_damage_also_when_its_checksum_ends_in_01(tmp_path: Path) -> None:

@@ -5,12 +5,18 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import FilterType, Kind, PutEntry, PutRequest, encode_put
+from popmq.common.protocol.messaging_payloads import (
+    FilterType,
+    Kind,
+    PutEntry,
+    PutRequest,
+    encode_put,
+)
 from popmq.common.topics import GroupType, MessageType, StartAt
 from popmq.common.wire import admin_pb2
 from popmq.common.wire import pull_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import Answer, CoreBroker
+from popmq.testing.harness.core_broker import Answer, CoreBroker
 
 BLUE: dict[str, Any] = {"filter_type": FilterType.TAG, "expression": "blue"}
 

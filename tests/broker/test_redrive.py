@@ -4,14 +4,14 @@ from contextlib import suppress
 
 import pytest
 
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import CoreBroker
-from popmq.testing.disk import LyingDisk, PowerCut
+from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 def made(disk: LyingDisk | None = None) -> CoreBroker:

@@ -2,8 +2,8 @@
 
 import random
 
-from popmq.broker.pop.redrive import RedrivenLetters
-from popmq.common.message import RevivalToken
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
+from popmq.common.record.message import RevivalToken
 
 
 def token(topic_id: int, offset: int) -> RevivalToken:

@@ -4,14 +4,14 @@ import struct
 
 import pytest
 
-from popmq.broker.store.retention import Body
-from popmq.common import hop
+from popmq.broker.persistence.retention import Body
 from popmq.common.errors import Code, InvalidReceiptHandle
-from popmq.common.hop import Kind
-from popmq.common.message import BadRecord, DeadReason, RevivalToken, StoredMessage
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import BadRecord, DeadReason, RevivalToken, StoredMessage
 from popmq.common.topics import CheckPoints
-from popmq.testing.core import CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 @pytest.fixture

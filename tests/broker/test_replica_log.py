@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from popmq.broker.store.message_store import MessageStore
-from popmq.common import hop
-from popmq.common.config import StoreSettings
 from popmq.common.errors import StoreDamaged
-from popmq.common.hop import Kind
-from popmq.common.message import BadRecord
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import BadRecord
+from popmq.common.settings.settings import StoreSettings
 from popmq.common.topics import MessageType
-from popmq.testing.clock import ManualClock
-from popmq.testing.core import SMALL, CoreBroker, QueuedFlusher
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, QueuedFlusher
 
 SEGMENT = 16 << 10
 

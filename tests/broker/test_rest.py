@@ -5,13 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.rest import BUSY_MS, QUIET_MS, REST_MS, Rest
-from popmq.common.config import TimerSettings
+from popmq.broker.node.pacing import BUSY_MS, QUIET_MS, REST_MS, Rest
 from popmq.common.disk import ColdRead
-from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest, encode_pop, encode_put
-from popmq.common.steps import StepLoop
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PopRequest,
+    PutEntry,
+    PutRequest,
+    encode_pop,
+    encode_put,
+)
+from popmq.common.settings.settings import TimerSettings
+from popmq.common.step_loop import StepLoop
 from popmq.common.topics import MessageType
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
 def quiet(core: CoreBroker) -> Rest:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from popmq.common.config import Settings, StoreSettings
 from popmq.common.errors import Code, PopmqError, StoreDamaged
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import Settings, StoreSettings
 from popmq.common.topics import CheckPoints
 from popmq.common.wire import admin_pb2 as admin
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk, ResidentDisk
+from popmq.testing.disk.lying_disk import LyingDisk, ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 HOUR_MS = 3_600_000
 SHORT = replace(

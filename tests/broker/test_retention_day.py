@@ -4,17 +4,22 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common import hop
-from popmq.common.config import MessageSettings, PopSettings, StoreSettings, TimerSettings
+from popmq.broker.deliveries.pop_check_point import Unpark
 from popmq.common.errors import Code
-from popmq.common.hop import Delivery, Kind, PutEntry, PutRequest, PutResult
-from popmq.common.send_settings import TransactionSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind, PutEntry, PutRequest, PutResult
+from popmq.common.settings.send_settings import TransactionSettings
+from popmq.common.settings.settings import (
+    MessageSettings,
+    PopSettings,
+    StoreSettings,
+    TimerSettings,
+)
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import transaction_pb2
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 HOUR_MS = 3_600_000
 SEGMENT = 64 << 10

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.store.checkpoint import Checkpoint
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
-from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.mapped_file import MappedFileQueue
-from popmq.broker.store.unit_check import index_unit
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.queue_unit import index_unit
+from popmq.broker.log.segment_file import MappedFileQueue
+from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
 from popmq.common.disk import RealDisk
-from popmq.common.steps import InlineFlusher
-from popmq.testing.disk import LyingDisk
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_loss import Loss
+from popmq.common.step_loop import InlineFlusher
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.disk.sim_disk import SimDisk
 
 SEGMENT_BYTES = 8
 

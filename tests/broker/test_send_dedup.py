@@ -4,17 +4,17 @@ from typing import cast
 
 import pytest
 
-from popmq.broker.meta.first_receipts import FirstReceipts
-from popmq.common import hop
-from popmq.common.config import Settings
+from popmq.broker.meta.send_deduplication import FirstReceipts
 from popmq.common.errors import Code
-from popmq.common.hop import Kind, PutResult
-from popmq.common.send_settings import DedupSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutResult
+from popmq.common.settings.send_settings import DedupSettings
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import SMALL, Answer, CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, Answer, CoreBroker
 
 
 def settings(**dedup: int) -> Settings:

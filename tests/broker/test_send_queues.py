@@ -2,11 +2,11 @@
 
 import pytest
 
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, PutResult
 from popmq.common.topics import MessageType
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 def put(core: CoreBroker, kind: MessageType, queue_id: int, *, due_ms: int = 0) -> PutResult:

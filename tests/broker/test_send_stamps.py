@@ -2,13 +2,13 @@
 
 import pytest
 
-from popmq.broker.store.commit_log import CommitLog
-from popmq.common import hop
+from popmq.broker.log.commit_log import CommitLog
 from popmq.common.errors import Code
-from popmq.common.hop import Kind, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest
 from popmq.common.topics import MessageType
-from popmq.testing.clock import ManualClock
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 class TickingClock(ManualClock):

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from popmq.broker.pop import check_point_snapshot
-from popmq.broker.store.snapshot import SnapshotHead, SnapshotWriter, read_snapshot
-from popmq.common import hop
-from popmq.common.config import PopSettings, StoreSettings
+from popmq.broker.deliveries import check_point_snapshot
+from popmq.broker.persistence.snapshot import SnapshotHead, SnapshotWriter, read_snapshot
 from popmq.common.errors import Code, InvalidReceiptHandle
-from popmq.common.hop import Kind
-from popmq.common.steps import InlineFlusher
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import PopSettings, StoreSettings
+from popmq.common.step_loop import InlineFlusher
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import SMALL, CoreBroker, pop
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 NEVER = replace(
     SMALL,

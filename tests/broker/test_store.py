@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from popmq.broker.store.checkpoint import Checkpoint, read_checkpoint
-from popmq.common import hop
-from popmq.common.config import Settings, StoreSettings
+from popmq.broker.log.store_checkpoint import Checkpoint, read_checkpoint
 from popmq.common.errors import StoreDamaged
-from popmq.common.hop import Kind
-from popmq.common.message import HEADER_SIZE, check_record
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import HEADER_SIZE, check_record
+from popmq.common.settings.settings import Settings, StoreSettings
 from popmq.common.topics import MessageType
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk, PowerCut, ResidentDisk
+from popmq.testing.disk.lying_disk import LyingDisk, PowerCut, ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
 def small_on(folder: Path) -> Settings:

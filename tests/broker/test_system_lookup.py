@@ -7,10 +7,10 @@ from transaction import rig as transactions
 
 from popmq.common import topics
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import CheckPoints
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 REVIVE = topics.revive_topic("popmq")
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.meta.directory import SAME_GROUPS_MS
+from popmq.broker.meta.metadata_resolver import SAME_GROUPS_MS
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 BOTH = ("broker-a", "broker-b")
 

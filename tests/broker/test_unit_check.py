@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.store.unit_check import (
+from popmq.broker.log.queue_unit import (
     UNIT_SIZE,
     Unit,
     index_unit,
@@ -14,11 +14,11 @@ from popmq.broker.store.unit_check import (
     queue_seed,
     with_check,
 )
-from popmq.common import hop
-from popmq.common.hop import Kind
-from popmq.common.message import tag_hash
-from popmq.testing.core import SMALL, CoreBroker, pop
-from popmq.testing.disk import ResidentDisk
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import tag_hash
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 SEED = queue_seed("data/consumequeue/orders@64/0")
 

@@ -6,7 +6,7 @@ import pytest
 
 from popmq.cli.__main__ import build_parser, main
 from popmq.cli.brokers import failover_lines, list_json, list_lines, run_failover, run_list
-from popmq.cli.roles import run_broker
+from popmq.cli.roles.role_process import run_broker
 from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.pytest_plugin import *  # noqa: F403 - the fixture popmq_broker
 from popmq.testing.running_broker import RunningBroker

@@ -8,7 +8,7 @@ import pytest
 from popmq.cli.__main__ import build_parser
 from popmq.cli.messages import as_json, as_line, built, iso_time, sent_line, time_argument
 from popmq.common.errors import Code, PopmqError
-from popmq.common.recall_handle import RecallHandle
+from popmq.common.record.recall_handle import RecallHandle
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
 

@@ -8,10 +8,10 @@ from popmq.cli.__main__ import build_parser, main
 from popmq.cli.client import CallRefused
 from popmq.cli.dlq import PATIENCE_S, Redrive, letter_json, letter_lines, redrive_request
 from popmq.common.errors import Code, PopmqError, Unavailable
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 def letter() -> admin.DeadLetter:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from popmq.broker.process import DataLock
+from popmq.broker.node.broker_process import DataLock
 from popmq.cli.__main__ import main
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
 def core_on(folder: Path) -> CoreBroker:

@@ -7,7 +7,7 @@ import pytest
 from popmq.cli.__main__ import build_parser, main
 from popmq.cli.client import Client
 from popmq.cli.drain import look, rest_json, run_drain
-from popmq.common.drained import Rest, rest_line, rest_of
+from popmq.common.drain_remainder import Rest, rest_line, rest_of
 from popmq.common.errors import Refused
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.running_broker import RunningBroker

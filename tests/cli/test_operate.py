@@ -6,7 +6,7 @@ import json
 import pytest
 
 from popmq.cli.__main__ import build_parser, main
-from popmq.cli.operate import lag_json, lag_lines, reset_lines, reset_request
+from popmq.cli.consumer_offsets import lag_json, lag_lines, reset_lines, reset_request
 from popmq.common.wire import admin_pb2 as admin
 
 NOW_MS = 1_700_000_100_000

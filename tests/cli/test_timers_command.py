@@ -18,7 +18,7 @@ from popmq.cli.timers import (
     timer_json,
 )
 from popmq.common.errors import Code, PopmqError
-from popmq.common.recall_handle import RecallHandle
+from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2 as admin
 
 DUE_MS = 1_700_000_000_123

@@ -16,31 +16,32 @@ from typing import Any
 import pytest
 from cluster import planted_model as rules
 
-from popmq.broker import following, leadership
-from popmq.broker.broker_node import BrokerNode
+from popmq.broker.core import slave_lifecycle as following
+from popmq.broker.deliveries.client_liveness import Liveness
 from popmq.broker.ha import role
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.hand_over import HandOver
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.master_side import MasterSide
-from popmq.broker.ha.received import Received
+from popmq.broker.ha.memory_confirmation import Received
+from popmq.broker.ha.replication_client import SlaveSide
+from popmq.broker.ha.replication_server import MasterSide
 from popmq.broker.ha.role import GroupRecord, Order, Role
-from popmq.broker.ha.slave_side import SlaveSide
 from popmq.broker.ha.sync_state import SyncState
-from popmq.broker.leadership import Leadership
-from popmq.broker.pop.liveness import Liveness
-from popmq.broker.server import BrokerServer
-from popmq.broker.store.log_tail import LogTail
-from popmq.broker.store.log_time import LogTime
+from popmq.broker.handlers.server import BrokerServer
+from popmq.broker.log.log_tail import LogTail
+from popmq.broker.node import master_role as leadership
+from popmq.broker.node.broker_node import BrokerNode
+from popmq.broker.node.master_role import Leadership
+from popmq.broker.persistence.log_time import LogTime
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import TimerState
-from popmq.common import replication
 from popmq.common.errors import PopmqError
-from popmq.common.hop import Kind, OnReply
-from popmq.common.replication import HandshakeReply
+from popmq.common.protocol import replication_payloads as replication
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.protocol.replication_payloads import HandshakeReply
 from popmq.common.wire.controller_pb2 import HandOverReply
-from popmq.testing.cluster_broker import DATA, ClusterBroker
-from popmq.testing.cluster_port import SimPort
+from popmq.testing.cluster_world.broker import DATA, ClusterBroker
+from popmq.testing.cluster_world.port import SimPort
 
 Patch = pytest.MonkeyPatch
 
@@ -67,7 +68,7 @@ def no_refusal_of_old_epochs(patch: Patch) -> None:
             return Order.FOLLOW
         return Order.LEAD if record.epoch > accepted else Order.LEARN
 
-    patch.setattr("popmq.broker.broker_node.order", wrong)
+    patch.setattr("popmq.broker.node.broker_node.order", wrong)
     patch.setattr(Identity, "accept", accept)
 
 
@@ -84,7 +85,7 @@ def goes_on_in_its_epoch_after_a_restart(patch: Patch) -> None:
         if self.last_epoch < epoch:
             append(self, epoch, start)
 
-    patch.setattr("popmq.broker.broker_node.order", wrong)
+    patch.setattr("popmq.broker.node.broker_node.order", wrong)
     patch.setattr(EpochFile, "append", again)
 
 

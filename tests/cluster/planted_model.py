@@ -13,7 +13,7 @@ import pytest
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.sync_state import Alter, SyncState
-from popmq.common.replication import (
+from popmq.common.protocol.replication_payloads import (
     Block,
     EpochEntry,
     HandshakeReply,
@@ -22,12 +22,12 @@ from popmq.common.replication import (
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller import election, replica_group
 from popmq.controller.group_record import GroupRecord
-from popmq.testing import model_world
-from popmq.testing.cluster_port import SimConnection, SimPort
-from popmq.testing.cluster_store import SharedRecords
-from popmq.testing.model_log import ModelLog
-from popmq.testing.model_node import ModelNode
-from popmq.testing.model_slave import SlaveSide
+from popmq.testing.cluster_world.port import SimConnection, SimPort
+from popmq.testing.cluster_world.sim_metadata_store import SharedRecords
+from popmq.testing.model import world as model_world
+from popmq.testing.model.log import ModelLog
+from popmq.testing.model.node import ModelNode
+from popmq.testing.model.slave import SlaveSide
 
 Patch = pytest.MonkeyPatch
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 from cluster.planted_cluster import PLANTED, PlantedCluster
 
-from popmq.testing.cluster_run import run_cluster_seed
-from popmq.testing.cluster_sometimes import ClusterSometimes, NetSometimes
-from popmq.testing.sometimes import Tally
+from popmq.testing.cluster_world.run import run_cluster_seed
+from popmq.testing.cluster_world.sometimes_states import ClusterSometimes, NetSometimes
+from popmq.testing.harness.sometimes import Tally
 
 
 def run(first: int, seeds: int) -> Tally:
@@ -62,7 +62,7 @@ def test_a_planted_mistake_is_found(planted: PlantedCluster) -> None:
 def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     code = (
         "import logging; logging.disable()\n"
-        "from popmq.testing.cluster_run import run_cluster_seed\n"
+        "from popmq.testing.cluster_world.run import run_cluster_seed\n"
         "print(*(run_cluster_seed(seed).digest for seed in (1, 2)))"
     )
     digests = {

@@ -4,13 +4,13 @@ import random
 from collections.abc import Callable
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.hop import Kind, OnReply
-from popmq.testing.cluster_host import Host
-from popmq.testing.cluster_net import Manners, SimNet
-from popmq.testing.cluster_port import SimPort
-from popmq.testing.cluster_sometimes import NetSometimes
-from popmq.testing.cluster_time import HostClock, Timeline
-from popmq.testing.sometimes import Tally
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.testing.cluster_world.host import Host
+from popmq.testing.cluster_world.port import SimPort
+from popmq.testing.cluster_world.sim_network import Manners, SimNet
+from popmq.testing.cluster_world.sometimes_states import NetSometimes
+from popmq.testing.cluster_world.timeline import HostClock, Timeline
+from popmq.testing.harness.sometimes import Tally
 
 
 class Echo:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from popmq.testing.cluster_history import Ask, ClusterReader, Delivered, Message
-from popmq.testing.cluster_oracle import ClusterOracle
+from popmq.testing.cluster_world.history import Ask, ClusterReader, Delivered, Message
+from popmq.testing.cluster_world.oracle import ClusterOracle
 
 INVISIBLE_MS = 6_000
 

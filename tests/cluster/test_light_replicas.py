@@ -10,9 +10,9 @@ import sys
 import pytest
 from cluster.planted_model import PLANTED, PlantedModel
 
-from popmq.testing.cluster_sometimes import ModelSometimes, NetSometimes
-from popmq.testing.model_run import run_model_seed
-from popmq.testing.sometimes import Tally
+from popmq.testing.cluster_world.sometimes_states import ModelSometimes, NetSometimes
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.model.run import run_model_seed
 
 FEWEST = 60
 
@@ -75,7 +75,7 @@ def test_an_unsafe_variant_is_found(planted: PlantedModel) -> None:
 def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     code = (
         "import logging; logging.disable()\n"
-        "from popmq.testing.model_run import run_model_seed\n"
+        "from popmq.testing.model.run import run_model_seed\n"
         "print(*(run_model_seed(seed).digest for seed in range(1, 7)))"
     )
     digests = {

@@ -8,9 +8,9 @@ from typing import Any
 from popmq.common.errors import (
     Code,
 )
-from popmq.common.frame_port import FramePort
-from popmq.common.frame_server import FrameServer
-from popmq.common.frames import (
+from popmq.common.protocol.frame_port import FramePort
+from popmq.common.protocol.frame_server import FrameServer
+from popmq.common.protocol.frames import (
     DEFAULT_SETTINGS,
     Address,
     Connection,
@@ -19,7 +19,7 @@ from popmq.common.frames import (
     Role,
     encode_hello,
 )
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 
 PROXY = Hello(role=Role.PROXY, name="p0", cluster="blue", features=("pop",), epoch=3)
 

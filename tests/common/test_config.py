@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from popmq.common.config import (
+from popmq.common.errors import ConfigError
+from popmq.common.quantities import parse_duration_ms, parse_size
+from popmq.common.record.message import RevivalToken, message_size
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import (
     Loaded,
     MessageSettings,
     PopSettings,
@@ -15,10 +19,6 @@ from popmq.common.config import (
     load_settings,
     parse_address,
 )
-from popmq.common.errors import ConfigError
-from popmq.common.message import RevivalToken, message_size
-from popmq.common.quantities import parse_duration_ms, parse_size
-from popmq.common.replication_settings import ReplicationSettings
 
 
 def load(

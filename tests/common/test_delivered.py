@@ -2,11 +2,11 @@
 
 import random
 
-from popmq.common import hop
-from popmq.common.delivered import Deliveries, content_of, intact_contents
-from popmq.common.hop import Delivery, PopReply
-from popmq.common.message import Stamp, StoredMessage, decode_message, encode_message
-from popmq.common.receipt import encode_member, encode_members, sign_check_point
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, PopReply
+from popmq.common.protocol.pop_reply import Deliveries, content_of, intact_contents
+from popmq.common.record.message import Stamp, StoredMessage, decode_message, encode_message
+from popmq.common.record.receipt import encode_member, encode_members, sign_check_point
 
 KEY = bytes(range(32))
 

@@ -26,13 +26,13 @@ from popmq.common.errors import (
     TooManyRequests,
     Unavailable,
 )
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frame_server import FrameServer
-from popmq.common.frames import (
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frame_server import FrameServer
+from popmq.common.protocol.frames import (
     FrameSettings,
     encode_hello,
 )
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 
 
 @pytest.fixture(params=["tcp", "unix"])

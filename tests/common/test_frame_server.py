@@ -21,20 +21,20 @@ from common.frame_peers import (
     serving,
 )
 
-from popmq.common import frame_server, frames
 from popmq.common.errors import (
     Code,
     DeadlineExceeded,
     GroupNotFound,
     PopmqError,
 )
-from popmq.common.frame_port import call
-from popmq.common.frame_server import FrameServer
-from popmq.common.frames import (
+from popmq.common.protocol import frame_server, frames
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.frame_server import FrameServer
+from popmq.common.protocol.frames import (
     FrameSettings,
     encode_hello,
 )
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 
 
 def test_a_failing_handler_is_logged_and_the_server_lives_on(

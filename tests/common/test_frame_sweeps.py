@@ -7,8 +7,8 @@ import pytest
 from common.frame_peers import LONG_MS, Handler, asking, run, serving
 
 from popmq.common.errors import DeadlineExceeded
-from popmq.common.frame_port import QUIET_SWEEP_MS, SWEEP_MS, call
-from popmq.common.hop import Kind
+from popmq.common.protocol.frame_port import QUIET_SWEEP_MS, SWEEP_MS, call
+from popmq.common.protocol.messaging_payloads import Kind
 
 
 def test_a_port_with_nothing_pending_has_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:

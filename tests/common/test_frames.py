@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from popmq.common.errors import (
     ConfigError,
 )
-from popmq.common.frames import (
+from popmq.common.protocol.frames import (
     DEFAULT_SETTINGS,
     Address,
     FrameError,
@@ -30,7 +30,7 @@ from popmq.common.frames import (
     decode_hello,
     encode_hello,
 )
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 
 
 @st.composite

@@ -3,7 +3,7 @@
 import pytest
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.hop import (
+from popmq.common.protocol.messaging_payloads import (
     AckRequest,
     AckResult,
     ChangeRequest,
@@ -24,7 +24,7 @@ from popmq.common.hop import (
     encode_put,
     encode_put_reply,
 )
-from popmq.common.payload import ERROR_TEXT_LIMIT, decode_error, encode_error
+from popmq.common.protocol.payload import ERROR_TEXT_LIMIT, decode_error, encode_error
 
 LONG = "x" * 65_536
 

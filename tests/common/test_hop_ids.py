@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from popmq.common.hop import (
+from popmq.common.protocol.messaging_payloads import (
     AckRequest,
     ChangeRequest,
     PopRequest,

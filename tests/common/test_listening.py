@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from popmq.common.listening import stop_listening
+from popmq.common.listener_close import stop_listening
 
 
 @pytest.mark.parametrize("turns", range(6))

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from popmq.common.clock import SAMPLES_MS, LogClock
-from popmq.testing.clock import MachineClock, ManualClock
+from popmq.testing.harness.clock import MachineClock, ManualClock
 
 HOUR = 3_600_000
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from popmq.common.message import (
+from popmq.common.record.message import (
     HEADER_SIZE,
     BadRecord,
     RecordKind,

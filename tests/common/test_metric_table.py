@@ -10,7 +10,7 @@ import pytest
 from popmq.common.metric_table import page
 from popmq.common.metric_table.row import PREFIX, Kind, Unit, unit_of
 from popmq.common.metric_table.table import TABLE, reading
-from popmq.common.observe import Histogram
+from popmq.common.observability import Histogram
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("broker", "common", "proxy", "controller", "operator", "cli")

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from popmq.common.errors import ConfigError
-from popmq.common.observe import (
+from popmq.common.observability import (
     HttpEndpoint,
     JsonFormatter,
     Metric,
@@ -60,7 +60,7 @@ def test_an_exception_stays_on_the_line_of_its_event() -> None:
 
 def test_log_lines_go_to_stderr() -> None:
     program = (
-        "import logging; from popmq.common.observe import setup_logging;"
+        "import logging; from popmq.common.observability import setup_logging;"
         "setup_logging('proxy', 'warning');"
         "logging.info('too quiet'); logging.warning('heard', extra={'port': 7})"
     )

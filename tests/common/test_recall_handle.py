@@ -5,7 +5,7 @@ from base64 import urlsafe_b64encode
 import pytest
 
 from popmq.common.errors import Code, PopmqError
-from popmq.common.recall_handle import HANDLE_LIMIT, RecallHandle
+from popmq.common.record.recall_handle import HANDLE_LIMIT, RecallHandle
 
 LONGEST = RecallHandle("t" * 127, "b" * 100, (1 << 53), "i" * 255)
 

@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from popmq.common.errors import InvalidReceiptHandle
-from popmq.common.receipt import (
+from popmq.common.record.receipt import (
     ReceiptHandle,
     ReceiptReader,
     broker_of,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from popmq.common import replication
 from popmq.common.errors import PopmqError
-from popmq.common.replication import EpochEntry
+from popmq.common.protocol import replication_payloads as replication
+from popmq.common.protocol.replication_payloads import EpochEntry
 
 STORE = "a" * 32
 LARGE = (1 << 64) - 1

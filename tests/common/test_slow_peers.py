@@ -17,9 +17,9 @@ from common.frame_peers import (
 )
 
 from popmq.common.errors import Code
-from popmq.common.frame_server import FrameServer
-from popmq.common.frames import FrameSettings, encode_hello
-from popmq.common.hop import Kind
+from popmq.common.protocol.frame_server import FrameServer
+from popmq.common.protocol.frames import FrameSettings, encode_hello
+from popmq.common.protocol.messaging_payloads import Kind
 
 
 @pytest.mark.parametrize("kind", [Kind.PUT, 250], ids=["answers", "refusals"])

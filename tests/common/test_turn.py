@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from popmq.common.turn import TurnEnd, at_once
+from popmq.common.loop_iteration import TurnEnd, at_once
 
 
 def test_what_is_left_for_the_end_of_a_turn_comes_in_order_behind_the_turn() -> None:

@@ -23,10 +23,10 @@ from common.frame_peers import (
 )
 
 from popmq.common.errors import PopmqError
-from popmq.common.frame_port import FramePort, call
-from popmq.common.hop import Kind
-from popmq.common.observe import HttpEndpoint, new_registry
-from popmq.common.steps import FlusherThread
+from popmq.common.observability import HttpEndpoint, new_registry
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.step_loop import FlusherThread
 from popmq.common.unhandled import MAX_LOGGED, UnhandledExceptions
 
 

@@ -5,13 +5,13 @@ from typing import cast
 
 import pytest
 
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import CoreBroker
 
 KINDS = [
     (GroupType.NORMAL, CheckPoints.DURABLE),

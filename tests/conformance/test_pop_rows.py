@@ -5,10 +5,11 @@ from typing import cast
 
 import pytest
 
-from popmq.common import hop, topics
+from popmq.common import topics
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
-from popmq.common.message import tag_hash
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import tag_hash
 from popmq.common.topics import (
     CheckPoints,
     GroupType,
@@ -16,8 +17,8 @@ from popmq.common.topics import (
     Permission,
     StartAt,
 )
-from popmq.testing.core import Answer, CoreBroker, bodies, pop, tagged
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import Answer, CoreBroker, bodies, pop, tagged
 
 MODES = pytest.mark.parametrize("mode", list(CheckPoints))
 

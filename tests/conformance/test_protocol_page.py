@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from conformance.page_tables import ROOT, section, table
 from google.protobuf.descriptor import Descriptor
 
+from popmq.proxy.admin.public_admin import INSTEAD
 from popmq.proxy.api import admin_pb2, definition_pb2, service_pb2
-from popmq.proxy.public_admin import INSTEAD
 
 PAGE = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
 FILES = (definition_pb2.DESCRIPTOR, service_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)

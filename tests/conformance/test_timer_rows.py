@@ -19,14 +19,14 @@ from timer.timer_client import (
 )
 
 from popmq.broker.timer.timer_checkpoint import read_checkpoint, write_checkpoint
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError, TooManyRequests
-from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
 from popmq.common.topics import TIMER_TOPIC, TIMER_TOPIC_ID, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 SEGMENT = 1 << 20
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import Controller, ControllerTimes
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import MemoryStore, MetadataStore
-from popmq.testing.clock import ManualClock
+from popmq.testing.harness.clock import ManualClock
 
 GROUP = "broker-a"
 DEAD_MS = 2_000

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from popmq.common.config import ControllerSettings, Settings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import ControllerSettings, Settings
 from popmq.common.wire.controller_pb2 import (
     BrokerAddress,
     RegisterRequest,

@@ -19,7 +19,7 @@ from controller.controller_rig import (
 )
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import Controller
 from popmq.controller.group_record import GroupRecord

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from controller.controller_rig import GROUP, Broker
 
-from popmq.common.config import ControllerSettings, Settings
 from popmq.common.errors import ConfigError
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import ControllerSettings, Settings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.file_store import FileStore
 from popmq.controller.group_record import GroupRecord

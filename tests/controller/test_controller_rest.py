@@ -4,11 +4,11 @@ import pytest
 from controller.controller_rig import DEAD_MS, HEARTBEAT_MS, Broker, Rig, ScriptedPeer, ask, three
 
 from popmq.common.errors import PopmqError
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import REST_MS, Controller, ControllerTimes
 from popmq.controller.metadata_store import MemoryStore
-from popmq.testing.clock import ManualClock
+from popmq.testing.harness.clock import ManualClock
 
 
 def owned(*brokers: Broker) -> Rig:

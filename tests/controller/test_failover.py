@@ -4,7 +4,7 @@ import pytest
 from controller.controller_rig import DEAD_MS, GROUP, Broker, Rig, failover, running
 
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.group_record import GroupRecord
 

@@ -3,11 +3,11 @@
 import pytest
 from controller.controller_rig import DEAD_MS, HEARTBEAT_MS, Broker, Rig, ask, running
 
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.group_record import GroupRecord
+from popmq.controller.metadata_ownership import KEY, Claim, Ownership
 from popmq.controller.metadata_store import MemoryStore
-from popmq.controller.ownership import KEY, Claim, Ownership
 
 
 def single(name: str, *, owner: str = "", changes: int = 0) -> Broker:

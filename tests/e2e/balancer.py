@@ -7,7 +7,7 @@ import itertools
 
 from e2e.processes import LOCAL, free_port
 
-from popmq.common.listening import stop_listening
+from popmq.common.listener_close import stop_listening
 from popmq.testing.loop_thread import ThreadServer
 
 _PIECE = 64 << 10

@@ -12,7 +12,7 @@ from typing import Self
 
 from e2e.processes import LOCAL, free_port
 
-from popmq.common.listening import stop_listening
+from popmq.common.listener_close import stop_listening
 
 
 @dataclass(slots=True)

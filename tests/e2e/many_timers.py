@@ -4,9 +4,9 @@ import asyncio
 import struct
 import time
 
-from popmq.common import hop
-from popmq.common.frame_port import call
-from popmq.common.hop import Delivery, Kind, PopRequest, Port, PutEntry
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Delivery, Kind, PopRequest, Port, PutEntry
 from popmq.common.topics import MessageType
 
 QUEUES = 8

@@ -14,12 +14,12 @@ from typing import Self
 
 from e2e.processes import LOCAL, Role, free_port, run_command
 
-from popmq.common import hop
 from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Unavailable
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello
-from popmq.common.frames import Role as HelloRole
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello
+from popmq.common.protocol.frames import Role as HelloRole
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import MessageType
 from popmq.common.wire import controller_pb2 as pb
 from popmq.common.wire.replication_pb2 import DescribeRoleReply

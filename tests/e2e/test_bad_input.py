@@ -14,7 +14,7 @@ from google.protobuf.message import Message as Protobuf
 
 from popmq.cli.__main__ import main
 from popmq.common.errors import Code
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.record.receipt import ReceiptHandle
 from popmq.proxy.api import definition_pb2 as definition
 from popmq.proxy.api import service_pb2 as service
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from e2e.replicated import GroupClient, ReplicatedGroup, agree, put
 
-from popmq.common import hop
 from popmq.common.errors import PopmqError
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
 
 KILLS = int(os.environ.get("E2E_KILLS", "2"))

@@ -26,9 +26,9 @@ from e2e.many_timers import (
 from e2e.processes import Role
 from e2e.replicated import GroupClient, ReplicatedGroup, agree, put
 
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery, Kind, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind, PutRequest
 from popmq.common.wire import admin_pb2 as pb
 
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)

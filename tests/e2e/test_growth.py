@@ -15,11 +15,11 @@ import pytest
 from e2e import processes
 from e2e.processes import LOCAL
 
-from popmq.common import hop
 from popmq.common.errors import Code, Refused
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind, PopRequest, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind, PopRequest, PutEntry, PutRequest
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
 

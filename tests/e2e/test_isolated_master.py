@@ -19,10 +19,10 @@ from e2e.cutter import Cutter
 from e2e.processes import Role
 from e2e.replicated import GroupClient, ReplicatedGroup, agree_on_tables, put
 
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.frame_port import call
-from popmq.common.hop import AckRequest, Delivery, Kind, PopRequest, Port
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import AckRequest, Delivery, Kind, PopRequest, Port
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
 

@@ -19,7 +19,7 @@ from e2e.official import (
 )
 from e2e.processes import LOCAL, Cluster
 
-from popmq.proxy import self_signed
+from popmq.proxy.transport.lean import self_signed
 
 SEED = 20_260_104
 COUNT = 300

@@ -15,7 +15,7 @@ import pytest
 from e2e.processes import Role
 from e2e.replicated import GroupClient, ReplicatedGroup, agree, put
 
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 
 TOPIC = "orders"
 MESSAGES = 300

@@ -17,12 +17,12 @@ import pytest
 from e2e.many_timers import entry, percentiles, pop, sleep_until, taken_apart, wall_ms
 from e2e.processes import LOCAL, Role
 
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.frame_port import FramePort, call
-from popmq.common.frames import Hello
-from popmq.common.frames import Role as FrameRole
-from popmq.common.hop import AckRequest, Delivery, Kind, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello
+from popmq.common.protocol.frames import Role as FrameRole
+from popmq.common.protocol.messaging_payloads import AckRequest, Delivery, Kind, PutRequest
 from popmq.common.wire import admin_pb2 as pb
 
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)

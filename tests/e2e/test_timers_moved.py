@@ -17,9 +17,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import Client
 from popmq.cli.drain import look
-from popmq.common.drained import Rest
+from popmq.common.drain_remainder import Rest
 from popmq.common.errors import Code, PopmqError
-from popmq.common.recall_handle import RecallHandle
+from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service

@@ -14,9 +14,9 @@ import pytest
 from e2e.processes import Role
 from e2e.replicated import GroupClient, ReplicatedGroup, agree_on_tables, put
 
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import AckRequest, Kind, PopRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import AckRequest, Kind, PopRequest
 
 TOPIC, CONSUMERS, FILLER = "orders", "workers", "filler"
 RATE = 2_000  # messages a second

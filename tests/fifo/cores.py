@@ -1,10 +1,10 @@
 """A broker core with a FIFO group `g` on topic `orders`, and short ways to use it."""
 
-from popmq.broker.pop.queue_progress import FifoProgress
+from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.common.errors import Code
-from popmq.common.hop import Delivery
+from popmq.common.protocol.messaging_payloads import Delivery
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 def made_core() -> CoreBroker:

@@ -8,15 +8,15 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from popmq.broker.pop.parked_keys import ParkedKey
-from popmq.broker.pop.pop_check_point import Unpark
-from popmq.broker.pop.queue_progress import FifoProgress
-from popmq.common import hop
-from popmq.common.config import PopSettings
+from popmq.broker.deliveries.parked_keys import ParkedKey
+from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.common.errors import Code, InvalidReceiptHandle
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 LATE_MS = 60  # a bucket of 16 ms and the steps of `advance`
 MAX_ATTEMPTS = 4

@@ -3,14 +3,15 @@
 import pytest
 from fifo.cores import ack, attempts, made_core, names, progress, receive, restart, send
 
-from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common import expiry, hop
+from popmq.broker.deliveries.pop_check_point import Unpark
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record import message_deadline as expiry
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 @pytest.fixture

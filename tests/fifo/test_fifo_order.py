@@ -5,7 +5,7 @@ from fifo.cores import ack, attempts, made_core, names, progress, receive, resta
 
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 @pytest.fixture

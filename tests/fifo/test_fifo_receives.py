@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from fifo.cores import ack, attempts, made_core, names, progress, receive, restart, send
 
-from popmq.broker.client_requests import ClientRequests
-from popmq.common import hop
-from popmq.common.config import PopSettings
+from popmq.broker.handlers.client_requests import ClientRequests
 from popmq.common.errors import PopmqError
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType, MessageType, StartAt
-from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from fifo.cores import attempts, progress
 
-from popmq.broker.pop.pop_check_point import Unpark
-from popmq.broker.store.retention import Body
-from popmq.common import hop
-from popmq.common.config import PopSettings, StoreSettings
-from popmq.common.hop import Kind
+from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.persistence.retention import Body
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import PopSettings, StoreSettings
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import SMALL, CoreBroker, pop
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 HOUR_MS = 3_600_000
 BODY = bytes(50_000)

@@ -4,10 +4,10 @@ import pytest
 from fifo.cores import ack, made_core, names, progress, receive, restart
 from fifo.test_fifo_operators import send_with_ids
 
-from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common.hop import Delivery, Kind
+from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 KEYS = ("a", "b")
 

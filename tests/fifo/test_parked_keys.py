@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 from fifo.cores import attempts, names
 
-from popmq.broker.pop.parked_keys import ParkedKeys
-from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common import expiry, hop
-from popmq.common.config import PopSettings
+from popmq.broker.deliveries.parked_keys import ParkedKeys
+from popmq.broker.deliveries.pop_check_point import Unpark
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery, Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.record import message_deadline as expiry
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 PARKING = "%PARKED%g+orders"
 

@@ -4,11 +4,11 @@ import pytest
 from fifo.cores import names
 from fifo.test_parked_keys import ack, parked, receive, restart, say, with_a_parked_key
 
-from popmq.broker.pop.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import Unpark
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 ENDS = pytest.mark.parametrize("how", ["no", "clean", "crash"])
 

@@ -3,15 +3,15 @@
 import pytest
 
 from popmq.broker.filter.sql92 import SqlFilters
-from popmq.broker.pop.batch import LOOK_UNITS
-from popmq.common import hop
+from popmq.broker.pop.pop_batch import LOOK_UNITS
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import FilterType, Kind
-from popmq.common.message import tag_hash
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import FilterType, Kind
+from popmq.common.record.message import tag_hash
 from popmq.common.topics import GroupType, MessageType
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import Answer, CoreBroker, tagged
+from popmq.testing.harness.core_broker import Answer, CoreBroker, tagged
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 from ha.replicas import HeldFlusher
 
-from popmq.broker.broker_node import BrokerNode
 from popmq.broker.ha.role import Role
-from popmq.common import hop
-from popmq.common.config import Settings
+from popmq.broker.node.broker_node import BrokerNode
 from popmq.common.errors import DeadlineExceeded, PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply, Port
-from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.controller.controller import Controller, ControllerTimes
 from popmq.controller.metadata_store import MemoryStore
-from popmq.testing.clock import MachineClock, ManualClock
-from popmq.testing.core import SMALL, Answer, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.clock import MachineClock, ManualClock
+from popmq.testing.harness.core_broker import SMALL, Answer, pop
 
 CONTROLLER = "controller:1"
 GROUP = "group-a"

@@ -9,27 +9,27 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from popmq.broker.ha.copying import Copying
+from popmq.broker.ha.catch_up_progress import Copying
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.master_side import MasterSide
-from popmq.broker.ha.slave_side import SlaveSide
-from popmq.broker.ha.snapshot_copy import SnapshotCopy
+from popmq.broker.ha.replication_client import SlaveSide
+from popmq.broker.ha.replication_server import MasterSide
+from popmq.broker.ha.snapshot_download import SnapshotCopy
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.sync_state import Alter, SyncState
-from popmq.broker.store.epoch_start import EpochStart
+from popmq.broker.persistence.epoch_start import EpochStart
+from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.snapshot_install import SnapshotInstall
-from popmq.common import replication
-from popmq.common.config import ClusterSettings, StoreSettings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind, OnReply
-from popmq.common.message import RecordKind
-from popmq.common.replication import EpochEntry, MasterTimers
-from popmq.common.replication_settings import ReplicationSettings
-from popmq.common.steps import Done, Work
-from popmq.testing.clock import ManualClock
-from popmq.testing.disk import LyingDisk
+from popmq.common.protocol import replication_payloads as replication
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.protocol.replication_payloads import EpochEntry, MasterTimers
+from popmq.common.record.message import RecordKind
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import ClusterSettings, StoreSettings
+from popmq.common.step_loop import Done, Work
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.clock import ManualClock
 
 Calls = deque[Callable[[], None]]
 STORE = StoreSettings(segment_bytes=16 << 10, snapshot_bytes=1 << 40)

@@ -6,15 +6,16 @@ import pytest
 from ha.node_rig import TOPIC, Node, Rig
 
 from popmq.broker.ha.role import Role
-from popmq.common import expiry, hop
-from popmq.common.config import MessageSettings
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
-from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record import message_deadline as expiry
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import MessageSettings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
-from popmq.testing.core import SMALL, pop
+from popmq.testing.harness.core_broker import SMALL, pop
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 INVISIBLE_MS = 60 * SECOND

@@ -1,11 +1,11 @@
 """What a broker says to its controllers, and whom it believes."""
 
-from popmq.broker.ha.controllers import Controllers
+from popmq.broker.ha.controller_clients import Controllers
 from popmq.broker.ha.role import GroupRecord, GroupView
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
-from popmq.testing.clock import ManualClock
+from popmq.testing.harness.clock import ManualClock
 
 RECORD = pb.GroupRecord(leader="a", epoch=2, sync_state_set=["a", "b"], version=7)
 

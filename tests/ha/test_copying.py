@@ -6,10 +6,10 @@ from ha.node_rig import Node, Rig
 from ha.test_node import others, running, sent
 
 from popmq.broker.ha.role import Role
-from popmq.common.config import StoreSettings
-from popmq.common.replication_settings import ReplicationSettings
-from popmq.testing.core import SMALL
-from popmq.testing.disk import LyingDisk
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import StoreSettings
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL
 
 SHORT = replace(
     SMALL,

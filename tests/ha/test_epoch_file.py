@@ -10,8 +10,8 @@ import pytest
 
 from popmq.broker.ha.epoch_file import EpochFile, consistent_point
 from popmq.common.errors import StoreDamaged
-from popmq.common.replication import EpochEntry
-from popmq.testing.disk import LyingDisk, PowerCut
+from popmq.common.protocol.replication_payloads import EpochEntry
+from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
 
 PATH = "data/epochs"
 SAMPLE = [EpochEntry(1, 100), EpochEntry(2, 300), EpochEntry(3, 500)]

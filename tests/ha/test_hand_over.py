@@ -5,11 +5,11 @@ from ha.node_rig import GROUP, TOPIC, Node, Rig
 from ha.test_node import others, running, sent
 
 from popmq.broker.ha.role import Role
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
-from popmq.testing.core import Answer, pop
+from popmq.testing.harness.core_broker import Answer, pop
 
 
 def hand_over(rig: Rig, to: Node, *, epoch: int = 0, wait_ms: int = 0) -> Answer:

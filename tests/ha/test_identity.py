@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from popmq.broker.ha.checked_text import write_lines
+from popmq.broker.ha.checksummed_text import write_lines
 from popmq.broker.ha.identity import Identity, stored_cluster
-from popmq.common.config import ClusterSettings
 from popmq.common.errors import ConfigError, StoreDamaged
-from popmq.testing.disk import LyingDisk
+from popmq.common.settings.settings import ClusterSettings
+from popmq.testing.disk.lying_disk import LyingDisk
 
 PATH = "data/identity"
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from ha.node_rig import TOPIC, Node, Rig
 
 from popmq.broker.ha.role import GroupRecord, Role
-from popmq.broker.replication_metrics import replication_metrics
-from popmq.broker.rest import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaRest
-from popmq.common import hop
+from popmq.broker.node.pacing import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaRest
+from popmq.broker.node.replication_metrics import replication_metrics
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
-from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
-from popmq.testing.core import Answer, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import Answer, pop
 
 
 def running(names: str = "abc", *, least: int = 0) -> Rig:

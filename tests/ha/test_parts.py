@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from popmq.broker.gate import Gate
-from popmq.broker.ha.copying import Copying
-from popmq.broker.ha.follower import Rate
-from popmq.broker.ha.own_flushers import OwnFlushers
+from popmq.broker.ha.catch_up_progress import Copying
+from popmq.broker.ha.flusher_group import OwnFlushers
+from popmq.broker.ha.slave_progress import Rate
+from popmq.broker.node.gate import Gate
 from popmq.common.errors import Code, PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply
-from popmq.common.steps import Done, Work
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.step_loop import Done, Work
 
 
 class Served:

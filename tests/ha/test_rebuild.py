@@ -10,16 +10,16 @@ import pytest
 from ha.node_rig import CONTROLLER, Node, Rig
 from ha.test_node import others, sent
 
-from popmq.broker.followership import COPY_AGAIN_MS
 from popmq.broker.ha.role import Role
-from popmq.broker.store.snapshot import read_snapshot
-from popmq.common.config import StoreSettings
+from popmq.broker.node.slave_role import COPY_AGAIN_MS
+from popmq.broker.persistence.snapshot import read_snapshot
 from popmq.common.errors import PopmqError
-from popmq.common.hop import Kind, OnReply, Port
-from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import StoreSettings
 from popmq.common.wire import controller_pb2 as pb
-from popmq.testing.core import SMALL, Answer
-from popmq.testing.disk import PowerCut
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.harness.core_broker import SMALL, Answer
 
 SETTINGS = replace(SMALL, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10))
 BODY = bytes(10_000)

@@ -5,15 +5,15 @@ from functools import partial
 import pytest
 from ha.node_rig import TOPIC, Node, Rig
 
-from popmq.broker.ha.follower import Follower
-from popmq.broker.ha.received import Received
+from popmq.broker.ha.memory_confirmation import Received
 from popmq.broker.ha.role import Role
-from popmq.broker.ha.set_keeper import SetKeeper
+from popmq.broker.ha.slave_progress import Follower
 from popmq.broker.ha.sync_state import SyncState
-from popmq.common import hop
+from popmq.broker.ha.sync_state_set_updater import SetKeeper
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
-from popmq.common.replication import Fetch, Handshake, encode_handshake
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.protocol.replication_payloads import Fetch, Handshake, encode_handshake
 from popmq.common.topics import (
     CheckPoints,
     Durability,
@@ -21,7 +21,7 @@ from popmq.common.topics import (
     SubscriptionGroup,
     TopicConfig,
 )
-from popmq.testing.core import Answer, pop
+from popmq.testing.harness.core_broker import Answer, pop
 
 QUICK = "quick"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ha.replicas import SETTINGS, DirectPort, World, ask, hello_to, pair, refusal, trio
 
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 
 
 def test_who_caught_up_is_added_and_who_fell_silent_is_taken_out() -> None:

@@ -3,10 +3,10 @@
 import pytest
 from ha.replicas import ask, hello_to, pair, refusal, trio
 
-from popmq.common import replication
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
-from popmq.common.replication import EpochEntry
+from popmq.common.protocol import replication_payloads as replication
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.protocol.replication_payloads import EpochEntry
 
 # -- the stream
 

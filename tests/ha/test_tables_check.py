@@ -1,9 +1,9 @@
 """TablesCheck: what a broker knows of its own tables, over epochs, leads and restarts."""
 
 from popmq.broker.ha.tables_check import TablesCheck
-from popmq.broker.store.state_hashes import Compared
-from popmq.common.replication import TablesMark
-from popmq.testing.disk import LyingDisk
+from popmq.broker.persistence.state_hashes import Compared
+from popmq.common.protocol.replication_payloads import TablesMark
+from popmq.testing.disk.lying_disk import LyingDisk
 
 OWN, MASTERS = 0xA, 0xB
 

@@ -2,8 +2,8 @@
 
 from ha.replicas import World, pair, trio
 
-from popmq.common.hop import Kind
-from popmq.common.replication import EpochEntry
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.protocol.replication_payloads import EpochEntry
 
 # -- R11, R12: what a new master keeps
 

@@ -3,8 +3,8 @@
 import copy
 from typing import Any
 
-from popmq.operator.manifest import Manifest
-from popmq.operator.spec import ClusterSpec, read_spec
+from popmq.operator.model.manifest import Manifest
+from popmq.operator.model.spec import ClusterSpec, read_spec
 
 IMAGE = "popmq:test"
 

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from kube.fake_api import Object
 
-from popmq.operator.certificates import authority, serving
-from popmq.operator.kube import MERGE, Access
+from popmq.operator.kube.api_client import MERGE, Access
+from popmq.operator.model.certificates import authority, serving
 
 _LIBC = ctypes.CDLL(None)
 ROOT = Path(__file__).resolve().parents[2]

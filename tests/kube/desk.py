@@ -9,10 +9,10 @@ from kube.world import NOW
 
 from popmq.cli.client import Client
 from popmq.common.wire import admin_pb2 as admin
-from popmq.operator.declared_plane import LiveDeclared
-from popmq.operator.declared_reconcile import DeclaredReconciler
-from popmq.operator.kube import Access, Api, ApiAway, ApiError
-from popmq.operator.reconcile import Outcome
+from popmq.operator.cluster.reconcile import Outcome
+from popmq.operator.declared.declared_reconcile import DeclaredReconciler
+from popmq.operator.declared.metadata_client import LiveDeclared
+from popmq.operator.kube.api_client import Access, Api, ApiAway, ApiError
 
 PLURALS = {"Topic": "topics", "ConsumerGroup": "consumergroups"}
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from kube.asked import Asked, Fault, answer_of, asked_of, cut
 from kube.control_plane import ControlPlane
 
-from popmq.operator.kube import Access
+from popmq.operator.kube.api_client import Access
 from popmq.testing.loop_thread import ThreadServer
 
 _HOP_BY_HOP = ("connection", "content-length", "transfer-encoding", "host", "content-encoding")

@@ -10,9 +10,9 @@ from kube.control_plane import ControlPlane, LivePods
 from kube.fake_api import Object
 from kube.world import NOW, Brokers
 
-from popmq.operator.kube import Access, Api, ApiAway, ApiError
-from popmq.operator.reconcile import Reconciler
-from popmq.operator.report_keeper import ReportDefaults
+from popmq.operator.cluster.reconcile import Reconciler
+from popmq.operator.kube.api_client import Access, Api, ApiAway, ApiError
+from popmq.operator.reports.report_reconcile import ReportDefaults
 
 
 def given(name: str, namespace: str, **spec: Any) -> Object:

@@ -16,9 +16,9 @@ from kube.fake_api import Object
 from kube.kubelet import Kubelet, conditions
 from kube.world import Brokers
 
-from popmq.operator.manifest import condition, name_of
-from popmq.operator.observed import GroupHealth
-from popmq.operator.spec import ClusterSpec
+from popmq.operator.cluster.observed import GroupHealth
+from popmq.operator.model.manifest import condition, name_of
+from popmq.operator.model.spec import ClusterSpec
 
 LOOKS = 3  # the first may have begun before
 LATE_LOOKS = 10  # a hand-over and a restart fit in, with an operator that is killed at each

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from kube.clusters import LARGE, SMALL, cluster, read
 
-from popmq.operator.desired import Surroundings, desired, first_shapes
-from popmq.operator.manifest import Manifest, at, kind_of, name_of
+from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
+from popmq.operator.model.manifest import Manifest, at, kind_of, name_of
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

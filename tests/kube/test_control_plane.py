@@ -18,8 +18,8 @@ from kube.watched import Watched
 from kube.whole import check_whole
 from kube.world import NOW
 
-from popmq.operator.desired import Surroundings, desired, first_shapes
-from popmq.operator.manifest import OPTIONAL, kind_of, name_of
+from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
+from popmq.operator.model.manifest import OPTIONAL, kind_of, name_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600), pytest.mark.xdist_group("kube")]
 

@@ -13,10 +13,10 @@ from kube.world import NOW
 
 from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
 from popmq.common.wire import admin_pb2 as admin
-from popmq.operator.declared import Act, Change
-from popmq.operator.declared_plane import LiveDeclared
-from popmq.operator.manifest import CONSUMER_GROUP, TOPIC
-from popmq.operator.reconcile import LeaseLost
+from popmq.operator.cluster.reconcile import LeaseLost
+from popmq.operator.declared.declared_resources import Act, Change
+from popmq.operator.declared.metadata_client import LiveDeclared
+from popmq.operator.model.manifest import CONSUMER_GROUP, TOPIC
 from popmq.testing.running_broker import RunningBroker
 
 

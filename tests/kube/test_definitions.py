@@ -11,10 +11,10 @@ import yaml
 from kube.clusters import cluster, read
 
 from popmq.cli.metadata import DURABILITIES, GROUP_TYPES, TOPIC_TYPES
-from popmq.operator.declared import read_declared
-from popmq.operator.lag_reports import read_report
-from popmq.operator.manifest import CONSUMER_GROUP, TOPIC, Kind
-from popmq.operator.status import WORST_FIRST
+from popmq.operator.cluster.status import WORST_FIRST
+from popmq.operator.declared.declared_resources import read_declared
+from popmq.operator.model.lag_reports import read_report
+from popmq.operator.model.manifest import CONSUMER_GROUP, TOPIC, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "crds"

@@ -6,11 +6,11 @@ import pytest
 from kube.clusters import cluster, read
 from kube.world import NOW, World, play, running
 
-from popmq.operator.conditions import Verdict, verdict_in
-from popmq.operator.manifest import Manifest
-from popmq.operator.observed import GroupHealth, GroupSet, Observed, Pod
-from popmq.operator.plan import Plan
-from popmq.operator.status import cluster_status
+from popmq.operator.cluster.observed import GroupHealth, GroupSet, Observed, Pod
+from popmq.operator.cluster.plan import Plan
+from popmq.operator.cluster.status import cluster_status
+from popmq.operator.model.conditions import Verdict, verdict_in
+from popmq.operator.model.manifest import Manifest
 
 LOST = "demo-broker-0-1"
 

@@ -18,7 +18,7 @@ from kube.control_plane import ROOT, free_ports
 from kube.sandbox import Sandbox, Stage, read_dockerfile, stage_line
 from kube.world import NOW
 
-from popmq.operator.desired import Surroundings, desired, first_shapes
+from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
 from popmq.operator.resources.config import DATA_FOLDER
 from popmq.operator.resources.pods import USER
 

@@ -7,8 +7,8 @@ from kube.clusters import cluster, read
 from kube.fake_api import Object
 from kube.world import NOW, World, play, running
 
-from popmq.operator.lag_reports import read_report, report_status
-from popmq.operator.report_keeper import ReportDefaults
+from popmq.operator.model.lag_reports import read_report, report_status
+from popmq.operator.reports.report_reconcile import ReportDefaults
 from popmq.operator.resources.proxies import tls_secret
 from popmq.operator.resources.reports import cron_job
 

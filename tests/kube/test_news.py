@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from kube.world import World, play, running
 
-from popmq.operator.kube import Access, Api
-from popmq.operator.news import News
-from popmq.operator.reconcile import Outcome
-from popmq.operator.workers import Workers
+from popmq.operator.cluster.controller_poll import News
+from popmq.operator.cluster.reconcile import Outcome
+from popmq.operator.cluster.reconcile_queue import Workers
+from popmq.operator.kube.api_client import Access, Api
 
 
 def _cut_off(world: World) -> None:

@@ -7,8 +7,8 @@ from kube.asked import Asked
 from kube.clusters import cluster
 from kube.world import World, play, running
 
-from popmq.operator.kube import ApiAway, ApiError
-from popmq.operator.reconcile import LeaseLost
+from popmq.operator.cluster.reconcile import LeaseLost
+from popmq.operator.kube.api_client import ApiAway, ApiError
 
 
 def _writes(world: World) -> int:

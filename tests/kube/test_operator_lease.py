@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 from kube.fake_api import FakeApi
 
-from popmq.operator.kube import Access, Api
-from popmq.operator.lease import Elector
+from popmq.operator.kube.api_client import Access, Api
+from popmq.operator.kube.lease import Elector
 
 Story = Callable[["Two"], Awaitable[None]]
 

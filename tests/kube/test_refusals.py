@@ -6,11 +6,11 @@ import pytest
 from kube.clusters import cluster, read
 from kube.world import NOW, World, play, running
 
-from popmq.operator.conditions import verdict_in
-from popmq.operator.manifest import DEPLOYMENT
-from popmq.operator.observed import GroupHealth, Observed
-from popmq.operator.plan import Plan
-from popmq.operator.status import cluster_status
+from popmq.operator.cluster.observed import GroupHealth, Observed
+from popmq.operator.cluster.plan import Plan
+from popmq.operator.cluster.status import cluster_status
+from popmq.operator.model.conditions import verdict_in
+from popmq.operator.model.manifest import DEPLOYMENT
 
 
 async def _looks(world: World, count: int = 5) -> None:

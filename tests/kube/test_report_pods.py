@@ -20,8 +20,8 @@ from kube.sandbox import read_dockerfile, skip_without_root, stage_line
 from kube.test_rights import granted, installed, used
 
 from popmq.cli.client import Client
-from popmq.operator.quantity import parse_quantity
-from popmq.operator.report_keeper import ReportDefaults
+from popmq.operator.model.quantity import parse_quantity
+from popmq.operator.reports.report_reconcile import ReportDefaults
 from popmq.proxy.api import definition_pb2 as api
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]

@@ -19,12 +19,12 @@ from kube.world import NOW
 
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.lease_store import ApiServer, LeaseStore
-from popmq.operator.declared_plane import LiveDeclared
-from popmq.operator.declared_reconcile import DeclaredReconciler
-from popmq.operator.kube import Api
-from popmq.operator.manifest import BROKER_CLUSTER, CONSUMER_GROUP, LAG_REPORT, TOPIC, Kind
-from popmq.operator.report_keeper import ReportDefaults
-from popmq.operator.watching import WATCHED
+from popmq.operator.declared.declared_reconcile import DeclaredReconciler
+from popmq.operator.declared.metadata_client import LiveDeclared
+from popmq.operator.kube.api_client import Api
+from popmq.operator.kube.event_watch import WATCHED
+from popmq.operator.model.manifest import BROKER_CLUSTER, CONSUMER_GROUP, LAG_REPORT, TOPIC, Kind
+from popmq.operator.reports.report_reconcile import ReportDefaults
 from popmq.testing.running_broker import RunningBroker
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]

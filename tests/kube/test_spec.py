@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from kube.clusters import cluster, read
 
-from popmq.operator.quantity import parse_quantity
+from popmq.operator.model.quantity import parse_quantity
+from popmq.operator.model.spec import SpecError
 from popmq.operator.resources.config import settings
-from popmq.operator.spec import SpecError
 
 
 def test_an_empty_spec_is_a_whole_cluster() -> None:

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from popmq.operator.kube import ApiAway
-from popmq.operator.reconcile import Outcome
-from popmq.operator.workers import Workers
+from popmq.operator.cluster.reconcile import Outcome
+from popmq.operator.cluster.reconcile_queue import Workers
+from popmq.operator.kube.api_client import ApiAway
 
 
 def test_workers_stop_although_a_request_turns_their_cancellation_into_a_timeout() -> None:

@@ -7,13 +7,13 @@ from kube.control_plane import ControlPlane, LivePods
 from kube.world import Brokers
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.frame_server import FrameServer
-from popmq.common.frames import Hello, Role
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.frame_server import FrameServer
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
-from popmq.operator.admin_port import DataPlaneAway
-from popmq.operator.observed import GroupHealth
-from popmq.operator.spec import ClusterSpec
+from popmq.operator.cluster.observed import GroupHealth
+from popmq.operator.kube.admin_client import DataPlaneAway
+from popmq.operator.model.spec import ClusterSpec
 from popmq.testing.loop_thread import ThreadServer
 
 

@@ -6,10 +6,10 @@ from typing import Any
 from kube.control_plane import ControlPlane
 from kube.world import NOW, is_ready
 
-from popmq.operator.desired import Surroundings, desired, first_shapes
-from popmq.operator.manifest import CLAIM, POD, SECRET, Kind, Manifest, kind_of, name_of
-from popmq.operator.names import BROKER, CLUSTER_LABEL, FIELD_MANAGER, ROLE_LABEL
-from popmq.operator.spec import read_spec
+from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
+from popmq.operator.model.manifest import CLAIM, POD, SECRET, Kind, Manifest, kind_of, name_of
+from popmq.operator.model.names import BROKER, CLUSTER_LABEL, FIELD_MANAGER, ROLE_LABEL
+from popmq.operator.model.spec import read_spec
 
 IMAGE = "popmq:1"  # of the tests' operators
 COMPARED = ("spec", "data", "rules", "subjects", "roleRef")

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from kube.clusters import cluster
 from kube.fake_api import FakeApi, Object, copied
 
-from popmq.operator.admin_port import DataPlaneAway
-from popmq.operator.kube import Access, Api, ApiAway, ApiError
-from popmq.operator.observed import Drained, GroupHealth
-from popmq.operator.reconcile import LeaseLost, Outcome, Reconciler
-from popmq.operator.report_keeper import ReportDefaults
-from popmq.operator.spec import ClusterSpec
+from popmq.operator.cluster.observed import Drained, GroupHealth
+from popmq.operator.cluster.reconcile import LeaseLost, Outcome, Reconciler
+from popmq.operator.kube.admin_client import DataPlaneAway
+from popmq.operator.kube.api_client import Access, Api, ApiAway, ApiError
+from popmq.operator.model.spec import ClusterSpec
+from popmq.operator.reports.report_reconcile import ReportDefaults
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 CATCH_UP_LOOKS = 2

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from popmq.broker.pop.lite_service import Action
-from popmq.common import hop
-from popmq.common.config import Settings
-from popmq.common.hop import Delivery, Kind
-from popmq.common.lite_settings import LiteSettings
+from popmq.broker.lite.lite_service import Action
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.settings.lite_settings import LiteSettings
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType
 from popmq.common.wire.lite_pb2 import LiteNotices, SyncLite
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 TOPIC = "chats"
 

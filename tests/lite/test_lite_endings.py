@@ -3,14 +3,14 @@
 import pytest
 from lite.lites import TOPIC, forgets, live, made, put, receive, sync, take
 
-from popmq.broker.pop.lite_notices import EXPIRY_MS, NOTICES_LIMIT, LiteNotices
-from popmq.broker.pop.lite_service import Action
-from popmq.common import hop
+from popmq.broker.lite.lite_notices import EXPIRY_MS, NOTICES_LIMIT, LiteNotices
+from popmq.broker.lite.lite_service import Action
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
-from popmq.common.lite_settings import LiteSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.lite_settings import LiteSettings
 from popmq.common.topics import MessageType
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 ENDING = LiteSettings(ttl_ms=60_000, ttl_ends_subscriptions=True)
 

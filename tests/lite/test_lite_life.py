@@ -8,13 +8,13 @@ import pytest
 from lite.lites import TOPIC, live, made, put, receive, small, sync, take
 from replica.pair import OF_TWO, Pair
 
-from popmq.broker.pop.lag import lags
-from popmq.broker.pop.lite_service import Action
+from popmq.broker.diagnostics.lag import lags
+from popmq.broker.lite.lite_service import Action
 from popmq.common.errors import Code
-from popmq.common.lite_settings import LiteSettings
+from popmq.common.settings.lite_settings import LiteSettings
 from popmq.common.topics import MessageType
-from popmq.testing.core import CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import CoreBroker
 
 SHORT = LiteSettings(ttl_ms=60_000)
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from lite.lites import TOPIC, live, made, named, put, receive, small, sync, take
 
-from popmq.broker.pop.audit import APART_MS, Balance
-from popmq.broker.pop.lag import lags, queue_lags
-from popmq.broker.store.doctor_finding import Need
+from popmq.broker.diagnostics.audit import APART_MS, Balance
+from popmq.broker.diagnostics.lag import lags, queue_lags
+from popmq.broker.doctor.finding import Need
 from popmq.cli.doctor import examine
-from popmq.common import hop
-from popmq.common.config import PopSettings
-from popmq.common.drained import Rest, rest_of
-from popmq.common.hop import Kind
-from popmq.common.lite_settings import LiteSettings
+from popmq.common.drain_remainder import Rest, rest_of
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.lite_settings import LiteSettings
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 SHORT = LiteSettings(ttl_ms=60_000)
 

@@ -3,13 +3,13 @@
 import pytest
 from lite.lites import TOPIC, live, made, put, receive, sync, take
 
-from popmq.broker.pop.lag import lags
-from popmq.broker.pop.lite_service import Action, Begin
+from popmq.broker.diagnostics.lag import lags
+from popmq.broker.lite.lite_service import Action, Begin
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
-from popmq.common.lite_settings import LiteSettings
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.lite_settings import LiteSettings
 from popmq.common.topics import MessageType, StartAt
-from popmq.testing.core import bodies, pop
+from popmq.testing.harness.core_broker import bodies, pop
 
 
 def test_a_lite_topic_is_made_by_the_first_message_that_names_it() -> None:

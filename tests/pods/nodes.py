@@ -21,7 +21,7 @@ from kube.control_plane import ControlPlane
 from kube.fake_api import Object
 from pods.names_server import NamesServer
 
-from popmq.operator.names import HTTP_PORT
+from popmq.operator.model.names import HTTP_PORT
 
 _LIBC = ctypes.CDLL(None)
 NETWORK = "10.88.9"

@@ -24,7 +24,7 @@ from kube.metrics_api import MetricsApi
 from pods.nodes import GATEWAY, Nodes, have_all, network, volume
 from pods.waits import waits_at_hand_overs
 
-from popmq.operator.names import HTTP_PORT
+from popmq.operator.model.names import HTTP_PORT
 
 IMAGES = os.environ.get("POPMQ_PODS_IMAGES", "")
 NAMESPACE = "apps"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from popmq.common.config import Settings
 from popmq.common.errors import PopmqError, TopicNotFound, Unavailable
-from popmq.common.hop import (
+from popmq.common.loop_iteration import Soon, at_once
+from popmq.common.protocol.messaging_payloads import (
     AckResult,
     Kind,
     OnReply,
@@ -26,11 +26,11 @@ from popmq.common.hop import (
     encode_ack_reply,
     encode_put_reply,
 )
-from popmq.common.turn import Soon, at_once
+from popmq.common.settings.settings import Settings
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers import StaticBrokers
+from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.seam import GrpcStatus, Method
+from popmq.proxy.transport.interface import GrpcStatus, Method
 
 _TESTS = str(Path(__file__).parent.parent)
 if _TESTS not in sys.path:

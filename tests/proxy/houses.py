@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from popmq.broker.process import BrokerProcess
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.clock import SystemClock
 from popmq.common.errors import Unavailable
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind, OnReply, Port
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers import StaticBrokers
+from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.transport.seam import GrpcStatus, Method
-from popmq.testing.core import SMALL
+from popmq.proxy.transport.interface import GrpcStatus, Method
+from popmq.testing.harness.core_broker import SMALL
 
 
 class AwaitedCall:

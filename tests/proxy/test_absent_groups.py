@@ -10,12 +10,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from popmq.common.errors import Code
-from popmq.common.hop import Kind
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.receipt import ReceiptHandle
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.placement import place
+from popmq.proxy.messaging.placement import place
 
 BOTH = ("broker-a", "broker-b")
 KEYS = [f"key-{number}" for number in range(40)]

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError, Unavailable
-from popmq.common.frames import Address
-from popmq.common.hop import Kind
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.protocol.frames import Address
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.receipt import ReceiptHandle
 from popmq.common.wire import controller_pb2
-from popmq.proxy.brokers import (
+from popmq.proxy.brokers.broker_ports import (
     KEEP_ABSENT_MS,
     NEWER_MASTER_MS,
     RoutedBrokers,
     StaticBrokers,
     port_of_handle,
 )
-from popmq.proxy.placement import place
+from popmq.proxy.messaging.placement import place
 
 
 class Way:

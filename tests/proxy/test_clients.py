@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 
-from popmq.broker.pop.liveness import client_number
-from popmq.common import hop
-from popmq.common.hop import Kind, OnReply, Port
-from popmq.proxy.brokers import StaticBrokers
-from popmq.proxy.clients import Clients
-from popmq.testing.core import CoreBroker, pop
+from popmq.broker.deliveries.client_liveness import client_number
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
+from popmq.proxy.brokers.broker_ports import StaticBrokers
+from popmq.proxy.messaging.client_reporter import Clients
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 class _Telling:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from popmq.common.config import Settings
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.settings.settings import Settings
 from popmq.common.wire import admin_pb2, controller_pb2
-from popmq.proxy.brokers import StaticBrokers
+from popmq.proxy.brokers.broker_ports import StaticBrokers
 from popmq.proxy.proxy import Proxy
 
 FOUND = controller_pb2.ListReplicasReply(groups=[controller_pb2.GroupState(group="shop")])

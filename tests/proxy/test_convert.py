@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popmq.common.errors import Code, NotYet, PopmqError
-from popmq.common.hop import Delivery
+from popmq.common.protocol.messaging_payloads import Delivery
 from popmq.common.topics import MessageType, Permission
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.convert import (
+from popmq.proxy.rpc.convert import (
     SentMessage,
     delivered_message,
     group_of,
@@ -23,7 +23,7 @@ from popmq.proxy.convert import (
     status_only,
     topic_of,
 )
-from popmq.proxy.wire_scan import LEN, BadWire, chunk, cut, fields, only_content, scalar, varint
+from popmq.proxy.rpc.wire_scan import LEN, BadWire, chunk, cut, fields, only_content, scalar, varint
 
 NOW_MS = 1_700_000_000_123
 PEER = "10.0.0.1:5000"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code
-from popmq.common.hop import AckResult, Kind, decode_ack, encode_ack_reply
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.protocol.messaging_payloads import AckResult, Kind, decode_ack, encode_ack_reply
+from popmq.common.record.receipt import ReceiptHandle
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from popmq.common.config import Settings, TimerSettings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind, PutEntry, PutResult, encode_put_reply
-from popmq.common.recall_handle import RecallHandle
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutResult, encode_put_reply
+from popmq.common.record.recall_handle import RecallHandle
+from popmq.common.settings.settings import Settings, TimerSettings
 from popmq.common.topics import MessageType
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.delay import CLOCKS_APART_MS, MAX_SPREAD_MS, NO_DELAY, Delay, delay_of
-from popmq.proxy.validate import MessageFacts
+from popmq.proxy.messaging.delay import CLOCKS_APART_MS, MAX_SPREAD_MS, NO_DELAY, Delay, delay_of
+from popmq.proxy.rpc.validate import MessageFacts
 
 NOW_MS = 1_700_000_000_000
 LIMIT_MS = 86_400_000

@@ -3,9 +3,9 @@
 from typing import Any
 
 from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Refused
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
-from popmq.proxy.rpc import REPLY_RESERVE_MS
+from popmq.proxy.rpc.rpc import REPLY_RESERVE_MS
 
 REQUEST = pb.FindMessagesRequest(topic="orders", key="k")
 

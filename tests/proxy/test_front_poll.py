@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from popmq.common.config import PollSettings, Settings
 from popmq.common.errors import Code, TooManyRequests
-from popmq.common.hop import (
+from popmq.common.protocol.messaging_payloads import (
     Delivery,
     Kind,
     PopReply,
     decode_pop,
     encode_pop_reply,
 )
+from popmq.common.settings.settings import PollSettings, Settings
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 

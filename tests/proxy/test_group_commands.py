@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
 
 REQUEST = pb.DescribeGroupRequest(name="g", parked=True)

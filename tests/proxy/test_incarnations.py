@@ -5,8 +5,15 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, OtherIncarnation, PopmqError
-from popmq.common.hop import Kind, PutResult, decode_ack, decode_pop, decode_put, encode_put_reply
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PutResult,
+    decode_ack,
+    decode_pop,
+    decode_put,
+    encode_put_reply,
+)
+from popmq.common.record.receipt import ReceiptHandle
 from popmq.common.wire import admin_pb2
 from popmq.common.wire.pull_pb2 import PullRequest, UpdateOffsetRequest
 from popmq.proxy.api import definition_pb2 as pb

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, TopicNotFound, Unavailable
-from popmq.common.hop import (
+from popmq.common.protocol.messaging_payloads import (
     AckResult,
     Kind,
     PutResult,
@@ -15,7 +15,7 @@ from popmq.common.hop import (
     encode_ack_reply,
     encode_put_reply,
 )
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.record.receipt import ReceiptHandle
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 

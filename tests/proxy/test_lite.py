@@ -11,15 +11,15 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from proxy.houses import AwaitedCall, House, house, run
 
-from popmq.broker.process import BrokerProcess
+from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.errors import Code
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.client_settings import consumer_settings, unknown_group
-from popmq.testing.core import SMALL
+from popmq.proxy.messaging.client_settings import consumer_settings, unknown_group
+from popmq.testing.harness.core_broker import SMALL
 
 CHATS = admin_pb2.Topic(name="chats", type="lite")
 GROUP = pb.Resource(name="workers")

@@ -16,11 +16,17 @@ from popmq.common.errors import (
     TooManyRequests,
     Unavailable,
 )
-from popmq.common.hop import Kind, OnReply, PopRequest, decode_pop, encode_pop
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    OnReply,
+    PopRequest,
+    decode_pop,
+    encode_pop,
+)
 from popmq.common.wire.pull_pb2 import PullRequest
-from popmq.proxy import master_port
-from popmq.proxy.master_port import REPEATED, MasterPort
-from popmq.testing.clock import ManualClock
+from popmq.proxy.brokers import master_port
+from popmq.proxy.brokers.master_port import REPEATED, MasterPort
+from popmq.testing.harness.clock import ManualClock
 
 TIMEOUT_MS = 3_000
 LOST = Unavailable("connection lost", unknown=True)

@@ -15,8 +15,8 @@ from popmq.common.namespaces import check_namespace, short_name, whole_name
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.namespaces import Translator, _fields
-from popmq.proxy.transport.seam import GrpcStatus
+from popmq.proxy.rpc.namespaces import Translator, _fields
+from popmq.proxy.transport.interface import GrpcStatus
 
 METHODS = [one.name for one in service.DESCRIPTOR.services_by_name["MessagingService"].methods]
 

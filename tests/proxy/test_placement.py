@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from popmq.proxy.placement import place
+from popmq.proxy.messaging.placement import place
 
 # As they have been from the first release on.
 PLACES = [

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.common.config import MessageSettings, TimerSettings
 from popmq.common.errors import PopmqError
-from popmq.common.message import tag_hash
+from popmq.common.record.message import tag_hash
+from popmq.common.settings.settings import MessageSettings, TimerSettings
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.convert import sent_messages
-from popmq.proxy.delay import NO_DELAY, delay_of
-from popmq.proxy.plain_message import PlainMessage, read_plain
-from popmq.proxy.validate import check_message, check_stored_size, check_type
+from popmq.proxy.messaging.delay import NO_DELAY, delay_of
+from popmq.proxy.messaging.fast_path_send import PlainMessage, read_plain
+from popmq.proxy.rpc.convert import sent_messages
+from popmq.proxy.rpc.validate import check_message, check_stored_size, check_type
 
 LIMITS = MessageSettings(max_body_bytes=2_000, max_properties=4, max_properties_bytes=600)
 NOW_MS = 1_700_000_000_123

@@ -13,13 +13,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from proxy.houses import AwaitedCall, House, house, run
 
 from popmq.common.errors import Code
-from popmq.common.frame_port import call
-from popmq.common.hop import Kind
+from popmq.common.protocol.frame_port import call
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as own
+from popmq.proxy.admin.public_admin import INSTEAD
 from popmq.proxy.api import admin_pb2 as api
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.public_admin import INSTEAD
 
 ORDERS, WORKERS = pb.Resource(name="orders"), pb.Resource(name="workers")
 SERVICES = {

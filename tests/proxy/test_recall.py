@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Kind
-from popmq.common.recall_handle import RecallHandle
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from popmq.common.errors import Code, InvalidReceiptHandle, TooManyRequests
-from popmq.common.hop import (
+from popmq.common.protocol.messaging_payloads import (
     AckResult,
     Delivery,
     FilterType,
@@ -19,14 +19,14 @@ from popmq.common.hop import (
     encode_ack_reply,
     encode_pop_reply,
 )
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.record.receipt import ReceiptHandle
 from popmq.common.topics import MessageType
-from popmq.proxy.ack import HANDLE_LIMIT
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.convert import sent_messages
-from popmq.proxy.transport.seam import GrpcStatus
-from popmq.proxy.wire_scan import chunk
+from popmq.proxy.messaging.ack import HANDLE_LIMIT
+from popmq.proxy.rpc.convert import sent_messages
+from popmq.proxy.rpc.wire_scan import chunk
+from popmq.proxy.transport.interface import GrpcStatus
 
 NO_SQL = pb.FilterExpression(type=pb.FilterType.SQL, expression=" ")
 TEN_SECONDS = Duration(seconds=10)

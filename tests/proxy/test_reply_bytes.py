@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popmq.common.errors import Code
-from popmq.common.hop import AckResult, PutResult
-from popmq.proxy.ack import ack_reply
+from popmq.common.protocol.messaging_payloads import AckResult, PutResult
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.convert import ok, send_entry
-from popmq.proxy.send_batch import send_reply
+from popmq.proxy.messaging.ack import ack_reply
+from popmq.proxy.messaging.send_batch import send_reply
+from popmq.proxy.rpc.convert import ok, send_entry
 
 TEXT = st.text(max_size=200)
 OFFSETS = st.integers(min_value=0, max_value=(1 << 63) - 1)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import report_pb2 as pb
 
 REQUEST = pb.DescribeRequest(tables=["revive"], sample=True)

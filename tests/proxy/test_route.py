@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.topics import TopicConfig
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers import StaticBrokers
-from popmq.proxy.route import DESCRIBE_TIMEOUT_MS, NEWER_STATE_MS, TTL_MS, Routes
-from popmq.testing.clock import ManualClock
+from popmq.proxy.brokers.broker_ports import StaticBrokers
+from popmq.proxy.brokers.metadata_cache import DESCRIBE_TIMEOUT_MS, NEWER_STATE_MS, TTL_MS, Routes
+from popmq.testing.harness.clock import ManualClock
 
 
 class Describing:

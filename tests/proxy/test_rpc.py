@@ -4,10 +4,10 @@ import gc
 import weakref
 from collections.abc import Callable
 
-from popmq.common.hop import Kind, OnReply
-from popmq.proxy.metrics import ProxyMetrics
-from popmq.proxy.rpc import Rpc
-from popmq.proxy.transport.seam import GrpcStatus
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.proxy.rpc.metrics import ProxyMetrics
+from popmq.proxy.rpc.rpc import Rpc
+from popmq.proxy.transport.interface import GrpcStatus
 
 
 class LiveCall:

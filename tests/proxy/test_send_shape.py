@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, Refused, TopicNotFound, Unavailable
-from popmq.common.hop import Kind, PutResult, encode_put_reply
-from popmq.common.message import tag_hash
+from popmq.common.protocol.messaging_payloads import Kind, PutResult, encode_put_reply
+from popmq.common.record.message import tag_hash
 from popmq.common.topics import MessageType
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service

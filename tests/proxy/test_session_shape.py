@@ -8,16 +8,16 @@ import grpc.aio
 import pytest
 
 from popmq.common.back_off import ExponentialBackOff
-from popmq.common.config import ProxySettings, Settings, TopicSettings
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.settings import ProxySettings, Settings, TopicSettings
 from popmq.common.topics import SubscriptionGroup
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.client_settings import consumer_settings
+from popmq.proxy.messaging.client_settings import consumer_settings
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
-from popmq.proxy.transport.seam import GrpcStatus
+from popmq.proxy.transport.interface import GrpcStatus
 
 SCHEMES = pb.AddressScheme
 NODE = pb.UA(language=pb.Language.NODE_JS)

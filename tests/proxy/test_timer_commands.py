@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.message import Message
 
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
 
 Pending, Bucket = pb.ForecastTimersReply.Pending, pb.ForecastTimersReply.Bucket

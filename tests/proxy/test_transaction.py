@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import Kind, PutResult, encode_put_reply
+from popmq.common.protocol.messaging_payloads import Kind, PutResult, encode_put_reply
+from popmq.common.record.transaction_id import TransactionId
 from popmq.common.topics import MessageType
-from popmq.common.transaction_id import TransactionId
 from popmq.common.wire import transaction_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.publishers import CLIENTS_LIMIT, Publishers
+from popmq.proxy.messaging.publishers import CLIENTS_LIMIT, Publishers
 
 ID = TransactionId("broker-b", 64, 7).encode(b"key", "m-1")
 

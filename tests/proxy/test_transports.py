@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from popmq.proxy.transport.grpcio_server import MAX_UNSENT, GrpcioTransport
+from popmq.proxy.transport.interface import Call, GrpcStatus, Inbound, Method, Shape, Transport
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound, Method, Shape, Transport
 
 LOCAL = "127.0.0.1"
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from popmq.common.config import MessageSettings, PopSettings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import FilterType
+from popmq.common.protocol.messaging_payloads import FilterType
+from popmq.common.settings.settings import MessageSettings, PopSettings
 from popmq.common.topics import MessageType, Permission, TopicConfig
-from popmq.proxy.validate import (
+from popmq.proxy.rpc.validate import (
     MessageFacts,
     batch_limit,
     change_invisible_ms,

@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from popmq.common.config import Settings
 from popmq.common.errors import Code, NotMaster, PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply, PopReply, PopRequest, Port, encode_pop, encode_pop_reply
-from popmq.common.receipt import ReceiptHandle
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    OnReply,
+    PopReply,
+    PopRequest,
+    Port,
+    encode_pop,
+    encode_pop_reply,
+)
+from popmq.common.record.receipt import ReceiptHandle
+from popmq.common.settings.settings import Settings
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.master_port import MasterPort
+from popmq.proxy.brokers.master_port import MasterPort
 from popmq.proxy.proxy import Proxy
 
 NAMES = ("broker-a", "broker-b")

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from popmq.broker.broker import Broker
-from popmq.common.config import Settings, StoreSettings
+from popmq.broker.core.broker import Broker
 from popmq.common.disk import ColdRead, Disk
-from popmq.common.replication_settings import ReplicationSettings
-from popmq.testing.clock import ManualClock
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import Settings, StoreSettings
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 C = TypeVar("C", bound=CoreBroker)
 

@@ -8,12 +8,12 @@ import pytest
 from replica import test_same_log_time as acts
 from replica.pair import Pair
 
-from popmq.broker.broker import Broker
-from popmq.broker.store.snapshot import Snapshot, read_snapshot, snapshot_names
+from popmq.broker.core.broker import Broker
+from popmq.broker.persistence.snapshot import Snapshot, read_snapshot, snapshot_names
 from popmq.cli.__main__ import main
 from popmq.cli.doctor_diff import TABLES, first_difference
 from popmq.common.disk import RealDisk
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 ACTS = [
     acts.buffered_check_points,

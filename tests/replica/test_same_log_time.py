@@ -15,17 +15,17 @@ from replica.pair import OF_TWO, Pair
 from timer.timer_client import recall, send_all
 from transaction.rig import FIRST_MS, INTERVAL_MS, begin, end, names, wait
 
-from popmq.broker.broker import Broker
-from popmq.broker.pop.pop_check_point import Unpark
-from popmq.common.config import GroupSettings, PopSettings, TimerSettings, TopicSettings
-from popmq.common.hop import Kind
-from popmq.common.lite_settings import LiteSettings
-from popmq.common.send_settings import DedupSettings, TransactionSettings
+from popmq.broker.core.broker import Broker
+from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.lite_settings import LiteSettings
+from popmq.common.settings.send_settings import DedupSettings, TransactionSettings
+from popmq.common.settings.settings import GroupSettings, PopSettings, TimerSettings, TopicSettings
 from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire import pull_pb2
-from popmq.testing.clock import TickingClock
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.clock import TickingClock
+from popmq.testing.harness.core_broker import CoreBroker
 
 HOUR = 3_600_000
 SETTINGS = replace(

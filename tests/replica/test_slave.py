@@ -7,18 +7,18 @@ import pytest
 from replica.pair import OF_TWO, SHORT, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, send_all
 
-from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.epoch_start import EpochStart
-from popmq.broker.store.state_hashes import Compared
-from popmq.broker.store.store_metrics import Lived
-from popmq.common import hop
+from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.store_metrics import Lived
+from popmq.broker.persistence.epoch_start import EpochStart
+from popmq.broker.persistence.state_hashes import Compared
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, TooManyRequests
-from popmq.common.hop import ClientsReport, Kind
-from popmq.common.message import HEADER_SIZE, RecordKind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import ClientsReport, Kind
+from popmq.common.record.message import HEADER_SIZE, RecordKind
 from popmq.common.topics import GroupType, MessageType
-from popmq.testing.core import bodies, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import bodies, pop
 
 
 @pytest.fixture

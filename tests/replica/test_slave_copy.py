@@ -7,10 +7,10 @@ import pytest
 from replica.pair import SHORT, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, received, send_all
 
-from popmq.broker.store.checkpoint import read_checkpoint
+from popmq.broker.log.store_checkpoint import read_checkpoint
 from popmq.common.errors import Code
 from popmq.common.topics import MessageType
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 from replica.pair import OF_TWO, Pair
 from timer.timer_client import SECOND
 
-from popmq.broker.store.doctor_finding import Need
+from popmq.broker.doctor.finding import Need
 from popmq.cli.doctor import examine
-from popmq.common.config import StoreSettings
+from popmq.common.settings.settings import StoreSettings
 
 SMALL_SEGMENTS = replace(
     OF_TWO, store=StoreSettings(segment_bytes=1 << 20, snapshot_bytes=64 << 10)

@@ -16,7 +16,7 @@ from transaction.rig import (
     wait,
 )
 
-from popmq.common.send_settings import TransactionSettings
+from popmq.common.settings.send_settings import TransactionSettings
 from popmq.common.topics import MessageType
 
 

@@ -12,7 +12,7 @@ if _TESTS not in sys.path:
 
 from report.reports_rig import CoreReports  # noqa: E402 - importable only now
 
-from popmq.testing.core import CoreBroker  # noqa: E402
+from popmq.testing.harness.core_broker import CoreBroker  # noqa: E402
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ from replica.pair import Slave
 from report.history_account import Account, Held, Pair, Topic, Waiting
 from report.reports_rig import ColdTimes
 
-from popmq.common.config import PopSettings
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Delivery, Kind
-from popmq.common.receipt import ReceiptReader
-from popmq.common.replication_settings import ReplicationSettings
+from popmq.common.protocol.messaging_payloads import Delivery, Kind
+from popmq.common.record.receipt import ReceiptReader
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as admin
-from popmq.testing.clock import ManualClock
-from popmq.testing.core import SMALL, CoreBroker, pop
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 SETTINGS = replace(
     SMALL,

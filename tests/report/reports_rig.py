@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from popmq.common.disk import ColdRead
-from popmq.common.hop import Kind
-from popmq.common.report_layouts import OffsetFlag
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.report_layouts import OffsetFlag
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.layout import RecordLayout, Row
-from popmq.testing.core import CoreBroker
+from popmq.reports.records.record_layout import RecordLayout, Row
+from popmq.testing.harness.core_broker import CoreBroker
 
 Counts = dict[tuple[str, str], tuple[int, ...]]
 

@@ -5,16 +5,16 @@ import json
 import pytest
 from report.reports_rig import ColdTimes, CoreReports, newest_offsets, pb_lag
 
-from popmq.broker.metrics import broker_metrics
-from popmq.broker.pop.head_times import Head, HeadTimes
-from popmq.broker.pop.lag_watch import APART_MS
-from popmq.broker.report import sampler
-from popmq.broker.report.sampler import UNKNOWN
-from popmq.cli.operate import lag_json, lag_lines
-from popmq.common.report_layouts import OffsetFlag
+from popmq.broker.diagnostics import sampler
+from popmq.broker.diagnostics.head_times import Head, HeadTimes
+from popmq.broker.diagnostics.lag_monitor import APART_MS
+from popmq.broker.diagnostics.sampler import UNKNOWN
+from popmq.broker.node.metrics import broker_metrics
+from popmq.cli.consumer_offsets import lag_json, lag_lines
+from popmq.common.record.report_layouts import OffsetFlag
 from popmq.common.wire import admin_pb2 as admin
-from popmq.proxy.public_answers import summed
-from popmq.testing.core import CoreBroker
+from popmq.proxy.admin.public_responses import summed
+from popmq.testing.harness.core_broker import CoreBroker
 
 INTERVAL_MS = 30_000
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.moments import Moments
+from popmq.reports.history_progress import Moments
 
 
 def at(broker: str, epoch: int, end_position: int, sample: int) -> pb.BrokerTables:

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from popmq.reports.output import svg
 from popmq.reports.output.exposition import exposition, push, write_file
 from popmq.reports.output.files import to_json, write_csv
+from popmq.reports.output.formatting import cell, span
 from popmq.reports.output.page import to_html
-from popmq.reports.output.wording import cell, span
 from popmq.reports.report import Moment, Report, ReportTable
 
 GROUP = {

@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 from report.reports_rig import CoreReports, lag_of, newest_offsets
 
-from popmq.broker.report.read_budget import ReadBudget
-from popmq.broker.report.sample_log import SampleLog
+from popmq.broker.diagnostics.read_budget import ReadBudget
+from popmq.broker.diagnostics.sample_log import SampleLog
 from popmq.common import topics
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
-from popmq.common.report_layouts import OffsetFlag, TimerRow
-from popmq.common.report_settings import ReportsSettings
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.report_layouts import OffsetFlag, TimerRow
+from popmq.common.settings.report_settings import ReportsSettings
 from popmq.common.topics import CheckPoints, GroupType, MessageType, StartAt
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.layout import RecordLayout
-from popmq.reports.recount import Ends, Recount
-from popmq.testing.core import SMALL, CoreBroker, pop
+from popmq.reports.records.record_layout import RecordLayout
+from popmq.reports.records.recount import Ends, Recount
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 
 def worked(core: CoreBroker) -> None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import pytest
 
 from popmq.common.errors import PopmqError
-from popmq.common.report_layouts import LAYOUTS
+from popmq.common.record.report_layouts import LAYOUTS
 from popmq.common.wire import report_pb2 as pb
+from popmq.reports.records.tables import TableSchema
 from popmq.reports.source.filters import Filters
 from popmq.reports.source.options import SourceOptions, pin
 from popmq.reports.source.progress import EPOCH, Progress, advanced, planned
 from popmq.reports.source.ranges import Range, packed
-from popmq.reports.tables import TableSchema
 
 
 def whole(first: int, end: int, queue: int = 0) -> Range:

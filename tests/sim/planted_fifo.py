@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.pop import check_point_snapshot
-from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.fifo_service import FifoService
-from popmq.broker.pop.offset_ranges import OffsetRanges
-from popmq.broker.pop.order_info import OrderInfo
-from popmq.broker.pop.parked_keys import ParkedKey, ParkedKeys
-from popmq.broker.pop.parking_records import ParkingRecords
-from popmq.broker.pop.pop_check_point import FIFO
-from popmq.broker.pop.queue_progress import FifoProgress
+from popmq.broker.deliveries import check_point_snapshot
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.offset_ranges import OffsetRanges
+from popmq.broker.deliveries.order_info import OrderInfo
+from popmq.broker.deliveries.parked_keys import ParkedKey, ParkedKeys
+from popmq.broker.deliveries.parking_records import ParkingRecords
+from popmq.broker.deliveries.pop_check_point import FIFO
+from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.fifo.fifo_service import FifoService
 from popmq.broker.pop.revive_service import ReviveService
 
 Patch = pytest.MonkeyPatch

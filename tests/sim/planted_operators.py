@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from popmq.broker import record_applier
-from popmq.broker.meta.offsets import OffsetRecord, Reason
+from popmq.broker.core import record_applier
+from popmq.broker.deliveries.check_point_table import CheckPointTable, Fate
+from popmq.broker.deliveries.client_liveness import Liveness
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
+from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.operations.offset_reset import apply_offset
 from popmq.broker.pop.ack_service import AckService
-from popmq.broker.pop.check_point_table import CheckPointTable, Fate
-from popmq.broker.pop.liveness import Liveness
-from popmq.broker.pop.offset_reset import apply_offset
-from popmq.broker.pop.redrive import RedrivenLetters
 from popmq.broker.pop.revive_service import ReviveService
 
 Patch = pytest.MonkeyPatch

@@ -2,8 +2,8 @@
 
 import pytest
 
-from popmq.broker.pop.check_point_buffer import CheckPointBuffer
-from popmq.broker.pop.pop_check_point import PopCheckPoint
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.pop_check_point import PopCheckPoint
 
 Patch = pytest.MonkeyPatch
 

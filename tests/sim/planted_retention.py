@@ -5,23 +5,21 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.pop.in_flight_bodies import InFlightBodies
-from popmq.broker.pop.order_info import OrderInfo
-from popmq.broker.pop.parked_keys import ParkedKeys
+from popmq.broker.core.record_applier import RecordApplier
+from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.order_info import OrderInfo
+from popmq.broker.deliveries.parked_keys import ParkedKeys
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.dispatch import Dispatch
+from popmq.broker.persistence import retention
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.persistence.log_time import LogTime
+from popmq.broker.persistence.retention import Retention
+from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
 from popmq.broker.pop.pop_service import PopService
-from popmq.broker.record_applier import RecordApplier
-from popmq.broker.store import (
-    retention,
-)
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
-from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.dispatch import Dispatch
-from popmq.broker.store.log_time import LogTime
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.retention import Retention
-from popmq.broker.store.snapshot_keeper import SnapshotKeeper
-from popmq.common.message import RecordKind
+from popmq.common.record.message import RecordKind
 
 Patch = pytest.MonkeyPatch
 

@@ -6,27 +6,22 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.store import (
-    commit_log,
-    consume_queue,
-    index_tail,
-    key_index,
-    lookup,
-    message_reader,
-)
-from popmq.broker.store.checkpoint import Checkpoint
-from popmq.broker.store.commit_log import Batch, CommitLog
-from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.group_commit import GroupCommit
-from popmq.broker.store.index_keeper import IndexKeeper
-from popmq.broker.store.index_tail import IndexTail
-from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue
-from popmq.broker.store.message_keys import name_hash
+from popmq.broker.index import index_tail, key_index
+from popmq.broker.index.index_tail import IndexTail
+from popmq.broker.index.message_keys import name_hash
+from popmq.broker.log import commit_log, consume_queue, message_reader
+from popmq.broker.log.commit_log import Batch, CommitLog
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.group_commit import GroupCommit
+from popmq.broker.log.queue_unit import POSITION_LIMIT, UNIT, Unit
+from popmq.broker.log.segment_file import MappedFile, MappedFileQueue
+from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.persistence.index_flusher import IndexKeeper
+from popmq.broker.persistence.recovery import Apply, Recovery, Replayed
+from popmq.broker.persistence.snapshot import SnapshotHead
+from popmq.broker.store import lookup
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.recovery import Apply, Recovery, Replayed
-from popmq.broker.store.snapshot import SnapshotHead
-from popmq.broker.store.unit_check import POSITION_LIMIT, UNIT, Unit
-from popmq.common.message import BadRecord, Header, decode_header
+from popmq.common.record.message import BadRecord, Header, decode_header
 
 Patch = pytest.MonkeyPatch
 

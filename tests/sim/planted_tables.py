@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.meta.first_receipts import FirstReceipts
-from popmq.broker.pop.check_point_buffer import CheckPointBuffer
-from popmq.broker.pop.check_point_snapshot import TableRestorer, TableSnapshot
-from popmq.broker.pop.check_point_table import CheckPointTable
+from popmq.broker.core.record_applier import RecordApplier
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_snapshot import TableRestorer, TableSnapshot
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
+from popmq.broker.handlers.server import BrokerServer
+from popmq.broker.meta.send_deduplication import FirstReceipts
+from popmq.broker.persistence.log_time import LogTime
 from popmq.broker.pop.long_polling import Attempt, LongPolling, Waiter
-from popmq.broker.pop.pop_check_point import ReviveKind, ReviveRecord
 from popmq.broker.pop.revive_service import ReviveService
-from popmq.broker.record_applier import RecordApplier
-from popmq.broker.server import BrokerServer
-from popmq.broker.store.log_time import LogTime
 from popmq.broker.store.message_store import MessageStore
-from popmq.common.message import RecordKind
+from popmq.common.record.message import RecordKind
 
 Patch = pytest.MonkeyPatch
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.record_applier import RecordApplier
+from popmq.broker.core.record_applier import RecordApplier
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer import timer_log, timer_recall
 from popmq.broker.timer.due_timers import DueTimers
 from popmq.broker.timer.timer_bodies import TimerBodies
-from popmq.broker.timer.timer_check import TimerCheck
+from popmq.broker.timer.timer_count_audit import TimerCheck
 from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue
@@ -22,10 +22,10 @@ from popmq.broker.timer.timer_recall import TimerRecall
 from popmq.broker.timer.timer_service import TimerService
 from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerUnit, intact_unit
-from popmq.common.message import HEADER_SIZE, RecordKind
-from popmq.common.timer_token import RECOUNT_VERSION, Outcome, encode_fired
-from popmq.testing.timer_overtaken import OvertakenTimers
-from popmq.testing.timer_run import TimerSimulator
+from popmq.common.record.message import HEADER_SIZE, RecordKind
+from popmq.common.record.timer_token import RECOUNT_VERSION, Outcome, encode_fired
+from popmq.testing.timer_world.overtaken import OvertakenTimers
+from popmq.testing.timer_world.run import TimerSimulator
 
 Patch = pytest.MonkeyPatch
 

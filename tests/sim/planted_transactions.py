@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from popmq.broker.jobs import JobRunner
-from popmq.broker.record_applier import RecordApplier
+from popmq.broker.core.record_applier import RecordApplier
+from popmq.broker.handlers.request_runner import JobRunner
 from popmq.broker.transaction.half_bodies import HalfBodies
 from popmq.broker.transaction.half_service import HalfService
 from popmq.broker.transaction.transaction_table import TransactionTable
 from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
-from popmq.common.transaction_token import Ending, EndToken
+from popmq.common.record.transaction_token import Ending, EndToken
 
 Patch = pytest.MonkeyPatch
 
@@ -137,7 +137,7 @@ def given_up_too_late(patch: Patch) -> None:
 
 
 def id_of_another_message_accepted(patch: Patch) -> None:
-    from popmq.common import transaction_id
+    from popmq.common.record import transaction_id
 
     def wrong(_key: bytes, _plain: bytes, _message_id: str) -> bytes:
         return bytes(16)

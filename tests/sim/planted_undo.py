@@ -1,12 +1,12 @@
-"""Mistakes planted into receives whose client left (pop_undo.py)."""
+"""Mistakes planted into receives whose client left (pop/pop_rollback.py)."""
 
 from typing import Any
 
 import pytest
 
-from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.pop_check_point import UNCOUNTED, PopCheckPoint, ReviveRecord
-from popmq.broker.pop.pop_undo import PopUndo
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.pop_check_point import UNCOUNTED, PopCheckPoint, ReviveRecord
+from popmq.broker.pop.pop_rollback import PopUndo
 from popmq.broker.pop.revive_service import ReviveService
 
 Patch = pytest.MonkeyPatch

@@ -2,14 +2,14 @@
 
 import random
 
-from popmq.common.config import GroupSettings, MessageSettings, Settings, StoreSettings
-from popmq.testing.history import Held, Life, Place, Pop, Reader, Sent
-from popmq.testing.oracle import Oracle
-from popmq.testing.sim_machine import Machine
-from popmq.testing.sim_operators import Operators
-from popmq.testing.sim_producers import FIFO_QUEUES
-from popmq.testing.sometimes import Tally
-from popmq.testing.unanswered import Unanswered
+from popmq.common.settings.settings import GroupSettings, MessageSettings, Settings, StoreSettings
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.oracle.client_history import Held, Life, Place, Pop, Reader, Sent
+from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.oracle.unanswered_deliveries import Unanswered
+from popmq.testing.sim.operators import Operators
+from popmq.testing.sim.producers import FIFO_QUEUES
+from popmq.testing.sim.simulated_broker import Machine
 
 SECOND = 1_000
 

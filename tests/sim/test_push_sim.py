@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from popmq.broker import record_applier
-from popmq.broker.broker import Broker
-from popmq.broker.store import epoch_start
-from popmq.broker.store.epoch_start import EpochStart
-from popmq.testing.sim_pushes import PushSimulator
-from popmq.testing.sometimes import Sometimes, Tally
+from popmq.broker.core import record_applier
+from popmq.broker.core.broker import Broker
+from popmq.broker.persistence import epoch_start
+from popmq.broker.persistence.epoch_start import EpochStart
+from popmq.testing.harness.sometimes import Sometimes, Tally
+from popmq.testing.sim.pushes import PushSimulator
 
 Patch = pytest.MonkeyPatch
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from popmq.broker import record_applier
-from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.recovery import Followed, Recovery
-from popmq.broker.store.slave_apply import SlaveApply
+from popmq.broker.core import record_applier
+from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.persistence.recovery import Followed, Recovery
+from popmq.broker.store.slave_applier import SlaveApply
 from popmq.broker.timer.timer_service import TimerService
-from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
+from popmq.testing.replica_worlds import ReplicaSimulator, TimerReplicaSimulator
 
 Simulators = type[ReplicaSimulator] | type[TimerReplicaSimulator]
 Patch = pytest.MonkeyPatch

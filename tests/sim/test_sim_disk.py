@@ -6,18 +6,18 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from popmq.broker.store.checkpoint import Checkpoint
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
-from popmq.broker.store.commit_log import Batch, CommitLog
-from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.mapped_file import MappedFileQueue, Synced
-from popmq.broker.store.snapshot_keeper import SnapshotKeeper
-from popmq.broker.store.unit_check import UNIT_SIZE, index_unit, queue_seed, with_check
-from popmq.testing.core import QueuedFlusher
-from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_faults import FailedPages
-from popmq.testing.sim_loss import Loss
+from popmq.broker.log.commit_log import Batch, CommitLog
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.queue_unit import UNIT_SIZE, index_unit, queue_seed, with_check
+from popmq.broker.log.segment_file import MappedFileQueue, Synced
+from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.disk_faults import FailedPages
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.disk.sim_disk import SimDisk
+from popmq.testing.harness.core_broker import QueuedFlusher
 
 SEGMENT = 4096
 FOLDER = "data/queue"

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from popmq.testing.sim_forks import Forks
+from popmq.testing.sim.forks import Forks
 
 
 def say(count: int) -> object:

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable
 
-from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_lanes import Lane
-from popmq.testing.sim_loss import Loss
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.disk.sim_disk import SimDisk
+from popmq.testing.sim.sim_thread import Lane
 
 
 class Thread:

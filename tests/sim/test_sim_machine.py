@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from popmq.common.config import MessageSettings, Settings, StoreSettings, TimerSettings
-from popmq.testing.history import Place
-from popmq.testing.sim_machine import Machine
-from popmq.testing.sometimes import Tally
-from popmq.testing.timer_clients import TimerClients
-from popmq.testing.timer_oracle import TimerOracle
-from popmq.testing.timer_sometimes import TimerSometimes
+from popmq.common.settings.settings import MessageSettings, Settings, StoreSettings, TimerSettings
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.oracle.client_history import Place
+from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.timer_world.clients import TimerClients
+from popmq.testing.timer_world.oracle import TimerOracle
+from popmq.testing.timer_world.sometimes_states import TimerSometimes
 
 HOUR_MS = 3_600_000
 FEW = 40  # steps

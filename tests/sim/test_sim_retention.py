@@ -4,11 +4,11 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 
-from popmq.common.config import StoreSettings
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_loss import Loss
+from popmq.common.settings.settings import StoreSettings
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.disk.sim_disk import SimDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 HOUR_MS = 3_600_000
 BODY = bytes(50_000)

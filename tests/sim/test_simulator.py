@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from popmq.testing.seed_runs import outcomes
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.sim.seed_runs import outcomes
 from popmq.testing.simulator import run_seed
-from popmq.testing.sometimes import Tally
 
 FEWEST = 300  # in which every rare state is reached
 

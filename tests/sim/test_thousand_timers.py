@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 import pytest
 from sim import planted_timers as planted
 
-from popmq.testing.sometimes import Tally
-from popmq.testing.timer_everywhere import CrashEverywhere, Found, OneCrash, everywhere
-from popmq.testing.timer_thousand import (
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.timer_world.crash_everywhere import CrashEverywhere, Found, OneCrash, everywhere
+from popmq.testing.timer_world.thousand_timers import (
     LOSSES,
     MOST,
     REACHED,

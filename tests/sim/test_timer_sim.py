@@ -11,9 +11,9 @@ import time
 import pytest
 from sim.planted_timers import PLANTED_TIMERS, PlantedTimer
 
+from popmq.testing.harness.sometimes import Tally
 from popmq.testing.simulator import run_overtaken_seed, run_timer_seed
-from popmq.testing.sometimes import Tally
-from popmq.testing.timer_sometimes import TimerSometimes
+from popmq.testing.timer_world.sometimes_states import TimerSometimes
 
 FEWEST = 200  # in which every rare state is reached
 HEAVY = 4_000  # seeds of a planted mistake; more are run by hand

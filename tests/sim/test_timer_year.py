@@ -4,12 +4,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from popmq.common import hop
-from popmq.common.config import TimerSettings
-from popmq.common.hop import Kind, PutEntry, PutRequest
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest
+from popmq.common.settings.settings import TimerSettings
 from popmq.common.topics import MessageType
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.sim_disk import SimDisk
+from popmq.testing.disk.sim_disk import SimDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

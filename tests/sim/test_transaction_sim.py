@@ -9,9 +9,9 @@ import time
 import pytest
 from sim.planted_transactions import PLANTED_TRANSACTIONS, PlantedTransaction
 
+from popmq.testing.harness.sometimes import Tally
 from popmq.testing.simulator import run_transaction_seed
-from popmq.testing.sometimes import Tally
-from popmq.testing.transaction_sometimes import TransactionSometimes
+from popmq.testing.transaction_world.sometimes_states import TransactionSometimes
 
 FEWEST = 120  # in which every rare state is reached
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from popmq.reports.tables import OFFSETS, TIMERS, TOPICS
+from popmq.reports.records.tables import OFFSETS, TIMERS, TOPICS
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 

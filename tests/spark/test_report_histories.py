@@ -17,13 +17,13 @@ import pytest
 from report.report_histories import Life
 from report.reports_rig import CoreReports, lag_of
 
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
-from popmq.reports.layout import RecordLayout
-from popmq.reports.names import Names
-from popmq.reports.recount import Recount
+from popmq.reports.records.id_names import Names
+from popmq.reports.records.record_layout import RecordLayout
+from popmq.reports.records.recount import Recount
 from popmq.reports.report import Moment, Report
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -52,8 +52,8 @@ class Recorded:
 
     def read(self, core: CoreBroker, broker: str) -> Recount:
         """Everything that reports read of it, as a broker group of that name."""
-        from popmq.reports.arrow_rows import Source, record_batch
-        from popmq.reports.tables import SAMPLES, TableSchema
+        from popmq.reports.records.arrow_rows import Source, record_batch
+        from popmq.reports.records.tables import SAMPLES, TableSchema
 
         reports = CoreReports(core)
         found = reports.describe(*TABLES)
@@ -141,7 +141,7 @@ def _recorded(seeds: range) -> Recorded:
 
 
 def _run(spark: Any, folder: Path, count: int) -> Recorded:
-    from popmq.reports.make import Wanted, make_report
+    from popmq.reports.report_builder import Wanted, make_report
 
     fixed = os.environ.get("POPMQ_TEST_SEED")
     first = int(fixed) if fixed else random.SystemRandom().randrange(1 << 20)
@@ -272,7 +272,7 @@ def _totals(lag: Report, revive: Report) -> dict[str, int]:
 
 def test_what_a_reset_or_a_deletion_ended_is_in_flight_no_more(spark: Any, tmp_path: Path) -> None:
     """Half an hour after the last receive; each group has one client of the same name."""
-    from popmq.reports.make import Wanted, make_report
+    from popmq.reports.report_builder import Wanted, make_report
 
     core = CoreBroker()
     core.topic("orders", queues=1)

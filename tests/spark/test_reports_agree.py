@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from spark.report_load import FAR, HELD, ORDERS, REMINDERS, Ledger, work
 
 from popmq.common.errors import PopmqError
-from popmq.reports.endpoint import ReportEndpoint
-from popmq.reports.layout import RecordLayout
-from popmq.reports.names import Names
-from popmq.reports.recount import Ends, Recount
+from popmq.reports.records.endpoint import ReportEndpoint
+from popmq.reports.records.id_names import Names
+from popmq.reports.records.record_layout import RecordLayout
+from popmq.reports.records.recount import Ends, Recount
 
 pytestmark = pytest.mark.heavy
 
@@ -65,7 +65,7 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
 
 def made(spark: Any, rest: Rest, name: str, told: list[str] | None = None) -> Any:
     from popmq.reports.inputs import LiveInputs
-    from popmq.reports.make import TABLES, Wanted, make_report
+    from popmq.reports.report_builder import TABLES, Wanted, make_report
 
     tell = ([] if told is None else told).append
     return make_report(name, LiveInputs(spark, rest.endpoint, TABLES[name]), Wanted(), tell)
@@ -229,7 +229,7 @@ def test_a_history_has_each_row_once_and_makes_the_same_report(
 ) -> None:
     from popmq.reports.history import TableHistory, append, compact, read_history
     from popmq.reports.inputs import HistoryInputs
-    from popmq.reports.make import TABLES, Wanted, make_report
+    from popmq.reports.report_builder import TABLES, Wanted, make_report
 
     tables = ("revive", "offsets", "topics", "timers")
     first = append(spark, rest.endpoint, tmp_path, patience_s=10, tables=tables)

@@ -12,8 +12,8 @@ from e2e.processes import Cluster
 from popmq.cli.client import Client
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
-from popmq.reports.endpoint import ReportEndpoint
-from popmq.reports.layout import RecordLayout
+from popmq.reports.records.endpoint import ReportEndpoint
+from popmq.reports.records.record_layout import RecordLayout
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 

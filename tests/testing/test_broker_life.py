@@ -13,8 +13,8 @@ import pytest
 from testing.receivers import broker_client, queue_of, wait_until_parked
 
 from popmq.cli.client import CallFailed
-from popmq.common.config import parse_address
 from popmq.common.errors import ConfigError
+from popmq.common.settings.settings import parse_address
 from popmq.testing import broker
 from popmq.testing.running_broker import RunningBroker
 

@@ -7,19 +7,19 @@ from functools import partial
 
 from timer.timer_client import send
 
-from popmq.broker.store.message_reader import DamagedMessage
-from popmq.broker.timer_mover import TimerMover
-from popmq.common.config import Settings
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.node.timer_migrator import TimerMover
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.hop import Kind, OnReply, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, TimerOutcome
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire.controller_pb2 import BrokerAddress
-from popmq.testing.clock import ManualClock
-from popmq.testing.core import SMALL, Answer, CoreBroker
-from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_loss import Loss
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.disk.sim_disk import SimDisk
+from popmq.testing.harness.clock import ManualClock
+from popmq.testing.harness.core_broker import SMALL, Answer, CoreBroker
 
 LOSSES = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.NOTHING)
 

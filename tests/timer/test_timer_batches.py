@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 from timer.timer_client import HOUR, SECOND, core_with_topic, received, send, send_all
 
-from popmq.broker.store.copies import Copy
-from popmq.broker.store.log_tail import LogTail
-from popmq.broker.store.unit_check import Unit
+from popmq.broker.log.log_tail import LogTail
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.persistence.bulk_copy import Copy
 from popmq.broker.timer import timer_service
 from popmq.broker.timer.due_timers import Due
 from popmq.broker.timer.timer_state import TimerState
-from popmq.common.config import MessageSettings, StoreSettings
-from popmq.common.message import MESSAGE_HEADER_SIZE, Stamp, encode_message, intact_message
-from popmq.common.timer_body import intact_bodies
-from popmq.common.timer_token import FiringToken, TimerToken
-from popmq.testing.core import SMALL
+from popmq.common.record.message import MESSAGE_HEADER_SIZE, Stamp, encode_message, intact_message
+from popmq.common.record.timer_body import intact_bodies
+from popmq.common.record.timer_token import FiringToken, TimerToken
+from popmq.common.settings.settings import MessageSettings, StoreSettings
+from popmq.testing.harness.core_broker import SMALL
 
 
 def state_with(timers: int) -> TimerState:

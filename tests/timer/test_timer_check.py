@@ -17,11 +17,11 @@ from timer.timer_client import (
     send_all,
 )
 
-from popmq.broker.timer import timer_check
-from popmq.common.timer_token import TimerRecount
+from popmq.broker.timer import timer_count_audit as timer_check
+from popmq.common.record.timer_token import TimerRecount
 from popmq.common.topics import MessageType
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
 @pytest.fixture

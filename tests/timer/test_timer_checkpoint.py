@@ -11,9 +11,9 @@ from popmq.broker.timer.timer_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_loss import Loss
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.disk.sim_disk import SimDisk
 
 PATH = "data/timercheckpoint"
 FIRST = TimerCheckPoint(1, 2, 3, 4, 5, 6, counter=7, early_ms=8)

@@ -14,15 +14,15 @@ from popmq.broker.timer import due_timers, timer_log
 from popmq.broker.timer.timer_log import Chain, TimerLog
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerDamaged, TimerUnit
 from popmq.broker.timer.timer_wheel import Slot
-from popmq.common import hop
 from popmq.common.disk import ColdRead, RealDisk
 from popmq.common.errors import Code
-from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
-from popmq.common.steps import Done, Work
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.step_loop import Done, Work
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentFile
+from popmq.testing.disk.lying_disk import ResidentFile
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 PAGE = mmap.PAGESIZE
 SLOTS = 20

@@ -8,9 +8,9 @@ import pytest
 from timer.timer_rig import CHECKPOINT, SETTINGS, SLOT_MS, Rig
 
 from popmq.broker.timer.timer_unit import TimerUnit
-from popmq.testing.disk import PowerCut
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_loss import Loss
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.disk.sim_disk import SimDisk
 
 LOSSES = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.NOTHING)
 _SLOTS_IN_USE = 60

@@ -11,11 +11,11 @@ from timer.timer_client import (
     send_all,
 )
 
-from popmq.common.hop import Kind, TimerOutcome
-from popmq.common.message import RecordKind, check_record
+from popmq.common.protocol.messaging_payloads import Kind, TimerOutcome
+from popmq.common.record.message import RecordKind, check_record
 from popmq.common.topics import TIMER_DLQ_TOPIC
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 @pytest.fixture

@@ -8,15 +8,22 @@ from dataclasses import replace
 import pytest
 from timer.timer_client import HOUR, MINUTE, SECOND, crash, recall
 
-from popmq.broker.timer import far_timers, timer_admission
+from popmq.broker.node.timer_metrics import timer_metrics
+from popmq.broker.timer import rolling_timers as far_timers
+from popmq.broker.timer import timer_admission
 from popmq.broker.timer.timer_unit import TimerDamaged
-from popmq.broker.timer_metrics import timer_metrics
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult, TimerOutcome
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PutEntry,
+    PutRequest,
+    PutResult,
+    TimerOutcome,
+)
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 LIMIT = 3
 LIMITED = replace(SMALL, timer=replace(SMALL.timer, slot_limit=LIMIT))  # of a wheel of an hour

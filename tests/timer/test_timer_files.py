@@ -21,10 +21,10 @@ from timer.timer_rig import (
 from popmq.broker.timer import timer_files
 from popmq.broker.timer.timer_checkpoint import read_checkpoint
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerDamaged
-from popmq.testing.core import QueuedFlusher
-from popmq.testing.sim_disk import SimDisk, SimFile
-from popmq.testing.sim_faults import FailedPages
-from popmq.testing.sim_loss import Loss
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.disk_faults import FailedPages
+from popmq.testing.disk.sim_disk import SimDisk, SimFile
+from popmq.testing.harness.core_broker import QueuedFlusher
 
 
 @pytest.fixture

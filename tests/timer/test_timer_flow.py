@@ -4,15 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.broker import Broker
+from popmq.broker.core.broker import Broker
 from popmq.broker.timer import due_timers, timer_queue
-from popmq.common import hop
 from popmq.common.errors import Code, Refused, TooManyRequests
-from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult, TimerOutcome
-from popmq.common.message import LARGEST_TOKEN, MESSAGE_HEADER_SIZE
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PutEntry,
+    PutRequest,
+    PutResult,
+    TimerOutcome,
+)
+from popmq.common.record.message import LARGEST_TOKEN, MESSAGE_HEADER_SIZE
 from popmq.common.topics import TIMER_DLQ_TOPIC, MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker, bodies
+from popmq.testing.harness.core_broker import SMALL, CoreBroker, bodies
 
 HOUR = 3_600_000
 

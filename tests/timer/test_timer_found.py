@@ -6,14 +6,14 @@ import pytest
 
 from popmq.broker.timer.timer_recall import TimerRecall
 from popmq.broker.timer.timer_state import Timer, TimerState
-from popmq.common import hop
-from popmq.common.config import Settings, StoreSettings
-from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
-from popmq.common.timer_token import FiringToken, TimerToken
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.record.timer_token import FiringToken, TimerToken
+from popmq.common.settings.settings import Settings, StoreSettings
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 HOUR = 3_600_000
 

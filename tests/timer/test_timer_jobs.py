@@ -21,16 +21,16 @@ from timer.timer_client import (
     send_all,
 )
 
-from popmq.broker import timer_jobs
+from popmq.broker.handlers import timer_requests as timer_jobs
 from popmq.broker.store import lookup
 from popmq.broker.timer import timer_scan
-from popmq.common import hop
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
-from popmq.common.send_settings import DedupSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.settings.send_settings import DedupSettings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
 @pytest.fixture

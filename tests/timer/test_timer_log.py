@@ -18,8 +18,8 @@ from popmq.broker.timer.timer_unit import (
 from popmq.broker.timer.timer_wheel import Slot
 from popmq.common.disk import ColdRead, DiskFile, RealDisk
 from popmq.common.errors import StoreDamaged
-from popmq.testing.disk import ResidentFile
-from popmq.testing.sim_disk import SimDisk
+from popmq.testing.disk.lying_disk import ResidentFile
+from popmq.testing.disk.sim_disk import SimDisk
 
 PER_SEGMENT = 78
 BLANK_AT = PER_SEGMENT * UNIT_SIZE

@@ -13,12 +13,12 @@ from timer.timer_client import (
     send_all,
 )
 
-from popmq.broker import timer_metrics
-from popmq.broker.metrics import broker_metrics
+from popmq.broker.node import timer_metrics
+from popmq.broker.node.metrics import broker_metrics
 from popmq.broker.timer import timer_scan
-from popmq.common.observe import counters_collector
+from popmq.common.observability import counters_collector
 from popmq.common.topics import MessageType
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 @pytest.fixture

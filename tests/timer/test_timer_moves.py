@@ -5,11 +5,11 @@ from timer.move_rig import Member, MoveRig, send_ids
 from timer.timer_client import HOUR, MINUTE, SECOND, forecast, list_timers, reschedule, send
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.hop import Kind, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, TimerOutcome
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire.replication_pb2 import TakeTimersRequest
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_loss import Loss
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.sim_disk import SimDisk
 
 
 def ids(count: int, name: str = "T") -> list[str]:

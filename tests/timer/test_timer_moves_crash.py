@@ -5,9 +5,9 @@ import pytest
 from timer.move_rig import LOSSES, MoveRig, PowerCut, send_ids
 from timer.timer_client import HOUR, recall
 
-from popmq.common.hop import TimerOutcome
-from popmq.testing.sim_disk import SimDisk
-from popmq.testing.sim_loss import Loss
+from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.sim_disk import SimDisk
 
 IDS = [f"T{number}" for number in range(8)]
 

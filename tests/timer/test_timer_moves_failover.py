@@ -8,8 +8,8 @@ from replica.pair import Slave
 from timer.move_rig import Member, MoveRig, named, send_ids
 from timer.timer_client import HOUR
 
-from popmq.common.replication_settings import ReplicationSettings
-from popmq.testing.sim_disk import SimDisk
+from popmq.common.settings.replication_settings import ReplicationSettings
+from popmq.testing.disk.sim_disk import SimDisk
 
 
 class Replica(Slave, Member):

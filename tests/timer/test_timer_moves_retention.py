@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from timer.test_timer_retention import DAY_MS, on, pass_days, send_in
 
-from popmq.broker.timer_mover import TimerMover
+from popmq.broker.node.timer_migrator import TimerMover
 from popmq.common.errors import Unavailable
-from popmq.common.hop import Kind, OnReply
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire.controller_pb2 import BrokerAddress
 from popmq.common.wire.replication_pb2 import TakeTimersRequest
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 
 @dataclass

@@ -11,8 +11,8 @@ from timer.move_rig import LOSSES, Member, MoveRig, PowerCut
 from timer.timer_client import HOUR, MINUTE, SECOND, send
 
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.hop import TimerOutcome
-from popmq.testing.sim_disk import SimDisk
+from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.testing.disk.sim_disk import SimDisk
 
 SEEDS = int(os.environ.get("POPMQ_MOVE_SEEDS", "60"))
 NAMES = ("a", "b", "c")

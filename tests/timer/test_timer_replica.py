@@ -3,8 +3,8 @@
 import pytest
 from timer.timer_client import core_with_topic, send
 
-from popmq.common.timer_token import FiringToken
-from popmq.testing.core import CoreBroker, bodies
+from popmq.common.record.timer_token import FiringToken
+from popmq.testing.harness.core_broker import CoreBroker, bodies
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from popmq.common import hop
-from popmq.common.config import MessageSettings, StoreSettings
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code
-from popmq.common.hop import Kind, PutEntry, PutRequest, TimerOutcome
-from popmq.common.message import HEADER_SIZE
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.record.message import HEADER_SIZE
+from popmq.common.settings.settings import MessageSettings, StoreSettings
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk, ResidentFile
+from popmq.testing.disk.lying_disk import ResidentDisk, ResidentFile
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from timer.timer_client import HOUR, MINUTE, SECOND, core_with_topic, crash, received, send
 
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 DAY = 24 * HOUR
 

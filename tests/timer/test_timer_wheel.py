@@ -7,7 +7,7 @@ from timer.timer_rig import SLOT_MS, SLOTS
 
 from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.broker.timer.timer_wheel import EMPTY, SLOT_SIZE, Slot, TimerWheel
-from popmq.testing.sim_disk import SimDisk
+from popmq.testing.disk.sim_disk import SimDisk
 
 LAP_MS = SLOTS * SLOT_MS
 PATH = "data/timerwheel"

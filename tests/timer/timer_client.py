@@ -2,13 +2,19 @@
 
 from typing import Any
 
-from popmq.common import hop
 from popmq.common.errors import Code
-from popmq.common.hop import Kind, PutEntry, PutRequest, PutResult, TimerOutcome
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PutEntry,
+    PutRequest,
+    PutResult,
+    TimerOutcome,
+)
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
-from popmq.testing.core import CoreBroker
+from popmq.testing.harness.core_broker import CoreBroker
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
 from popmq.broker.timer.timer_unit import TimerUnit
-from popmq.common.config import TimerSettings
-from popmq.common.steps import InlineFlusher
-from popmq.testing.sim_disk import SimDisk
+from popmq.common.settings.settings import TimerSettings
+from popmq.common.step_loop import InlineFlusher
+from popmq.testing.disk.sim_disk import SimDisk
 
 SLOT_MS = 1000
 SLOTS = 1024

@@ -3,18 +3,18 @@
 from dataclasses import replace
 from typing import cast
 
-from popmq.common import hop
-from popmq.common.config import Settings
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
-from popmq.common.hop import Kind, PutResult
-from popmq.common.message import tag_hash
-from popmq.common.send_settings import TransactionSettings
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutResult
+from popmq.common.record.message import tag_hash
+from popmq.common.settings.send_settings import TransactionSettings
+from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType
 from popmq.common.wire import transaction_pb2 as pb
 from popmq.proxy.api import definition_pb2 as api
-from popmq.testing.core import SMALL, Answer, CoreBroker, tagged
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL, Answer, CoreBroker, tagged
 
 FIRST_MS, INTERVAL_MS = 6_000, 30_000
 

@@ -2,7 +2,7 @@
 
 from transaction.rig import begin, broker
 
-from popmq.common.hop import Kind
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from transaction.rig import begin, broker, end, wait
 
-from popmq.broker.store.doctor_finding import Need
+from popmq.broker.doctor.finding import Need
 from popmq.cli.doctor import examine
-from popmq.testing.core import SMALL, CoreBroker
-from popmq.testing.disk import ResidentDisk
+from popmq.testing.disk.lying_disk import ResidentDisk
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
 @pytest.fixture

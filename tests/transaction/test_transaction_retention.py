@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from transaction.rig import begin, broker, checks, crash, end, received, wait
 
-from popmq.common.config import MessageSettings, StoreSettings
-from popmq.testing.core import SMALL, CoreBroker
+from popmq.common.settings.settings import MessageSettings, StoreSettings
+from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 HOUR_MS = 3_600_000
 SHORT = replace(

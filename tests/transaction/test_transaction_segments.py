@@ -6,11 +6,11 @@ import pytest
 from transaction.rig import begin, broker, end, received, restart
 
 from popmq.common import topics
-from popmq.common.config import MessageSettings, StoreSettings
-from popmq.common.message import HEADER_SIZE
-from popmq.common.transaction_token import Ending
-from popmq.testing.core import SMALL
-from popmq.testing.disk import LyingDisk
+from popmq.common.record.message import HEADER_SIZE
+from popmq.common.record.transaction_token import Ending
+from popmq.common.settings.settings import MessageSettings, StoreSettings
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.core_broker import SMALL
 
 SEGMENT = 64 << 10
 SHORT = replace(

@@ -4,11 +4,11 @@ import struct
 
 import pytest
 
-from popmq.broker.store.retention import Body
-from popmq.broker.store.unit_check import Unit
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.persistence.retention import Body
 from popmq.broker.transaction.transaction_table import ENDED_LIMIT, TransactionTable
 from popmq.common import topics
-from popmq.common.transaction_token import Ending, EndToken, HalfToken
+from popmq.common.record.transaction_token import Ending, EndToken, HalfToken
 
 TOKEN = HalfToken(64, 1, 500)
 

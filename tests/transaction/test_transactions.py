@@ -19,14 +19,15 @@ from transaction.rig import (
     wait,
 )
 
-from popmq.common import hop, topics
+from popmq.common import topics
 from popmq.common.disk import ColdRead
-from popmq.common.drained import rest_of
+from popmq.common.drain_remainder import rest_of
 from popmq.common.errors import Code, PopmqError
-from popmq.common.hop import Kind
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import GroupType, MessageType
 from popmq.common.wire import admin_pb2 as admin
-from popmq.testing.core import CoreBroker, pop
+from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
 @pytest.fixture

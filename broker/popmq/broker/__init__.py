@@ -1,1 +1,4 @@
-"""The broker: stores, delivers, delays and replicates messages."""
+"""The broker: stores, delivers, delays and replicates messages.
+
+May import: no other package of popmq.
+"""

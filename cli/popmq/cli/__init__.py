@@ -1,1 +1,4 @@
-"""The popmq command line."""
+"""The popmq command line.
+
+May import: popmq.broker, popmq.common, popmq.proxy, popmq.reports.
+"""

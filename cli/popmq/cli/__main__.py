@@ -13,15 +13,15 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from popmq.cli import in_namespace
-from popmq.common.config import (
+from popmq.cli import namespace_option as in_namespace
+from popmq.common.errors import ConfigError, PopmqError
+from popmq.common.settings.settings import (
     OVER_TLS,
     client_endpoint,
     environment,
     load_settings,
     parse_address,
 )
-from popmq.common.errors import ConfigError, PopmqError
 
 if TYPE_CHECKING:
     from popmq.cli.messages import Subparsers
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 REFUSED, INTERRUPTED = 1, 130
 
 # Modules whose commands name topics and groups as clients do.
-NAMESPACED = ("messages", "metadata", "lookup", "explain", "operate", "dlq", "timers")
+NAMESPACED = ("messages", "metadata", "lookup", "explain", "consumer_offsets", "dlq", "timers")
 
 # Modules and the commands that each adds or adds to, in the order of the help.
 MODULES = {
-    "roles": ("up", "controller", "broker", "proxy"),
-    "kubernetes": ("operator",),
+    "roles.role_process": ("up", "controller", "broker", "proxy"),
+    "roles.operator_role": ("operator",),
     "brokers": ("broker", "failover"),
     "messages": ("send", "recv"),
     "metadata": ("topic", "group"),
     "lookup": ("message",),
     "explain": ("explain",),
-    "operate": ("lag", "reset-offset"),
+    "consumer_offsets": ("lag", "reset-offset"),
     "dlq": ("dlq",),
     "timers": ("timers",),
-    "bench": ("bench",),
+    "load.bench": ("bench",),
     "drain": ("drain",),
     "doctor": ("doctor",),
     "report": ("report", "driver", "executor"),

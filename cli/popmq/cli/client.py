@@ -16,8 +16,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from popmq.common.config import CLIENT_TLS_CA, OVER_TLS, environment
 from popmq.common.errors import Code, ConfigError, PopmqError
+from popmq.common.settings.settings import CLIENT_TLS_CA, OVER_TLS, environment
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as controller
 from popmq.proxy.api import definition_pb2 as api

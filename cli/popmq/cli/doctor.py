@@ -10,22 +10,24 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from popmq.broker.broker import Broker
+from popmq.broker.core.broker import Broker
+from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
+from popmq.broker.doctor import examination as doctor
+from popmq.broker.doctor.examination import Diagnosis, Summary
+from popmq.broker.doctor.finding import Finding, Need, Repair
+from popmq.broker.doctor.rehearsal import Rehearsed
+from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
+from popmq.broker.doctor.repair import ReadLock, as_fields, chosen, repair
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import stored_cluster
-from popmq.broker.pop.pop_check_point import RECORD_SIZE
-from popmq.broker.process import DataLock
-from popmq.broker.store import doctor
-from popmq.broker.store.doctor import Diagnosis, Summary
-from popmq.broker.store.doctor_disk import RehearsalDisk
-from popmq.broker.store.doctor_finding import Finding, Need, Repair
-from popmq.broker.store.doctor_rehearsal import Rehearsed
-from popmq.broker.store.doctor_repair import ReadLock, as_fields, chosen, repair
+from popmq.broker.node.broker_process import DataLock
 from popmq.cli import doctor_diff
 from popmq.cli.messages import Subparsers
 from popmq.cli.metadata import columns
 from popmq.common.clock import SystemClock
-from popmq.common.config import (
+from popmq.common.errors import ConfigError, StoreDamaged
+from popmq.common.quantities import parse_size
+from popmq.common.settings.settings import (
     ClusterSettings,
     MessageSettings,
     Settings,
@@ -33,9 +35,7 @@ from popmq.common.config import (
     environment,
     load_settings,
 )
-from popmq.common.errors import ConfigError, StoreDamaged
-from popmq.common.quantities import parse_size
-from popmq.common.steps import InlineFlusher
+from popmq.common.step_loop import InlineFlusher
 
 
 def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None:

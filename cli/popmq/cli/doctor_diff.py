@@ -9,13 +9,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from popmq.broker.deliveries import check_point_snapshot, parked_keys
+from popmq.broker.deliveries import redriven_dead_letters as redrive
+from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
+from popmq.broker.log import dispatch
+from popmq.broker.log.entry_hash import Row
 from popmq.broker.meta import lite_topics, registry
-from popmq.broker.pop import check_point_snapshot, parked_keys, redrive
-from popmq.broker.store import dispatch
-from popmq.broker.store.doctor_disk import RehearsalDisk
-from popmq.broker.store.entry_hash import Row
-from popmq.broker.store.snapshot import Snapshot, read_snapshot, snapshot_names
-from popmq.broker.timer import arrivals, departures, timer_state
+from popmq.broker.persistence.snapshot import Snapshot, read_snapshot, snapshot_names
+from popmq.broker.timer import incoming_timers as arrivals
+from popmq.broker.timer import outgoing_timers as departures
+from popmq.broker.timer import timer_state
 from popmq.broker.transaction import transaction_table
 from popmq.cli.metadata import columns
 from popmq.common.disk import Disk

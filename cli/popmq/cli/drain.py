@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from popmq.cli.client import Client
 from popmq.cli.messages import Subparsers, duration_argument
-from popmq.common.drained import Rest, rest_line, rest_of
+from popmq.common.drain_remainder import Rest, rest_line, rest_of
 from popmq.common.wire import admin_pb2 as admin
 
 LOOK_S = 1.0

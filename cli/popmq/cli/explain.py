@@ -5,9 +5,9 @@ import json
 from datetime import UTC, datetime
 
 from popmq.cli.client import Client
-from popmq.cli.in_namespace import belongs
 from popmq.cli.messages import Subparsers
 from popmq.cli.metadata import say_incomplete
+from popmq.cli.namespace_option import belongs
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import admin_pb2 as admin
 

@@ -19,10 +19,10 @@ from popmq.cli.client import MAX_REPLY_BYTES, RECEIVE_BATCH, Client
 from popmq.cli.message_ids import MessageIds
 from popmq.common.errors import Code, ConfigError, Refused
 from popmq.common.quantities import DAY_MS, parse_duration_ms
-from popmq.common.recall_handle import RecallHandle
+from popmq.common.record.recall_handle import RecallHandle
 from popmq.proxy.api import definition_pb2 as api
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.delay import SPREAD_MS
+from popmq.proxy.messaging.delay import SPREAD_MS
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from popmq.cli.client import Client, GroupRequest, TopicRequest
-from popmq.cli.in_namespace import belongs
 from popmq.cli.messages import Subparsers, count_argument, duration_argument
+from popmq.cli.namespace_option import belongs
 from popmq.cli.parked import COLUMNS as PARKED_COLUMNS
 from popmq.cli.parked import add_actions, parked_fields
 from popmq.cli.topic_values import (

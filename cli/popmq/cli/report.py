@@ -124,7 +124,7 @@ def _conf_argument(text: str) -> tuple[str, str]:
 def run_pod(args: argparse.Namespace) -> int:
     """Does not come back: the process becomes Spark's."""
     try:
-        from popmq.reports.in_pod import become
+        from popmq.reports.pod_entry_point import become
     except ImportError as error:
         raise _missing(error) from None
     become(args.command, args.arguments, os.environ)

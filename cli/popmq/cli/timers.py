@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from google.protobuf.json_format import MessageToDict
 
 from popmq.cli.client import Client
-from popmq.cli.in_namespace import need_topic
 from popmq.cli.messages import (
     Subparsers,
     count_argument,
@@ -21,9 +20,10 @@ from popmq.cli.messages import (
     time_argument,
 )
 from popmq.cli.metadata import columns, format_duration, say_incomplete
+from popmq.cli.namespace_option import need_topic
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import TimerOutcome
-from popmq.common.recall_handle import RecallHandle
+from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2 as admin
 
 LIST_COLUMNS = ("DUE", "ID", "TOPIC", "QUEUE", "STATE", "STORED", "BROKER", "POSITION", "OFFSET")

@@ -1,1 +1,5 @@
-"""What every popmq process shares; imports no other popmq package."""
+"""What every popmq process shares: names, addresses, errors, clocks, the step loop, logs and
+metrics.
+
+May import: wire.
+"""

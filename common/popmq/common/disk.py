@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from popmq.common.residency import Residency
+from popmq.common.page_residency import Residency
 
 
 class DiskFile(Protocol):

@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError
 
 from popmq.common.clock import Clock
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
-from popmq.common.hop import Kind, OnReply
-from popmq.common.observe import Metric
+from popmq.common.observability import Metric
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.failover import Failover, OpenPeer, Plan, plan
-from popmq.controller.heartbeats import (
+from popmq.controller.heartbeat_wire import (
     replica_from_wire,
     route_from_wire,
     route_of,
@@ -26,9 +26,9 @@ from popmq.controller.heartbeats import (
     timers_from_wire,
 )
 from popmq.controller.long_polls import LongPolls
+from popmq.controller.metadata_ownership import Claim, Ownership
 from popmq.controller.metadata_store import MetadataStore
 from popmq.controller.metrics import controller_metrics
-from popmq.controller.ownership import Claim, Ownership
 from popmq.controller.replica_group import ReplicaGroup
 from popmq.controller.replicas import Replica
 from popmq.controller.routes import BROKER_LIMIT, IN_PROCESS, Route, Routes, check_broker_name

@@ -11,7 +11,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.hop import Kind, Port
+from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best, candidates, elected, forced
 from popmq.controller.group_record import GroupRecord, record_to_wire

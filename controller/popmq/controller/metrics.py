@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from popmq.common.metric_table.table import reading
-from popmq.common.observe import Metric
+from popmq.common.observability import Metric
 from popmq.controller.replica_group import ReplicaGroup
 from popmq.controller.routes import Routes
 

@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import TypeVar
 
 from popmq.common.clock import Clock, SystemClock
-from popmq.common.config import Settings
-from popmq.common.frame_metrics import frame_metrics
-from popmq.common.frame_port import FramePort
-from popmq.common.frame_server import FrameServer
-from popmq.common.frames import FrameSettings, Hello, Role
-from popmq.common.hop import Kind, OnReply
-from popmq.common.observe import Metric
-from popmq.common.steps import StepLoop
+from popmq.common.observability import Metric
+from popmq.common.protocol.frame_metrics import frame_metrics
+from popmq.common.protocol.frame_port import FramePort
+from popmq.common.protocol.frame_server import FrameServer
+from popmq.common.protocol.frames import FrameSettings, Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.settings.settings import Settings
+from popmq.common.step_loop import StepLoop
 from popmq.controller.controller import Controller, ControllerTimes
 from popmq.controller.file_store import FileStore
 from popmq.controller.group_record import GroupRecord

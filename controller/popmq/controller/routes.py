@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from popmq.common.errors import Code, ConfigError, Refused
-from popmq.common.frames import Address
+from popmq.common.protocol.frames import Address
 from popmq.common.topics import is_broker_name
 
 BROKER_LIMIT = 1_024

@@ -1,1 +1,6 @@
-"""The Kubernetes operator: a BrokerCluster in, objects out (docs/concepts/operator.md)."""
+"""The Kubernetes operator: a BrokerCluster in, objects out (docs/concepts/operator.md).
+
+Always holds: It keeps no state: a reconcile may be killed anywhere and is repeated.
+
+May import: cluster, declared, kube, reports, popmq.common.
+"""

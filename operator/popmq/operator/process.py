@@ -13,19 +13,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from popmq.common.config import Settings
 from popmq.common.metric_table.table import reading
-from popmq.common.observe import Metric
-from popmq.operator.data_plane import LivePlane
-from popmq.operator.declared_plane import LiveDeclared
-from popmq.operator.declared_reconcile import DeclaredReconciler
-from popmq.operator.kube import Api, find_access
-from popmq.operator.lease import Elector
-from popmq.operator.news import News
-from popmq.operator.reconcile import Reconciler
-from popmq.operator.report_keeper import ReportDefaults
-from popmq.operator.watching import registry_of, watch
-from popmq.operator.workers import Workers
+from popmq.common.observability import Metric
+from popmq.common.settings.settings import Settings
+from popmq.operator.cluster.controller_poll import News
+from popmq.operator.cluster.data_plane import LivePlane
+from popmq.operator.cluster.reconcile import Reconciler
+from popmq.operator.cluster.reconcile_queue import Workers
+from popmq.operator.declared.declared_reconcile import DeclaredReconciler
+from popmq.operator.declared.metadata_client import LiveDeclared
+from popmq.operator.kube.api_client import Api, find_access
+from popmq.operator.kube.event_watch import registry_of, watch
+from popmq.operator.kube.lease import Elector
+from popmq.operator.reports.report_reconcile import ReportDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class OperatorProcess:
             may_write=lambda: self.elector.holds,
         )
         # Each look opens a connection to each controller and closes it: no news to anybody.
-        logging.getLogger("popmq.common.frame_port").setLevel(logging.WARNING)
+        logging.getLogger("popmq.common.protocol.frame_port").setLevel(logging.WARNING)
         self.declared = Workers(
             self._declaring.reconcile,
             resync_s=wanted.declared_resync_ms / 1000,

@@ -1,1 +1,6 @@
-"""The proxy: speaks the public gRPC API and keeps no state of its own."""
+"""The proxy: speaks the public gRPC API and keeps no state of its own.
+
+Always holds: Any proxy can answer any request of any client.
+
+May import: admin, brokers, messaging, rpc, transport, transport.lean, popmq.common.
+"""

@@ -4,20 +4,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from popmq.common.clock import Clock, SystemClock
-from popmq.common.config import Settings, parse_address
 from popmq.common.errors import ConfigError
-from popmq.common.frame_port import FramePort
-from popmq.common.frames import FrameSettings, Hello, Role
-from popmq.common.hop import Port
+from popmq.common.loop_iteration import TurnEnd
 from popmq.common.metric_table.table import reading
-from popmq.common.observe import Metric
-from popmq.common.turn import TurnEnd
-from popmq.proxy.brokers import ClosablePort, RoutedBrokers
-from popmq.proxy.metrics import proxy_metrics
+from popmq.common.observability import Metric
+from popmq.common.protocol.frame_port import FramePort
+from popmq.common.protocol.frames import FrameSettings, Hello, Role
+from popmq.common.protocol.messaging_payloads import Port
+from popmq.common.settings.settings import Settings, parse_address
+from popmq.proxy.brokers.broker_ports import ClosablePort, RoutedBrokers
 from popmq.proxy.proxy import Proxy
-from popmq.proxy.self_signed import certificates_of
+from popmq.proxy.rpc.metrics import proxy_metrics
+from popmq.proxy.transport.interface import Transport
+from popmq.proxy.transport.lean.self_signed import certificates_of
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport.seam import Transport
 from popmq.proxy.transport_metrics import lean_metrics
 
 STOP_GRACE_S = 2.0

@@ -9,31 +9,31 @@ from collections.abc import Sequence
 from functools import partial
 
 from popmq.common.clock import Clock
-from popmq.common.config import Settings, format_address
-from popmq.common.hop import Port
-from popmq.common.turn import Soon, at_once
-from popmq.proxy.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
-from popmq.proxy.admin import Admin
-from popmq.proxy.brokers import Brokers
-from popmq.proxy.clients import Clients
-from popmq.proxy.cluster_admin import ClusterAdmin
-from popmq.proxy.dead_letter import ForwardToDeadLetterQueue
-from popmq.proxy.lite import SyncLiteSubscription
-from popmq.proxy.metrics import ProxyMetrics
-from popmq.proxy.public_admin import PublicAdmin
-from popmq.proxy.pull import Offsets, PullMessage
-from popmq.proxy.query import EndpointChooser, Query
-from popmq.proxy.recall import RecallMessage
-from popmq.proxy.receive import ReceiveMessage
-from popmq.proxy.reports import Reports
-from popmq.proxy.route import Routes
-from popmq.proxy.rpc import SERVICE, Rpc
-from popmq.proxy.rpc import method as any_method
-from popmq.proxy.send import SendMessage, refuse_send
-from popmq.proxy.subscribed import Subscribed
-from popmq.proxy.telemetry import Telemetry, heartbeat, notify_client_termination
-from popmq.proxy.transaction import EndTransaction, OrphanChecks
-from popmq.proxy.transport.seam import Method, Shape
+from popmq.common.loop_iteration import Soon, at_once
+from popmq.common.protocol.messaging_payloads import Port
+from popmq.common.settings.settings import Settings, format_address
+from popmq.proxy.admin.admin_service import Admin
+from popmq.proxy.admin.cluster_admin import ClusterAdmin
+from popmq.proxy.admin.public_admin import PublicAdmin
+from popmq.proxy.admin.reports import Reports
+from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.messaging.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
+from popmq.proxy.messaging.client_reporter import Clients
+from popmq.proxy.messaging.connected_subscriptions import Subscribed
+from popmq.proxy.messaging.dead_letter import ForwardToDeadLetterQueue
+from popmq.proxy.messaging.lite import SyncLiteSubscription
+from popmq.proxy.messaging.pull import Offsets, PullMessage
+from popmq.proxy.messaging.query import EndpointChooser, Query
+from popmq.proxy.messaging.recall import RecallMessage
+from popmq.proxy.messaging.receive import ReceiveMessage
+from popmq.proxy.messaging.send import SendMessage, refuse_send
+from popmq.proxy.messaging.telemetry import Telemetry, heartbeat, notify_client_termination
+from popmq.proxy.messaging.transaction import EndTransaction, OrphanChecks
+from popmq.proxy.rpc.metrics import ProxyMetrics
+from popmq.proxy.rpc.rpc import SERVICE, Rpc
+from popmq.proxy.rpc.rpc import method as any_method
+from popmq.proxy.transport.interface import Method, Shape
 
 
 class Proxy:

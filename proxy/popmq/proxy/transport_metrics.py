@@ -1,7 +1,7 @@
 """What the lean transport counts, as readings of the table."""
 
 from popmq.common.metric_table.table import reading
-from popmq.common.observe import Metric
+from popmq.common.observability import Metric
 from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TLS_REFUSALS
 from popmq.proxy.transport.lean.server import LeanTransport
 

@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.endpoint import ReportEndpoint
-from popmq.reports.moments import Moments
+from popmq.reports.atomic_file import write_json
+from popmq.reports.history_progress import Moments
+from popmq.reports.records.endpoint import ReportEndpoint
+from popmq.reports.records.tables import TABLES, TableSchema
 from popmq.reports.source.options import pin
-from popmq.reports.tables import TABLES, TableSchema
-from popmq.reports.whole_file import write_json
 
 # What a history keeps; messages themselves are for whoever reads them as a stream.
 KEPT = tuple(name for name in TABLES if name != "messages")

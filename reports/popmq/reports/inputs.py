@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from popmq.common.errors import Code, Refused
-from popmq.reports.endpoint import PATIENCE_S, ReportEndpoint
 from popmq.reports.history import read_history
-from popmq.reports.moments import Moments, moment_of
+from popmq.reports.history_progress import Moments, moment_of
+from popmq.reports.records.endpoint import PATIENCE_S, ReportEndpoint
+from popmq.reports.records.tables import SAMPLES
 from popmq.reports.report import Moment
 from popmq.reports.source.options import pin
-from popmq.reports.tables import SAMPLES
 
 DataFrame = Any
 

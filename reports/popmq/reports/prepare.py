@@ -16,12 +16,12 @@ from pyspark import SparkContext
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.class_archive import ClassArchive
-from popmq.reports.endpoint import ReportEndpoint
 from popmq.reports.history import KEPT, append_pinned, compact, read_history
+from popmq.reports.history_progress import moment_of
 from popmq.reports.java import cache_folder, find_java
-from popmq.reports.make import TABLES, Wanted, make_report
-from popmq.reports.moments import moment_of
+from popmq.reports.records.endpoint import ReportEndpoint
 from popmq.reports.report import Moment
+from popmq.reports.report_builder import TABLES, Wanted, make_report
 from popmq.reports.run import SMALL
 from popmq.reports.session import spark_session
 from popmq.reports.source.options import pin

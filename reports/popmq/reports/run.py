@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from popmq.reports.endpoint import PATIENCE_S
 from popmq.reports.executors import INSTANCES
 from popmq.reports.history import append, compact
 from popmq.reports.inputs import HistoryInputs, Inputs, LiveInputs
-from popmq.reports.make import TABLES, Tell, Wanted, make_report
+from popmq.reports.records.endpoint import PATIENCE_S
 from popmq.reports.report import Report
+from popmq.reports.report_builder import TABLES, Tell, Wanted, make_report
 from popmq.reports.session import SHORT, spark_session
 
 # Small tables: to compile their plans takes longer than to run them.

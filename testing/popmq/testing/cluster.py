@@ -10,10 +10,14 @@ import logging
 import sys
 import time
 
-from popmq.testing.cluster_run import run_cluster_seed
-from popmq.testing.cluster_sometimes import ClusterSometimes, ModelSometimes, NetSometimes
-from popmq.testing.model_run import run_model_seed
-from popmq.testing.sometimes import Tally
+from popmq.testing.cluster_world.run import run_cluster_seed
+from popmq.testing.cluster_world.sometimes_states import (
+    ClusterSometimes,
+    ModelSometimes,
+    NetSometimes,
+)
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.model.run import run_model_seed
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
-from popmq.common.steps import Done, Work
+from popmq.common.step_loop import Done, Work
 
 T = TypeVar("T")
 

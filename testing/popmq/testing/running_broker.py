@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from popmq.broker.process import BrokerProcess
-from popmq.cli.one_process import UP_DEFAULTS, OneProcess
-from popmq.common.config import Settings, load_settings
-from popmq.common.steps import FlusherThread
+from popmq.broker.node.broker_process import BrokerProcess
+from popmq.cli.roles.one_process import UP_DEFAULTS, OneProcess
+from popmq.common.settings.settings import Settings, load_settings
+from popmq.common.step_loop import FlusherThread
 from popmq.testing.broker_calls import BrokerCalls, Duration, milliseconds
-from popmq.testing.clock import Patience, SkippingClock
-from popmq.testing.disk import LyingDisk
+from popmq.testing.disk.lying_disk import LyingDisk
+from popmq.testing.harness.clock import Patience, SkippingClock
 from popmq.testing.loop_thread import LoopFlusher, LoopThread
 
 START_S = STOP_S = 30.0

@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from popmq.testing.seed_runs import outcomes, silence
-from popmq.testing.sim_pushes import PushSimulator
-from popmq.testing.sim_replica import ReplicaSimulator, TimerReplicaSimulator
-from popmq.testing.sim_run import Outcome, Simulator
-from popmq.testing.sometimes import Sometimes, Tally
-from popmq.testing.timer_everywhere import OneCrash
-from popmq.testing.timer_overtaken import OvertakenTimers
-from popmq.testing.timer_run import TimerSimulator
-from popmq.testing.timer_sometimes import TimerSometimes
-from popmq.testing.timer_thousand import CrashedAt, ThousandTimers
-from popmq.testing.transaction_run import TransactionSimulator
-from popmq.testing.transaction_sometimes import TransactionSometimes
+from popmq.testing.harness.sometimes import Sometimes, Tally
+from popmq.testing.replica_worlds import ReplicaSimulator, TimerReplicaSimulator
+from popmq.testing.sim.pushes import PushSimulator
+from popmq.testing.sim.run import Outcome, Simulator
+from popmq.testing.sim.seed_runs import outcomes, silence
+from popmq.testing.timer_world.crash_everywhere import OneCrash
+from popmq.testing.timer_world.overtaken import OvertakenTimers
+from popmq.testing.timer_world.run import TimerSimulator
+from popmq.testing.timer_world.sometimes_states import TimerSometimes
+from popmq.testing.timer_world.thousand_timers import CrashedAt, ThousandTimers
+from popmq.testing.transaction_world.run import TransactionSimulator
+from popmq.testing.transaction_world.sometimes_states import TransactionSometimes
 
 
 def run_seed(seed: int) -> Outcome:

@@ -60,7 +60,7 @@ def _fail_in_future(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _fail_in_steps() -> None:
-    from popmq.common.steps import StepLoop
+    from popmq.common.step_loop import StepLoop
 
     for steps in _objects(StepLoop):
         steps._step = fail  # type: ignore[assignment]
@@ -68,7 +68,7 @@ def _fail_in_steps() -> None:
 
 
 def _submit(thread: str, *, fails_in_work: bool) -> None:
-    from popmq.common.steps import FlusherThread
+    from popmq.common.step_loop import FlusherThread
 
     for flusher in _objects(FlusherThread):
         if flusher._thread.name == thread:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from hpack import Decoder, Encoder
 
-from popmq.common.lean_settings import LeanSettings
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import Call, Inbound, Method, Shape
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.lean.frames import Frame
-from popmq.proxy.transport.seam import Call, Inbound, Method, Shape
 
 Headers = list[tuple[str, str]]
 END = frames.END_STREAM

@@ -9,12 +9,12 @@ import grpc
 import grpc.aio
 from proxy.lean.peer import Held, Peer, echo
 
-from popmq.common.lean_settings import LeanSettings
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import Method, Shape
 from popmq.proxy.transport.lean import frames
+from popmq.proxy.transport.lean.connection_timeouts import RETIRING_MS
 from popmq.proxy.transport.lean.frames import ErrorCode
 from popmq.proxy.transport.lean.server import AGE_JITTER, LeanTransport
-from popmq.proxy.transport.lean.watch import RETIRING_MS
-from popmq.proxy.transport.seam import Method, Shape
 
 AGE_MS = 100_000
 

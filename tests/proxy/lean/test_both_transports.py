@@ -17,9 +17,9 @@ from proxy.lean.peer import END, WHOLE, Answer, decoded, prefixed, request_heade
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
+from popmq.proxy.transport.interface import Call, GrpcStatus, Inbound, Method, Shape, Transport
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport.seam import Call, GrpcStatus, Inbound, Method, Shape, Transport
 
 LOCAL = "127.0.0.1"
 PREFIX = "/apache.rocketmq.v2.MessagingService/"

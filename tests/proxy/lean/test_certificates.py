@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from popmq.common.config import ProxySettings
 from popmq.common.errors import ConfigError
-from popmq.proxy import self_signed
-from popmq.proxy.transport.lean import tls
+from popmq.common.settings.settings import ProxySettings
+from popmq.proxy.transport.lean import self_signed, tls
 from popmq.proxy.transport.lean.certificates import Certificates
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -10,9 +10,9 @@ import grpc.aio
 import pytest
 from proxy.lean.peer import Peer, echo
 
-from popmq.common.lean_settings import LeanSettings
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import Method, Shape
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport.seam import Method, Shape
 
 LONG = b"again and " * 100
 CAN = (("grpc-accept-encoding", "identity, deflate, gzip"),)

@@ -3,9 +3,9 @@
 import pytest
 from proxy.lean.peer import END, WHOLE, Peer, prefixed, request_headers, zipped
 
+from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.frames import PREFACE, ErrorCode
-from popmq.proxy.transport.seam import GrpcStatus
 
 
 def test_a_client_is_greeted_with_our_settings_and_an_answer_to_its_own() -> None:

@@ -12,9 +12,9 @@ from proxy.lean.peer import echo
 from proxy.lean.test_sockets import LOCAL, channel, run
 
 from popmq.common.unhandled import UnhandledExceptions
+from popmq.proxy.transport.interface import Method, Shape
 from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport.seam import Method, Shape
 
 ECHO = Method("/s/echo", Shape.UNARY, start=echo)
 TLS_HANDSHAKE = b"\x16\x03\x01"

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from proxy.lean.peer import echo
 
-from popmq.common.config import ProxySettings
-from popmq.proxy.self_signed import certificates_of
+from popmq.common.settings.settings import ProxySettings
+from popmq.proxy.transport.interface import Method, Shape
+from popmq.proxy.transport.lean.self_signed import certificates_of
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport.seam import Method, Shape
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 

@@ -7,6 +7,7 @@ from hpack import Decoder, Encoder
 from hpack.table import HeaderTable
 from proxy.lean.peer import decoded, request_headers
 
+from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import replies
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, FrameReader
 from popmq.proxy.transport.lean.headers import (
@@ -17,7 +18,6 @@ from popmq.proxy.transport.lean.headers import (
     RequestHead,
 )
 from popmq.proxy.transport.lean.metadata import HuffmanCoded
-from popmq.proxy.transport.seam import GrpcStatus
 
 MAX = 32 << 10
 # The shapes of RFC 7541, appendix C: the fields of its three requests and three responses.

@@ -16,12 +16,11 @@ import grpc.aio
 import pytest
 from proxy.lean.peer import echo
 
-from popmq.common.lean_settings import LeanSettings
-from popmq.proxy import self_signed
-from popmq.proxy.transport.lean import frames, tls
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import Call, Method, Shape
+from popmq.proxy.transport.lean import frames, self_signed, tls
 from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport.seam import Call, Method, Shape
 
 LOCAL = "127.0.0.1"
 NOW = datetime.datetime.now(datetime.UTC)

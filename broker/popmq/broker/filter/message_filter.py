@@ -1,6 +1,6 @@
 """MessageFilter: which messages a receive wants; what pop needs to know of it."""
 
-from popmq.common.message import StoredMessage
+from popmq.common.record.message import StoredMessage
 
 
 class MessageFilter:

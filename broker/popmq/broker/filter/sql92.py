@@ -11,7 +11,7 @@ from popmq.broker.filter.properties import PropertyReader
 from popmq.broker.filter.sql_parser import parse_sql
 from popmq.broker.filter.sql_program import compiled, names_in
 from popmq.common.errors import Code, Refused
-from popmq.common.message import StoredMessage
+from popmq.common.record.message import StoredMessage
 
 SIZE_LIMIT = 16 << 10  # bytes of an expression
 _BYTES_PER_WORK = 128  # of an expression: about what another message to look at costs

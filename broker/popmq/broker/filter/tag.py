@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from popmq.broker.filter.message_filter import EVERYTHING, MessageFilter
 from popmq.broker.filter.properties import tag_of
-from popmq.common.message import StoredMessage, tag_hash
+from popmq.common.record.message import StoredMessage, tag_hash
 
 
 @dataclass(frozen=True)

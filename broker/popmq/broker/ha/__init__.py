@@ -1,1 +1,8 @@
-"""Replication: who is master, what slaves copy, and what counts as confirmed."""
+"""Replication: who is master, what slaves copy, what counts as confirmed, and what controllers
+are told.
+
+Always holds: Confirmed means held by every replica of the SyncStateSet; one master per epoch; a
+replica truncates only what was not confirmed.
+
+May import: persistence, store, popmq.common.
+"""

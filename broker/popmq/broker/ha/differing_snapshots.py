@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from popmq.broker.store.snapshot import snapshot_names
+from popmq.broker.persistence.snapshot import snapshot_names
 from popmq.common.disk import Disk
 from popmq.common.errors import PopmqError
-from popmq.common.steps import Flusher
+from popmq.common.step_loop import Flusher
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ the last one does: then the older one left nothing behind and its entry goes (R1
 
 from collections.abc import Sequence
 
-from popmq.broker.ha.checked_text import read_lines, write_lines
+from popmq.broker.ha.checksummed_text import read_lines, write_lines
 from popmq.common.disk import Disk
-from popmq.common.replication import EpochEntry
+from popmq.common.protocol.replication_payloads import EpochEntry
 
 FILE_NAME = "epochs"
 _KIND = "epochs"

@@ -4,10 +4,10 @@ Clients are not admitted meanwhile, so it has an end: either another epoch comes
 goes on as before (docs/concepts/replication.md).
 """
 
-from popmq.broker.ha.follower import Follower
+from popmq.broker.ha.slave_progress import Follower
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.hop import OnReply
+from popmq.common.protocol.messaging_payloads import OnReply
 from popmq.common.wire.controller_pb2 import HandOverReply
 
 

@@ -10,10 +10,10 @@ not become part of another cluster without a word (docs/concepts/store.md).
 import logging
 import random
 
-from popmq.broker.ha.checked_text import read_lines, write_lines
-from popmq.common.config import ClusterSettings
+from popmq.broker.ha.checksummed_text import read_lines, write_lines
 from popmq.common.disk import Disk
 from popmq.common.errors import ConfigError
+from popmq.common.settings.settings import ClusterSettings
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,10 @@
 """SnapshotSource: the newest finished snapshot, for a slave that has to begin with one."""
 
-from popmq.broker.store.snapshot import snapshot_names
+from popmq.broker.persistence.snapshot import snapshot_names
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, Refused
-from popmq.common.hop import OnReply
-from popmq.common.steps import Flusher
+from popmq.common.protocol.messaging_payloads import OnReply
+from popmq.common.step_loop import Flusher
 
 
 class SnapshotSource:

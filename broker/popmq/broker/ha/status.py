@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from popmq.broker.ha.controller_wire import timers_to_wire
 from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
 from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
-from popmq.common.config import Settings
+from popmq.common.settings.settings import Settings
 from popmq.common.wire import controller_pb2 as controller
 from popmq.common.wire import replication_pb2 as pb
 

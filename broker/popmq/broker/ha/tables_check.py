@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from popmq.broker.ha.checked_text import read_lines, write_lines
-from popmq.broker.store.state_hashes import Compared
+from popmq.broker.ha.checksummed_text import read_lines, write_lines
+from popmq.broker.persistence.state_hashes import Compared
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
-from popmq.common.replication import TablesMark
+from popmq.common.protocol.replication_payloads import TablesMark
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from popmq.broker.store.entry_hash import Row, entry_hash
+from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, StoreDamaged
-from popmq.common.message import RecordKind
+from popmq.common.record.message import RecordKind
 from popmq.common.topics import TopicConfig
 
 LITE_VERSION = 1
@@ -162,7 +162,7 @@ class LiteTopics:
             heappush(self._free[lite.topic_id], lite.queue_id)
         return gone
 
-    # -- snapshots (store/snapshot.py)
+    # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         free = [

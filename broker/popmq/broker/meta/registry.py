@@ -7,14 +7,14 @@ that was deleted and made again is another topic and old records never reach it.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.meta.lite_topics import LiteTopics
 from popmq.broker.meta.meta_limits import check_group, check_topic
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
-from popmq.broker.store.entry_hash import Row, entry_hash
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, GroupNotFound, Refused, StoreDamaged, TopicNotFound
-from popmq.common.message import RecordKind
+from popmq.common.record.message import RecordKind
 from popmq.common.topics import (
     MessageType,
     SubscriptionGroup,
@@ -316,7 +316,7 @@ class Registry:
             case "draining":
                 self.draining = record.draining
 
-    # -- snapshots (store/snapshot.py)
+    # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         version = META_VERSION

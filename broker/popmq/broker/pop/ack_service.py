@@ -7,25 +7,25 @@ which it can be no good any more has its own sentence.
 import struct
 from collections.abc import Sequence
 
-from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.check_point_buffer import CheckPointBuffer
-from popmq.broker.pop.check_point_table import CheckPointTable, Fate
-from popmq.broker.pop.pair_counts import PairCounts
-from popmq.broker.pop.pop_check_point import (
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_table import CheckPointTable, Fate
+from popmq.broker.deliveries.group_topic_counts import PairCounts
+from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     PUSH,
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
 )
+from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_service import PopService, live_check_point, put_revive
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import InvalidReceiptHandle, PopmqError
-from popmq.common.hop import ACKED, AckResult
-from popmq.common.observe import Histogram
-from popmq.common.receipt import ReceiptHandle, ReceiptReader, Signed, receipt_of
+from popmq.common.observability import Histogram
+from popmq.common.protocol.messaging_payloads import ACKED, AckResult
+from popmq.common.record.receipt import ReceiptHandle, ReceiptReader, Signed, receipt_of
 
 LATENCY_MS = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),

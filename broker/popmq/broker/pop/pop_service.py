@@ -13,17 +13,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from popmq.broker.filter.last_filters import LastFilters
-from popmq.broker.filter.message_filter import MessageFilter
-from popmq.broker.meta.offsets import OffsetRecord, Reason
-from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.batch import Batch
-from popmq.broker.pop.catch_up import CatchUp
-from popmq.broker.pop.check_point_buffer import CheckPointBuffer
-from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.cold_fetch import ColdFetch
-from popmq.broker.pop.pair_counts import PairCounts
-from popmq.broker.pop.pop_check_point import (
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.group_topic_counts import PairCounts
+from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
     PUSH,
@@ -31,19 +24,26 @@ from popmq.broker.pop.pop_check_point import (
     ReviveKind,
     ReviveRecord,
 )
+from popmq.broker.deliveries.queue_progress import QueueProgress
+from popmq.broker.filter.message_filter import MessageFilter
+from popmq.broker.filter.recent_filters import LastFilters
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.catch_up_throttle import CatchUp
+from popmq.broker.pop.pop_batch import Batch
 from popmq.broker.pop.pop_metrics import PopMetrics
 from popmq.broker.pop.priority_order import PriorityOrder
-from popmq.broker.pop.queue_progress import QueueProgress
-from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.pop.read_ahead import ColdFetch
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.unit_check import Unit
 from popmq.common import topics
-from popmq.common.config import PopSettings
-from popmq.common.delivered import Content, Deliveries, content_of
 from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
-from popmq.common.message import RecordKind
-from popmq.common.receipt import ReceiptHandle, encode_members, sign_check_point
+from popmq.common.protocol.pop_reply import Content, Deliveries, content_of
+from popmq.common.record.message import RecordKind
+from popmq.common.record.receipt import ReceiptHandle, encode_members, sign_check_point
+from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, in_order
 
 

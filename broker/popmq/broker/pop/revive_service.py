@@ -5,12 +5,11 @@ the member that it ends, so it is written once whatever crashes, and there is no
 revive log to fall behind.  Messages of FIFO groups come back in place, by a record of their own.
 """
 
-from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.check_point_buffer import CheckPointBuffer
-from popmq.broker.pop.check_point_table import CheckPointTable
-from popmq.broker.pop.in_flight_bodies import InFlightBodies
-from popmq.broker.pop.liveness import Liveness
-from popmq.broker.pop.pop_check_point import (
+from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.client_liveness import Liveness
+from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     FIFO,
     PUSH,
@@ -20,14 +19,15 @@ from popmq.broker.pop.pop_check_point import (
     ReviveRecord,
     member_bits,
 )
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_service import put_revive
-from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused
-from popmq.common.expiry import without_deadline
-from popmq.common.message import DeadReason, RevivalToken, StoredMessage
+from popmq.common.record.message import DeadReason, RevivalToken, StoredMessage
+from popmq.common.record.message_deadline import without_deadline
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 
 RENEW_MS = 5_000  # how often a renewed delivery is looked at

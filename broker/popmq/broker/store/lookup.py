@@ -7,15 +7,15 @@ those that it reads, and on bytes; what a bound kept back is said in `Findings.i
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.index_file import NO_MS
-from popmq.broker.store.key_index import KeyIndex
-from popmq.broker.store.message_keys import ID, KEY, names_in
-from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.index.index_file import NO_MS
+from popmq.broker.index.key_index import KeyIndex
+from popmq.broker.index.message_keys import ID, KEY, names_in
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.unit_check import Unit
 from popmq.common.errors import Code, Refused
-from popmq.common.message import Header, StoredMessage
+from popmq.common.record.message import Header, StoredMessage
 
 MESSAGES_LIMIT = 64  # RocketMQ's (maxMsgsNumBatch)
 REPLY_BYTES = 8 << 20

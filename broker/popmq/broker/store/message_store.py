@@ -6,33 +6,32 @@ The invariant: nobody outside hears of a record (reply, queue unit) before it is
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from popmq.broker.store.abort_file import ABORT, FOLLOWS, leads, mark_running
-from popmq.broker.store.admission import Admission
-from popmq.broker.store.checkpoint import Checkpoint
-from popmq.broker.store.checkpoint_keeper import CheckpointKeeper
-from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.copies import Copy, put_copies, put_moved
-from popmq.broker.store.disk_guard import DiskGuard
-from popmq.broker.store.dispatch import Dispatch, Queued
-from popmq.broker.store.group_commit import GroupCommit
-from popmq.broker.store.index_keeper import IndexKeeper
-from popmq.broker.store.key_index import KeyIndex
-from popmq.broker.store.log_time import LogTime
-from popmq.broker.store.message_reader import MessageReader
-from popmq.broker.store.recovery import Apply, Recovery, Replayed
+from popmq.broker.index.key_index import KeyIndex
+from popmq.broker.log.admission import Admission
+from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.disk_guard import DiskGuard
+from popmq.broker.log.dispatch import Dispatch, Queued
+from popmq.broker.log.group_commit import GroupCommit
+from popmq.broker.log.message_reader import MessageReader
+from popmq.broker.log.queue_unit import UNIT_SIZE, find_unit, index_unit
+from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.log.store_metrics import Lived, StoreMetrics
+from popmq.broker.persistence.abort_file import ABORT, FOLLOWS, leads, mark_running
+from popmq.broker.persistence.bulk_copy import Copy, put_copies, put_moved
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.persistence.index_flusher import IndexKeeper
+from popmq.broker.persistence.log_time import LogTime
+from popmq.broker.persistence.recovery import Apply, Recovery, Replayed
+from popmq.broker.persistence.retention import Body, Retention
+from popmq.broker.persistence.snapshot import SnapshotHead
+from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
 from popmq.broker.store.replica_log import ReplicaLog
-from popmq.broker.store.retention import Body, Retention
-from popmq.broker.store.slave_apply import SlaveApply
+from popmq.broker.store.slave_applier import SlaveApply
 from popmq.broker.store.slave_store import SlaveStore
-from popmq.broker.store.snapshot import SnapshotHead
-from popmq.broker.store.snapshot_keeper import SnapshotKeeper
-from popmq.broker.store.store_metrics import Lived, StoreMetrics
-from popmq.broker.store.unit_check import UNIT_SIZE, find_unit, index_unit
 from popmq.common.clock import Clock, LogClock
-from popmq.common.config import StoreSettings
 from popmq.common.disk import Disk
-from popmq.common.message import (
+from popmq.common.record.message import (
     HEADER_SIZE,
     RecordKind,
     Stamp,
@@ -40,7 +39,8 @@ from popmq.common.message import (
     encode_record,
     message_size,
 )
-from popmq.common.steps import Flusher
+from popmq.common.settings.settings import StoreSettings
+from popmq.common.step_loop import Flusher
 
 
 class MessageStore:

@@ -7,13 +7,13 @@ byte, so one position means the same on every replica (docs/concepts/replication
 
 from collections.abc import Callable
 
-from popmq.broker.store.commit_log import CommitLog
-from popmq.broker.store.group_commit import GroupCommit
-from popmq.broker.store.log_block import LogBlock, checked_block, whole_records
-from popmq.broker.store.log_tail import LogTail
-from popmq.broker.store.recovery import OnTailLost
+from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.group_commit import GroupCommit
+from popmq.broker.log.log_block import LogBlock, checked_block, whole_records
+from popmq.broker.log.log_tail import LogTail
+from popmq.broker.persistence.recovery import OnTailLost
 from popmq.common.errors import StoreDamaged
-from popmq.common.message import HEADER_SIZE
+from popmq.common.record.message import HEADER_SIZE
 
 
 class ReplicaLog:

@@ -5,7 +5,7 @@
     LOG_START      0 position u64 | 8 judged u64        the master deletes what lies below
 
 `judged` is how many records of the timer queue its timers have taken: the one thing in the tables
-that is no function of the records before (common/timer_token.py says the same with each firing).
+that is no function of the records before (each firing says the same, common/record/timer_token.py).
 """
 
 import struct

@@ -6,20 +6,20 @@ master says so.  Nothing here appends a record.
 
 from collections.abc import Callable
 
-from popmq.broker.store.commit_log import ScannedRecord
-from popmq.broker.store.disk_guard import DiskGuard
-from popmq.broker.store.log_block import LogBlock
+from popmq.broker.log.commit_log import ScannedRecord
+from popmq.broker.log.disk_guard import DiskGuard
+from popmq.broker.log.log_block import LogBlock
+from popmq.broker.persistence.retention import EVERYTHING, Retention
+from popmq.broker.persistence.snapshot import SnapshotHead
+from popmq.broker.persistence.snapshot_install import SnapshotInstall
+from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
+from popmq.broker.persistence.state_hashes import StateHashes
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.replica_records import LogStart, StateHash
-from popmq.broker.store.retention import EVERYTHING, Retention
-from popmq.broker.store.slave_apply import SlaveApply
-from popmq.broker.store.snapshot import SnapshotHead
-from popmq.broker.store.snapshot_install import SnapshotInstall
-from popmq.broker.store.snapshot_keeper import SnapshotKeeper
-from popmq.broker.store.state_hashes import StateHashes
+from popmq.broker.store.slave_applier import SlaveApply
 from popmq.common.disk import ColdRead
-from popmq.common.message import HEADER_SIZE, RecordKind
-from popmq.common.steps import Flusher
+from popmq.common.record.message import HEADER_SIZE, RecordKind
+from popmq.common.step_loop import Flusher
 
 APPLY_LIMIT = 512  # records of one step
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from popmq.broker.store.unit_check import Unit
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_log import Chain
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.broker.timer.timer_unit import TimerUnit
-from popmq.common.config import TimerSettings
+from popmq.common.settings.settings import TimerSettings
 
 LOOK_MS = 60_000
 UNITS_PER_MS = 50  # that are loaded, beside other work

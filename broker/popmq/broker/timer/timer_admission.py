@@ -10,12 +10,12 @@ from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.broker.timer.timer_unit import TimerDamaged
-from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, Refused, TooManyRequests
-from popmq.common.hop import PutEntry
-from popmq.common.message import Stamp
-from popmq.common.timer_token import TimerToken
+from popmq.common.protocol.messaging_payloads import PutEntry
+from popmq.common.record.message import Stamp
+from popmq.common.record.timer_token import TimerToken
+from popmq.common.settings.settings import TimerSettings
 
 _COUNTED_SLOTS = 1_024
 

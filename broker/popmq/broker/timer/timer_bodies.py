@@ -3,14 +3,14 @@ that leave for another broker group."""
 
 from collections.abc import Iterator, Sequence
 
-from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.persistence.retention import EVERYTHING, Body
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.retention import EVERYTHING, Body
-from popmq.broker.timer.departures import Departures
+from popmq.broker.timer.outgoing_timers import Departures
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common import topics
-from popmq.common.timer_token import MOVED_BIT, TimerToken
+from popmq.common.record.timer_token import MOVED_BIT, TimerToken
 
 _PER_PIECE = 512
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from popmq.broker.store.store_metrics import Lived
+from popmq.broker.log.store_metrics import Lived
 from popmq.common.disk import Disk
 
 FILE_BYTES = 4096

@@ -6,14 +6,14 @@ is the next record to enqueue, `base_ms` the oldest slot that may hold something
 
 from collections.abc import Callable
 
-from popmq.broker.store.unit_check import Unit
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.timer.due_timers import DueTimers
-from popmq.broker.timer.far_timers import FarTimers
+from popmq.broker.timer.rolling_timers import FarTimers
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_queue import Entry, TimerQueue
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.broker.timer.timer_wheel import window
-from popmq.common.config import TimerSettings
+from popmq.common.settings.settings import TimerSettings
 
 _BATCH = 64
 

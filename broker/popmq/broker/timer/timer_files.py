@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from popmq.broker.store.mapped_file import MappedFile, Synced
+from popmq.broker.log.segment_file import MappedFile, Synced
 from popmq.broker.timer.timer_checkpoint import (
     TimerCheckPoint,
     read_checkpoint,
@@ -21,9 +21,9 @@ from popmq.broker.timer.timer_log import Chain, TimerLog
 from popmq.broker.timer.timer_recovery import recover
 from popmq.broker.timer.timer_unit import TimerUnit
 from popmq.broker.timer.timer_wheel import Held, Slot, TimerWheel
-from popmq.common.config import TimerSettings
 from popmq.common.disk import Disk
-from popmq.common.steps import Flusher
+from popmq.common.settings.settings import TimerSettings
+from popmq.common.step_loop import Flusher
 
 logger = logging.getLogger(__name__)
 

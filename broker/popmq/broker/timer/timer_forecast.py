@@ -11,9 +11,9 @@ from functools import partial
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_scan import TimerScan
 from popmq.broker.timer.timer_state import Timer, TimerState
-from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Refused
+from popmq.common.settings.settings import TimerSettings
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 BUCKETS_MS = (

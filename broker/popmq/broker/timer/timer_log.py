@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 
-from popmq.broker.store.mapped_file import MappedFile, MappedFileQueue, Synced
+from popmq.broker.log.segment_file import MappedFile, MappedFileQueue, Synced
 from popmq.broker.timer.timer_unit import (
     BLANK_SIZE,
     UNIT_SIZE,

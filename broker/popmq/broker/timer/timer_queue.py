@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from popmq.broker.store.consume_queue import ConsumeQueue
-from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.unit_check import Unit
 from popmq.broker.timer.timer_state import Timer
 from popmq.common import topics
-from popmq.common.message import Stamp, StoredMessage, message_size
-from popmq.common.timer_token import MOVED_BIT, TimerToken
+from popmq.common.record.message import Stamp, StoredMessage, message_size
+from popmq.common.record.timer_token import MOVED_BIT, TimerToken
 
 _REMEMBERED = 100_000
 

@@ -7,20 +7,20 @@ record it rests on is confirmed: whichever record stands first in the log wins.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.store.lookup import Lookup
-from popmq.broker.store.message_reader import DamagedMessage
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.unit_check import Unit
-from popmq.broker.timer.departures import Departures
+from popmq.broker.timer.outgoing_timers import Departures
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS, Timer, TimerState
 from popmq.common import topics
-from popmq.common.config import TimerSettings
 from popmq.common.errors import Code, Refused, TooManyRequests, Unavailable
-from popmq.common.hop import TimerOutcome
-from popmq.common.message import RecordKind, StoredMessage
-from popmq.common.timer_token import FiringToken, Outcome, TimerToken
+from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.record.message import RecordKind, StoredMessage
+from popmq.common.record.timer_token import FiringToken, Outcome, TimerToken
+from popmq.common.settings.settings import TimerSettings
 
 
 class Stored(NamedTuple):

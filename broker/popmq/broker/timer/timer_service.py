@@ -11,26 +11,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.meta.registry import Registry
-from popmq.broker.store.copies import Copy
-from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.persistence.bulk_copy import Copy
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.unit_check import Unit
-from popmq.broker.timer.cold_parts import ColdParts
 from popmq.broker.timer.due_timers import Due, DueTimers
+from popmq.broker.timer.independent_reads import ColdParts
 from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue, timer_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.timer.timer_unit import TimerDamaged
 from popmq.common import topics
-from popmq.common.config import TimerSettings
 from popmq.common.disk import ColdRead
-from popmq.common.expiry import without_deadline
-from popmq.common.message import Header, RecordKind, Stamp, StoredMessage
-from popmq.common.observe import Histogram
-from popmq.common.timer_body import TimerBody
-from popmq.common.timer_token import FiringToken, Outcome, TimerToken, encode_fired
+from popmq.common.observability import Histogram
+from popmq.common.record.message import Header, RecordKind, Stamp, StoredMessage
+from popmq.common.record.message_deadline import without_deadline
+from popmq.common.record.timer_body import TimerBody
+from popmq.common.record.timer_token import FiringToken, Outcome, TimerToken, encode_fired
+from popmq.common.settings.settings import TimerSettings
 
 logger = logging.getLogger(__name__)
 

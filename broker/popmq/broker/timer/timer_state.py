@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
-from popmq.broker.store.entry_hash import Row, entry_hash
-from popmq.common.timer_token import FiringToken, Outcome, TimerRecount
+from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.common.record.timer_token import FiringToken, Outcome, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
 _DEPARTED = 1 << 63  # of a due time: the timer was not recalled, another broker group has it
@@ -182,7 +182,7 @@ class TimerState:
         self._forget_cancelled(last.due_ms - KEEP_CANCELLED_MS)
 
     def depart(self, due_ms: int, identity: int, topic_id: int) -> None:
-        """It is another broker group's from now on (departures.py)."""
+        """It is another broker group's from now on (outgoing_timers.py)."""
         self.cancel(due_ms, identity, topic_id)
         self._cancelled[identity] |= _DEPARTED
 
@@ -220,7 +220,7 @@ class TimerState:
         else:
             self.pending.pop(topic_id, None)
 
-    # -- snapshots (store/snapshot.py)
+    # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         head = [_HEAD.pack(1, *self.cursor, self.judged, self._judged_position)]

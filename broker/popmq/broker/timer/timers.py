@@ -1,14 +1,14 @@
 """Timers: wires the parts of the timer, orders their starts, and decides nothing."""
 
 from popmq.broker.meta.registry import Registry
+from popmq.broker.persistence.retention import EVERYTHING
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.retention import EVERYTHING
-from popmq.broker.timer.arrivals import TimerArrivals
-from popmq.broker.timer.departures import Departures
+from popmq.broker.timer.incoming_timers import TimerArrivals
+from popmq.broker.timer.outgoing_timers import Departures
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_bodies import TimerBodies
-from popmq.broker.timer.timer_check import TimerCheck
+from popmq.broker.timer.timer_count_audit import TimerCheck
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_forecast import TimerForecast
 from popmq.broker.timer.timer_recall import TimerRecall
@@ -17,9 +17,9 @@ from popmq.broker.timer.timer_service import TimerService
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.common import topics
 from popmq.common.clock import Clock
-from popmq.common.config import TimerSettings
 from popmq.common.disk import Disk
-from popmq.common.steps import Flusher
+from popmq.common.settings.settings import TimerSettings
+from popmq.common.step_loop import Flusher
 
 
 class Timers:

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.meta.registry import Registry
-from popmq.broker.store.message_keys import ID, names_in
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.transaction.half_service import HalfService
 from popmq.broker.transaction.transaction_table import Half, TransactionTable
 from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
-from popmq.common.message import StoredMessage
-from popmq.common.send_settings import TransactionSettings
-from popmq.common.transaction_token import Ending
+from popmq.common.record.message import StoredMessage
+from popmq.common.record.transaction_token import Ending
+from popmq.common.settings.send_settings import TransactionSettings
 
 WAITING_LIMIT = 1_024
 _BATCH = 32

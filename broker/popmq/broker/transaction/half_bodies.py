@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from popmq.broker.persistence.retention import EVERYTHING, Body
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.retention import EVERYTHING, Body
 from popmq.broker.transaction.transaction_table import TransactionTable
 from popmq.common import topics
 

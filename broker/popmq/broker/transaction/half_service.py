@@ -4,21 +4,21 @@ Nobody reads the half queue but this; what is committed is a message of its topi
 which is also the end of the transaction, so that it happens once whatever crashes.
 """
 
-from popmq.broker.meta.first_receipts import FirstReceipt
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.meta.registry import Registry
-from popmq.broker.store.message_reader import DamagedMessage
+from popmq.broker.meta.send_deduplication import FirstReceipt
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.unit_check import Unit
 from popmq.broker.transaction.transaction_table import Half, TransactionTable
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
-from popmq.common.expiry import without_deadline
-from popmq.common.hop import PutEntry, PutResult
-from popmq.common.message import RecordKind, Stamp, StoredMessage, message_size
-from popmq.common.send_settings import TransactionSettings
+from popmq.common.protocol.messaging_payloads import PutEntry, PutResult
+from popmq.common.record.message import RecordKind, Stamp, StoredMessage, message_size
+from popmq.common.record.message_deadline import without_deadline
+from popmq.common.record.transaction_id import TransactionId
+from popmq.common.record.transaction_token import Ending, EndToken, HalfToken
+from popmq.common.settings.send_settings import TransactionSettings
 from popmq.common.topics import TopicConfig
-from popmq.common.transaction_id import TransactionId
-from popmq.common.transaction_token import Ending, EndToken, HalfToken
 
 _TEXTS = {
     Ending.COMMITTED: "was committed",

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from popmq.broker.store.entry_hash import Row, entry_hash
-from popmq.broker.store.retention import Body
-from popmq.broker.store.unit_check import Unit
-from popmq.common.transaction_token import Ending, EndToken, HalfToken
+from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.persistence.retention import Body
+from popmq.common.record.transaction_token import Ending, EndToken, HalfToken
 
 KEEP_ENDED_MS = 600_000
 ENDED_LIMIT = 200_000
@@ -153,7 +153,7 @@ class TransactionTable:
         if len(self._ended) > ENDED_LIMIT:
             del self._endings[self._ended.popleft()[1]]
 
-    # -- snapshots (store/snapshot.py)
+    # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         return self._pieces(list(self.pending.values()), list(self.endings()))

@@ -2,18 +2,18 @@
 
 import struct
 
+from popmq.broker.log.commit_log import ScannedRecord
+from popmq.broker.log.queue_unit import Unit
 from popmq.broker.meta.registry import Registry
-from popmq.broker.store.commit_log import ScannedRecord
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.store.unit_check import Unit
 from popmq.broker.transaction.check_service import CheckService
 from popmq.broker.transaction.half_bodies import HalfBodies
 from popmq.broker.transaction.half_service import HalfService
 from popmq.broker.transaction.transaction_table import TransactionTable
 from popmq.common import topics
-from popmq.common.message import HEADER_SIZE, BadRecord
-from popmq.common.send_settings import TransactionSettings
-from popmq.common.transaction_token import EndToken, HalfToken
+from popmq.common.record.message import HEADER_SIZE, BadRecord
+from popmq.common.record.transaction_token import EndToken, HalfToken
+from popmq.common.settings.send_settings import TransactionSettings
 
 
 class Transactions:

@@ -1,1 +1,4 @@
-"""A load generator that costs little beside what it measures (docs/benchmarks.md)."""
+"""The load generator of `popmq bench`, cheap beside what it measures (docs/benchmarks.md).
+
+May import: popmq.cli, popmq.common, popmq.proxy.
+"""

@@ -8,8 +8,8 @@ from popmq.cli.client import CallRefused, Client
 from popmq.cli.load.http2 import Headers, Http2Channel
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import ReceiveTemplate
-from popmq.common.config import parse_address
 from popmq.common.errors import Code
+from popmq.common.settings.settings import parse_address
 from popmq.common.wire import admin_pb2 as admin
 
 READY_S = 10.0

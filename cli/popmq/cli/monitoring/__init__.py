@@ -1,1 +1,5 @@
-"""What is made from the table of metrics: the reference page, dashboards and alert rules."""
+"""Files that are generated from the table of metrics: the reference page, dashboards and alert
+rules.
+
+May import: popmq.common.
+"""

@@ -12,7 +12,7 @@ from popmq.common.metric_table.report import REPORT
 from popmq.common.metric_table.row import Kind, MetricRow
 from popmq.common.metric_table.store import STORE
 from popmq.common.metric_table.timer import TIMER
-from popmq.common.observe import Histogram, Metric, MetricKind
+from popmq.common.observability import Histogram, Metric, MetricKind
 
 SECTIONS: dict[str, tuple[MetricRow, ...]] = {
     "Store": STORE,

@@ -1,1 +1,6 @@
-"""What a BrokerCluster becomes: pure functions from its spec to plain objects of Kubernetes."""
+"""The Kubernetes objects of a BrokerCluster, as pure functions of its spec.
+
+Always holds: The same spec gives the same objects.
+
+May import: model, popmq.common.
+"""

@@ -4,7 +4,7 @@ Only a controller talks to the API server, and only about Leases.  The ports are
 docs/operating.md; a pod that is fenced is reached by nobody and reaches nobody.
 """
 
-from popmq.operator.manifest import (
+from popmq.operator.model.manifest import (
     NETWORK_POLICY,
     ROLE,
     ROLE_BINDING,
@@ -12,7 +12,7 @@ from popmq.operator.manifest import (
     Manifest,
     make,
 )
-from popmq.operator.names import (
+from popmq.operator.model.names import (
     BROKER,
     BROKER_PORT,
     CONTROLLER,
@@ -24,7 +24,7 @@ from popmq.operator.names import (
     PUBLIC_PORT,
     REPORT,
 )
-from popmq.operator.spec import ClusterSpec
+from popmq.operator.model.spec import ClusterSpec
 
 
 def accounts(spec: ClusterSpec) -> list[Manifest]:

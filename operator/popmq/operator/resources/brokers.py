@@ -4,8 +4,9 @@
 to start; names of pods are what brokers are called, and never an IP address.
 """
 
-from popmq.operator.manifest import DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Manifest, make
-from popmq.operator.names import BROKER, BROKER_PORT, DATA_VOLUME, GROUP_LABEL
+from popmq.operator.model.manifest import DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Manifest, make
+from popmq.operator.model.names import BROKER, BROKER_PORT, DATA_VOLUME, GROUP_LABEL
+from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.resources.config import DATA_FOLDER, read_by, settings
 from popmq.operator.resources.pods import (
     container,
@@ -15,7 +16,6 @@ from popmq.operator.resources.pods import (
     spread,
     variable,
 )
-from popmq.operator.spec import ClusterSpec
 
 GRACE_S = 60  # hands over, closes the store, writes a snapshot
 RECOVERY_S = 3600  # reads its log
@@ -25,7 +25,7 @@ def broker_group(
     spec: ClusterSpec, index: int, *, replicas: int, template_size: str
 ) -> list[Manifest]:
     """`replicas` and `template_size` are what may be applied now: the spec's, unless a scale-in
-    or a growth of the volumes is going on (popmq.operator.plan)."""
+    or a growth of the volumes is going on (popmq.operator.cluster.plan)."""
     names, group = spec.names, spec.names.group(index)
     labels = {**names.labels(BROKER), GROUP_LABEL: group}
     selector = names.selector(BROKER, **{GROUP_LABEL: group})

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 
-from popmq.common.config import load_settings
 from popmq.common.errors import ConfigError
-from popmq.operator.manifest import CONFIG_MAP, Manifest, make
-from popmq.operator.names import BROKER_PORT, CONTROLLER_PORT, HTTP_PORT, PUBLIC_PORT
+from popmq.common.settings.settings import load_settings
+from popmq.operator.model.manifest import CONFIG_MAP, Manifest, make
+from popmq.operator.model.names import BROKER_PORT, CONTROLLER_PORT, HTTP_PORT, PUBLIC_PORT
+from popmq.operator.model.spec import ClusterSpec, SpecError
 from popmq.operator.resources.pods import TLS_FOLDER
-from popmq.operator.spec import ClusterSpec, SpecError
 
 FILE = "popmq.toml"
 DATA_FOLDER = "/var/lib/popmq"

@@ -4,8 +4,9 @@ Brokers register with every controller and proxies follow every one, so each nee
 that disagree do no harm, because the records change by compare-and-set (decision D7).
 """
 
-from popmq.operator.manifest import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, Manifest, make
-from popmq.operator.names import CONTROLLER, CONTROLLER_LABEL, CONTROLLER_PORT
+from popmq.operator.model.manifest import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, Manifest, make
+from popmq.operator.model.names import CONTROLLER, CONTROLLER_LABEL, CONTROLLER_PORT
+from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.resources.config import read_by, settings
 from popmq.operator.resources.pods import (
     container,
@@ -14,7 +15,6 @@ from popmq.operator.resources.pods import (
     pod_template,
     spread,
 )
-from popmq.operator.spec import ClusterSpec
 
 GRACE_S = 15
 # Brokers serve on without a controller, but nobody is promoted: five minutes would be long.

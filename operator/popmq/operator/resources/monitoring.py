@@ -1,7 +1,7 @@
 """For the Prometheus operator, when asked for: whom to scrape, and what to wake somebody for."""
 
-from popmq.operator.manifest import POD_MONITOR, RULES, Manifest, make
-from popmq.operator.spec import ClusterSpec
+from popmq.operator.model.manifest import POD_MONITOR, RULES, Manifest, make
+from popmq.operator.model.spec import ClusterSpec
 
 
 def monitoring(spec: ClusterSpec) -> list[Manifest]:

@@ -9,14 +9,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from popmq.operator.manifest import Manifest
-from popmq.operator.names import (
+from popmq.operator.model.manifest import Manifest
+from popmq.operator.model.names import (
     CONFIG_ANNOTATION,
     HTTP_PORT,
     RESTART_ANNOTATION,
     TEMPLATE_ANNOTATION,
 )
-from popmq.operator.spec import ClusterSpec, PodTemplate
+from popmq.operator.model.spec import ClusterSpec, PodTemplate
 
 USER = 10001  # as in the Dockerfile
 CONFIG_FOLDER = "/etc/popmq"

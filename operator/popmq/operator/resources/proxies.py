@@ -1,6 +1,6 @@
 """The proxies: a Deployment, the Service that clients call, a budget, an autoscaler."""
 
-from popmq.operator.manifest import (
+from popmq.operator.model.manifest import (
     AUTOSCALER,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -8,7 +8,8 @@ from popmq.operator.manifest import (
     Manifest,
     make,
 )
-from popmq.operator.names import PROXY, PUBLIC_PORT
+from popmq.operator.model.names import PROXY, PUBLIC_PORT
+from popmq.operator.model.spec import Autoscaling, ClusterSpec
 from popmq.operator.resources.config import read_by, settings
 from popmq.operator.resources.pods import (
     TLS_FOLDER,
@@ -18,7 +19,6 @@ from popmq.operator.resources.pods import (
     pod_template,
     spread,
 )
-from popmq.operator.spec import Autoscaling, ClusterSpec
 
 GRACE_S = 45
 DRAIN_S = 5  # until every node's Service table has forgotten the pod

@@ -7,8 +7,8 @@ the report, so the Job's success is the report's.
 
 import math
 
-from popmq.operator.lag_reports import Executors, LagReport
-from popmq.operator.manifest import (
+from popmq.operator.model.lag_reports import Executors, LagReport
+from popmq.operator.model.manifest import (
     CRON_JOB,
     LAG_REPORT,
     ROLE_BINDING,
@@ -17,8 +17,9 @@ from popmq.operator.manifest import (
     Manifest,
     make,
 )
-from popmq.operator.names import REPORT, REPORT_LABEL
-from popmq.operator.quantity import parse_quantity
+from popmq.operator.model.names import REPORT, REPORT_LABEL
+from popmq.operator.model.quantity import parse_quantity
+from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.resources.pods import (
     TLS_FOLDER,
     container_security,
@@ -26,7 +27,6 @@ from popmq.operator.resources.pods import (
     variable,
 )
 from popmq.operator.resources.proxies import tls_secret
-from popmq.operator.spec import ClusterSpec
 
 LATE_S = 300  # a run that could not begin within this is left out
 LONGEST_S = 3600

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from popmq.operator.certificates import Data, authority, serving
-from popmq.operator.manifest import SECRET, Manifest, make
-from popmq.operator.spec import ClusterSpec
+from popmq.operator.model.certificates import Data, authority, serving
+from popmq.operator.model.manifest import SECRET, Manifest, make
+from popmq.operator.model.spec import ClusterSpec
 
 
 def certificate_names(spec: ClusterSpec) -> list[str]:

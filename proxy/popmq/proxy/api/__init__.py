@@ -1,1 +1,4 @@
-"""The public protocol: its definitions and the modules generated from them."""
+"""The public protocol: its definitions and the modules generated from them.
+
+May import: no other package of popmq.
+"""

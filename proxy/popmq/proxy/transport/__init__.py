@@ -1,1 +1,7 @@
-"""How bytes of the public API reach the proxy and leave it."""
+"""Bytes of the public API into calls and back: the interface of handlers, and grpcio to compare
+with.
+
+Always holds: Handlers see neither sockets nor frames.
+
+May import: no other package of popmq.
+"""

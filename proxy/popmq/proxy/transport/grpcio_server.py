@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from popmq.proxy.transport.seam import GrpcStatus, Inbound, Method, Shape
+from popmq.proxy.transport.interface import GrpcStatus, Inbound, Method, Shape
 
 logger = logging.getLogger(__name__)
 

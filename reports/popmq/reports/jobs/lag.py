@@ -273,7 +273,7 @@ def _slope() -> Column:
 
 def _with_known_ages(offsets: DataFrame) -> DataFrame:
     """Samples that lack an age get it from any other sample of the same queue and head."""
-    # As the broker counts (broker/pop/lag.py): the oldest ready message.
+    # As the broker counts (broker/diagnostics/lag.py): the oldest ready message.
     start = F.when(F.col("fifo"), F.col("committed_offset")).otherwise(F.col("next_offset"))
     head = F.when(F.col("ready") > 0, F.greatest(start, F.col("min_offset")))
     headed = offsets.withColumn("head", head)

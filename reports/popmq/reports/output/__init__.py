@@ -1,1 +1,4 @@
-"""What a report is shown as: a terminal's tables, a page, a page of metrics, files."""
+"""A report as a terminal's tables, a page, a page of metrics, or files.
+
+May import: popmq.common, popmq.reports.
+"""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 
 from popmq.reports.output import svg
-from popmq.reports.output.wording import NONE, UNKNOWN, cell, cell_of, head, moment, span
+from popmq.reports.output.formatting import NONE, UNKNOWN, cell, cell_of, head, moment, span
 from popmq.reports.report import Report, ReportTable, Row
 
 ROWS_SHOWN = 1_000

@@ -6,7 +6,7 @@ Every colour is legible on light and on dark; text takes the page's own colour.
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from popmq.reports.output.wording import span
+from popmq.reports.output.formatting import span
 
 WIDTH, HEIGHT = 820, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 250, 12, 24

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.table import Table
 
-from popmq.reports.output.wording import cell_of, head, moment
+from popmq.reports.output.formatting import cell_of, head, moment
 from popmq.reports.report import Report, ReportTable, Row
 
 _STYLES = {"OK": "green", "WARN": "yellow", "UNKNOWN": "dim", "REWIND": "magenta"}

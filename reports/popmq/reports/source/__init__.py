@@ -1,1 +1,6 @@
-"""The data source `popmq` of Spark (docs/concepts/reports.md#the-data-source)."""
+"""The data source `popmq` of Spark (docs/concepts/reports.md#the-data-source).
+
+Always holds: A task that is repeated reads the same records.
+
+May import: records, popmq.common.
+"""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.endpoint import PATIENCE_S
-from popmq.reports.tables import TABLES, TableSchema
+from popmq.reports.records.endpoint import PATIENCE_S
+from popmq.reports.records.tables import TABLES, TableSchema
 
 ROWS_PER_PARTITION = 500_000
 _KNOWN = (

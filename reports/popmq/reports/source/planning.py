@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.endpoint import ReportEndpoint
+from popmq.reports.records.endpoint import ReportEndpoint
 from popmq.reports.source.filters import Filters
 from popmq.reports.source.options import SourceOptions
 from popmq.reports.source.ranges import Range, Share, range_of, shares
 
-_LOG_MS_AT = 24  # of a record's header (common/message.py)
+_LOG_MS_AT = 24  # of a record's header (common/record/message.py)
 
 
 def plan_shares(options: SourceOptions, filters: Filters) -> list[Share]:

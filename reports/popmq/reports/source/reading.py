@@ -5,13 +5,13 @@ from typing import Any
 
 from popmq.common.errors import Code, Unavailable
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.arrow_rows import Source, record_batch
-from popmq.reports.endpoint import ReportEndpoint
-from popmq.reports.layout import RecordLayout
-from popmq.reports.names import Names
+from popmq.reports.records.arrow_rows import Source, record_batch
+from popmq.reports.records.endpoint import ReportEndpoint
+from popmq.reports.records.id_names import Names
+from popmq.reports.records.record_layout import RecordLayout
+from popmq.reports.records.tables import SAMPLES
 from popmq.reports.source.options import SourceOptions
 from popmq.reports.source.ranges import Share
-from popmq.reports.tables import SAMPLES
 
 _NAMED = ("group", "topic", "read_topic", "client", "is_retry")
 

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from popmq.common.errors import PopmqError
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.endpoint import RecordsGone, ReportEndpoint
+from popmq.reports.records.endpoint import RecordsGone, ReportEndpoint
 from popmq.reports.source.batch import SharePartition
 from popmq.reports.source.options import SourceOptions
 from popmq.reports.source.progress import Progress, advanced, planned

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from popmq.common.errors import ConfigError
-from popmq.common.frames import notice_dead_peer
+from popmq.common.protocol.frames import notice_dead_peer
 from popmq.proxy.transport.lean import frames, tls
 from popmq.proxy.transport.lean.connection import LeanConnection
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode

@@ -9,9 +9,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from popmq.common.lean_settings import LeanSettings
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import GrpcStatus, Method, Shape
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters, Rate
+from popmq.proxy.transport.lean.connection_timeouts import Watch
 from popmq.proxy.transport.lean.frames import (
     CONTINUATION,
     DATA,
@@ -27,8 +29,6 @@ from popmq.proxy.transport.lean.messages import ENCODINGS
 from popmq.proxy.transport.lean.outbox import Outbox
 from popmq.proxy.transport.lean.preface import Preface, SpeaksHttp1, greeting, http_1
 from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
-from popmq.proxy.transport.lean.watch import Watch
-from popmq.proxy.transport.seam import GrpcStatus, Method, Shape
 
 logger = logging.getLogger(__name__)
 

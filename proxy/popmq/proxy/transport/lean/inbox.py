@@ -4,7 +4,8 @@ Content is taken at once, so a window is opened again as soon as half of it was 
 the memory is how many bytes of messages that are not complete a connection, and the server, hold.
 """
 
-from popmq.common.lean_settings import LeanSettings
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, StreamFault
@@ -12,7 +13,6 @@ from popmq.proxy.transport.lean.messages import MessageReader, MessageRefused
 from popmq.proxy.transport.lean.outbox import Outbox
 from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX, PREFIX_BYTES
 from popmq.proxy.transport.lean.stream import Stream
-from popmq.proxy.transport.seam import GrpcStatus
 
 
 class Inbox:

@@ -3,8 +3,8 @@
 import zlib
 from collections.abc import Iterator
 
+from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX, PREFIX_BYTES
-from popmq.proxy.transport.seam import GrpcStatus
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 ENCODINGS = frozenset({b"", b"identity", *_WINDOW_BITS})

@@ -8,12 +8,12 @@ turns, one frame each.  All that waits is bounded (`lean.max_unsent_bytes`).
 from collections import deque
 from collections.abc import Callable
 
+from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import frames, replies
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, StreamFault
 from popmq.proxy.transport.lean.messages import compressed, names_gzip
 from popmq.proxy.transport.lean.stream import Stream
-from popmq.proxy.transport.seam import GrpcStatus
 
 MAX_TICK_BYTES = 512 << 10  # of messages, handed to the socket at once
 MAX_MESSAGE_BYTES = 1 << 32  # a prefix has four bytes for the length

@@ -1,6 +1,6 @@
 """The first bytes of a connection: HTTP/2 with prior knowledge, or somebody who is wrong here."""
 
-from popmq.common.lean_settings import LeanSettings
+from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode
 

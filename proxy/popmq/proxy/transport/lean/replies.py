@@ -7,6 +7,7 @@ connection, whatever table size the client allows (RFC 7541, section 6.2.2).
 import struct
 from urllib.parse import quote
 
+from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean.frames import (
     DATA,
     END_HEADERS,
@@ -15,7 +16,6 @@ from popmq.proxy.transport.lean.frames import (
     frame,
     frame_header,
 )
-from popmq.proxy.transport.seam import GrpcStatus
 
 MESSAGE_PREFIX = struct.Struct(">BI")  # compressed or not, length
 PREFIX_BYTES = MESSAGE_PREFIX.size

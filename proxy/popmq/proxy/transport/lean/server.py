@@ -9,14 +9,14 @@ import random
 from collections.abc import Callable, Iterable
 
 from popmq.common.clock import Clock, SystemClock
-from popmq.common.lean_settings import LeanSettings
-from popmq.common.listening import stop_listening
-from popmq.common.turn import TurnEnd
+from popmq.common.listener_close import stop_listening
+from popmq.common.loop_iteration import TurnEnd
+from popmq.common.settings.lean_settings import LeanSettings
+from popmq.proxy.transport.interface import Method
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.client_socket import LINGER_S, ClientSocket
 from popmq.proxy.transport.lean.connection import LeanConnection
-from popmq.proxy.transport.seam import Method
 
 TICK_S = 1.0
 BACKLOG = 1_024

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from popmq.proxy.transport.interface import GrpcStatus, Inbound, Method, Shape
 from popmq.proxy.transport.lean.headers import RequestHead
 from popmq.proxy.transport.lean.messages import MessageReader
-from popmq.proxy.transport.seam import GrpcStatus, Inbound, Method, Shape
 
 if TYPE_CHECKING:
     from popmq.proxy.transport.lean.connection import LeanConnection

@@ -1,0 +1,50 @@
+"""Arrivals: who hears that there may be something to receive."""
+
+from popmq.broker.core.record_applier import RecordApplier
+from popmq.broker.lite.lite_service import LiteService
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.long_polling import LongPolling
+from popmq.common import topics
+from popmq.common.topics import MessageType
+
+
+class Arrivals:
+    def __init__(
+        self, registry: Registry, polling: LongPolling, applier: RecordApplier, lites: LiteService
+    ) -> None:
+        self._registry = registry
+        self._polling = polling
+        self._applier = applier
+        self._lites = lites
+        lites.wake = polling.arrived_for
+        lites.wake_later = polling.look_again_for
+
+    def grown(self, grown: set[tuple[int, int]]) -> None:
+        """Confirmed messages arrived: whoever waits for that topic pops."""
+        seen = -1
+        for topic_id, queue_id in sorted(grown):
+            topic = self._registry.topic_by_id(topic_id)
+            if topic is not None and topic.type is MessageType.LITE:
+                self._lites.arrived(topic, queue_id)
+                continue
+            if topic is None or topic_id == seen:
+                continue
+            seen = topic_id
+            if not topics.is_group_owned(topic.name):
+                self._polling.arrived(topic_id)
+                continue
+            place = self._applier.base_of(topic)
+            if place is not None:
+                self._polling.arrived(*place)
+
+    def freed(self, topic_id: int, group_id: int, queue_id: int) -> None:
+        """A group that gets messages in order may have more of them available: who waits for them
+        tries next step."""
+        topic = self._registry.topic_by_id(topic_id)
+        if topic is not None and topic.type is MessageType.LITE:
+            self._lites.freed(topic, queue_id, group_id)
+            return
+        if topic is not None and topics.is_parked_topic(topic.name):
+            base = self._registry.find_topic(topics.of_group_and_topic(topic.name)[1])
+            topic_id = base.id if base is not None else topic_id
+        self._polling.look_again((topic_id, group_id))

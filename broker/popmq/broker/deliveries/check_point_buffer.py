@@ -1,0 +1,240 @@
+"""CheckPointBuffer: what of pop waits in memory for the next group commit.
+
+Acks of check points that are records wait as bits, so that those of one check point which come
+in requests of their own are one record.  They are applied when that is appended, not before:
+whatever decides by what is acked calls `write_acks` first.
+
+Check points of groups that chose `buffered` wait here before they are records.  A pop of such
+a group writes nothing, so its reply does not wait for the disk.  Its acks do: they leave as one
+commit of the queue's offset for all acks of one group commit, when they are the head of the
+line, else as the check point with its acks.  What met in memory is no record.  A crash brings
+unacked messages back early, and nothing that was acked (docs/concepts/pop.md).
+
+The order rule: when a check point becomes a record, those made before it in its queue are
+records already, or over.  A start reads on behind the newest that it finds.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from popmq.broker.deliveries.check_point_table import CheckPointTable, Fate, Place
+from popmq.broker.deliveries.ended_check_points import Key, Outcomes
+from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
+from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.record.message import RecordKind
+from popmq.common.settings.settings import PopSettings
+
+
+class CheckPointBuffer:
+    """Follows RocketMQ's PopBufferMergeService.
+
+    A check point becomes a record `check_point_write_ahead_ms` before it is due, so that its
+    revival finds the record.  One that would stay for less than `check_point_min_stay_ms` until
+    then is not buffered.  None stays for longer than `check_point_stay_ms`, which bounds what a
+    crash brings back early.
+    """
+
+    def __init__(self, store: MessageStore, table: CheckPointTable, settings: PopSettings) -> None:
+        self._store = store
+        self._table = table
+        self._size = settings.check_point_buffer_size
+        self._stay_ms = settings.check_point_stay_ms
+        self._write_ahead_ms = settings.check_point_write_ahead_ms
+        self._min_invisible_ms = self._write_ahead_ms + settings.check_point_min_stay_ms
+        self._lines: dict[Place, deque[PopCheckPoint]] = {}  # in the order in which they were made
+        self._deadlines: list[tuple[int, Key]] = []
+        self._acked: dict[Key, PopCheckPoint] = {}  # since the last group commit
+        self._unwritten: dict[Key, int] = {}  # acks of check points that are records
+        self._replies: list[Callable[[], None]] = []
+        self.ended = Outcomes()
+        self.held = 0
+        self.opened = 0
+        self.written = 0
+        self.commits = 0
+
+    def takes(self, invisible_ms: int) -> bool:
+        return invisible_ms >= self._min_invisible_ms and self.held < self._size
+
+    def open(self, record: ReviveRecord) -> None:
+        """Hold the check point in memory."""
+        now_ms = self._store.log_ms()
+        ck = self._table.open_buffered(record, now_ms)
+        line = self._lines.setdefault(ck.place, deque())
+        self._prune(ck.place, line)
+        line.append(ck)
+        self.held += 1
+        self.opened += 1
+        deadline_ms = min(now_ms + self._stay_ms, ck.revive_at_ms - self._write_ahead_ms)
+        heapq.heappush(self._deadlines, (deadline_ms, ck.key))
+
+    def ack(self, ck: PopCheckPoint, bits: int) -> None:
+        """Acked in memory; tell the client when `when_confirmed` says so."""
+        if not ck.buffered:
+            key = ck.key
+            self._unwritten[key] = self._unwritten.get(key, 0) | bits
+            self._store.want_commit()
+            return
+        now_ms = self._store.log_ms()
+        self._table.end_buffered(ck, bits, now_ms)
+        self._acked[ck.key] = ck
+        if ck.finished:
+            self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+        self._store.want_commit()
+
+    def unwritten(self, key: Key) -> int:
+        """The members whose acks wait for their record."""
+        return self._unwritten.get(key, 0)
+
+    def write_acks(self) -> None:
+        """Append a record for each check point that was acked since the last one, and apply it."""
+        if self._unwritten:
+            unwritten, self._unwritten = self._unwritten, {}
+            for key, bits in unwritten.items():
+                record = ReviveRecord(ReviveKind.ACK, *key, bits)
+                self._table.apply(record, self._append(record))
+
+    def fate(self, epoch: int, sequence: int, member: int) -> Fate:
+        """Of a delivery that the table does not know."""
+        masks = self.ended.get((epoch, sequence))
+        acked = masks is not None and masks[0] >> member & 1
+        return Fate.ACKED if acked else Fate.UNKNOWN
+
+    def when_confirmed(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once everything that was appended or acked so far is confirmed."""
+        if self._acked or self._unwritten:
+            self._replies.append(callback)
+        else:
+            self._store.when_confirmed(callback)
+
+    def before_batch(self) -> None:
+        """A group commit begins: the acks since the last one go with it."""
+        # Taken first: a commit may write check points, and comes back here.
+        replies, self._replies = self._replies, []
+        self.write_acks()
+        if self._acked:
+            acked, self._acked = self._acked, {}
+            by_place: dict[Place, list[PopCheckPoint]] = {}
+            for ck in acked.values():
+                by_place.setdefault(ck.place, []).append(ck)
+            for place, check_points in by_place.items():
+                self._commit(place, check_points)
+        if replies:
+            self._store.when_confirmed(*replies)
+
+    def write(self, ck: PopCheckPoint) -> None:
+        """Make it a record, and those before it in its queue that are not over."""
+        self.before_batch()  # what is over is committed first
+        if not ck.buffered:
+            return
+        line = self._lines.get(ck.place)
+        self._prune(ck.place, line)
+        while line:
+            first = line.popleft()
+            self.held -= 1
+            if first.buffered:
+                self._write_one(first)
+            if first is ck:
+                return
+
+    def write_queue(self, place: Place) -> None:
+        """A check point of this queue is about to be a record: those before it first."""
+        line = self._lines.get(place)
+        if line:
+            self.write(line[-1])
+
+    def write_all(self) -> None:
+        """Nothing is held any more: before a snapshot, which knows records only, and a stop."""
+        self.before_batch()
+        for place in list(self._lines):
+            self.write_queue(place)
+
+    def forget(self, place: Place) -> None:
+        """The queue's check points are over for another reason than acks."""
+        line = self._lines.pop(place, None)
+        self.held -= len(line or ())
+
+    def forget_gone(self) -> None:
+        """A topic or a group was deleted."""
+        for place in [place for place in self._lines if self._table.progress(*place) is None]:
+            self.forget(place)
+
+    def step(self, limit: int = 256) -> int:
+        """Write check points that were held for long enough; returns how many."""
+        now_ms = self._store.log_ms()
+        done = 0
+        while self._deadlines and self._deadlines[0][0] <= now_ms and done < limit:
+            _, key = heapq.heappop(self._deadlines)
+            ck = self._table.find(*key)
+            if ck is not None and ck.buffered:
+                self.write(ck)
+                done += 1
+        self.ended.forget(now_ms)
+        return done
+
+    def _commit(self, place: Place, acked: list[PopCheckPoint]) -> None:
+        """Make acks durable: by the queue's offset where it says it all, else one by one."""
+        progress = self._table.progress(*place)
+        if progress is None:
+            return  # topic or group are gone
+        offset = progress.committed
+        head = progress.open[0] if progress.open else None
+        if head is not None and head.buffered:
+            waiting = head.members & ~head.acked
+            offset = head.offset_of((waiting & -waiting).bit_length() - 1)
+        passes = any(ck.start_offset < offset for ck in acked if ck.buffered)
+        # The offset comes last: a torn commit must not keep it without the acks that it counts.
+        for ck in acked:
+            if ck.buffered and ck.acked >> max(0, offset - ck.start_offset):
+                self.write(ck)
+        if passes:
+            self._store.put_record(
+                RecordKind.OFFSET,
+                topic_id=topics.OFFSETS_TOPIC_ID,
+                queue_id=0,
+                body=OffsetRecord(*place, offset, Reason.COMMITTED).encode(),
+            )
+            self._table.commit(*place, offset)
+            self.commits += 1
+
+    def _write_one(self, ck: PopCheckPoint) -> None:
+        self.written += 1
+        written_ms = ended_ms = self._append(
+            ReviveRecord(
+                ReviveKind.CHECK_POINT,
+                ck.epoch,
+                ck.sequence,
+                ck.members,
+                start_offset=ck.start_offset,
+                topic_id=ck.topic_id,
+                group_id=ck.group_id,
+                queue_id=ck.queue_id,
+                link=ck.next_offset,
+                revive_at_ms=ck.revive_at_ms,
+                client=ck.client,
+                flags=ck.flags,
+            )
+        )
+        if ck.acked:
+            ack = ReviveRecord(ReviveKind.ACK, ck.epoch, ck.sequence, ck.acked)
+            ended_ms = self._append(ack)
+        self._acked.pop(ck.key, None)
+        self._table.written(ck, written_ms, ended_ms)
+
+    def _append(self, record: ReviveRecord) -> int:
+        """Returns its log time."""
+        return self._store.put_record(
+            RecordKind.REVIVE,
+            topic_id=topics.REVIVE_TOPIC_ID,
+            queue_id=record.sequence % topics.REVIVE_QUEUES,
+            body=record.encode(),
+        )
+
+    def _prune(self, place: Place, line: deque[PopCheckPoint] | None) -> None:
+        """Those that the committed offset passed are over."""
+        progress = self._table.progress(*place)
+        while line and (progress is None or line[0].next_offset <= progress.committed):
+            line.popleft()
+            self.held -= 1

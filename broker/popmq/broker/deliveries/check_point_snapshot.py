@@ -1,0 +1,319 @@
+"""The check-point table in snapshots: bounded pieces, pre-images, and back.
+
+A check point or a queue's progress that is about to change while a snapshot runs is encoded
+first, as it was; `number` on the object says for which snapshot that was done already.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from popmq.broker.deliveries.pop_check_point import FIFO, PopCheckPoint, member_bits
+from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
+from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.persistence.retention import Body
+
+if TYPE_CHECKING:
+    from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
+    from popmq.broker.deliveries.ended_check_points import Key
+
+_PER_PIECE = 256
+_CHECK_POINT, _PROGRESS, _OUTCOME, _MOVED, _FIFO = b"c", b"p", b"o", b"m", b"f"
+# epoch, root epoch (without a root: the receive's attempt id), flags, topic, group, queue |
+# sequence, root sequence, members, start, next, popped, revive at, client, acked, revived, moved
+_LIVE = struct.Struct(">IIIIIIQQQQQQQQQQQ")
+# group, topic, queue, open | committed, cursor, logged
+_QUEUE = struct.Struct(">IIIIQQQ")
+_OPEN = struct.Struct(">IQQ?")  # epoch, sequence, next offset, finished
+# Of a FIFO group: group, topic, queue | ranges that are over, attempts | committed, cursor, logged
+_FIFO_QUEUE = struct.Struct(">IIIIIQQQ")
+_RANGE = struct.Struct(">QQ")
+_ATTEMPTS = struct.Struct(">QI")  # offset, deliveries that ended
+_BODY = struct.Struct(">IIQQIQ")  # topic, queue, offset, position, size, tag hash
+_ENDED = struct.Struct(">QIQQQQ")  # log_ms, epoch, sequence, acked, revived, moved
+
+
+def encode_check_point(ck: PopCheckPoint) -> bytes:
+    root = ck.root
+    return _LIVE.pack(
+        ck.epoch,
+        root.epoch if root else ck.attempt_id,
+        ck.flags,
+        ck.topic_id,
+        ck.group_id,
+        ck.queue_id,
+        ck.sequence,
+        root.sequence if root else 0,
+        ck.members,
+        ck.start_offset,
+        ck.next_offset,
+        ck.popped_at_ms,
+        ck.revive_at_ms,
+        ck.client,
+        ck.acked,
+        ck.revived,
+        ck.moved,
+    )
+
+
+def encode_progress(place: "Place", progress: QueueProgress) -> bytes:
+    head = _QUEUE.pack(
+        *place, len(progress.open), progress.committed, progress.cursor, progress.logged
+    )
+    return head + b"".join(
+        _OPEN.pack(ck.epoch, ck.sequence, ck.next_offset, ck.finished) for ck in progress.open
+    )
+
+
+def encode_fifo_progress(place: "Place", progress: FifoProgress) -> bytes:
+    attempts = sorted(progress.attempts.items())
+    head = _FIFO_QUEUE.pack(
+        *place,
+        len(progress.over),
+        len(attempts),
+        progress.committed,
+        progress.cursor,
+        progress.logged,
+    )
+    ranges = b"".join(_RANGE.pack(*one) for one in progress.over)
+    return head + ranges + b"".join(_ATTEMPTS.pack(*one) for one in attempts)
+
+
+class TableSnapshot:
+    """One snapshot of the table while it runs."""
+
+    def __init__(self, table: "CheckPointTable", number: int) -> None:
+        self.number = number
+        self._check_points = list(table)
+        self._progress = list(table.progress_items())
+        self._moved = table.moved.items()
+        self._outcomes = table.outcomes.order()
+        self._outcome = table.outcomes.get
+        self._kept_check_points: list[bytes] = []
+        self._kept_progress: list[bytes] = []
+        self._kept_fifo: list[bytes] = []
+
+    def keep(self, ck: PopCheckPoint) -> None:
+        """Called before a check point changes."""
+        if ck.snapshot < self.number:
+            ck.snapshot = self.number
+            self._kept_check_points.append(encode_check_point(ck))
+
+    def keep_progress(self, place: "Place", progress: QueueProgress) -> None:
+        """Called before a queue's progress changes, or one of its open check points ends."""
+        if progress.snapshot < self.number:
+            progress.snapshot = self.number
+            if isinstance(progress, FifoProgress):
+                self._kept_fifo.append(encode_fifo_progress(place, progress))
+            else:
+                self._kept_progress.append(encode_progress(place, progress))
+
+    def pieces(self) -> Iterator[tuple[bytes, int]]:
+        for at in range(0, len(self._check_points), _PER_PIECE):
+            for ck in self._check_points[at : at + _PER_PIECE]:
+                self.keep(ck)
+            yield self._live_piece()
+        for at in range(0, len(self._progress), _PER_PIECE):
+            for place, progress in self._progress[at : at + _PER_PIECE]:
+                self.keep_progress(place, progress)
+            yield self._progress_piece()
+            yield from self._fifo_pieces()
+        if self._kept_check_points:
+            yield self._live_piece()
+        if self._kept_progress:
+            yield self._progress_piece()
+        yield from self._fifo_pieces()
+        for at in range(0, len(self._moved), _PER_PIECE):
+            some = self._moved[at : at + _PER_PIECE]
+            bodies = [_BODY.pack(*identity, *unit) for identity, unit in some]
+            yield _MOVED + b"".join(bodies), 0  # forgotten in rounds, so no part of the hash
+        outcomes = iter(self._outcomes)
+        while piece := self._outcome_piece(outcomes):
+            yield piece, 0  # they fade with time, so they are no part of the state hash
+
+    def _live_piece(self) -> tuple[bytes, int]:
+        entries, self._kept_check_points = self._kept_check_points, []
+        return _CHECK_POINT + b"".join(entries), sum(map(entry_hash, entries))
+
+    def _progress_piece(self) -> tuple[bytes, int]:
+        entries, self._kept_progress = self._kept_progress, []
+        return _PROGRESS + b"".join(entries), sum(map(_progress_hash, entries))
+
+    def _fifo_pieces(self) -> Iterator[tuple[bytes, int]]:
+        """One queue a piece: what is over and what came back is a list of its own."""
+        while self._kept_fifo:
+            entry = self._kept_fifo.pop()
+            yield _FIFO + entry, _fifo_hash(entry)
+
+    def _outcome_piece(self, outcomes: "Iterator[tuple[int, Key]]") -> bytes:
+        entries = []
+        for log_ms, key in outcomes:
+            masks = self._outcome(key)
+            if masks is not None:  # else it was too old meanwhile
+                entries.append(_ENDED.pack(log_ms, *key, *masks))
+            if len(entries) == 4 * _PER_PIECE:
+                break
+        return _OUTCOME + b"".join(entries) if entries else b""
+
+
+def _progress_hash(entry: bytes) -> int:
+    """Where a queue was read up to, without what was only passed over: that is no record.
+    Nor is a first look."""
+    group_id, topic_id, queue_id, _, _, _, logged = _QUEUE.unpack_from(entry)
+    said = _QUEUE.pack(group_id, topic_id, queue_id, 0, 0, 0, logged)
+    return entry_hash(said) if logged else 0
+
+
+def _fifo_hash(entry: bytes) -> int:
+    """As far as records say: not what filters passed over, nor what follows from that."""
+    group_id, topic_id, queue_id, ranges, attempts, _, _, logged = _FIFO_QUEUE.unpack_from(entry)
+    head = _FIFO_QUEUE.pack(group_id, topic_id, queue_id, 0, attempts, 0, 0, logged)
+    said = head + entry[_FIFO_QUEUE.size + ranges * _RANGE.size :]
+    return entry_hash(said) if logged or attempts else 0
+
+
+class TableRestorer:
+    """Puts the pieces of a snapshot back into an empty table."""
+
+    def __init__(self, table: "CheckPointTable") -> None:
+        self._table = table
+        self._roots: dict[Key, Key] = {}
+        self._places: list[tuple[Place, int, int, int, list[tuple[int, int, int, bool]]]] = []
+
+    def take(self, content: bytes) -> None:
+        kind, data = content[:1], content[1:]
+        if kind == _CHECK_POINT:
+            for fields in _LIVE.iter_unpack(data):
+                self._live(fields)
+        elif kind == _PROGRESS:
+            self._progress(data)
+        elif kind == _FIFO:
+            self._fifo(data)
+        elif kind == _MOVED:
+            for topic_id, queue_id, offset, *unit in _BODY.iter_unpack(data):
+                self._table.moved.apply(Body(topic_id, queue_id, offset, Unit(*unit)))
+        else:
+            for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
+                acked, revived, moved = masks
+                self._table.outcomes.add(log_ms, (epoch, sequence), (acked, revived, moved))
+
+    def finish(self) -> None:
+        table = self._table
+        table.sort_live()
+        for ck in table:
+            progress = table.progress(*ck.place)
+            if ck.flags & FIFO and isinstance(progress, FifoProgress):
+                progress.held.update(ck.offset_of(member) for member in member_bits(ck.waiting))
+                progress.in_flight = len(progress.held)
+                table.in_flight += ck.waiting.bit_count()
+        for key, root in self._roots.items():
+            table.live(key).root = table.live(root)
+        for place, committed, cursor, logged, opened in self._places:
+            progress = table.start(*place, committed)
+            progress.cursor, progress.logged = cursor, logged
+            for epoch, sequence, next_offset, finished in opened:
+                ck = _ended(next_offset) if finished else table.live((epoch, sequence))
+                ck.place = progress.place
+                progress.open.append(ck)
+                count = (ck.members & ~(ck.acked | ck.revived)).bit_count()
+                progress.in_flight += count
+                table.in_flight += count
+
+    def _live(self, fields: tuple[int, ...]) -> None:
+        epoch, root_epoch, flags, topic_id, group_id, queue_id, sequence, root_sequence = fields[:8]
+        members, start, following, popped, revive_at, client, acked, revived, moved = fields[8:]
+        ck = PopCheckPoint(
+            (epoch, sequence),
+            (group_id, topic_id, queue_id),
+            members,
+            start,
+            following - start,
+            popped,
+            revive_at,
+            client,
+            flags,
+            acked,
+            revived,
+            moved,
+        )
+        self._table.restore_live(ck)
+        if root_sequence:
+            self._roots[ck.key] = (root_epoch, root_sequence)
+        else:
+            ck.attempt_id = root_epoch
+
+    def _fifo(self, data: bytes) -> None:
+        *place, ranges, attempts, committed, cursor, logged = _FIFO_QUEUE.unpack_from(data)
+        group_id, topic_id, queue_id = place
+        progress = self._table.start(group_id, topic_id, queue_id, committed, fifo=True)
+        assert isinstance(progress, FifoProgress)
+        progress.cursor, progress.logged = cursor, logged
+        middle = _FIFO_QUEUE.size + ranges * _RANGE.size
+        for start, end in _RANGE.iter_unpack(data[_FIFO_QUEUE.size : middle]):
+            progress.over.add(start, end)
+        progress.attempts.update(_ATTEMPTS.iter_unpack(data[middle:]))
+        assert len(progress.attempts) == attempts
+
+    def _progress(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            group_id, topic_id, queue_id, count, committed, cursor, logged = _QUEUE.unpack_from(
+                data, at
+            )
+            at += _QUEUE.size
+            end = at + count * _OPEN.size
+            opened = list(_OPEN.iter_unpack(data[at:end]))
+            at = end
+            place = (group_id, topic_id, queue_id)
+            self._places.append((place, committed, cursor, logged, opened))
+
+
+def _ended(next_offset: int) -> PopCheckPoint:
+    """Stands in a queue's line for a check point that ended; only where it led to counts."""
+    return PopCheckPoint((0, 0), (0, 0, 0), 0, 0, next_offset, 0, 0, 0, 0)
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    """What counts in one piece: live check points, and how far records say that groups are."""
+    kind, data = content[:1], content[1:]
+    if kind == _CHECK_POINT:
+        for epoch, root_epoch, flags, topic, group, queue, *more in _LIVE.iter_unpack(data):
+            sequence, root_sequence, members, start, following, popped, *rest = more
+            revive_at, client, acked, revived, moved = rest
+            yield Row(
+                f"check point {epoch}/{sequence}",
+                {
+                    "group": group,
+                    "topic": topic,
+                    "queue": queue,
+                    "start_offset": start,
+                    "next_offset": following,
+                    "members": f"{members:b}",
+                    "acked": f"{acked:b}",
+                    "revived": f"{revived:b}",
+                    "moved": f"{moved:b}",
+                    "popped_at_ms": popped,
+                    "revive_at_ms": revive_at,
+                    "flags": flags,
+                    "client": f"{client:x}",
+                    "root": (root_epoch, root_sequence),
+                },
+            )
+    elif kind == _PROGRESS:
+        at = 0
+        while at < len(data):
+            group, topic, queue, count, _, _, logged = _QUEUE.unpack_from(data, at)
+            at += _QUEUE.size + count * _OPEN.size
+            if logged:
+                yield Row(_queue_name(group, topic, queue), {"read_up_to": logged})
+    elif kind == _FIFO:
+        group, topic, queue, ranges, _, _, _, logged = _FIFO_QUEUE.unpack_from(data)
+        attempts = dict(_ATTEMPTS.iter_unpack(data[_FIFO_QUEUE.size + ranges * _RANGE.size :]))
+        if logged or attempts:
+            fields = {"read_up_to": logged, "attempts": attempts}
+            yield Row(_queue_name(group, topic, queue), fields)
+
+
+def _queue_name(group_id: int, topic_id: int, queue_id: int) -> str:
+    return f"group {group_id}, topic {topic_id}, queue {queue_id}"

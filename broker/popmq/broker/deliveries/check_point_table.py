@@ -1,0 +1,438 @@
+"""The live index of check points, and each queue's progress (docs/concepts/pop.md).
+
+A function of the log: every change comes through one of the `apply` methods, in log order,
+on the master at append and at recovery from the scan.  Nothing here reads a clock: each `log_ms`
+is the log time of the record that is applied, never another reading of the clock.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+
+from popmq.broker.deliveries.check_point_snapshot import TableRestorer, TableSnapshot
+from popmq.broker.deliveries.ended_check_points import Key, Outcomes
+from popmq.broker.deliveries.parked_keys import ParkedKeys
+from popmq.broker.deliveries.parking_records import ParkingRecords
+from popmq.broker.deliveries.pop_check_point import (
+    AUTO_RENEW,
+    FIFO,
+    MEMBER_LIMIT,
+    UNCOUNTED,
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+)
+from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
+from popmq.broker.deliveries.receive_attempt_index import ReceiveIndex
+from popmq.broker.deliveries.relocated_bodies import MovedBodies
+from popmq.broker.deliveries.revive_buckets import STEP_MS, DueTimes
+from popmq.common.record.message import BadRecord, RevivalToken
+
+Place = tuple[int, int, int]  # group, topic, queue
+# Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
+_ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
+
+
+class Fate(Enum):
+    """What became of one delivery."""
+
+    WAITING = "waiting"
+    ACKED = "acked"
+    REVIVED = "revived"
+    DEAD_LETTERED = "dead-lettered"
+    MOVED = "moved"  # the visibility was changed: a newer handle stands for it
+    RESET = "reset"  # an operator set the group's offset: it counts for nothing any more
+    UNKNOWN = "unknown"
+
+
+class CheckPointTable:
+    table_number = 2
+
+    def __init__(self, revive_step_ms: int = STEP_MS) -> None:
+        self._live: dict[Key, PopCheckPoint] = {}
+        self._progress: dict[Place, QueueProgress] = {}
+        self.due_times = DueTimes(revive_step_ms)
+        self.outcomes = Outcomes()
+        self._saving: TableSnapshot | None = None
+        self._snapshots = 0
+        self._restorer: TableRestorer | None = None
+        self.moved = MovedBodies()
+        self.receives = ReceiveIndex()
+        self.in_flight = 0
+        self.parked = ParkedKeys()
+        self.parking = ParkingRecords(self, self.parked)
+        # Who hears that messages of a FIFO group (topic, group, queue) may be available again.
+        self.on_freed: Callable[[int, int, int], None] = lambda topic_id, group_id, queue_id: None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[PopCheckPoint]:
+        return iter(self._live.values())
+
+    # -- look up
+
+    def progress(self, group_id: int, topic_id: int, queue_id: int) -> QueueProgress | None:
+        return self._progress.get((group_id, topic_id, queue_id))
+
+    def changing(self, place: Place) -> FifoProgress:
+        """A FIFO group's progress, made if need be, kept for a snapshot before it changes."""
+        progress = self._progress.get(place) or self.start(*place, 0, fifo=True)
+        assert isinstance(progress, FifoProgress), f"group {place[0]} keeps no order"
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        return progress
+
+    def progress_items(self) -> Iterator[tuple[Place, QueueProgress]]:
+        return iter(self._progress.items())
+
+    def find(self, epoch: int, sequence: int) -> PopCheckPoint | None:
+        return self._live.get((epoch, sequence))
+
+    def attempts_before(self, ck: PopCheckPoint, member: int) -> int:
+        """Deliveries from this place that ended before this one; retry copies carry their own."""
+        progress = self._progress.get(ck.place)
+        if not isinstance(progress, FifoProgress):
+            return 0
+        return progress.attempts.get(ck.offset_of(member), 0)
+
+    def fate(self, epoch: int, sequence: int, member: int) -> Fate:
+        ck = self._live.get((epoch, sequence))
+        masks = (ck.acked, ck.revived, ck.moved) if ck else self.outcomes.get((epoch, sequence))
+        if masks is None:
+            return Fate.UNKNOWN
+        bit = 1 << member
+        acked, revived, moved = masks
+        if moved & bit:
+            return Fate.MOVED
+        if ck is not None and not ck.members & bit:
+            return Fate.RESET
+        if acked & revived & bit:
+            return Fate.DEAD_LETTERED
+        if acked & bit:
+            return Fate.ACKED
+        if revived & bit:
+            return Fate.REVIVED
+        return Fate.WAITING if ck is not None else Fate.RESET
+
+    # -- apply
+
+    def start(
+        self,
+        group_id: int,
+        topic_id: int,
+        queue_id: int,
+        offset: int,
+        *,
+        fifo: bool = False,
+        logged: bool = False,
+    ) -> QueueProgress:
+        """The group's first look at the queue; `logged` when a record says where it begins."""
+        place = (group_id, topic_id, queue_id)
+        made = FifoProgress(offset, place) if fifo else QueueProgress(offset, place)
+        made.logged = offset if logged else 0
+        self._progress[made.place] = made
+        if self._saving is not None:
+            made.snapshot = self._saving.number
+        return made
+
+    def apply(self, record: ReviveRecord, log_ms: int) -> None:
+        """One record of the revive topic; `log_ms` is when it was written.
+
+        BadRecord, with nothing changed, for one that cannot be true.
+        """
+        kind = record.kind
+        if kind is _ACK or kind is _LOST or kind is _RETURNED:
+            ended = self._live.get((record.epoch, record.sequence))
+            if ended is not None:
+                bits = record.members & ended.waiting
+                self._end(
+                    ended,
+                    bits,
+                    acked=kind is _ACK,
+                    revived=kind is not _ACK,
+                    over=kind is not _RETURNED,
+                    counted=not record.flags & UNCOUNTED,
+                    log_ms=log_ms,
+                )
+            return
+        if kind is ReviveKind.UNPARKED:
+            self.parking.unpark(record, log_ms)
+            return
+        ck = record.check_point(log_ms)
+        if record.kind is ReviveKind.CHANGE:
+            self._take_over(ck, (record.old_epoch, record.link), log_ms)
+        else:
+            ck.attempt_id = record.old_epoch
+            self._open(ck, log_ms)
+            if not record.flags & FIFO:
+                self._logged(ck)
+
+    def commit(self, group_id: int, topic_id: int, queue_id: int, offset: int) -> None:
+        """Everything below `offset` is over, says a record (check_point_buffer.py)."""
+        place = (group_id, topic_id, queue_id)
+        progress = self._progress.get(place) or self.start(*place, offset)
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        progress.committed = max(progress.committed, offset)
+        progress.cursor = max(progress.cursor, offset)
+        progress.logged = max(progress.logged, offset)
+
+    def open_buffered(self, record: ReviveRecord, log_ms: int) -> PopCheckPoint:
+        """Apply a check point that is not written yet."""
+        ck = record.check_point(log_ms)
+        ck.buffered = True
+        self._open(ck, log_ms)
+        return ck
+
+    def end_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
+        """Apply acks of a check point that is not written yet."""
+        self._end(ck, bits & ck.waiting, acked=True, revived=False, log_ms=log_ms)
+
+    def written(self, ck: PopCheckPoint, written_ms: int, ended_ms: int) -> None:
+        """It is a record now, with its acks: the log times of the two records."""
+        if self._saving is not None:
+            self._saving.keep_progress(ck.place, self._progress[ck.place])
+        ck.buffered = False
+        ck.popped_at_ms = written_ms  # as a start or a slave sees it
+        self._logged(ck)
+        if ck.finished:
+            self.outcomes.add(ended_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+
+    def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
+        """A retry or dead-letter record was written: that member of its check point is over."""
+        if token.parked:
+            self.parking.over(token.check_point_epoch, {token.check_point_sequence}, log_ms)
+            return
+        ck = self._live.get((token.check_point_epoch, token.check_point_sequence))
+        if ck is not None:
+            bits = ck.waiting & 1 << token.member
+            # Both bits say that it became a dead letter.
+            self._end(ck, bits, acked=token.dead, revived=True, log_ms=log_ms)
+
+    def reset(
+        self,
+        group_id: int,
+        topic_id: int,
+        queue_id: int,
+        offset: int,
+        log_ms: int,
+        *,
+        fifo: bool = False,
+    ) -> int:
+        """The group reads on at `offset`, and its deliveries of this queue are over: no ack of
+        them counts and none comes back.  Returns how many were in flight.
+        """
+        place = (group_id, topic_id, queue_id)
+        progress = self._progress.get(place)
+        if progress is None:
+            self.start(*place, offset, fifo=fifo, logged=True)
+            return 0
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+        for ck in self._open_at(place, progress):
+            self.due_times.remove(ck)
+            self._forget(ck, log_ms)
+        ended = progress.in_flight
+        self.in_flight -= ended
+        progress.reset_to(offset)
+        if fifo:
+            self.parking.reset(place, offset, log_ms)
+        return ended
+
+    def end_epochs(self, epoch: int, unanswered_from_ms: int) -> None:
+        """Another epoch begins. What was popped from that log time on may never have reached its
+        consumer, who would keep it for hours while it lives: it is renewed no more."""
+        for ck in self._live.values():
+            younger = ck.popped_at_ms >= unanswered_from_ms
+            if younger and ck.flags & AUTO_RENEW and ck.epoch < epoch:
+                if self._saving is not None:
+                    self._saving.keep(ck)
+                ck.flags &= ~AUTO_RENEW
+
+    def take_back(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
+        """A reset ended these deliveries, and their messages with them; the others go on."""
+        self._end(ck, bits, log_ms=log_ms)
+
+    def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
+        """The live check points of one queue, those that changes made included."""
+        if isinstance(progress, FifoProgress):
+            return [ck for ck in self._live.values() if ck.place == place]
+        roots = {ck.key for ck in progress.open if ck.key in self._live}
+        if any(self._live[key].moved for key in roots):
+            after = [ck for ck in self._live.values() if ck.root and ck.root.key in roots]
+        else:
+            after = []
+        return [*(self._live[key] for key in roots), *after]
+
+    def drop_topic(self, topic_id: int) -> None:
+        self.parked.drop_topic(topic_id)
+        self._drop(lambda ck: ck.topic_id == topic_id, lambda key: key[1] == topic_id)
+
+    def drop_queue(self, topic_id: int, queue_id: int, groups: Iterable[int]) -> None:
+        """A lite topic is gone, of which nothing is in flight: nobody has a place in it."""
+        for group_id in groups:
+            self._progress.pop((group_id, topic_id, queue_id), None)
+
+    def drop_group(self, group_id: int) -> None:
+        self.parked.drop_group(group_id)
+        self._drop(lambda ck: ck.group_id == group_id, lambda key: key[0] == group_id)
+
+    # -- snapshots (persistence/snapshot.py)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        self._snapshots += 1
+        self._saving = TableSnapshot(self, self._snapshots)
+        return self._pieces(self._saving)
+
+    def _pieces(self, saving: TableSnapshot) -> Iterator[tuple[bytes, int]]:
+        yield from saving.pieces()
+        self._saving = None
+
+    def restore(self, content: bytes) -> None:
+        if self._restorer is None:
+            self._restorer = TableRestorer(self)
+        self._restorer.take(content)
+
+    def restored(self) -> None:
+        if self._restorer is not None:
+            self._restorer.finish()
+            self._restorer = None
+
+    def live(self, key: Key) -> PopCheckPoint:
+        return self._live[key]
+
+    def restore_live(self, ck: PopCheckPoint) -> None:
+        self._live[ck.key] = ck
+
+    def sort_live(self) -> None:
+        """In the order in which they were made, as if the log had been replayed."""
+        self._live = dict(sorted(self._live.items()))
+        for ck in self._live.values():
+            if ck.waiting:  # else it is there for those that changes made of it
+                self.due_times.add(ck)
+            self.receives.add(ck)
+
+    # -- inside
+
+    def _open(self, ck: PopCheckPoint, log_ms: int) -> None:
+        place = ck.place
+        fifo = bool(ck.flags & FIFO)
+        start = ck.next_offset if fifo else ck.start_offset
+        progress = self._progress.get(place) or self.start(*place, start, fifo=fifo)
+        ck.place = progress.place
+        if self._saving is not None:
+            self._saving.keep_progress(place, progress)
+            ck.snapshot = self._saving.number
+        count = ck.members.bit_count()
+        if isinstance(progress, FifoProgress):
+            progress.opened(ck.offsets(ck.members), ck.next_offset, log_ms)
+            self.receives.add(ck)
+        else:
+            if not progress.open:  # what was passed over before it is over
+                progress.committed = max(progress.committed, ck.start_offset)
+            progress.open.append(ck)
+            progress.cursor = max(progress.cursor, ck.next_offset)
+            progress.in_flight += count
+        self.in_flight += count
+        self._live[ck.key] = ck
+        self.due_times.add(ck)
+
+    def _logged(self, ck: PopCheckPoint) -> None:
+        progress = self._progress[ck.place]
+        progress.logged = max(progress.logged, ck.next_offset)
+
+    def _take_over(self, ck: PopCheckPoint, old_key: Key, log_ms: int) -> None:
+        old = self._live.get(old_key)
+        if old is None:
+            return
+        member = ck.start_offset - old.start_offset
+        if not 0 <= member < MEMBER_LIMIT:
+            # Brokers that believed a made-up offset in a handle wrote such a record.
+            raise BadRecord(f"a change of message {ck.start_offset}, not one of {old.key}")
+        if self._saving is not None:
+            self._saving.keep(old)
+            ck.snapshot = self._saving.number
+        old.moved |= 1 << member
+        if not old.waiting:
+            self.due_times.remove(old)
+        ck.root = old.root or old
+        self._live[ck.key] = ck
+        self.due_times.add(ck)
+        if old.root is not None:
+            self._forget(old, log_ms)
+
+    def _end(
+        self,
+        ck: PopCheckPoint,
+        bits: int,
+        *,
+        acked: bool = False,
+        revived: bool = False,
+        log_ms: int,
+        over: bool = True,
+        counted: bool = True,
+    ) -> None:
+        """These members' deliveries ended; not `over` when the message itself waits in place, for
+        its next attempt or, if not `counted`, for the same one.  Neither `acked` nor `revived`:
+        they are members no more, which is how a reset leaves them."""
+        if not bits:
+            return
+        root = ck.root or ck
+        place = ck.place
+        progress = self._progress[place]
+        if self._saving is not None:
+            self._saving.keep(ck)
+            self._saving.keep(root)
+            self._saving.keep_progress(place, progress)
+        for one in (ck, root) if root is not ck else (ck,):
+            ended = bits << (ck.start_offset - one.start_offset)
+            if acked:
+                one.acked |= ended
+            if revived:
+                one.revived |= ended
+            if not acked and not revived:
+                one.members &= ~ended
+        if not ck.waiting:
+            self.due_times.remove(ck)
+        count = bits.bit_count()
+        self.in_flight -= count
+        if ck is not root:
+            self._forget(ck, log_ms)
+        if root.finished:
+            self._forget(root, log_ms)
+        if isinstance(progress, FifoProgress):
+            offsets = ck.offsets(bits)
+            progress.ended(offsets, over=over, counted=counted, log_ms=log_ms)
+            if over:
+                for offset in offsets:
+                    self.parked.over(ck.topic_id, offset)
+            self.on_freed(ck.topic_id, ck.group_id, ck.queue_id)
+            return
+        progress.in_flight -= count
+        if root.finished:
+            self._commit(progress)
+
+    def _commit(self, progress: QueueProgress) -> None:
+        """Head of line: the offset passes a check point once all its members have ended."""
+        while progress.open and progress.open[0].finished:
+            progress.committed = progress.open.popleft().next_offset
+        to = progress.open[0].start_offset if progress.open else progress.cursor
+        progress.committed = max(progress.committed, to)
+
+    def _forget(self, ck: PopCheckPoint, log_ms: int) -> None:
+        del self._live[ck.key]
+        self.receives.remove(ck)
+        if not ck.buffered:
+            self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+
+    def _drop(
+        self,
+        of_check_point: Callable[[PopCheckPoint], bool],
+        of_progress: Callable[[Place], bool],
+    ) -> None:
+        for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
+            del self._live[ck.key]
+            self.receives.remove(ck)
+            self.due_times.remove(ck)
+        for key in [key for key in self._progress if of_progress(key)]:
+            self.in_flight -= self._progress.pop(key).in_flight

@@ -1,0 +1,221 @@
+"""OrderInfo: which messages of a queue a FIFO group may have now (docs/concepts/pop.md).
+
+Remembers the message group of every open message that was looked at, so that a receive reads
+the queue once and not again.  Soft and pure: a function of the queue's content and of the
+check points, made anew after a start.  The rule: a key (message group) is available while
+none of its messages is in flight, and its messages leave in the order of their offsets.
+"""
+
+import heapq
+
+from popmq.broker.log.queue_unit import Unit
+
+
+class Line:
+    """The open messages of one key."""
+
+    __slots__ = ("held", "oldest", "since_ms", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []  # a heap
+        self.held: set[int] = set()
+        self.oldest = -1  # in flight or back from it, for as long as it is not over
+        self.since_ms = 0  # when `oldest` was delivered first
+
+
+class OrderInfo:
+    def __init__(self, start: int) -> None:
+        self.scanned = start  # everything below was looked at
+        self._open: dict[int, tuple[bytes, Unit]] = {}
+        self._lines: dict[bytes, Line] = {}
+        # Heads of available keys.  An entry counts only while it is its line's head and the
+        # line has nothing in flight: changes leave old entries behind.
+        self._ready: list[tuple[int, bytes]] = []
+        # Keys that are parked: nothing of them leaves here; what waits follows to the parking
+        # topic (`followers` are those with something to follow).
+        self._parked: set[bytes] = set()
+        self.followers: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        """Open messages that are remembered, in flight ones included."""
+        return len(self._open)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._open
+
+    def look(self, offset: int, key: bytes, unit: Unit, *, held: bool) -> None:
+        """A message that is not over was read; `held` when it is in flight."""
+        self._open[offset] = (key, unit)
+        if held:
+            self._line(key).held.add(offset)
+        else:
+            self._wait(offset, key)
+
+    def key_of(self, offset: int) -> bytes:
+        return self._open[offset][0]
+
+    def next_ready(self) -> tuple[int, Unit] | None:
+        """The first message that may leave now, taken out of its line.
+
+        The caller holds it (its check point was written), gives it back, or passes over it;
+        the next of its line may follow it in the same receive.
+        """
+        while self._ready:
+            offset, key = heapq.heappop(self._ready)
+            line = self._lines.get(key)
+            if line is None or key in self._parked or not self._is_head(offset, line):
+                continue
+            heapq.heappop(line.waiting)
+            self._offer(key, line)
+            return offset, self._open[offset][1]
+        return None
+
+    def has_ready(self) -> bool:
+        while self._ready:
+            offset, key = self._ready[0]
+            line = self._lines.get(key)
+            if line and key not in self._parked and self._is_head(offset, line):
+                return True
+            heapq.heappop(self._ready)
+        return False
+
+    def give_back(self, offset: int) -> None:
+        """Taken by `next_ready` but not delivered."""
+        self._wait(offset, self.key_of(offset))
+
+    def hold(self, offset: int, log_ms: int) -> None:
+        """In flight from now on."""
+        line = self._line(self.key_of(offset))
+        line.held.add(offset)
+        if line.oldest < 0 or offset < line.oldest:
+            line.oldest, line.since_ms = offset, log_ms
+
+    def over(self, offset: int, log_ms: int) -> None:
+        """In flight no more, and never again."""
+        found = self._open.pop(offset, None)
+        if found is None:
+            return
+        key = found[0]
+        line = self._lines[key]
+        line.held.discard(offset)
+        if offset == line.oldest:
+            line.oldest, line.since_ms = min(line.held, default=-1), log_ms
+        self._settle(key, line)
+
+    def returned(self, offset: int) -> None:
+        """In flight no more; waits for its next attempt, before what comes after it."""
+        found = self._open.get(offset)
+        if found is None:
+            return
+        line = self._lines[found[0]]
+        line.held.discard(offset)
+        heapq.heappush(line.waiting, offset)
+        self._offer(found[0], line)
+
+    def pass_over(self, offset: int) -> None:
+        """Nobody gets it; it was taken by `next_ready` or is not in flight."""
+        key, _ = self._open.pop(offset)
+        line = self._line(key)
+        if offset in line.waiting:
+            line.waiting.remove(offset)
+            heapq.heapify(line.waiting)
+        if offset == line.oldest:
+            line.oldest = min(line.held, default=-1)
+        self._settle(key, line)
+
+    def waiting_between(self, start: int, end: int) -> list[int]:
+        """Open messages from `start` to below `end` that are not in flight."""
+        return [
+            one
+            for one, (key, _) in self._open.items()
+            if start <= one < end and one not in self._lines[key].held
+        ]
+
+    def is_blocked(self, offset: int) -> bool:
+        """Whether the message was looked at and waits for others of its key."""
+        found = self._open.get(offset)
+        if found is None:
+            return False
+        line = self._lines[found[0]]
+        return found[0] in self._parked or bool(line.held) or line.waiting[:1] != [offset]
+
+    def blocked(self) -> int:
+        """How many messages wait for one of their key that is in flight."""
+        return sum(len(line.waiting) for line in self._lines.values() if line.held)
+
+    def blocked_between(self, start: int, end: int) -> list[int]:
+        """Which of these wait for one of their key that is in flight."""
+        lines = [line.waiting for line in self._lines.values() if line.held]
+        return [one for waiting in lines for one in waiting if start <= one < end]
+
+    # -- parked keys
+
+    def park(self, key: bytes) -> None:
+        self._parked.add(key)
+        if key in self._lines and self._lines[key].waiting:
+            self.followers[key] = None
+
+    def unpark(self, key: bytes) -> None:
+        self._parked.discard(key)
+        self.followers.pop(key, None)
+        if key in self._lines:
+            self._offer(key, self._lines[key])
+
+    def next_follower(self, key: bytes) -> tuple[int, Unit] | None:
+        """The first waiting message of a parked key, taken out of its line; None: no more."""
+        line = self._lines.get(key)
+        if line is None or not line.waiting or key not in self._parked:
+            self.followers.pop(key, None)
+            return None
+        offset = heapq.heappop(line.waiting)
+        return offset, self._open[offset][1]
+
+    def drop(self, offset: int) -> None:
+        """Over without ever leaving, if it was looked at at all."""
+        if offset in self._open:
+            self.pass_over(offset)
+
+    def stuck(self, before_ms: int) -> list[tuple[int, bytes, int]]:
+        """(since, key, waiting messages) of keys whose oldest message was delivered first at or
+        before `before_ms`, longest first, if anything of them waits."""
+        found = [
+            (line.since_ms, key, len(line.waiting))
+            for key, line in self._lines.items()
+            if line.oldest >= 0 and line.since_ms <= before_ms and line.waiting
+        ]
+        return sorted(one for one in found if one[1] not in self._parked)
+
+    def busy_below(self, key: bytes, offset: int) -> bool:
+        """Whether a message of the key from before `offset` is open, or may be."""
+        line = self._lines.get(key)
+        if self.scanned < offset or line is None:
+            return self.scanned < offset
+        return any(one < offset for one in (*line.held, *line.waiting[:1]))
+
+    def _line(self, key: bytes) -> Line:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line()
+        return line
+
+    def _wait(self, offset: int, key: bytes) -> None:
+        line = self._line(key)
+        heapq.heappush(line.waiting, offset)
+        if line.waiting[0] == offset:
+            self._offer(key, line)
+
+    def _settle(self, key: bytes, line: Line) -> None:
+        if line.waiting:
+            self._offer(key, line)
+        elif not line.held:
+            del self._lines[key]
+
+    def _offer(self, key: bytes, line: Line) -> None:
+        if key in self._parked:
+            if line.waiting:
+                self.followers[key] = None
+        elif line.waiting and not line.held:
+            heapq.heappush(self._ready, (line.waiting[0], key))
+
+    def _is_head(self, offset: int, line: Line) -> bool:
+        return not line.held and bool(line.waiting) and line.waiting[0] == offset

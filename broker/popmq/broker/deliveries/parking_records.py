@@ -1,0 +1,98 @@
+"""ParkingRecords: what the records about parked keys do to the tables.
+
+A parking record ends a message in its first place and lists it in ParkedKeys; an unparked record
+says what is to become of a key; a dead letter out of a parking topic ends one message there.
+Part of the check-point table's `apply`: a function of the log.
+"""
+
+from typing import TYPE_CHECKING
+
+from popmq.broker.deliveries.parked_keys import ParkedKey, ParkedKeys
+from popmq.broker.deliveries.pop_check_point import ReviveRecord, Unpark, member_bits
+from popmq.broker.deliveries.queue_progress import FifoProgress
+
+if TYPE_CHECKING:
+    from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
+
+
+class ParkingRecords:
+    def __init__(self, table: "CheckPointTable", parked: ParkedKeys) -> None:
+        self._table = table
+        self._parked = parked
+        parked.on_unparked = self._unparked
+
+    def park(
+        self,
+        place: "Place",
+        parking_id: int,
+        name: bytes,
+        *,
+        origin: int,
+        offset: int,
+        log_ms: int,
+    ) -> None:
+        """A message of key `name` left its place for the parking topic: it is over there."""
+        self._table.changing(place).ended([origin], over=True, log_ms=log_ms)
+        self._table.changing((place[0], parking_id, 0))  # there when deliveries begin
+        self._parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
+        self._table.on_freed(place[1], place[0], place[2])
+
+    def unpark(self, record: ReviveRecord, log_ms: int) -> None:
+        """An operator's word, or a message that turned out to be damaged."""
+        key = self._parked.owner(record.topic_id, record.start_offset)
+        if key is None:
+            return
+        if record.flags != Unpark.SKIP:
+            self._parked.say(key, Unpark(record.flags), record.link)
+        else:
+            held = self._table.changing((key.group_id, key.parking_id, 0)).held
+            low, end = record.members, record.link
+            skipped = {offset for _, offset in key.messages if low <= offset < end} - held
+            self.over(key.parking_id, skipped, log_ms)
+        self._table.on_freed(key.topic_id, key.group_id, key.queue_id)
+
+    def over(self, parking_id: int, offsets: set[int], log_ms: int) -> None:
+        """Messages of one key in the parking queue that are not in flight are over."""
+        key = self._parked.owner(parking_id, min(offsets)) if offsets else None
+        if key is None:
+            return
+        progress = self._table.changing((key.group_id, parking_id, 0))
+        for offset in sorted(offsets):
+            if progress.order is not None:
+                progress.order.drop(offset)
+            progress.ended([offset], over=True, log_ms=log_ms)
+        if len(offsets) == 1:
+            self._parked.over(parking_id, min(offsets))
+        else:
+            self._parked.skip(key, offsets)
+
+    def reset(self, place: "Place", offset: int, log_ms: int) -> None:
+        """The group reads the queue on from `offset`: it finds there again what was parked of it
+        from there on.  Or the queue is a parking queue: what stands there below it is over."""
+        group_id, topic_id, queue_id = place
+        for key in self._parked.of_group(group_id):
+            if key.parking_id == topic_id:
+                if gone := {at for _, at in key.messages if at < offset}:
+                    self._parked.skip(key, gone)  # its deliveries have ended with the reset
+            elif (key.topic_id, key.queue_id) == (topic_id, queue_id):
+                self._drop(key, {at for origin, at in key.messages if origin >= offset}, log_ms)
+
+    def _drop(self, key: ParkedKey, offsets: set[int], log_ms: int) -> None:
+        parking = (key.group_id, key.parking_id, 0)
+        held = self._table.changing(parking).held & offsets
+        self.over(key.parking_id, offsets - held, log_ms)
+        if held:
+            self._take_back(parking, held, log_ms)
+
+    def _take_back(self, parking: "Place", offsets: set[int], log_ms: int) -> None:
+        """End these deliveries, and their messages with them."""
+        for ck in [ck for ck in self._table if ck.place == parking]:
+            members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
+            bits = sum(1 << member for member in members)
+            self._table.take_back(ck, bits & ck.waiting, log_ms)
+
+    def _unparked(self, key: ParkedKey) -> None:
+        progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)
+        if isinstance(progress, FifoProgress) and progress.order is not None:
+            progress.order.unpark(key.name)
+        self._table.on_freed(key.topic_id, key.group_id, key.queue_id)

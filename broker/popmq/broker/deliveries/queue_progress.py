@@ -1,0 +1,163 @@
+"""How far a group is in a queue: QueueProgress, and FifoProgress for groups that keep order.
+
+A function of the log, apart from what filters passed over, which is no record and is done
+again when it was lost.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from popmq.broker.deliveries.offset_ranges import OffsetRanges
+from popmq.broker.deliveries.order_info import OrderInfo
+from popmq.broker.deliveries.pop_check_point import PopCheckPoint
+
+
+class QueueProgress:
+    """One group in one queue: where it reads on, and what it has open."""
+
+    __slots__ = (
+        *("committed", "cursor", "expired", "filtered"),
+        *("in_flight", "logged", "open", "place", "snapshot"),
+    )
+
+    def __init__(self, start: int, place: tuple[int, int, int]) -> None:
+        self.place = place  # group, topic, queue
+        self.committed = start
+        self.cursor = start
+        self.logged = 0  # the part of `cursor` that records say; a first look is none
+        self.in_flight = 0
+        self.expired = 0  # soft: went by retention unread, since the broker started
+        self.filtered = 0  # soft: passed over since then, unwanted or damaged
+        self.snapshot = 0
+        self.open: deque[PopCheckPoint] = deque()
+
+    def reset_to(self, offset: int) -> None:
+        """An operator's word: the group reads on at `offset`; what it had open counts no more."""
+        self.committed = self.cursor = self.logged = offset
+        self.in_flight = 0
+        self.open.clear()
+
+    def waiting(self, count: int) -> int:
+        """Of `count` messages in the queue, those that were not handed out."""
+        return max(0, count - self.cursor)
+
+    def skip_to(self, offset: int) -> None:
+        """Pass over messages that no one is to get (filtered); not a record, redone if lost."""
+        self.cursor = max(self.cursor, offset)
+        if not self.open:
+            self.committed = self.cursor
+
+
+class FifoProgress(QueueProgress):
+    """A group of type FIFO: messages end in any order and come back in place.
+
+    Below `committed` everything is over; above it, what is in `over`.  `held` are the offsets
+    in flight.  `attempts` counts the deliveries of a message that ended without an end to the
+    message; 0 stands there for one that nobody saw.  `cursor` is the highest offset that was
+    looked at, and `logged` what check points said of `committed`.  `open` stays empty: order does
+    not hang on check points.
+    """
+
+    __slots__ = ("attempts", "expired_to", "held", "order", "over", "park_look_ms")
+
+    def __init__(self, start: int, place: tuple[int, int, int]) -> None:
+        super().__init__(start, place)
+        self.over = OffsetRanges()
+        self.held: set[int] = set()
+        self.attempts: dict[int, int] = {}
+        self.order: OrderInfo | None = None  # made at the first receive after a start
+        self.expired_to = start  # retention was heeded up to here
+        self.park_look_ms = 0  # when to look for stuck keys again
+
+    # -- records
+
+    def opened(self, offsets: Sequence[int], committed: int, log_ms: int) -> None:
+        """A check point that holds `offsets` was written; all below `committed` was over then."""
+        if committed > self.logged:
+            self.logged = committed
+            self.over.add(min(self.committed, committed), committed)
+            self._commit()
+            if self.attempts:  # filters pass over returned messages too
+                for offset in [offset for offset in self.attempts if offset < committed]:
+                    del self.attempts[offset]
+        self.held.update(offsets)
+        self.in_flight = len(self.held)
+        self.cursor = max(self.cursor, offsets[-1] + 1)
+        if self.order is not None:
+            for offset in offsets:
+                self.order.hold(offset, log_ms)
+
+    def ended(
+        self, offsets: Sequence[int], *, over: bool, log_ms: int, counted: bool = True
+    ) -> None:
+        """These deliveries ended: the messages are over, or wait for their next attempt; for the
+        same one if this is not `counted`."""
+        for offset in offsets:
+            self.held.discard(offset)
+            if over:
+                self.attempts.pop(offset, None)
+                self.over.add(offset, offset + 1)
+                if self.order is not None:
+                    self.order.over(offset, log_ms)
+            else:
+                self.attempts[offset] = self.attempts.get(offset, 0) + counted
+                if self.order is not None:
+                    self.order.returned(offset)
+        self.in_flight = len(self.held)
+        self._commit()
+
+    def reset_to(self, offset: int) -> None:
+        super().reset_to(offset)
+        self.expired_to = offset
+        self.held.clear()
+        self.attempts.clear()
+        self.over = OffsetRanges()
+        self.order = None
+
+    # -- no records
+
+    def pass_over(self, start: int, end: int) -> None:
+        """Nobody is to get [start, end): filtered, expired or damaged; redone if lost."""
+        self.over.add(start, end)
+        self.cursor = max(self.cursor, end)
+        self._commit()
+
+    def is_waiting(self, offset: int) -> bool:
+        """Whether the message is neither over nor in flight, as far as it was looked at."""
+        over = offset < self.committed or self.over.end_of(offset) > offset
+        return not over and offset not in self.held
+
+    def kept_below(self, low: int) -> tuple[int, list[int]]:
+        """Where what retention took begins, if that ends at `low`, the queue's minimum offset; and
+        what stays of it: all that was delivered is kept alive."""
+        at = max(self.committed, self.expired_to)
+        delivered = sorted(self.held | self.attempts.keys()) if at < low else []
+        return at, [one for one in delivered if at <= one < low and self.over.end_of(one) == one]
+
+    def gone_below(self, low: int) -> tuple[int, int]:
+        """Of what waits, how much is gone by retention and not passed over yet; and how much of
+        that counts as blocked."""
+        at, kept = self.kept_below(low)
+        if low <= at:
+            return 0, 0
+        blocked = self.order.blocked_between(at, low) if self.order is not None else []
+        gone = low - at - self.over.count(at, low) - len(kept)
+        return gone, len(set(blocked).difference(kept))
+
+    @property
+    def blocked(self) -> int:
+        """Of those that wait, those behind one of their key that is in flight."""
+        return self.order.blocked() if self.order is not None else 0
+
+    def waiting(self, count: int) -> int:
+        """Of `count` messages in the queue, those neither over nor in flight."""
+        above = count - self.committed
+        return max(0, above - self.over.count(self.committed, count) - self.in_flight)
+
+    def _commit(self) -> None:
+        """Head of line: over whatever has ended."""
+        end = self.over.end_of(self.committed)
+        if end > self.committed:
+            self.committed = end
+            self.over.cut_below(end)
+            self.cursor = max(self.cursor, end)

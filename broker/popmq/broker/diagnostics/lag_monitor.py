@@ -1,0 +1,136 @@
+"""LagWatch: what of a lag takes time to find out, for the metrics' page.
+
+The age of the oldest ready message takes a look into the log, and the time until the lag is worked
+off takes several looks at the lag.  Both are found in bounded steps, at most every few seconds,
+and only while somebody scrapes.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.diagnostics.head_times import Head, HeadTimes
+from popmq.broker.diagnostics.lag import Lag, bounded, lags
+from popmq.broker.meta.registry import Registry
+from popmq.broker.store.message_store import MessageStore
+from popmq.common.disk import ColdRead
+
+APART_MS = 5_000
+WINDOW_MS = 60_000
+ASKED_MS = 300_000  # after a scrape it goes on for so long
+PAIRS_LIMIT = 1_000
+_READS_A_STEP = 64
+
+Pair = tuple[str, str]  # group, topic
+
+
+@dataclass(slots=True)
+class Watched:
+    """One pair: when its oldest ready message was stored (0: there is none, or it is not known),
+    the number of queues in which it is not known, and its lags."""
+
+    oldest_wall_ms: int = 0
+    unknown_ages: int = 0
+    looks: deque[tuple[int, int]] = field(default_factory=deque)  # boot time, lag
+
+    def eta_s(self) -> float:
+        """Seconds until the lag is nothing, at the speed of the last minute."""
+        first, last = self.looks[0], self.looks[-1]
+        if not last[1]:
+            return 0.0
+        worked_off = first[1] - last[1]
+        return last[1] * (last[0] - first[0]) / worked_off / 1_000 if worked_off > 0 else inf
+
+
+class LagWatch:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        head_times: HeadTimes,
+        boot_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._head_times = head_times
+        self._boot_ms = boot_ms
+        self._until_ms = 0  # somebody wants to know until then
+        self._next_ms = 0
+        self._found: list[Lag] = []
+        self._heads: list[tuple[Pair, Head]] = []
+        self._oldest: dict[Pair, int] = {}
+        self._unknown: dict[Pair, int] = {}
+        self._warming = False
+        self.pairs: dict[Pair, Watched] = {}
+
+    def asked(self) -> None:
+        """Somebody scrapes: keep looking for a while."""
+        self._until_ms = self._boot_ms() + ASKED_MS
+
+    def step(self) -> None:
+        """A bounded piece of a look; one begins when its time has come."""
+        if not self._until_ms or self._warming:
+            return
+        if self._found:
+            self._look_on()
+            return
+        now_ms = self._boot_ms()
+        if now_ms >= self._until_ms:
+            self._until_ms = 0
+        elif now_ms >= self._next_ms:
+            self._next_ms = now_ms + APART_MS
+            self._found, _ = bounded(lags(self._store, self._registry, self._table), PAIRS_LIMIT)
+            self._oldest, self._unknown = {}, {}
+            self._heads = [(_pair(lag), head) for lag in self._found for head in lag.heads]
+            if not self._found:
+                self.pairs = {}
+
+    def _look_on(self) -> None:
+        for _ in range(_READS_A_STEP):
+            if not self._heads:
+                self._publish()
+                return
+            pair, head = self._heads[-1]
+            try:
+                stored_ms = self._head_times.stored_ms(head)
+            except ColdRead as cold:
+                self._warm(cold)
+                return
+            self._heads.pop()
+            if stored_ms is None:
+                self._unknown[pair] = self._unknown.get(pair, 0) + 1
+            else:
+                self._oldest[pair] = min(self._oldest.get(pair, stored_ms), stored_ms)
+
+    def _publish(self) -> None:
+        now_ms, known, self.pairs = self._boot_ms(), self.pairs, {}
+        for lag in self._found:
+            pair = _pair(lag)
+            watched = self.pairs[pair] = known.get(pair) or Watched()
+            watched.oldest_wall_ms = self._oldest.get(pair, 0)
+            watched.unknown_ages = self._unknown.get(pair, 0)
+            watched.looks.append((now_ms, lag.total))
+            while now_ms - watched.looks[0][0] > WINDOW_MS:
+                watched.looks.popleft()
+        self._found = []
+
+    def _warm(self, cold: ColdRead) -> None:
+        """An old record comes from the disk; nobody waits for it here."""
+        self._warming = True
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False  # of an error the head's time stays unknown
+
+        self._store.readers.submit(lambda: _read(cold), done)
+
+
+def _read(cold: ColdRead) -> None:
+    cold.warm()
+
+
+def _pair(lag: Lag) -> Pair:
+    return lag.group.name, lag.topic.name

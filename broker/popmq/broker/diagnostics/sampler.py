@@ -1,0 +1,246 @@
+"""Sampler: how things are in every queue, for reports, each `reports.sample_interval_ms`.
+
+The counts of one sample are of one moment.  The ages of the oldest ready messages take looks into
+the log, in steps.  Their times are remembered (`head_times.py`), so only new ones are read: a
+regular sample waits for the disk for `COLD_READS` of them at most, one that a report asks for waits
+for all.  What is left is UNKNOWN in that sample, and read for a later one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.diagnostics.head_times import Head, HeadTimes
+from popmq.broker.diagnostics.lag import Lag, QueueLag, lags, queue_lags
+from popmq.broker.diagnostics.read_budget import ReadBudget
+from popmq.broker.diagnostics.sample_log import SampleLog
+from popmq.broker.meta.registry import Registry
+from popmq.broker.operations.resumable_reads import Driver, Steps, read
+from popmq.broker.pop.ack_service import AckService
+from popmq.broker.pop.pop_service import PopService
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.timer.timer_forecast import BUCKETS_MS
+from popmq.broker.timer.timers import Timers
+from popmq.common.clock import Clock
+from popmq.common.disk import ColdRead
+from popmq.common.record.report_layouts import (
+    OFFSET_SAMPLE,
+    SAMPLE_VERSION,
+    TIMER_SAMPLE,
+    TOPIC_SAMPLE,
+    OffsetFlag,
+    TimerRow,
+)
+from popmq.common.settings.report_settings import ReportsSettings
+from popmq.common.topics import MessageType, StartAt, TopicConfig
+
+UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # nobody knows when the oldest ready message was stored
+COLD_READS = 64  # of one regular sample
+_READS_A_STEP = 64
+
+
+class _RowHead(NamedTuple):
+    """An offset row that lacks its age, and whose store time that is."""
+
+    row: int
+    head: Head
+
+
+@dataclass(slots=True)
+class _Sample:
+    number: int
+    wall_ms: int
+    cold_reads: int  # that it may still wait for
+    offsets: list[list[int]] = field(default_factory=list)
+    heads: list[_RowHead] = field(default_factory=list)
+    topics: bytes = b""
+    timers: bytes = b""
+
+
+class Sampler:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        pops: PopService,
+        acks: AckService,
+        timers: Timers,
+        head_times: HeadTimes,
+        stored_by_topic: dict[str, int],
+        settings: ReportsSettings,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._pops = pops
+        self._acks = acks
+        self._timers = timers
+        self._head_times = head_times
+        self._stored_by_topic = stored_by_topic
+        self._interval_ms = settings.sample_interval_ms
+        self._clock = clock
+        self._next_ms = clock.boot_ms() + self._interval_ms
+        self._running: Driver | None = None
+        self._warming = False
+        self.taken = 0
+        self.budget = ReadBudget(settings.read_bytes_per_second)  # of all that reports read
+        self.logs = {
+            "offsets": SampleLog(OFFSET_SAMPLE.size, settings.sample_bytes),
+            "topics": SampleLog(TOPIC_SAMPLE.size, settings.sample_bytes),
+            "timers": SampleLog(TIMER_SAMPLE.size, settings.sample_bytes),
+        }
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(log.held_bytes for log in self.logs.values())
+
+    def step(self) -> None:
+        """A piece of the regular sample, when its time has come."""
+        if self._warming:
+            return
+        if self._running is not None:
+            try:
+                if self._running.step() is not None:
+                    self._running = None
+            except ColdRead as cold:
+                self._warm(cold)
+        elif self._interval_ms and self._clock.boot_ms() >= self._next_ms:
+            self._next_ms = self._clock.boot_ms() + self._interval_ms
+            self._running = Driver(self._regular())
+
+    def _regular(self) -> Steps[bytes]:
+        yield from self.take(patient=False)
+        return b"taken"
+
+    def _warm(self, cold: ColdRead) -> None:
+        """An old record comes from the disk; the broker does something else meanwhile."""
+        self._warming = True
+
+        def read() -> None:
+            cold.warm()
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False
+
+        self._store.readers.submit(read, done)
+
+    def take(self, *, patient: bool) -> Steps[int]:
+        """A sample of now; its number when it can be read. Counts are taken before the first read.
+
+        With `patient` all ages are waited for when they are on the disk.
+        """
+        self.taken += 1
+        sample = _Sample(self.taken, self._clock.wall_ms(), COLD_READS)
+        for lag in lags(self._store, self._registry, self._table):
+            self._add_pair(sample, lag)
+        sample.topics = b"".join(self._topic_rows(sample))
+        sample.timers = b"".join(self._timer_rows(sample))
+        for first in range(0, len(sample.heads), _READS_A_STEP):
+            heads = sample.heads[first : first + _READS_A_STEP]
+            ages = yield from read(lambda heads=heads: self._ages(sample, heads, patient))  # type: ignore[misc]
+            for one, age in zip(heads, ages, strict=True):
+                sample.offsets[one.row][-3] = age
+        self.logs["offsets"].append(b"".join(OFFSET_SAMPLE.pack(*row) for row in sample.offsets))
+        self.logs["topics"].append(sample.topics)
+        self.logs["timers"].append(sample.timers)
+        return sample.number
+
+    # -- offsets
+
+    def _add_pair(self, sample: _Sample, lag: Lag) -> None:
+        pair = (lag.topic.name, lag.group.name)
+        first = True
+        for queue in queue_lags(self._store, self._registry, self._table, lag):
+            row = self._offset_row(sample, lag, queue)
+            if first:  # what is counted for the pair stands once, so that rows can be summed
+                row[2] |= OffsetFlag.FIRST
+                row[-2] = self._pops.delivered.counts.get(pair, 0)
+                row[-1] = self._acks.by_pair.counts.get(pair, 0)
+                first = False
+            if queue.head >= 0:
+                head = Head(queue.topic.id, queue.queue_id, queue.head)
+                sample.heads.append(_RowHead(len(sample.offsets), head))
+            sample.offsets.append(row)
+
+    def _offset_row(self, sample: _Sample, lag: Lag, queue: QueueLag) -> list[int]:
+        progress = queue.progress
+        flags = OffsetFlag.FIFO if isinstance(progress, FifoProgress) else 0
+        flags |= OffsetFlag.NEWEST if lag.group.start_at is StartAt.NEWEST else 0
+        flags |= OffsetFlag.BUFFERED if lag.group.buffered else 0
+        if queue.topic.id != lag.topic.id:
+            flags |= OffsetFlag.PARKED if queue.parked else OffsetFlag.RETRY
+        return [
+            *(SAMPLE_VERSION, 0, flags, self._store.epoch, sample.number, sample.wall_ms),
+            *(lag.group.id, lag.topic.id, queue.topic.id, queue.queue_id),
+            *(queue.min_offset, queue.max_offset),
+            progress.cursor if progress is not None else queue.min_offset,
+            progress.committed if progress is not None else queue.min_offset,
+            *(queue.ready, queue.in_flight, queue.blocked, queue.expired),
+            progress.filtered if progress is not None else 0,
+            *(0, 0, 0),
+        ]
+
+    def _ages(self, sample: _Sample, heads: list[_RowHead], patient: bool) -> list[int]:
+        ages = []
+        for _, head in heads:
+            try:
+                ages.append(self._head_times.stored_ms(head) or UNKNOWN)
+            except ColdRead:
+                if patient or sample.cold_reads:
+                    sample.cold_reads -= not patient
+                    raise
+                ages.append(UNKNOWN)
+        return ages
+
+    # -- topics and timers
+
+    def _topic_rows(self, sample: _Sample) -> Iterator[bytes]:
+        pending = self._timers.state.pending
+        for topic in self._registry.topics():
+            if topic.type is MessageType.LITE:
+                yield self._lite_row(sample, topic)
+                continue
+            for number, queue_id in enumerate(self._registry.queue_ids(topic)):
+                queue = self._store.queue(topic.id, queue_id)
+                stored = self._stored_by_topic.get(topic.name, 0) if not number else 0
+                yield TOPIC_SAMPLE.pack(
+                    *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
+                    *(topic.id, queue_id, queue.min_offset, queue.count, stored),
+                    pending.get(topic.id, 0) if not number else 0,
+                )
+
+    def _lite_row(self, sample: _Sample, topic: TopicConfig) -> bytes:
+        """All its lite topics as one queue: there may be very many."""
+        queues = [self._store.queue(topic.id, one) for one in self._registry.queue_ids(topic)]
+        return TOPIC_SAMPLE.pack(
+            *(SAMPLE_VERSION, 0, 0, self._store.epoch, sample.number, sample.wall_ms),
+            *(topic.id, 0, sum(one.min_offset for one in queues), sum(one.count for one in queues)),
+            *(self._stored_by_topic.get(topic.name, 0), 0),
+        )
+
+    def _timer_rows(self, sample: _Sample) -> Iterator[bytes]:
+        moment = (self._store.epoch, sample.number, sample.wall_ms)
+
+        def row(kind: TimerRow, key: int, count: int) -> bytes:
+            return TIMER_SAMPLE.pack(SAMPLE_VERSION, kind, 0, *moment, 0, 0, key, count)
+
+        service, counts = self._timers.service, self._timers.forecast.counts()
+        for within_ms, count in zip((*BUCKETS_MS, 0), counts or (), strict=False):
+            yield row(TimerRow.DUE_WITHIN, within_ms, count)
+        below = 0
+        for bound, upto in service.lateness.buckets:
+            key = 0 if bound == "+Inf" else round(float(bound) * 1_000)
+            yield row(TimerRow.LATENESS, key, int(upto) - below)
+            below = int(upto)
+        for key, count in (
+            (1, max(0, service.enqueue.behind)),
+            (2, service.dequeue_lag_ms),
+            (3, len(self._timers.state.late)),
+            (4, service.fired),
+            (5, self._timers.recall.recalled),
+        ):
+            yield row(TimerRow.STATE, key, int(count))

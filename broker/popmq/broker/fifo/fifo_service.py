@@ -1,0 +1,298 @@
+"""FifoService: pop for groups of type FIFO, in the order of each message group.
+
+A receive takes messages of keys (message groups) that have nothing in flight, in the order of
+their offsets; a key that is busy holds up nobody else.  What comes back waits in its place, so
+there is no retry topic (docs/concepts/pop.md, FIFO groups).
+"""
+
+from popmq.broker.deliveries.check_point_table import CheckPointTable
+from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.order_info import OrderInfo
+from popmq.broker.deliveries.parked_keys import ParkedKey
+from popmq.broker.deliveries.pop_check_point import (
+    AUTO_RENEW,
+    FIFO,
+    MEMBER_LIMIT,
+    PUSH,
+    PopCheckPoint,
+    ReviveKind,
+    ReviveRecord,
+    Unpark,
+    member_bits,
+)
+from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.fifo.fifo_queue_scan import FifoVisit, units_to_look_at
+from popmq.broker.fifo.parking_service import ParkingService
+from popmq.broker.filter.message_filter import EVERYTHING
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.pop_batch import Batch
+from popmq.broker.pop.pop_service import PopService, Want, put_revive
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.disk import ColdRead
+from popmq.common.protocol.pop_reply import Deliveries, content_of
+from popmq.common.record.message import StoredMessage
+from popmq.common.settings.settings import PopSettings
+from popmq.common.topics import TopicConfig
+
+LINE_OPEN = 64  # messages of a lite topic that are remembered for a group
+
+
+class FifoService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        bodies: InFlightBodies,
+        pops: PopService,
+        parking: ParkingService,
+        settings: PopSettings,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._parking = parking
+        self._table = table
+        self._bodies = bodies
+        self._pops = pops
+        self._settings = settings
+
+    def pop(self, want: Want) -> tuple[Deliveries, int]:
+        """Like `PopService.pop`, in order; the same attempt id gets the same again."""
+        self._pops.begin_pop(want)
+        batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
+        for ck in self.received(want):
+            self.give_again(ck, batch)
+        if not batch.deliveries:
+            self._take_resumed(want, batch)
+            queues = self._pops.queue_order(want)
+            batch.scan_units = units_to_look_at(want.filter)
+            for number, queue_id in enumerate(queues):
+                self._take(want, want.topic, queue_id, batch, batch.share(len(queues) - number))
+            if not batch.deliveries:  # the queues may have been looked at far enough by now
+                self._take_resumed(want, batch)
+        return self._pops.finish(want, batch)
+
+    def take_line(self, want: Want, queue_id: int, batch: Batch) -> bool:
+        """Fill the batch from a lite topic: a queue in one line, in which nothing leaves while
+        something is in flight. Returns whether more could leave at once."""
+        look_at = units_to_look_at(want.filter)
+        visit = self._visit(want, want.topic, queue_id, look_at, LINE_OPEN)
+        if not self._fill(want, want.topic, visit, batch):
+            return True
+        return not visit.progress.held and (visit.order.has_ready() or visit.rest > 0)
+
+    def has_ready(self, want: Want) -> bool:
+        """Whether a pop might find something: reads no message, writes nothing."""
+        if self.received(want):
+            return True
+        return any(
+            visit.rest or visit.order.has_ready()
+            for visit in (
+                self._visit(want, want.topic, queue_id)
+                for queue_id in self._pops.queue_order(want, begins=False)
+            )
+        )
+
+    def _take(
+        self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch, share: int
+    ) -> None:
+        """Fill the batch from one queue and write the check points of what was taken; at most
+        about `share` units are looked at."""
+        visit = self._visit(want, topic, queue_id, share)
+        self._fill(want, topic, visit, batch)
+        batch.scan_units -= share - visit.left
+        self._parking.look(want.group, topic, queue_id, visit)
+        batch.rest += visit.rest
+
+    def _visit(
+        self,
+        want: Want,
+        topic: TopicConfig,
+        queue_id: int,
+        look_at: int = 0,
+        open_limit: int = 0,
+    ) -> FifoVisit:
+        progress = self._progress(want, topic, queue_id)
+        if progress.order is None:
+            progress.order = OrderInfo(progress.committed)
+            for key in self._table.parked.of_topic(want.group.id, topic.id):
+                if key.queue_id == queue_id:
+                    progress.order.park(key.name)
+        return FifoVisit(
+            self._store,
+            self._bodies,
+            self._pops.metrics,
+            topic.id,
+            queue_id,
+            progress,
+            wanted=want.filter,
+            open_limit=open_limit or self._settings.fifo_open_offsets,
+            look_at=look_at,
+        )
+
+    def _progress(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoProgress:
+        progress = self._pops.progress(want.group, topic, queue_id)
+        assert isinstance(progress, FifoProgress), f"group {want.group.name} keeps no order"
+        return progress
+
+    def _fill(self, want: Want, topic: TopicConfig, visit: FifoVisit, batch: Batch) -> bool:
+        """Take what fits from the visit; False when a body has to come from the disk first."""
+        left = batch.bytes_left
+        try:
+            visit.expire()
+            there = visit.rest or visit.order.has_ready()
+            room = self._pops.room(visit.progress, batch) if there else 0
+            found = visit.read(visit.choose(batch, room)) if room > 0 else []
+        except ColdRead as cold:
+            batch.bytes_left = left
+            batch.cold.append(cold)
+            return False
+        self._deliver(want, topic, visit, found, batch)
+        return True
+
+    def _deliver(
+        self,
+        want: Want,
+        topic: TopicConfig,
+        visit: FifoVisit,
+        found: list[tuple[int, StoredMessage]],
+        batch: Batch,
+    ) -> None:
+        """Check points of at most 64 offsets each, and their deliveries."""
+        if found:
+            batch.position = found[-1][1].header.position
+        first = 0
+        while first < len(found):
+            start = found[first][0]
+            behind = first
+            members = 0
+            while behind < len(found) and found[behind][0] - start < MEMBER_LIMIT:
+                members |= 1 << (found[behind][0] - start)
+                behind += 1
+            record = ReviveRecord(
+                ReviveKind.CHECK_POINT,
+                self._store.epoch,
+                self._pops.next_sequence(),
+                members,
+                start_offset=start,
+                topic_id=topic.id,
+                group_id=want.group.id,
+                queue_id=visit.queue_id,
+                old_epoch=want.attempt_id,
+                link=visit.progress.committed,
+                revive_at_ms=self._store.log_ms() + want.invisible_ms,
+                client=want.client,
+                flags=FIFO | AUTO_RENEW | PUSH if want.auto_renew else FIFO,
+            )
+            put_revive(self._store, self._table, record)
+            some = [(offset, content_of(message)) for offset, message in found[first:behind]]
+            self._pops.deliver(batch.deliveries, record, some, visit.progress.attempts)
+            first = behind
+
+    # -- parked keys that were resumed
+
+    def _take_resumed(self, want: Want, batch: Batch) -> None:
+        """Their messages come out of the parking queue, in the order that they had before."""
+        keys = self._table.parked.resumed(want.group.id, want.topic.id)
+        if not keys:
+            return
+        parking = self._registry.topic_by_id(keys[0].parking_id)
+        assert parking is not None, "keys parked in no topic"
+        progress = self._progress(want, parking, 0)
+        if progress.order is None:
+            progress.order = OrderInfo(0)
+        # What is parked had passed the filter already.
+        visit = FifoVisit(
+            self._store,
+            self._bodies,
+            self._pops.metrics,
+            parking.id,
+            0,
+            progress,
+            wanted=EVERYTHING,
+            open_limit=1 << 60,
+            look_at=0,
+        )
+        left = batch.bytes_left
+        try:
+            for key in keys:
+                if want.queue_id in (-1, key.queue_id):
+                    self._feed(key, visit)
+            room = self._pops.room(progress, batch) if visit.order.has_ready() else 0
+            taken = visit.choose(batch, room) if room > 0 else []
+            found = visit.read(taken)
+        except ColdRead as cold:
+            batch.bytes_left = left
+            batch.cold.append(cold)
+            return
+        self._deliver(want, parking, visit, found, batch)
+        for offset in {offset for offset, _ in taken} - {offset for offset, _ in found}:
+            self._parking.say(keys[0].group_id, parking.id, offset, Unpark.SKIP, alone=True)
+
+    def _feed(self, key: ParkedKey, visit: FifoVisit) -> None:
+        """Let the key's next messages be chosen: as many as stand in their order there.
+
+        A message that was in flight when its key was parked stands behind later ones, and the
+        ones behind it wait until it is over.  One that is still in flight holds up all.
+        """
+        base = self._table.progress(key.group_id, key.topic_id, key.queue_id)
+        if not isinstance(base, FifoProgress) or base.order is None:
+            return
+        before = -1
+        for origin, offset in key.messages[:MEMBER_LIMIT]:
+            confirmed = offset < visit.queue.count
+            if offset < before or not confirmed or base.order.busy_below(key.name, origin):
+                return
+            before = offset
+            if offset not in visit.order:
+                unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
+                held = offset in visit.progress.held
+                visit.order.look(offset, key.line, unit, held=held)
+
+    # -- the same receive once more
+
+    def received(self, want: Want) -> list[PopCheckPoint]:
+        """What a receive of this attempt id was given and still has."""
+        if not want.attempt_id:
+            return []
+        now_ms = self._store.log_ms()
+        name = topics.parked_topic(want.group.name, want.topic.name)
+        places = (self._registry.find_topic(name), want.topic)
+        return [
+            ck
+            for topic in places
+            if topic is not None
+            for ck in self._table.receives.of(
+                (want.group.id, topic.id, want.client, want.attempt_id)
+            )
+            if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
+        ]
+
+    def give_again(self, ck: PopCheckPoint, batch: Batch) -> None:
+        """The client may not have seen the reply: nothing is written, the handles are the same."""
+        ck.given_again = True
+        members = member_bits(ck.waiting)[: batch.limit - len(batch.deliveries)]
+        units = [self._bodies.unit_of(ck, member, wait=False) for member in members]
+        record = ReviveRecord(
+            ReviveKind.CHECK_POINT,
+            ck.epoch,
+            ck.sequence,
+            ck.members,
+            start_offset=ck.start_offset,
+            topic_id=ck.topic_id,
+            group_id=ck.group_id,
+            queue_id=ck.queue_id,
+        )
+        messages = self._store.reader.read(units, wait=False)
+        found = [
+            (ck.offset_of(member), content_of(message))
+            for member, message in zip(members, messages, strict=True)
+            if not isinstance(message, DamagedMessage)
+        ]
+        progress = self._table.progress(*ck.place)
+        assert isinstance(progress, FifoProgress), "a FIFO check point without progress"
+        if found:
+            self._pops.deliver(batch.deliveries, record, found, progress.attempts)
+            batch.position = units[-1].position

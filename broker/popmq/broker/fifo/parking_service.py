@@ -1,0 +1,291 @@
+"""ParkingService: message groups that are stuck are moved out of the way (RULES of FIFO groups).
+
+At the bound of open messages, keys whose oldest message has been stuck for long are parked, the
+longest first: what waits of them moves, in order, to the group's parking topic, and what
+comes later follows.  An operator resumes them, skips their messages, or makes these dead letters.
+Each move is one record, which is the end of the message in its first place.
+"""
+
+from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
+from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
+from popmq.broker.deliveries.parked_keys import ParkedKey
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord, Unpark
+from popmq.broker.deliveries.queue_progress import FifoProgress
+from popmq.broker.fifo.fifo_queue_scan import FifoVisit
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.meta.registry import Registry
+from popmq.broker.pop.pop_metrics import PopMetrics
+from popmq.broker.pop.pop_service import put_revive
+from popmq.broker.store.message_store import MessageStore
+from popmq.common import topics
+from popmq.common.disk import ColdRead
+from popmq.common.errors import Code, Refused
+from popmq.common.record.message import RevivalToken, Stamp, StoredMessage
+from popmq.common.record.message_deadline import without_deadline
+from popmq.common.settings.settings import PopSettings
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+
+_LOOK_MS = 1_000  # between looks for stuck keys in one queue
+_STEP_BYTES = 16 << 20  # copies that may wait for the disk before a step makes more
+
+
+class ParkingService:
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: Registry,
+        table: CheckPointTable,
+        bodies: InFlightBodies,
+        metrics: PopMetrics,
+        settings: PopSettings,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._table = table
+        self._bodies = bodies
+        self._metrics = metrics
+        self._settings = settings
+        self._moving: dict[Place, None] = {}  # queues with something to move
+        self._warming = False
+        self.parked = 0
+        self.dead_lettered = 0
+
+    # -- what receives tell
+
+    def look(
+        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, visit: FifoVisit
+    ) -> None:
+        """After a receive's visit: choose keys to park when the queue is at its bound."""
+        place = (group.id, topic.id, queue_id)
+        if visit.full:
+            self._choose(place, visit.progress, self._store.log_ms())
+        if visit.order.followers:
+            self._moving[place] = None
+
+    def _choose(self, place: Place, progress: FifoProgress, now_ms: int) -> None:
+        """Mark stuck keys until a quarter of the room is free again."""
+        if now_ms < progress.park_look_ms or not self._has_room(place):
+            return
+        progress.park_look_ms = now_ms + _LOOK_MS
+        order = progress.order
+        assert order is not None, "a visited queue without order info"
+        wanted = self._settings.fifo_open_offsets // 4 + 1
+        for _, key, waiting in order.stuck(now_ms - self._settings.fifo_park_after_ms):
+            if wanted <= 0:
+                break
+            order.park(key)
+            wanted -= waiting
+
+    # -- steps
+
+    @property
+    def moving(self) -> bool:
+        """Whether a step has something to move."""
+        return bool(self._moving) or bool(self._table.parked.dead_lettering())
+
+    def step(self, limit: int = 256) -> int:
+        """Move at most `limit` messages; returns how many."""
+        moved = 0
+        try:
+            for place in list(self._moving):
+                if moved < limit:
+                    moved += self._move_from(place, limit - moved)
+            for key in self._table.parked.dead_lettering():
+                if moved < limit:
+                    moved += self._dead_letter(key, limit - moved)
+        except ColdRead as cold:
+            self._warm(cold)
+        return moved
+
+    def _may_copy(self) -> bool:
+        fits = self._store.pending_bytes < _STEP_BYTES
+        return fits and self._store.guard.copies_allowed and not self._warming
+
+    def _has_room(self, place: Place) -> bool:
+        parked = self._table.parked.messages_of(place[0], place[1])
+        return parked < self._settings.fifo_parked_messages
+
+    def _move_from(self, place: Place, limit: int) -> int:
+        progress = self._table.progress(*place)
+        group = self._registry.group_by_id(place[0])
+        topic = self._registry.topic_by_id(place[1])
+        order = progress.order if isinstance(progress, FifoProgress) else None
+        if order is None or not order.followers or group is None or topic is None:
+            del self._moving[place]
+            return 0
+        assert isinstance(progress, FifoProgress)
+        moved = 0
+        for key in list(order.followers):
+            while moved < limit and self._may_copy():
+                if not self._has_room(place):
+                    if self._table.parked.find(*place, key) is None:
+                        order.unpark(key)  # it was only chosen
+                    break
+                found = order.next_follower(key)
+                if found is None:
+                    break
+                self._park(place, progress, group, topic, key, found)
+                moved += 1
+        return moved
+
+    def _park(
+        self,
+        place: Place,
+        progress: FifoProgress,
+        group: SubscriptionGroup,
+        topic: TopicConfig,
+        key: bytes,
+        found: tuple[int, Unit],
+    ) -> None:
+        offset, unit = found
+        order = progress.order
+        assert order is not None
+        where = self._bodies.moved_to((topic.id, place[2], offset)) or unit
+        try:
+            (message,) = self._store.reader.read([where], wait=False)
+        except ColdRead:
+            order.give_back(offset)
+            raise
+        expired = not isinstance(message, DamagedMessage) and self._store.reader.is_expired(message)
+        if isinstance(message, DamagedMessage) or expired:
+            self._metrics.passed_over(0, expired)
+            progress.expired += expired
+            order.pass_over(offset)
+            progress.pass_over(offset, offset + 1)
+            return
+        target = self._topic(topics.parked_topic(group.name, topic.name))
+        stamp = self._store.stamp()
+        log_ms = stamp.log_ms
+        token = RevivalToken(False, 0, 0, 0, topic.id, place[2], offset, log_ms, parked=True)
+        attempt = message.attempt + progress.attempts.get(offset, 0)
+        at = self._copy(target, message, token, attempt, stamp)
+        self._table.parking.park(place, target.id, key, origin=offset, offset=at, log_ms=log_ms)
+        self.parked += 1
+
+    def _dead_letter(self, key: ParkedKey, limit: int) -> int:
+        group = self._registry.group_by_id(key.group_id)
+        assert group is not None, "a key parked for no group"
+        progress = self._table.progress(key.group_id, key.parking_id, 0)
+        assert isinstance(progress, FifoProgress), "a parking queue without progress"
+        queue = self._store.queue(key.parking_id, 0)
+        wanted = [
+            offset
+            for _, offset in key.messages[: limit + len(progress.held)]
+            if offset < min(key.until, queue.count) and offset not in progress.held
+        ]
+        moved = 0
+        for offset in wanted[:limit]:
+            if not self._may_copy():
+                break
+            unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
+            (message,) = self._store.reader.read([unit], wait=False)
+            if isinstance(message, DamagedMessage):
+                self.say(key.group_id, key.parking_id, offset, Unpark.SKIP, alone=True)
+                continue
+            first = message.token
+            assert first is not None, "a parked message without its token"
+            token = RevivalToken(
+                True,
+                0,
+                key.parking_id,
+                offset,
+                first.topic_id,
+                first.queue_id,
+                first.queue_offset,
+                first.first_log_ms,
+                parked=True,
+            )
+            # The last delivery that ended is the attempt it stands for, if there was one.
+            attempt = message.attempt + progress.attempts.get(offset, 0)
+            target = self._topic(topics.dlq_topic(group.name))
+            stamp = self._store.stamp()
+            self._copy(target, message, token, attempt, stamp)
+            self._table.apply_revival(token, stamp.log_ms)
+            self.dead_lettered += 1
+            moved += 1
+        return moved
+
+    def _copy(
+        self,
+        target: TopicConfig,
+        message: StoredMessage,
+        token: RevivalToken,
+        attempt: int,
+        stamp: Stamp,
+    ) -> int:
+        return self._store.put_message(
+            topic_id=target.id,
+            queue_id=0,
+            head=message.head,
+            # Parked, or dead: it waits for a person.
+            properties=without_deadline(message.properties),
+            tag_hash=message.tag_hash,
+            token=token.encode(),
+            attempt=attempt,
+            stamp=stamp,
+        )
+
+    def _topic(self, name: str) -> TopicConfig:
+        wanted = TopicConfig(0, name, queues=1, type=MessageType.MIXED)
+        return self._registry.find_topic(name) or self._registry.create_topic(wanted, internal=True)
+
+    def _warm(self, cold: ColdRead) -> None:
+        """An old body comes from the disk; the next steps do something else meanwhile."""
+        self._warming = True
+
+        def done(error: BaseException | None) -> None:
+            self._warming = False  # an error shows again, at the read that waits
+
+        self._store.readers.submit(lambda: _read(cold), done)
+
+    # -- what operators say
+
+    def change(self, group: SubscriptionGroup, topic: TopicConfig, name: str, what: Unpark) -> int:
+        """Resume, skip or dead-letter the parked message group, in every queue that it is in.
+
+        Returns how many messages that is about; NOT_FOUND when the message group is not parked.
+        """
+        self._store.guard.check_write()
+        keys = [
+            key
+            for key in self._table.parked.of_topic(group.id, topic.id)
+            if key.name == name.encode()
+        ]
+        if not keys:
+            raise Refused(
+                Code.NOT_FOUND,
+                f"message group {name!r} of topic {topic.name} is not parked for consumer group "
+                f"{group.name}: `popmq group show {group.name}` lists those that are",
+            )
+        messages = sum(len(key.messages) for key in keys)
+        for key in keys:
+            self.say(group.id, key.parking_id, key.messages[0][1], what)
+        return messages
+
+    def say(
+        self, group_id: int, parking_id: int, offset: int, what: Unpark, *, alone: bool = False
+    ) -> None:
+        """Write and apply an operator's word about the key that owns the message at `offset`.
+
+        A skip may be about the message there `alone`.
+        """
+        key = self._table.parked.owner(parking_id, offset)
+        assert key is not None, "a word about no parked key"
+        end = 1 + (offset if alone else max(one for _, one in key.messages))
+        record = ReviveRecord(
+            ReviveKind.UNPARKED,
+            self._store.epoch,
+            0,
+            offset if alone else 0,
+            start_offset=offset,
+            topic_id=parking_id,
+            group_id=group_id,
+            link=end,
+            flags=what,
+        )
+        put_revive(self._store, self._table, record)
+
+
+def _read(cold: ColdRead) -> None:
+    cold.warm()

@@ -1,0 +1,184 @@
+"""Controllers: heartbeats, the watch for orders, and requests to alter the SyncStateSet.
+
+Any number of controllers, any of which may be away, old, or wrong: what they say is judged by
+epochs and versions, so it does not matter who says it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from popmq.broker.ha.controller_wire import record_from_wire, view_from_wire
+from popmq.broker.ha.role import GroupRecord, GroupView
+from popmq.common.errors import Code, PopmqError
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
+from popmq.common.wire import controller_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+ANSWER_MS = 2_000
+WATCH_MS = 10_000
+AGAIN_MS = 200  # after a watch that failed
+AWAY_MS = 3_000  # without an answer from any
+
+
+class _Controller:
+    """What is on its way to one of them."""
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.beat_due_ms = 0
+        self.beating = False
+        self.watch_due_ms = 0
+        self.watching = False
+        self.known_view = 0
+        self.heard_ms = -AWAY_MS
+        self.failed_ms = -1  # when it had no answer to an alter request
+        self.refused: Code | None = None  # said once, not at every beat
+
+
+class Controllers:
+    """`registration` makes a heartbeat; `on_view` hears what the group looks like, `on_record`
+    what the record is."""
+
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        *,
+        cluster: str,
+        group: str,
+        heartbeat_ms: int,
+        watches: bool,
+        now_ms: Callable[[], int],
+        registration: Callable[[], bytes],
+        store_id: Callable[[], str],
+        on_view: Callable[[GroupView], None],
+        on_record: Callable[[GroupRecord], None],
+        on_cluster: Callable[[pb.RegisterReply], None] = lambda reply: None,
+    ) -> None:
+        self._all = [_Controller(port) for port in ports]
+        self._cluster = cluster
+        self._group = group
+        self._heartbeat_ms = heartbeat_ms
+        self._watches = watches
+        self._now_ms = now_ms
+        self._registration = registration
+        self._store_id = store_id
+        self._on_view = on_view
+        self._on_record = on_record
+        self._on_cluster = on_cluster
+        self._ended = False
+
+    def attach(self, ports: Sequence[Port]) -> None:
+        """More controllers to speak to."""
+        self._all += [_Controller(port) for port in ports]
+
+    @property
+    def reachable(self) -> bool:
+        """Whether one of them answered lately."""
+        now_ms = self._now_ms()
+        return any(now_ms - one.heard_ms < AWAY_MS for one in self._all)
+
+    def step(self) -> int:
+        now_ms = self._now_ms()
+        for one in self._all:
+            if now_ms >= one.beat_due_ms and not one.beating:
+                self._beat(one, now_ms)
+            if self._watches and now_ms >= one.watch_due_ms and not one.watching:
+                self._watch(one)
+        return 0
+
+    def beat_now(self) -> None:
+        """The role changed: tell them with the next step."""
+        for one in self._all:
+            one.beat_due_ms = 0
+
+    def alter(self, body: bytes) -> None:
+        """Ask one that answers; SetKeeper asks again if nothing comes of it, and then another."""
+        lately = sorted(self._all, key=lambda one: (one.failed_ms, -one.heard_ms))
+        if lately:
+            self._alter(lately[0], body)
+
+    def stop(self) -> None:
+        self._ended = True
+
+    def _ask(
+        self, one: _Controller, kind: Kind, body: bytes, timeout_ms: int, done: OnReply
+    ) -> None:
+        def answered(reply: bytes | PopmqError) -> None:
+            if self._ended:
+                return
+            if not isinstance(reply, PopmqError):
+                one.heard_ms = self._now_ms()
+            try:
+                done(reply)
+            except DecodeError:
+                logger.error("a controller's answer cannot be read", extra={"kind": kind.name})
+
+        one.port.request(kind, body, timeout_ms, answered)
+
+    # -- heartbeats
+
+    def _beat(self, one: _Controller, now_ms: int) -> None:
+        one.beating = True
+        one.beat_due_ms = now_ms + self._heartbeat_ms
+
+        def done(reply: bytes | PopmqError) -> None:
+            one.beating = False
+            if isinstance(reply, PopmqError):
+                self._beat_failed(one, reply)
+                return
+            one.refused = None
+            told = pb.RegisterReply.FromString(reply)
+            self._heartbeat_ms = told.heartbeat_ms or self._heartbeat_ms
+            self._on_cluster(told)
+            if told.HasField("state"):
+                self._on_view(view_from_wire(told.state, self._now_ms()))
+
+        self._ask(one, Kind.REGISTER, self._registration(), ANSWER_MS, done)
+
+    def _beat_failed(self, one: _Controller, error: PopmqError) -> None:
+        away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)
+        if not away and error.code is not one.refused:
+            logger.warning("registration refused", extra={"reason": str(error)})
+        one.refused = None if away else error.code
+
+    # -- orders
+
+    def _watch(self, one: _Controller) -> None:
+        one.watching = True
+        body = pb.WatchGroupRequest(
+            cluster=self._cluster,
+            group=self._group,
+            known_view=one.known_view,
+            wait_ms=WATCH_MS,
+            store_id=self._store_id(),
+        ).SerializeToString()
+
+        def done(reply: bytes | PopmqError) -> None:
+            one.watching = False
+            if isinstance(reply, PopmqError):
+                one.watch_due_ms = self._now_ms() + AGAIN_MS
+                return
+            view = view_from_wire(pb.WatchGroupReply.FromString(reply).state, self._now_ms())
+            one.known_view = view.view
+            self._on_view(view)
+
+        self._ask(one, Kind.WATCH_GROUP, body, WATCH_MS + ANSWER_MS, done)
+
+    # -- the SyncStateSet
+
+    def _alter(self, one: _Controller, body: bytes) -> None:
+        def done(reply: bytes | PopmqError) -> None:
+            if isinstance(reply, PopmqError):
+                one.failed_ms = self._now_ms()
+                logger.info("no answer to an alter request", extra={"reason": str(reply)})
+                return
+            told = pb.AlterSyncStateSetReply.FromString(reply)
+            if told.outcome == pb.AlterSyncStateSetReply.UNKNOWN:
+                one.failed_ms = self._now_ms()
+            if told.HasField("record"):
+                self._on_record(record_from_wire(told.record))
+
+        self._ask(one, Kind.ALTER_SYNC_STATE_SET, body, ANSWER_MS, done)

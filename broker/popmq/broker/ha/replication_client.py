@@ -1,0 +1,415 @@
+"""SlaveSide: follows the master of one epoch: agrees where the logs part, copies, acknowledges.
+
+The invariant (R21, R23): nothing is appended, acknowledged or taken for confirmed before this
+log was cut to what the master has, on the answer of this very connection; and what is
+acknowledged is on the disk.
+"""
+
+import logging
+from collections.abc import Callable
+from enum import Enum
+
+from popmq.broker.ha.catch_up_progress import Copying
+from popmq.broker.ha.differing_snapshots import OnPiece
+from popmq.broker.ha.epoch_file import EpochFile, consistent_point
+from popmq.broker.ha.identity import Identity
+from popmq.broker.ha.master_session import Link
+from popmq.broker.ha.snapshot_download import SnapshotCopy
+from popmq.broker.store.message_store import MessageStore
+from popmq.broker.store.slave_store import SlaveStore
+from popmq.common.errors import PopmqError
+from popmq.common.protocol import replication_payloads as replication
+from popmq.common.protocol.messaging_payloads import Kind, Port
+from popmq.common.protocol.replication_payloads import (
+    Block,
+    HandshakeReply,
+    MasterTimers,
+    TablesMark,
+)
+from popmq.common.record.message import BadRecord
+from popmq.common.settings.replication_settings import ReplicationSettings
+
+logger = logging.getLogger(__name__)
+
+AHEAD_FETCHES = 8  # received and not yet on the disk; then the slave waits for its disk
+
+
+class Phase(Enum):
+    RESTING = "resting"  # until it may try (again)
+    SHAKING = "shaking hands"
+    CUTTING = "cutting"
+    COPYING = "copying a snapshot"
+    FOLLOWING = "following"
+    ENDED = "ended"
+
+
+class Rebuild(Exception):
+    """This log cannot be brought to the master's by cutting and copying: a new store has to be."""
+
+
+class RuleBroken(AssertionError):
+    """What is confirmed would have to go: the broker stops before it does harm (R22)."""
+
+
+class SlaveSide:
+    """`members` are the record's set; `store` follows (`MessageStore.follow`).
+
+    `on_rebuild` hears why this log is of no use, `on_broken` what must never happen, `on_timers`
+    the master's TimerCheckPoint. `mark` is what the master is to know of this store's tables.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        identity: Identity,
+        epochs: EpochFile,
+        port: Port,
+        settings: ReplicationSettings,
+        *,
+        node: str,
+        members: frozenset[str],
+        log_id: Callable[[], str],
+        timer_sync_ms: int,
+        now_ms: Callable[[], int],
+        on_rebuild: Callable[[str], None],
+        on_broken: Callable[[BaseException], None],
+        on_timers: Callable[[MasterTimers], None],
+        copying: Copying,
+        snapshot: SnapshotCopy,
+        mark: Callable[[], TablesMark] = lambda: TablesMark.EQUAL,
+    ) -> None:
+        self.phase = Phase.RESTING
+        self.cutting = False  # goes on when this side is stopped
+        self.truncations = 0
+        self.truncated_bytes = 0
+        self.master_end = 0
+        self.copying = copying
+        self._snapshot = snapshot
+        self._store = store
+        self._identity = identity
+        self._epochs = epochs
+        self._settings = settings
+        self._node = node
+        self.members = members
+        self._log_id = log_id
+        self._timer_sync_ms = timer_sync_ms
+        self._now_ms = now_ms
+        self._on_rebuild = on_rebuild
+        self._on_broken = on_broken
+        self._on_timers = on_timers
+        self._link = Link(port, now_ms, on_lost=self._rest)
+        self._epoch = identity.epoch
+        self._session = 0
+        self._confirmed = 0  # as the master told it, in this session
+        self._acked = -1
+        self._mark = mark
+        self._marked = TablesMark.EQUAL  # in the last acknowledgement
+        self._round = 0  # of the master's last block
+        self._acking = self._fetching = self._asking_timers = False
+        self._timers_due_ms = 0
+
+    # -- from outside
+
+    def step(self) -> int:
+        """What time asks for. Returns how much was done."""
+        now_ms = self._now_ms()
+        if self.phase is Phase.RESTING and self._link.may_try(now_ms):
+            self._shake_hands()
+            return 1
+        if self.phase is Phase.COPYING:
+            self._snapshot.step()
+        if self.phase is not Phase.FOLLOWING:
+            return 0
+        if self._identity.copying and not self._slave.apply.rebuilding:
+            logger.info("the copy is whole", extra={"position": self._slave.applied})
+            self._identity.copied()
+        self._fetch()
+        self._ack()
+        self.copying.look(self._store.end, self.master_end, now_ms)
+        if now_ms >= self._timers_due_ms and not self._asking_timers:
+            self._timers_due_ms = now_ms + self._timer_sync_ms
+            self._ask_timers()
+        return 0
+
+    def durable(self, position: int) -> None:
+        """This disk has everything below `position`: the master may count on it (R23)."""
+        self._ack()
+        self._fetch()
+
+    def stop(self) -> None:
+        """Another order came: nothing that is on its way counts any more."""
+        self.phase = Phase.ENDED
+        self._link.end()
+
+    @property
+    def following(self) -> bool:
+        return self.phase is Phase.FOLLOWING
+
+    # -- the handshake
+
+    def _shake_hands(self) -> None:
+        self.phase = Phase.SHAKING
+        self._session, self._acked, self._round = 0, -1, 0
+        self._acking = self._fetching = self._asking_timers = False
+        body = replication.encode_handshake(
+            replication.Handshake(
+                self._epoch,
+                self._identity.store_id,
+                self._node,
+                self._log_id(),
+                self._store.end,
+                self._store.replicas.segment_bytes,
+            )
+        )
+        self._link.begin()
+        self._link.ask(Kind.HANDSHAKE, body, 2_000, self._shaken)
+
+    def _shaken(self, body: bytes) -> None:
+        reply = replication.decode_handshake_reply(body)
+        if reply.epoch != self._epoch:  # R10; the master would not have answered
+            self._lose(f"the master speaks of epoch {reply.epoch}")
+            return
+        self.master_end = reply.end
+        try:
+            point = self._point(reply)
+        except Rebuild as reason:
+            self.stop()
+            self._on_rebuild(str(reason))
+            return
+        except RuleBroken as broken:
+            self.stop()
+            self._on_broken(broken)
+            return
+        if point < self._store.end:
+            self._cut(point, reply)
+        elif self._identity.copying and not self._snapshot.ready and reply.start > 0:
+            self._copy_snapshot(reply)
+        else:
+            self._agreed(reply)
+
+    def _point(self, reply: HandshakeReply) -> int:
+        """Up to where both logs are the same (R21); Rebuild when that is of no use."""
+        own_id, end = self._identity.store_id, self._store.end
+        if not self._epochs.entries:  # nothing was ever appended
+            began = not self._identity.copying or self._snapshot.ready
+            if began and end < reply.start:
+                raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
+            return end
+        point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
+        # The first master may lose all that it wrote while nothing is confirmed (R21: none is 0).
+        began = self._store.confirmed > 0 or self._store.start > 0
+        broken = began if point is None else point < self._store.confirmed
+        if own_id in self.members and broken:
+            raise RuleBroken(
+                f"the master of epoch {self._epoch} agrees with this log up to {point}, but it is "
+                f"confirmed up to {self._store.confirmed}, and this store is in the set"
+            )
+        if point is None:
+            raise Rebuild("the master's log and this one have no epoch in common")
+        if point < self._store.confirmed:
+            raise Rebuild(f"the master's log parts from this one at {point}, which was applied")
+        if point < reply.start:
+            raise Rebuild(f"the master's log begins at {reply.start}, behind {point}")
+        if point <= self._store.start:
+            raise Rebuild(f"the master's log parts from this one at {point}")
+        return point
+
+    def _cut(self, point: int, reply: HandshakeReply) -> None:
+        """Remove what the master never had: the log first, then what says whose it was."""
+        self.phase = Phase.CUTTING
+        self.cutting = True
+        gone = self._store.end - point
+        logger.warning(
+            "log truncated",
+            extra={"node": self._node, "position": point, "bytes": gone, "epoch": self._epoch},
+        )
+        self.truncations += 1
+        self.truncated_bytes += gone
+
+        def done() -> None:
+            self.cutting = False
+            self._epochs.cut_suffix(point)
+            if self.phase is Phase.CUTTING:
+                self._agreed(reply)
+
+        self._slave.cut(point, done)
+
+    def _copy_snapshot(self, reply: HandshakeReply) -> None:
+        """The records before the master's first are known to its snapshot only (D1)."""
+        self.phase = Phase.COPYING
+        self._session = reply.session
+        logger.info(
+            "copying a snapshot",
+            extra={"position": reply.snapshot_position, "bytes": reply.snapshot_bytes},
+        )
+
+        def done() -> None:
+            if self.phase is Phase.COPYING and self._session == reply.session:
+                self._agreed(reply)
+
+        self._snapshot.fetch(
+            self._link, reply, self._identity.store_id, done=done, failed=self._lose, bad=self._bad
+        )
+
+    def _bad(self, reason: str) -> None:
+        self.stop()
+        self._on_rebuild(reason)
+
+    def _agreed(self, reply: HandshakeReply) -> None:
+        """From here on this log is the beginning of the master's, or of what it has of it."""
+        self.phase = Phase.FOLLOWING
+        self._session = reply.session
+        if self._identity.copying and not self._snapshot.ready:
+            self._identity.copied()  # it begins where the log did: any part of that is whole
+        self._timers_due_ms = self._now_ms()
+        self.copying.begin(self._store.end, reply.end, self._now_ms())
+        self._link.good()
+        logger.info(
+            "following the master",
+            extra={"epoch": self._epoch, "position": self._store.end, "end": reply.end},
+        )
+        self._take_confirmed(reply.confirmed)
+        self._ack()
+        self._fetch()
+
+    # -- the log
+
+    def _fetch(self) -> None:
+        behind = self._store.end - self._store.durable
+        if (
+            self._fetching
+            or self.phase is not Phase.FOLLOWING
+            or behind > AHEAD_FETCHES * self._settings.fetch_bytes
+        ):
+            return
+        self._fetching = True
+        wait_ms = self._settings.fetch_wait_ms
+        body = replication.encode_fetch(
+            replication.Fetch(
+                self._epoch,
+                self._identity.store_id,
+                self._session,
+                self._store.end,
+                self._settings.fetch_bytes,
+                self._confirmed,
+                wait_ms,
+                self._round,
+            )
+        )
+        self._link.ask(Kind.FETCH, body, wait_ms + 2_000, self._fetched)
+
+    def _fetched(self, body: bytes) -> None:
+        block = replication.decode_block(body)
+        self._fetching = False
+        if block.epoch != self._epoch:
+            self._lose(f"the master speaks of epoch {block.epoch}")
+            return
+        self.master_end = max(self.master_end, block.end)
+        self._round = block.round
+        if block.data:
+            try:
+                self._take_block(block)
+            except BadRecord as error:
+                logger.error("a block of log was refused", extra={"reason": str(error)})
+                self._lose(str(error))
+                return
+            except PopmqError as error:  # the disk is full
+                self._lose(str(error))
+                return
+        self._take_confirmed(block.confirmed)
+        self._fetch()
+
+    def _take_block(self, block: Block) -> None:
+        """Append it, once its epoch is on the disk (R6, R23). BadRecord when it does not fit."""
+        end, entries = self._store.end, self._epochs.entries
+        if block.position != end:
+            raise BadRecord(f"a block of position {block.position}, but the log ends at {end}")
+        last = entries[-1] if entries else None
+        if last is not None and block.block_epoch == last.epoch:
+            if block.epoch_start != last.start:
+                raise BadRecord(f"epoch {last.epoch} begins at {block.epoch_start} there")
+        elif last is not None and (block.block_epoch < last.epoch or block.epoch_start != end):
+            raise BadRecord(f"epoch {block.block_epoch} of {block.epoch_start} behind {last}")
+        elif block.block_epoch > self._epoch:
+            raise BadRecord(f"epoch {block.block_epoch} in the log of epoch {self._epoch}")
+        else:
+            self._epochs.append(block.block_epoch, block.epoch_start)
+        taken = self._slave.append_block(block.position, block.data)
+        self._store.log_clock.sample(taken.log_ms, epoch=self._epoch)
+
+    # -- acks
+
+    def _ack(self) -> None:
+        durable, mark = self._store.durable, self._mark()
+        if (
+            self._acking
+            or self.phase is not Phase.FOLLOWING
+            or self._identity.copying  # its log has no tables yet: it could not be elected
+            or (durable <= self._acked and mark is self._marked)
+        ):
+            return
+        self._acking, self._acked, self._marked = True, durable, mark
+        body = replication.encode_acked(
+            replication.Acked(self._epoch, self._identity.store_id, self._session, durable, mark)
+        )
+        self._link.ask(Kind.ACKED, body, 2_000, self._ack_taken)
+
+    def _ack_taken(self, body: bytes) -> None:
+        reply = replication.decode_acked_reply(body)
+        self._acking = False
+        if reply.epoch != self._epoch:
+            self._lose(f"the master speaks of epoch {reply.epoch}")
+            return
+        self._take_confirmed(reply.confirmed)
+        self._ack()
+
+    def _take_confirmed(self, confirmed: int) -> None:
+        """Told by the master of this session, after this log was cut (R17, R21)."""
+        self._confirmed = max(self._confirmed, confirmed)
+        self._store.confirm(min(self._confirmed, self._store.end))
+
+    # -- a snapshot of the master, to be looked at (differing_snapshots.py)
+
+    @property
+    def session(self) -> int:
+        """0 while there is none."""
+        return self._session if self.phase is Phase.FOLLOWING else 0
+
+    def read_snapshot(self, position: int, offset: int, size: int, on_piece: OnPiece) -> None:
+        own_id = self._identity.store_id
+        body = replication.encode_read_snapshot(
+            replication.ReadSnapshot(self._epoch, own_id, self._session, position, offset, size)
+        )
+        self._link.ask(Kind.READ_SNAPSHOT, body, 10_000, on_piece, on_piece)
+
+    # -- timers
+
+    def _ask_timers(self) -> None:
+        self._asking_timers = True
+        body = replication.encode_ask_timers(
+            replication.AskTimers(self._epoch, self._identity.store_id, self._session)
+        )
+        self._link.ask(Kind.TIMER_CHECK_POINT, body, 2_000, self._timers_told)
+
+    def _timers_told(self, body: bytes) -> None:
+        self._asking_timers = False
+        timers = replication.decode_master_timers(body)
+        if timers.epoch == self._epoch:
+            self._on_timers(timers)
+
+    @property
+    def _slave(self) -> SlaveStore:
+        slave = self._store.slave
+        assert slave is not None, "the store of a slave follows"
+        return slave
+
+    # -- trouble
+
+    def _lose(self, reason: str) -> None:
+        """Give this session up and shake hands again, after a while."""
+        self._link.lose(reason)
+
+    def _rest(self) -> None:
+        """The session is over. A cut that began goes on and is not undone by that."""
+        if self.phase in (Phase.SHAKING, Phase.COPYING, Phase.FOLLOWING):
+            self.phase = Phase.RESTING

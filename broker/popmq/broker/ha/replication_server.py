@@ -1,0 +1,414 @@
+"""MasterSide: gives the log to slaves, and turns what they acknowledge into confirmed (R10, R15).
+
+Everything that a slave says names epoch, store and session; what does not fit is refused and
+counts for nothing.  No waiting in here: a FETCH with nothing to be told stays until `grown`,
+`step` or its end.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+
+from popmq.broker.ha.epoch_file import EpochFile
+from popmq.broker.ha.memory_confirmation import Received
+from popmq.broker.ha.slave_progress import Follower, Rate, WaitingFetch
+from popmq.broker.ha.snapshot_source import SnapshotSource
+from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.sync_state_set_updater import SetKeeper
+from popmq.broker.store.message_store import MessageStore
+from popmq.common.disk import ColdRead
+from popmq.common.errors import Code, NotMaster, PopmqError, Refused
+from popmq.common.protocol import replication_payloads as replication
+from popmq.common.protocol.messaging_payloads import Kind, OnReply
+from popmq.common.protocol.replication_payloads import (
+    Block,
+    HandshakeReply,
+    MasterTimers,
+    TablesMark,
+)
+from popmq.common.settings.replication_settings import ReplicationSettings
+
+logger = logging.getLogger(__name__)
+
+TELL_CONFIRMED_MS = 20  # who copies nothing hears of the confirmed position so much later
+FOLLOWER_LIMIT = 32
+# Between snapshots that are made only so that a slave compares its tables: one that does not know
+# whether they are this master's, and one that knows that they were not.
+COMPARE_MS = 30_000
+COMPARE_AGAIN_MS = 300_000
+NEAR_BLOCKS = 4  # of a slave that is to join: so many fetches behind the end
+
+
+class MasterSide:
+    def __init__(
+        self,
+        store: MessageStore,
+        sync: SyncState,
+        epochs: EpochFile,
+        snapshots: SnapshotSource,
+        settings: ReplicationSettings,
+        *,
+        log_id: Callable[[], str],
+        timers: Callable[[], MasterTimers],
+        ask: Callable[[Alter], None],
+        reachable: Callable[[], bool],
+        now_ms: Callable[[], int],
+        rng: random.Random,
+    ) -> None:
+        self.sync = sync
+        self.followers: dict[str, Follower] = {}
+        self.refused = 0
+        self._store = store
+        self._epochs = epochs
+        self._snapshots = snapshots
+        self._settings = settings
+        self._log_id = log_id
+        self._timers = timers
+        self._now_ms = now_ms
+        self._rng = rng
+        self._number = 0
+        self._compared_ms = now_ms() - COMPARE_MS  # when the last such snapshot was asked for
+        self._waiting: dict[int, Follower] = {}
+        self._rate = Rate(settings.catch_up_bytes_per_second, settings.fetch_bytes, now_ms())
+        self.received = Received(
+            sync,
+            self.followers,
+            end=lambda: store.end,
+            soon=lambda work: store.soon(work),
+            nudge=self._begin_round,
+        )
+        self.keeper = SetKeeper(
+            sync,
+            self.followers,
+            laggard_ms=settings.laggard_ms,
+            near_bytes=NEAR_BLOCKS * settings.fetch_bytes,
+            began_ms=now_ms(),
+            ask=ask,
+            reachable=reachable,
+        )
+
+    # -- what the broker itself says
+
+    def durable(self, position: int) -> None:
+        """This disk has everything below `position` (R15)."""
+        if self.sync.fsynced(self.sync.own_id, position):
+            self._confirmed()
+        self.grown()  # without a tail in memory it can be read only now
+
+    def grown(self) -> None:
+        """Something was appended: whoever waits for it gets it."""
+        for follower in list(self._waiting.values()):
+            self._try(follower)
+
+    def learn(self, *, epoch: int, version: int, members: frozenset[str]) -> None:
+        """The record was read (R18, R20)."""
+        before = self.sync.members
+        if self.sync.learn(epoch=epoch, version=version, members=members):
+            self._confirmed()
+        self.received.look()
+        if self.sync.members != before:
+            logger.info(
+                "sync state set",
+                extra={"members": sorted(self.sync.members), "version": self.sync.version},
+            )
+
+    def step(self) -> int:
+        """Ends of waits, laggards and candidates. Returns how much was done."""
+        now_ms = self._now_ms()
+        done = self.keeper.step(end=self._store.end, now_ms=now_ms)
+        if self._comparison_is_due(now_ms):
+            self._compared_ms = now_ms
+            self._store.snapshots.wanted = True
+        for follower in list(self._waiting.values()):
+            fetch = follower.fetch
+            if fetch is None or fetch.reading:
+                continue
+            late = now_ms >= fetch.since_ms + TELL_CONFIRMED_MS
+            if now_ms >= fetch.until_ms or (late and follower.told < self.sync.confirmed):
+                self._answer(follower, fetch, b"")
+            else:
+                self._try(follower)
+        return done
+
+    def _comparison_is_due(self, now_ms: int) -> bool:
+        """Whether a slave that still speaks waits for a snapshot to compare its tables with."""
+        marks = {
+            one.tables
+            for one in self.followers.values()
+            if not one.is_silent(now_ms, self._settings.laggard_ms)
+        }
+        since_ms = now_ms - self._compared_ms
+        if TablesMark.COMPARE in marks:
+            return since_ms >= COMPARE_MS
+        return TablesMark.DIFFER in marks and since_ms >= COMPARE_AGAIN_MS
+
+    def stop(self) -> None:
+        """Not the master any more: nobody is told anything but that."""
+        self.received.stop()
+        for follower in list(self._waiting.values()):
+            self._refuse_fetch(follower, NotMaster("this broker is not the master any more"))
+
+    # -- what slaves ask
+
+    def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
+        """Serve one request of a slave; returns a number for `cancel`."""
+        self._number += 1
+        try:
+            self._serve(kind, body, on_reply)
+        except PopmqError as refusal:
+            self.refused += 1
+            on_reply(refusal)
+        return self._number
+
+    def cancel(self, number: int) -> None:
+        """The asker is gone, or does not wait any longer."""
+        follower = self._waiting.pop(number, None)
+        if follower is not None:
+            follower.fetch = None
+            follower.closed(self._now_ms(), self._settings.laggard_ms)
+
+    def lost(self, node: str) -> None:
+        """A connection of that node ended, whether it waited for an answer or not."""
+        for follower in self.followers.values():
+            if follower.node == node:
+                follower.closed(self._now_ms(), self._settings.laggard_ms)
+
+    def _serve(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
+        match kind:
+            case Kind.FETCH:
+                self._fetch(replication.decode_fetch(body), on_reply)
+            case Kind.ACKED:
+                on_reply(self._acked(replication.decode_acked(body)))
+            case Kind.HANDSHAKE:
+                on_reply(self._handshake(replication.decode_handshake(body)))
+            case Kind.READ_SNAPSHOT:
+                self._read_snapshot(replication.decode_read_snapshot(body), on_reply)
+            case Kind.TIMER_CHECK_POINT:
+                asked = replication.decode_ask_timers(body)
+                self._follower(asked.epoch, asked.store_id, asked.session)
+                on_reply(replication.encode_master_timers(self._timers()))
+            case _:
+                raise Refused(Code.UNSUPPORTED, f"a master does not serve requests of {kind.name}")
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self.sync.epoch:
+            raise NotMaster(f"epoch {epoch} was asked for, this is the master of {self.sync.epoch}")
+
+    def _follower(self, epoch: int, store_id: str, session: int) -> Follower:
+        """Who speaks, if it is this epoch's newest session of that store (R10)."""
+        self._check_epoch(epoch)
+        follower = self.followers.get(store_id)
+        if follower is None or follower.session != session:
+            raise Refused(
+                Code.PRECONDITION_FAILED,
+                f"session {session} of store {store_id[:32]} is over: shake hands again",
+            )
+        follower.hear(self._now_ms())
+        return follower
+
+    def _handshake(self, asked: replication.Handshake) -> bytes:
+        self._check_epoch(asked.epoch)
+        log_id = self._log_id()
+        # One that was just elected may not have applied the record that names its log.
+        if asked.log_id and log_id and asked.log_id != log_id:
+            raise Refused(
+                Code.FORBIDDEN,
+                f"node {asked.node} has the log of another broker group ({asked.log_id[:32]}, "
+                f"this one's is {log_id}): give it a data directory of its own",
+            )
+        segment_bytes = self._store.replicas.segment_bytes
+        if asked.segment_bytes != segment_bytes:
+            raise Refused(
+                Code.PRECONDITION_FAILED,
+                f"node {asked.node} has segments of {asked.segment_bytes} bytes, the master's have "
+                f"{segment_bytes} (store.segment_bytes): the logs of a broker group are the same",
+            )
+        now_ms = self._now_ms()
+        known = self.followers.get(asked.store_id)
+        if known is not None:
+            self._refuse_fetch(known, Refused(Code.PRECONDITION_FAILED, "a newer session began"))
+        self._make_room(asked.store_id, now_ms)
+        follower = Follower(
+            store_id=asked.store_id,
+            node=asked.node,
+            session=self._rng.getrandbits(63) | 1,
+            heard_ms=now_ms,
+            kept_up_ms=known.kept_up_ms if known else now_ms,
+            position=asked.end,
+            mark_position=self._store.end,
+            mark_ms=now_ms,
+            tables=known.tables if known else TablesMark.EQUAL,
+        )
+        self.followers[asked.store_id] = follower
+        self.sync.holds.pop(asked.store_id, None)  # it may have restarted, and lost its memory
+        logger.info("slave connected", extra={"node": asked.node, "end_bytes": asked.end})
+        snapshot_position, snapshot_bytes = self._snapshots.newest()
+        return replication.encode_handshake_reply(
+            HandshakeReply(
+                self.sync.epoch,
+                self.sync.own_id,
+                follower.session,
+                log_id,
+                self._store.start,
+                self._store.end,
+                self.sync.confirmed,
+                snapshot_position,
+                snapshot_bytes,
+                self._epochs.entries,
+            )
+        )
+
+    def _make_room(self, store_id: str, now_ms: int) -> None:
+        """Stores that were rebuilt leave their old names behind."""
+        if store_id in self.followers or len(self.followers) < FOLLOWER_LIMIT:
+            return
+        silent = [
+            one
+            for one in self.followers.values()
+            if one.is_silent(now_ms, self._settings.laggard_ms)
+            and one.store_id not in self.sync.in_force
+        ]
+        if not silent:
+            raise Refused(
+                Code.TOO_MANY_REQUESTS, f"{FOLLOWER_LIMIT} slaves are connected, which is the limit"
+            )
+        del self.followers[min(silent, key=lambda one: one.heard_ms).store_id]
+
+    # -- acks
+
+    def _acked(self, asked: replication.Acked) -> bytes:
+        follower = self._follower(asked.epoch, asked.store_id, asked.session)
+        if asked.position > self._store.end:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"node {follower.node} acknowledges {asked.position}, but the log ends at "
+                f"{self._store.end}",
+            )
+        follower.ack(asked.position, end=self._store.end, now_ms=self._now_ms())
+        if asked.tables is not follower.tables:
+            follower.tables = asked.tables
+            logger.info(
+                "tables of a slave", extra={"node": follower.node, "are": asked.tables.name}
+            )
+        if self.sync.fsynced(asked.store_id, asked.position):
+            self._confirmed()
+        self.received.look()
+        follower.told = self.sync.confirmed
+        reply = replication.AckedReply(self.sync.epoch, self.sync.confirmed)
+        return replication.encode_acked_reply(reply)
+
+    def _confirmed(self) -> None:
+        self._store.confirm(self.sync.confirmed)
+
+    # -- the log
+
+    def _fetch(self, asked: replication.Fetch, on_reply: OnReply) -> None:
+        follower = self._follower(asked.epoch, asked.store_id, asked.session)
+        self._refuse_fetch(follower, Refused(Code.PRECONDITION_FAILED, "a newer fetch came"))
+        now_ms = self._now_ms()
+        follower.position, follower.told = asked.position, asked.confirmed
+        wait_ms = min(asked.wait_ms, self._settings.fetch_wait_ms)
+        fetch = WaitingFetch(
+            self._number, asked.position, asked.max_bytes, now_ms, now_ms + wait_ms, on_reply
+        )
+        follower.fetch = fetch
+        self._waiting[fetch.number] = follower
+        self.received.heard(follower, asked)
+        self.received.look()
+        self._try(follower)
+
+    def _try(self, follower: Follower) -> None:
+        """Answer its fetch if there is something to copy, and it may."""
+        fetch = follower.fetch
+        if fetch is None or fetch.reading:
+            return
+        if fetch.position == self._store.end:
+            if follower.told_round < self.received.round:
+                self._answer(follower, fetch, b"")  # it is to speak again
+            return
+        limit = min(fetch.max_bytes, self._settings.fetch_bytes)
+        held_back = follower.store_id not in self.sync.in_force
+        if held_back and self._rate.left(self._now_ms()) <= 0:
+            return
+        try:
+            data = self._read(fetch.position, limit)
+        except ColdRead as cold:
+            self._warm(follower, fetch, cold)
+            return
+        except PopmqError as refusal:
+            self._refuse_fetch(follower, refusal)
+            return
+        if data:
+            if held_back:
+                self._rate.take(len(data))
+            self._answer(follower, fetch, data)
+
+    def _read(self, position: int, limit: int) -> bytes:
+        """Whole records of one epoch; b"" when they are not to be read yet."""
+        end = self._epochs.end_of_epoch(position, self._store.end)
+        known = self._store.start <= position <= self._store.end
+        data = self._store.replicas.recent(position, min(limit, end - position)) if known else None
+        if data is None or self._epochs.entry_at(position) is None:
+            raise Refused(
+                Code.ILLEGAL_OFFSET,
+                f"position {position} is not in the log, which begins at {self._store.start} "
+                f"and ends at {self._store.end}: shake hands again",
+            )
+        return data
+
+    def _warm(self, follower: Follower, fetch: WaitingFetch, cold: ColdRead) -> None:
+        """Read on a thread that may wait (D3), then try again."""
+        fetch.reading = True
+        self._store.readers.submit(lambda: _warm(cold), partial(self._warmed, follower, fetch))
+
+    def _warmed(self, follower: Follower, fetch: WaitingFetch, error: BaseException | None) -> None:
+        fetch.reading = False
+        if follower.fetch is not fetch:
+            return
+        if error is not None:
+            logger.error("cannot read the log for a slave", extra={"reason": str(error)})
+            refusal = Refused(Code.INTERNAL_ERROR, f"the log cannot be read: {error}")
+            self._refuse_fetch(follower, refusal)
+        else:
+            self._try(follower)
+
+    def _answer(self, follower: Follower, fetch: WaitingFetch, data: bytes) -> None:
+        self._waiting.pop(fetch.number, None)
+        follower.fetch = None
+        follower.told_round = self.received.round
+        entry = self._epochs.entry_at(fetch.position)
+        block_epoch, epoch_start = entry or (0, 0)
+        follower.told = self.sync.confirmed
+        block = Block(
+            self.sync.epoch,
+            block_epoch,
+            epoch_start,
+            fetch.position,
+            self.sync.confirmed,
+            self._store.end,
+            data,
+            follower.told_round,
+        )
+        fetch.on_reply(replication.encode_block(block))
+
+    def _begin_round(self) -> None:
+        for follower in list(self._waiting.values()):
+            self._try(follower)
+
+    def _refuse_fetch(self, follower: Follower, refusal: PopmqError) -> None:
+        fetch, follower.fetch = follower.fetch, None
+        if fetch is not None:
+            self._waiting.pop(fetch.number, None)
+            fetch.on_reply(refusal)
+
+    # -- snapshots
+
+    def _read_snapshot(self, asked: replication.ReadSnapshot, on_reply: OnReply) -> None:
+        self._follower(asked.epoch, asked.store_id, asked.session)
+        size = min(asked.max_bytes, self._settings.fetch_bytes)
+        self._snapshots.read(asked.snapshot_position, asked.offset, size, on_reply)
+
+
+def _warm(cold: ColdRead) -> None:
+    cold.warm()

@@ -1,0 +1,71 @@
+"""TAKE_TIMERS: pending timers that come from another broker group (docs/concepts/timer.md, "Moved
+to another broker group"); and what DRAIN tells of a group, beside its lag."""
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.diagnostics.lag import unread_lites
+from popmq.broker.timer.incoming_timers import Arriving
+from popmq.common.errors import Code, Refused, Unavailable
+from popmq.common.wire import admin_pb2 as pb
+from popmq.common.wire import replication_pb2 as replication
+
+
+def take_timers(broker: Broker, body: bytes) -> bytes:
+    """Store what is not here. A refusal may come in the middle: asked again, it goes on there.
+
+    Also while this group is drained itself: it was promised that somebody takes them, and it
+    hands them on like its own.
+    """
+    request = replication.TakeTimersRequest.FromString(body)
+    own = broker.settings.cluster.name, broker.settings.broker.name
+    if request.cluster != own[0] or request.group == own[1] or not request.origin:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"broker group {own[1]} of cluster {own[0]} takes no timers of broker group "
+            f"{request.group[:100]!r} of cluster {request.cluster[:100]!r}",
+        )
+    broker.store.check_admission()
+    for one in request.timers:
+        if not broker.timers.arrivals.is_here(request.origin, one.move):
+            _check_topic(broker, one)
+            broker.timers.arrivals.take(
+                request.origin,
+                Arriving(
+                    one.move,
+                    one.topic_id,
+                    one.queue_id,
+                    one.tag_hash,
+                    one.due_ms,
+                    one.head,
+                    one.properties,
+                ),
+            )
+    return replication.TakeTimersReply().SerializeToString()
+
+
+def _check_topic(broker: Broker, one: replication.TakeTimersRequest.Timer) -> None:
+    """A topic that is not copied yet would be taken for one that was deleted."""
+    if one.topic and broker.registry.topic_by_id(one.topic_id) is None:
+        if broker.registry.owner:
+            broker.registry.want_topic(one.topic)
+        raise Unavailable(
+            f"broker group {broker.settings.broker.name} has no topic {one.topic} with the number "
+            f"{one.topic_id} yet: ask again"
+        )
+
+
+def drain_reply(broker: Broker) -> bytes:
+    """The encoded DrainReply, as of now."""
+    departures = broker.timers.departures
+    subscribed = broker.lites.subscriptions.topics()
+    unread = unread_lites(broker.store, broker.registry, broker.table, subscribed)
+    return pb.DrainReply(
+        status=pb.Status(code=Code.OK, message="OK"),
+        draining=broker.registry.draining,
+        timers=broker.timers.state.pending_total,
+        leaving=len(departures.leaving),
+        moved=departures.moved,
+        waits=departures.waits,
+        counted=True,
+        transactions=len(broker.transactions.table.pending),
+        unread=[pb.DrainReply.Unread(topic=topic.name, messages=count) for topic, count in unread],
+    ).SerializeToString()

@@ -1,0 +1,101 @@
+"""Notifications: receives of proxies that ask only whether there is something to receive.
+
+A front poll waits at every broker group like this and pops where something came (RocketMQ: pop
+with notify).  Of all that wait for a group's messages one is told at a time: the others would
+come for nothing.  The next one is told when a receive of the group got something, or TOLD_MS
+later, so that a hit that nobody follows costs the message no more than that.
+"""
+
+from functools import partial
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.handlers.client_requests import ClientRequests
+from popmq.broker.lite.lite_service import waiting_client
+from popmq.broker.pop.long_polling import Attempt, Waiter
+from popmq.broker.pop.pop_service import Want
+from popmq.common.protocol.messaging_payloads import OnReply, PopReply, PopRequest, encode_pop_reply
+
+TOLD_MS = 100
+Told = tuple[int, int, int]  # topic, group, and of lite topics the client, who alone has its own
+SOMETHING = encode_pop_reply(PopReply([], 1, 0))
+NOTHING = encode_pop_reply(PopReply([], 0, 0))
+
+
+class Notifications:
+    def __init__(self, broker: Broker, clients: ClientRequests) -> None:
+        self._broker = broker
+        self._clients = clients
+        self._waiting: dict[int, Waiter] = {}
+        self.told: dict[Told, int] = {}  # until when nobody else is told
+
+    def serve(self, request: PopRequest, want: Want, on_reply: OnReply, number: int) -> None:
+        """Answer now, or when something comes, or with nothing when `request.poll_ms` are over."""
+        if self._is_ready(want):
+            self._tell(want, on_reply)
+        elif request.poll_ms <= 0:
+            on_reply(NOTHING)
+        else:
+            self._park(request, want, on_reply, number)
+
+    def cancel(self, number: int) -> bool:
+        """The asker is gone; whether it was one of these."""
+        waiter = self._waiting.pop(number, None)
+        if waiter is not None:
+            self._broker.polling.remove(waiter)
+        return waiter is not None
+
+    def popped(self, want: Want, *, found: bool) -> None:
+        """A receive of the group has looked: what it left is for the next one to be told of.
+
+        While there seems to be something that nobody finds, one is told every TOLD_MS.
+        """
+        key = _told(want)
+        if key not in self.told or not (found or not self._clients.has_ready(want)):
+            return
+        del self.told[key]
+        topic_id, group_id, client = key
+        if found and client:
+            self._broker.polling.arrived_for((topic_id, group_id), client)
+        elif found:
+            self._broker.polling.arrived(topic_id, group_id)
+
+    def _is_ready(self, want: Want) -> bool:
+        quiet_ms = self.told.get(_told(want), 0)
+        return self._broker.waits_ms() >= quiet_ms and self._clients.has_ready(want)
+
+    def _tell(self, want: Want, on_reply: OnReply) -> None:
+        key = _told(want)
+        self.told[key] = until_ms = self._broker.waits_ms() + TOLD_MS
+        self._broker.polling.look_later(key[:2], until_ms, partial(self._forget, key, until_ms))
+        on_reply(SOMETHING)
+
+    def _forget(self, key: Told, until_ms: int) -> None:
+        if self.told.get(key) == until_ms:
+            del self.told[key]
+
+    def _park(self, request: PopRequest, want: Want, on_reply: OnReply, number: int) -> None:
+        def attempt() -> Attempt:
+            if not self._is_ready(want):
+                return Attempt.EMPTY
+            self._waiting.pop(number, None)
+            self._tell(want, on_reply)
+            return Attempt.ANSWERED
+
+        def give_up() -> None:
+            self._waiting.pop(number, None)
+            on_reply(NOTHING)
+
+        waiter = Waiter(
+            key=(want.topic.id, want.group.id),
+            filter_key=(Notifications, want.queue_id, waiting_client(want)),
+            deadline_ms=self._broker.waits_ms() + request.poll_ms,
+            attempt=attempt,
+            give_up=give_up,
+            client=waiting_client(want),
+        )
+        self._broker.polling.park(waiter)
+        self._waiting[number] = waiter
+
+
+def _told(want: Want) -> Told:
+    return want.topic.id, want.group.id, waiting_client(want)

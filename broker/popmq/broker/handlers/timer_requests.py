@@ -1,0 +1,291 @@
+"""RECALL, RESCHEDULE, LIST_TIMERS and FORECAST_TIMERS (docs/concepts/timer.md)."""
+
+from collections.abc import Callable
+from functools import partial
+from heapq import nsmallest
+from typing import NamedTuple
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.handlers.request_runner import Job
+from popmq.broker.index.message_keys import ID, names_in
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.operations.resumable_reads import Driver, Steps, confirmed, read
+from popmq.broker.timer.timer_forecast import BUCKETS_MS, DueCounts
+from popmq.broker.timer.timer_recall import Stored
+from popmq.broker.timer.timer_state import Timer
+from popmq.common.errors import Code, Refused
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.record.message import StoredMessage
+from popmq.common.record.timer_token import TimerToken
+from popmq.common.topics import check_readable_topic_name
+from popmq.common.wire import admin_pb2 as pb
+
+ID_LIMIT = 1_024  # characters
+LOOKED_LIMIT = 200_000  # timers that one listing looks at
+LIST_LIMIT = 1_000  # and that it names
+_DEFAULT_LIMIT = 100
+_A_STEP = 4_096
+_BODIES_A_STEP = 8
+_LATER_MS = 1 << 62
+
+
+class RecallJob:
+    """The due time of the request is a hint that nothing needs: an id names its timers."""
+
+    def __init__(self, broker: Broker, request: pb.RecallRequest) -> None:
+        self._broker = broker
+        self._topic_id = _topic_id(broker, request.topic)
+        self._message_id = _checked_id(request.message_id)
+
+    def step(self) -> bytes | None:
+        self._broker.store.guard.check_write()
+        outcome = self._broker.timers.recall.recall(self._topic_id, self._message_id)
+        moved_to = self._broker.timers.departures.targets
+        return pb.RecallReply(status=_ok(), outcome=outcome, moved_to=moved_to).SerializeToString()
+
+
+class RescheduleJob:
+    def __init__(self, broker: Broker, request: pb.RescheduleRequest) -> None:
+        self._broker = broker
+        self._topic_id = _topic_id(broker, request.topic)
+        self._message_id = _checked_id(request.message_id)
+        self._new_due_ms = request.new_due_ms
+        if not request.new_due_ms:
+            raise Refused(Code.ILLEGAL_DELIVERY_TIME, "a rescheduling without a new time")
+
+    def step(self) -> bytes | None:
+        self._broker.store.check_admission()
+        outcome, due_ms = self._broker.timers.recall.reschedule(
+            self._topic_id, self._message_id, self._new_due_ms
+        )
+        return pb.RescheduleReply(status=_ok(), outcome=outcome, due_ms=due_ms).SerializeToString()
+
+
+class Want(NamedTuple):
+    """`topic_id` None: all topics."""
+
+    topic_id: int | None
+    begin_ms: int
+    end_ms: int
+    limit: int
+
+    def takes(self, timer: Timer) -> bool:
+        right = self.topic_id is None or timer.topic_id == self.topic_id
+        return right and self.begin_ms <= timer.due_ms < self.end_ms
+
+
+class Waiting:
+    """The pending timers that are due first, as far as they were looked at."""
+
+    def __init__(self, broker: Broker, want: Want) -> None:
+        self._broker = broker
+        self._timers = broker.timers
+        self._want = want
+        self._found: dict[int, Timer] = {}  # by identity
+        self._looked = 0
+        self._rebuilds = self._timers.service.rebuilds
+        self.incomplete = ""
+
+    @property
+    def first(self) -> list[Timer]:
+        """At most as many as were wanted, by (due time, identity), and pending now."""
+        return nsmallest(self._want.limit, self.found, key=lambda one: one.key)
+
+    @property
+    def found(self) -> list[Timer]:
+        """All that were found and are pending now, in no order."""
+        return [one for one in self._found.values() if _is_pending(self._broker, one)]
+
+    def look(self) -> Steps[None]:
+        """The late ones, those that were not enqueued yet, and the wheel."""
+        service = self._timers.service
+        recent = service.queue.not_enqueued()
+        not_here = service.enqueue.behind - len(recent)
+        beside = self._timers.beside()
+        for at in range(0, len(beside), _A_STEP):
+            yield from read(partial(self._take_all, beside[at : at + _A_STEP]))
+        scan = self._timers.scan(self._want.end_ms)
+        while self._looked < LOOKED_LIMIT:
+            units = yield from read(scan.units)
+            if not units:
+                break
+            self._take_all(
+                [Timer(one.due_ms, one.identity, one.position, one.size, one.topic_id, 0)
+                 for one in units]
+            )  # fmt: skip
+            if self._is_done(scan.at_ms):
+                break
+        else:
+            self.incomplete = f"only {self._looked} timers of the wheel were looked at"
+        if not_here > 0:
+            self.incomplete = f"{not_here} timers are on their way into the wheel"
+        if service.rebuilds != self._rebuilds or service.enqueue.going_back:
+            self.incomplete = "the timer wheel is being made anew"
+
+    def _take_all(self, timers: list[Timer]) -> None:
+        for timer in timers:
+            self._looked += 1
+            if self._want.takes(timer) and _is_pending(self._broker, timer):
+                known = self._found.get(timer.identity)
+                if known is None or known.position <= timer.position:
+                    self._found[timer.identity] = timer
+
+    def _is_done(self, slot_ms: int) -> bool:
+        """No slot from `slot_ms` on holds one that is due before those found.
+
+        What came too late for its own slot stands in a later one, the latest of which is known.
+        """
+        early_ms = self._timers.files.early_ms
+        if len(self._found) <= self._want.limit or slot_ms <= early_ms:
+            return False
+        first = self.first
+        if len(first) < self._want.limit:
+            return False
+        self._found = {one.identity: one for one in first}
+        return first[-1].due_ms < slot_ms
+
+
+def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
+    limit = request.limit or _DEFAULT_LIMIT
+    if not 0 < limit <= LIST_LIMIT:
+        raise Refused(Code.BAD_REQUEST, f"limit {limit}: a list has 1 to {LIST_LIMIT} timers")
+    topic_id = _topic_id(broker, request.topic) if request.topic else None
+    end_ms = request.end_ms or _LATER_MS
+    want = Want(topic_id, request.begin_ms, end_ms, limit)
+    reply = pb.ListTimersReply(status=_ok())
+    yield from confirmed(broker.store)
+    if request.message_id:
+        find = partial(broker.timers.recall.find, topic_id, _checked_id(request.message_id))
+        stored, reply.incomplete = yield from read(find)
+        stored = [one for one in stored if want.takes(one.timer)]
+        stored = [one for one in stored if broker.timers.recall.is_pending(one)]
+        stored.sort(key=lambda one: one.timer.key)
+    else:
+        waiting = Waiting(broker, want)
+        yield from waiting.look()
+        reply.incomplete = waiting.incomplete
+        yield from confirmed(broker.store)
+        stored = yield from _with_messages(broker, waiting.first)
+    reply.timers.extend(_to_wire(broker, one, request.message_id) for one in stored[:limit])
+    return reply.SerializeToString()
+
+
+def _with_messages(broker: Broker, timers: list[Timer]) -> Steps[list[Stored]]:
+    found: list[Stored] = []
+    for at in range(0, len(timers), _BODIES_A_STEP):
+        some = timers[at : at + _BODIES_A_STEP]
+        units = [Unit(one.position, one.size, 0) for one in some]
+        messages = yield from read(partial(broker.store.reader.read, units, wait=False))
+        found += [
+            Stored(timer, message, timer.position != timer.identity)
+            for timer, message in zip(some, messages, strict=True)
+            if not isinstance(message, DamagedMessage) and _is_pending(broker, timer)
+        ]
+    return found
+
+
+def _to_wire(broker: Broker, stored: Stored, message_id: str) -> pb.Timer:
+    timer, message, _ = stored
+    token = message.any_token
+    late = timer.identity in broker.timers.state.late
+    return pb.Timer(
+        topic=topic_name(broker, timer.topic_id),
+        queue_id=token.queue_id if isinstance(token, TimerToken) else 0,
+        message_id=message_id or _id_of(message),
+        due_ms=timer.due_ms,
+        stored_ms=message.header.wall_ms,
+        position=timer.identity,
+        offset=message.header.queue_offset,
+        state="LATE" if late else "PENDING",
+        broker=broker.settings.broker.name,
+    )
+
+
+def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]:
+    """Of one topic by its timers; of all by the slots' counts, which is faster."""
+    topic_id = _topic_id(broker, request.topic) if request.topic else None
+    counted = DueCounts(broker.wall_ms(), broker.settings.timer, broker.timers.state)
+    limit = 1 if topic_id is None else LOOKED_LIMIT
+    waiting = Waiting(broker, Want(topic_id, 0, _LATER_MS, limit))
+    yield from waiting.look()
+    found = waiting.found
+    if topic_id is None:
+        scan = broker.timers.scan()
+        while (yield from read(partial(counted.add_slots, scan))):
+            pass
+    recent = broker.timers.service.queue.not_enqueued()
+    counted.add_timers(recent if topic_id is None else found)
+    pending = broker.timers.state.pending
+    return pb.ForecastTimersReply(
+        status=_ok(),
+        pending=[
+            pb.ForecastTimersReply.Pending(topic=topic_name(broker, one), count=count)
+            for one, count in sorted(pending.items())
+            if topic_id in (None, one)
+        ],
+        buckets=[
+            pb.ForecastTimersReply.Bucket(within_ms=within_ms, count=count)
+            for within_ms, count in zip((*BUCKETS_MS, -1), counted.counts, strict=True)
+        ],
+        next_due_ms=min((one.due_ms for one in found), default=0),
+        incomplete=waiting.incomplete,
+    ).SerializeToString()
+
+
+def topic_name(broker: Broker, topic_id: int) -> str:
+    """Of a deleted topic its number: its timers become dead letters when their time comes."""
+    topic = broker.registry.topic_by_id(topic_id)
+    return topic.name if topic is not None else f"#{topic_id}"
+
+
+def _topic_id(broker: Broker, name: str) -> int:
+    check_readable_topic_name(name)
+    return broker.registry.topic(name).id
+
+
+def _checked_id(message_id: str) -> str:
+    if not 0 < len(message_id) <= ID_LIMIT:
+        raise Refused(
+            Code.ILLEGAL_MESSAGE_ID,
+            f"a message id of {len(message_id)} characters: it takes 1 to {ID_LIMIT}",
+        )
+    return message_id
+
+
+def _id_of(message: StoredMessage) -> str:
+    names = [name for kind, name in names_in(message.properties) if kind == ID]
+    return names[0].decode(errors="replace") if names else ""
+
+
+def _ok() -> pb.Status:
+    return pb.Status(code=Code.OK, message="OK")
+
+
+def _is_pending(broker: Broker, timer: Timer) -> bool:
+    moved = timer.position != timer.identity
+    return broker.timers.state.is_pending(*timer.key, timer.offset, moved=moved)
+
+
+def _recall_job(broker: Broker, body: bytes) -> Job:
+    return RecallJob(broker, pb.RecallRequest.FromString(body))
+
+
+def _reschedule_job(broker: Broker, body: bytes) -> Job:
+    return RescheduleJob(broker, pb.RescheduleRequest.FromString(body))
+
+
+def _list_job(broker: Broker, body: bytes) -> Job:
+    return Driver(_list(broker, pb.ListTimersRequest.FromString(body)))
+
+
+def _forecast_job(broker: Broker, body: bytes) -> Job:
+    return Driver(_forecast(broker, pb.ForecastTimersRequest.FromString(body)))
+
+
+TIMER_JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {
+    Kind.RECALL: _recall_job,
+    Kind.RESCHEDULE: _reschedule_job,
+    Kind.LIST_TIMERS: _list_job,
+    Kind.FORECAST_TIMERS: _forecast_job,
+}

@@ -1,0 +1,137 @@
+"""LiteSubscriptions: which client of a group wants which lite topics
+(docs/concepts/lite-topics.md).
+
+Soft: clients say all of it again every 30 s, so nothing of it is a record.  Each subscriber has the
+queues in which something may be ready for it, so that neither a message nor a receive costs more
+for a client with thousands of subscriptions than for one with a few.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from popmq.common.errors import Code, Refused
+from popmq.common.settings.lite_settings import LiteSettings
+
+Who = tuple[int, int, int]  # topic, group, client
+
+
+class Subscriber:
+    """One client of a group, for one parent topic."""
+
+    __slots__ = ("heard_ms", "names", "ready", "who")
+
+    def __init__(self, who: Who) -> None:
+        self.who = who
+        self.names: set[str] = set()
+        self.ready: dict[int, None] = {}  # queues, in the order in which they are visited
+        self.heard_ms = 0
+
+
+class LiteSubscriptions:
+    def __init__(self, settings: LiteSettings) -> None:
+        self._settings = settings
+        self._subscribers: OrderedDict[Who, Subscriber] = OrderedDict()  # by when they were heard
+        self._by_name: dict[tuple[int, str], dict[int, dict[Subscriber, None]]] = {}  # by group
+        self._of_client: dict[int, set[Who]] = {}
+        self.count = 0
+
+    def topics(self) -> set[int]:
+        """The parent topics that anybody subscribes to."""
+        return {topic_id for topic_id, _, _ in self._subscribers}
+
+    def find(self, who: Who) -> Subscriber | None:
+        return self._subscribers.get(who)
+
+    def groups(self, topic_id: int, name: str) -> list[int]:
+        """The groups that want this lite topic."""
+        return list(self._by_name.get((topic_id, name), ()))
+
+    def of(self, topic_id: int, name: str, group_id: int) -> Iterable[Subscriber]:
+        return self._by_name.get((topic_id, name), {}).get(group_id, ())
+
+    @property
+    def limit(self) -> int:
+        """Of one client, to lite topics of one parent topic."""
+        return self._settings.max_client_subscriptions
+
+    def check(self, added: int, total: int) -> None:
+        """LITE_SUBSCRIPTION_QUOTA_EXCEEDED when the client would have `total`, `added` of them new,
+        and that is too many."""
+        if total > self.limit:
+            raise self.too_many(total)
+        most = self._settings.max_subscriptions
+        if added > 0 and self.count + added > most:
+            raise Refused(
+                Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+                f"all clients have {self.count} subscriptions to lite topics here, and {added} "
+                f"more are over the limit of {most} (lite.max_subscriptions)",
+            )
+
+    def too_many(self, total: int) -> Refused:
+        return Refused(
+            Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+            f"{total} subscriptions to lite topics of one client are over the limit of "
+            f"{self.limit} (lite.max_client_subscriptions)",
+        )
+
+    def heard(self, who: Who, now_ms: int) -> Subscriber:
+        """The subscriber, made if need be; it spoke just now."""
+        found = self._subscribers.get(who)
+        if found is None:
+            found = self._subscribers[who] = Subscriber(who)
+            self._of_client.setdefault(who[2], set()).add(who)
+        found.heard_ms = now_ms
+        self._subscribers.move_to_end(who)
+        return found
+
+    def add(self, one: Subscriber, name: str) -> None:
+        if name in one.names:
+            return
+        one.names.add(name)
+        groups = self._by_name.setdefault((one.who[0], name), {})
+        groups.setdefault(one.who[1], {})[one] = None
+        self.count += 1
+
+    def remove(self, one: Subscriber, name: str) -> None:
+        if name not in one.names:
+            return
+        one.names.remove(name)
+        topic_id, group_id, _ = one.who
+        groups = self._by_name[topic_id, name]
+        del groups[group_id][one]
+        if not groups[group_id]:
+            del groups[group_id]
+        if not groups:
+            del self._by_name[topic_id, name]
+        self.count -= 1
+
+    # -- ends
+
+    def step(self, now_ms: int) -> None:
+        """Forget those who said nothing for too long."""
+        silent_ms = now_ms - self._settings.subscription_expiry_ms
+        while self._subscribers:
+            oldest = next(iter(self._subscribers.values()))
+            if oldest.heard_ms > silent_ms:
+                break
+            self.drop(oldest)
+
+    def gone(self, client: int) -> None:
+        """It said good-bye."""
+        for who in list(self._of_client.get(client, ())):
+            self.drop(self._subscribers[who])
+
+    def drop(self, one: Subscriber) -> None:
+        for name in list(one.names):
+            self.remove(one, name)
+        del self._subscribers[one.who]
+        mine = self._of_client[one.who[2]]
+        mine.discard(one.who)
+        if not mine:
+            del self._of_client[one.who[2]]
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(list(self._subscribers.values()))
+
+    def __len__(self) -> int:
+        return len(self._subscribers)

@@ -1,0 +1,271 @@
+"""Dispatch: from confirmed records to the queues that readers see.
+
+Runs behind the confirmed position, never at the tail (D2): a message that a reader can pop is
+durable.  At run time the entries come from memory, at recovery from the scan; both go
+through `enter`, which ignores what a queue already holds.
+"""
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from popmq.broker.log.consume_queue import ConsumeQueue
+from popmq.broker.log.entry_hash import Row, entry_hash
+from popmq.broker.log.queue_unit import FindUnit
+from popmq.broker.log.segment_file import MappedFile, Synced
+from popmq.common.disk import Disk
+from popmq.common.errors import StoreDamaged, TopicNotFound
+from popmq.common.step_loop import Flusher
+
+logger = logging.getLogger(__name__)
+
+_PER_PIECE = 512
+_SPILL_BYTES = 64 << 10
+_NEXT = struct.Struct(">IIQ")  # topic, queue, next offset
+
+
+class Queued(NamedTuple):
+    """A record that waits for its confirmation."""
+
+    end: int
+    position: int
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    unit: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    folder: str
+    unit_size: int
+
+
+class Dispatch:
+    """Owns the queues: what is in them, and the next offset of each."""
+
+    table_number = 3
+
+    def __init__(
+        self,
+        disk: Disk,
+        housekeeper: Flusher,
+        *,
+        trusted_position: int,
+        log_start: int,
+        find: FindUnit,
+    ) -> None:
+        self._disk = disk
+        self._housekeeper = housekeeper
+        self._trusted_position = trusted_position
+        self._log_start = log_start
+        self._find = find
+        self.rewrites_vouched = False  # units below the checkpoint were missing
+        self.rebuilding = False  # the whole log is scanned: what it does not hold was deleted
+        self._topics: dict[int, _Topic] = {}
+        self._queues: dict[tuple[int, int], ConsumeQueue] = {}
+        self._next_offset: dict[tuple[int, int], int] = {}
+        self._waiting: deque[Queued] = deque()
+        self._long_tails: dict[ConsumeQueue, None] = {}
+        self._dirty: dict[ConsumeQueue, None] = {}
+        self.position = 0
+
+    def add_topic(self, topic_id: int, folder: str, unit_size: int) -> None:
+        """From now on the topic's queues live in `folder`/<queue id>/."""
+        self._topics[topic_id] = _Topic(folder, unit_size)
+
+    def has_topic(self, topic_id: int) -> bool:
+        return topic_id in self._topics
+
+    def drop_topic(self, topic_id: int) -> None:
+        """Forget the topic; its queues' files are deleted behind what is being synced."""
+        topic = self._topics.pop(topic_id, None)
+        if topic is None:
+            return
+        for name in self._disk.names(topic.folder):
+            if name.isdigit():
+                self.queue(topic_id, int(name), topic)
+        files: list[MappedFile] = []
+        for key in [key for key in self._queues if key[0] == topic_id]:
+            gone = self._queues.pop(key)
+            self._dirty.pop(gone, None)
+            self._long_tails.pop(gone, None)
+            files += gone.take_files()
+        for key in [key for key in self._next_offset if key[0] == topic_id]:
+            del self._next_offset[key]
+
+        def work() -> None:
+            for file in files:
+                file.delete()
+
+        if files:
+            self._housekeeper.submit(work, _warn_not_deleted)
+
+    def queue(self, topic_id: int, queue_id: int, topic: _Topic | None = None) -> ConsumeQueue:
+        """The queue, opened at first use. TopicNotFound for a topic that is not there: it was
+        deleted since somebody asked about it."""
+        found = self._queues.get((topic_id, queue_id))
+        if found is not None:
+            return found
+        known = topic or self._topics.get(topic_id)
+        if known is None:
+            raise TopicNotFound(f"the topic with the number {topic_id} was deleted meanwhile")
+        made = ConsumeQueue(
+            self._disk,
+            f"{known.folder}/{queue_id}",
+            unit_size=known.unit_size,
+            place=(topic_id, queue_id),
+            find=self._find,
+        )
+        made.load(trusted_position=self._trusted_position, log_start=self._log_start)
+        self._queues[(topic_id, queue_id)] = made
+        return made
+
+    def next_offset(self, topic_id: int, queue_id: int) -> int:
+        """Offset of the next record put into the queue; counts unconfirmed ones."""
+        return self._next_offset.get((topic_id, queue_id), 0)
+
+    def expect(self, queued: Queued) -> None:
+        """Remember a record that was just appended, until `advance` passes it."""
+        self._waiting.append(queued)
+        self._next_offset[(queued.topic_id, queued.queue_id)] = queued.queue_offset + 1
+
+    def expect_all(
+        self, queued: Sequence[Queued], following: Mapping[tuple[int, int], int]
+    ) -> None:
+        """The same of many, in log order; `following` has the next offset of each of the queues."""
+        self._waiting.extend(queued)
+        self._next_offset.update(following)
+
+    def advance(self, confirmed: int) -> set[tuple[int, int]]:
+        """Enter every waiting record that ends at or below `confirmed`; which queues grew."""
+        grown: dict[tuple[int, int], ConsumeQueue] = {}
+        waiting = self._waiting
+        while waiting and waiting[0].end <= confirmed:
+            queued = waiting.popleft()
+            _, position, topic_id, queue_id, queue_offset, unit = queued
+            queue = grown.get((topic_id, queue_id))
+            if queue is None:
+                if topic_id not in self._topics:
+                    continue
+                queue = grown[topic_id, queue_id] = self.queue(topic_id, queue_id)
+            if queue_offset == queue.count and position >= self._trusted_position:
+                queue.append(unit, position)  # as `_append`, for all that is stored
+            else:
+                self._append(queue, queued)
+        for queue in grown.values():
+            if queue.unwritten_bytes >= _SPILL_BYTES:
+                self._long_tails[queue] = None
+        self.position = max(self.position, confirmed)
+        return set(grown)
+
+    def enter(self, queued: Queued) -> None:
+        """Put one record's unit at its offset; a queue that already has it is left alone."""
+        queue = self.queue(queued.topic_id, queued.queue_id)
+        if self.rebuilding:
+            queue.fill_to(queued.queue_offset)
+        key = (queued.topic_id, queued.queue_id)
+        self._next_offset[key] = max(self._next_offset.get(key, 0), queued.queue_offset + 1)
+        self._append(queue, queued)
+
+    def _append(self, queue: ConsumeQueue, queued: Queued) -> None:
+        _, position, _, _, queue_offset, unit = queued
+        if queue_offset == queue.count:
+            queue.append(unit, position)
+            if position < self._trusted_position:
+                self.rewrites_vouched = True
+            if queue.unwritten_bytes >= _SPILL_BYTES:
+                self._long_tails[queue] = None
+        elif queued.queue_offset > queue.count:
+            raise StoreDamaged(
+                f"queue {queued.queue_id} of topic {queued.topic_id} has {queue.count} units, "
+                f"but the record at {queued.position} is number {queued.queue_offset}: "
+                "delete the folders consumequeue and system, and start again to rebuild them"
+            )
+
+    def rebuilt(self) -> None:
+        """The scan is over: queues whose records are all gone keep their numbers."""
+        for (topic_id, queue_id), following in self._next_offset.items():
+            if topic_id in self._topics:
+                self.queue(topic_id, queue_id).fill_to(following)
+        self.rebuilding = False
+
+    # -- retention (persistence/retention.py)
+
+    @property
+    def log_start(self) -> int:
+        """Queues begin with the first record from here on; the log may still begin before it."""
+        return self._log_start
+
+    def log_starts_at(self, position: int) -> None:
+        """Records below `position` are about to be deleted."""
+        self._log_start = position
+        for queue in self._queues.values():
+            queue.log_starts_at(position)
+
+    def queue_files_below_minimum(self) -> list[MappedFile]:
+        """Forget the files of queues that hold expired units only; the caller deletes them."""
+        return [f for queue in self._queues.values() for f in queue.take_files_below_minimum()]
+
+    # -- snapshots (persistence/snapshot.py)
+
+    def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
+        return self._pieces(list(self._next_offset.items()))
+
+    def restore(self, content: bytes) -> None:
+        for topic_id, queue_id, following in _NEXT.iter_unpack(content):
+            self._next_offset[(topic_id, queue_id)] = following
+
+    def restored(self) -> None:
+        return
+
+    def holds_what_was_restored(self) -> bool:
+        """Whether every queue has all the units that the snapshot knows of."""
+        return all(
+            self.queue(*key).count >= following
+            for key, following in self._next_offset.items()
+            if key[0] in self._topics
+        )
+
+    def _pieces(self, entries: list[tuple[tuple[int, int], int]]) -> Iterator[tuple[bytes, int]]:
+        for at in range(0, len(entries), _PER_PIECE):
+            packed = [
+                _NEXT.pack(*key, following) for key, following in entries[at : at + _PER_PIECE]
+            ]
+            yield b"".join(packed), sum(map(entry_hash, packed))
+
+    def spill(self) -> None:
+        """Write the units of queues that have many in memory. OSError when the disk is full."""
+        for queue in self._long_tails:
+            queue.flush()
+        self._long_tails.clear()
+
+    def flush(self) -> list[Synced]:
+        """Write all units to their files; returns the files that have to be synced.
+
+        OSError when the disk is full: nothing is lost, and the next call tries again.
+        """
+        self._dirty.update((queue, None) for queue in self._queues.values() if queue.take_dirty())
+        for queue in self._dirty:
+            queue.flush()
+        self._long_tails.clear()
+        files = [file for queue in self._dirty for file in queue.files()]
+        self._dirty.clear()
+        return files
+
+    def close(self) -> None:
+        for queue in self._queues.values():
+            queue.close()
+
+
+def _warn_not_deleted(error: BaseException | None) -> None:
+    if error is not None:
+        logger.warning("files not deleted", extra={"reason": str(error)})
+
+
+def snapshot_rows(content: bytes) -> Iterator[Row]:
+    for topic_id, queue_id, following in _NEXT.iter_unpack(content):
+        yield Row(f"topic {topic_id}, queue {queue_id}", {"next_offset": following})

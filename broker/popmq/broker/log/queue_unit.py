@@ -1,0 +1,101 @@
+"""The check in a ConsumeQueue's unit, and how a unit that fails it is found again.
+
+The 16 upper bits of a unit's position are a CRC-16 over its other bits, its queue and its
+offset: a flipped bit, a unit of another offset or of another queue does not pass.  Positions
+therefore end at 2^48 (281 TB).  The record that a damaged unit stood for lies in the log between
+those of its neighbours, so one unit costs one look there, not a rebuilt index.
+"""
+
+import struct
+from binascii import crc_hqx
+from collections.abc import Callable
+from typing import NamedTuple
+
+from popmq.broker.log.commit_log import CommitLog
+from popmq.common.record.message import HEADER_SIZE, RecordKind, peek_message
+
+UNIT = struct.Struct(">QIQ")
+UNIT_SIZE = UNIT.size
+_CHECKED = struct.Struct(">2x18s")  # of a unit, what its check is over
+POSITION_LIMIT = 1 << 48
+_POSITION_MASK = POSITION_LIMIT - 1
+_BLANK = UNIT.pack(0, 1, 0)
+
+
+class Unit(NamedTuple):
+    position: int
+    size: int
+    tag_hash: int
+
+
+# (topic and queue, queue offset, first and last position to look at) -> the unit, or None
+FindUnit = Callable[[tuple[int, int], int, int, int | None], Unit | None]
+
+
+def index_unit(position: int, size: int, tag_hash: int) -> bytes:
+    """What dispatch hands to a queue, which adds the check."""
+    return UNIT.pack(position, size, tag_hash)
+
+
+def queue_seed(folder: str) -> int:
+    """Stands for the queue in its checks; from <topic>@<id>/<queue>, wherever the data is."""
+    topic, queue = folder.rsplit("/", 2)[-2:]
+    return crc_hqx(f"{topic}/{queue}".encode(), 0xFFFF)
+
+
+def with_check(unit: bytes, seed: int, offset: int) -> bytes:
+    """The unit as it stands in the queue at `offset`."""
+    rest = unit[2:]
+    return crc_hqx(rest, seed ^ (offset & 0xFFFF)).to_bytes(2, "big") + rest
+
+
+def intact_unit(data: bytes, at: int, seed: int, offset: int) -> Unit | None:
+    """The unit that stands in `data` at byte `at`; None when it is not what was written."""
+    marked, size, tag_hash = UNIT.unpack_from(data, at)
+    if size and marked >> 48 == crc_hqx(data[at + 2 : at + UNIT_SIZE], seed ^ (offset & 0xFFFF)):
+        return Unit(marked & _POSITION_MASK, size, tag_hash)
+    return Unit(0, 1, 0) if data[at : at + UNIT_SIZE] == _BLANK else None
+
+
+def intact_units(data: bytes, seed: int, offset: int) -> list[Unit | None]:
+    """`intact_unit` of all that stand in `data`, the first of which is number `offset`.
+
+    In one go, because this runs for all that is delivered.
+    """
+    found: list[Unit | None] = []
+    make, first = tuple.__new__, offset
+    both = zip(UNIT.iter_unpack(data), _CHECKED.iter_unpack(data), strict=True)
+    for (marked, size, tag_hash), (rest,) in both:
+        if size and marked >> 48 == crc_hqx(rest, seed ^ (offset & 0xFFFF)):
+            found.append(make(Unit, (marked & _POSITION_MASK, size, tag_hash)))
+        else:
+            found.append(intact_unit(data, (offset - first) * UNIT_SIZE, seed, offset))
+        offset += 1
+    return found
+
+
+def find_unit(
+    log: CommitLog, place: tuple[int, int], offset: int, first: int, last: int | None
+) -> Unit | None:
+    """Look for the record number `offset` of the queue `place` in [first, last) of the log.
+
+    `first` is where a record starts; `last` None means as far as records go.  Returns None when
+    it is not there, or damage is in the way.
+    """
+    position = max(first, log.start)
+    while last is None or position < last:
+        header = log.record_at(position)
+        if header is None:
+            following = log.segment_end(position)
+            if following - position >= HEADER_SIZE:
+                return None
+            position = following
+            continue
+        if (header.topic_id, header.queue_id, header.queue_offset) == (*place, offset) and (
+            header.kind != RecordKind.MOVED
+        ):
+            is_message = header.kind == RecordKind.MESSAGE
+            data = log.read_up_to(position, header.size) if is_message else b""
+            return Unit(position, header.size, peek_message(data)[0] if is_message else 0)
+        position = header.end
+    return None

@@ -1,0 +1,144 @@
+"""Directory: topics and groups by the names that clients use, made where the settings allow it.
+
+A topic whose messages have a fixed place (message groups, lite topics) always names the broker
+groups that they are placed over: proxies must not depend on which groups they know at a moment.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from popmq.broker.meta.registry import Registry
+from popmq.common import topics
+from popmq.common.errors import NotCopied, PopmqError
+from popmq.common.settings.settings import Settings
+from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
+
+logger = logging.getLogger(__name__)
+
+SAME_GROUPS_MS = 60_000
+CHANGES_A_STEP = 128
+
+
+class Directory:
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
+        # Broker groups that take messages now, as the controllers say; empty: none has said yet.
+        self._cluster_groups: tuple[str, ...] = ()
+        self._same_since_ms: int | None = None  # since when they have been the same
+        self._unplaced: deque[TopicConfig] | None = None  # not looked for yet
+
+    @property
+    def cluster_groups(self) -> Sequence[str]:
+        return self._cluster_groups
+
+    def set_cluster_groups(self, groups: Sequence[str], *, now_ms: int) -> None:
+        """The broker groups that take messages now; a controller says so at every heartbeat."""
+        if self._same_since_ms is None or tuple(groups) != self._cluster_groups:
+            self._cluster_groups, self._same_since_ms = tuple(groups), now_ms
+
+    def step(self, now_ms: int) -> int:
+        """Write the groups of the cluster into topics that older brokers made without a list.
+
+        Only once the controllers have named the same groups for a while: after a restart they know
+        only those that have registered since.  Returns how many topics were looked at.
+        """
+        if self._unplaced is None:
+            if not self._are_groups_settled(now_ms) or self._registry.owner:
+                return 0
+            # No topic is made without a list any more, so one look is enough.
+            self._unplaced = deque(filter(self._is_unplaced, self._registry.topics()))
+        done = 0
+        while self._unplaced and done < CHANGES_A_STEP:
+            self._place(self._unplaced.popleft().name)
+            done += 1
+        return done
+
+    def _are_groups_settled(self, now_ms: int) -> bool:
+        if self._same_since_ms is None or not self._cluster_groups:
+            return False
+        return now_ms - self._same_since_ms >= SAME_GROUPS_MS
+
+    def _is_unplaced(self, topic: TopicConfig) -> bool:
+        return topic.name[0] != "%" and _has_fixed_places(topic) and not topic.brokers
+
+    def _place(self, name: str) -> None:
+        topic = self._registry.find_topic(name)
+        if topic is None or not self._is_unplaced(topic):
+            return
+        brokers = ", ".join(self._cluster_groups)
+        try:
+            self._registry.alter_topic(replace(topic, brokers=self._cluster_groups))
+        except PopmqError as error:  # its other settings are not possible any more
+            extra = {"topic": name, "brokers": brokers, "reason": str(error)}
+            logger.error("a topic's broker groups cannot be written", extra=extra)
+        else:
+            extra = {"topic": name, "brokers": brokers}
+            logger.info("a topic's broker groups are written", extra=extra)
+
+    def topic(self, name: str, *, auto_create: bool = False, least_id: int = 0) -> TopicConfig:
+        """The topic; made when the caller and the setting topic.auto_create both allow it.
+
+        Raises NotCopied if the owner gave the name to a topic of `least_id`, and an older one is
+        here.
+        """
+        found = self._registry.find_topic(name)
+        if found is not None and name[0] != "%":
+            if found.id < least_id and self._registry.owner:
+                self._registry.want_topic(name)
+                raise _not_copied("topic", name)
+            return found
+        topics.check_readable_topic_name(name)
+        if found is None and self._registry.owner:
+            self._registry.want_topic(name)
+        elif found is None and auto_create and self._settings.topic.auto_create:
+            wanted = TopicConfig(
+                0,
+                name,
+                self._settings.topic.queues,
+                MessageType[self._settings.topic.auto_create_type.upper()],
+            )
+            return self.create_topic(wanted)
+        return found or self._registry.topic(name)
+
+    def create_topic(self, wanted: TopicConfig) -> TopicConfig:
+        """Over the broker groups of now, if message groups or lite topics are to stay where they
+        are (D11); over this broker's own group while no controller has named any."""
+        if _has_fixed_places(wanted) and not wanted.brokers:
+            own = self._settings.broker.name
+            wanted = replace(wanted, brokers=self._cluster_groups or (own,))
+        return self._registry.create_topic(wanted)
+
+    def check_group_copied(self, name: str, least_id: int) -> None:
+        """Raise NotCopied if the owner gave the name to a group of `least_id`, and an older one is
+        here."""
+        found = self._registry.find_group(name)
+        if found is not None and found.id < least_id and self._registry.owner:
+            self._registry.want_group(name)
+            raise _not_copied("consumer group", name)
+
+    def group(self, name: str, *, least_id: int = 0) -> SubscriptionGroup:
+        """The group; made with the defaults when group.auto_create allows it. Raises as `topic`."""
+        self.check_group_copied(name, least_id)
+        found = self._registry.find_group(name)
+        if found is not None:
+            return found
+        topics.check_group_name(name)
+        if self._registry.owner:
+            self._registry.want_group(name)
+        elif self._settings.group.auto_create:
+            wanted = SubscriptionGroup(0, name, max_attempts=self._settings.group.max_attempts)
+            return self._registry.create_group(wanted)
+        return self._registry.group(name)
+
+
+def _has_fixed_places(topic: TopicConfig) -> bool:
+    return topic.type is MessageType.LITE or topic.type.accepts(MessageType.FIFO)
+
+
+def _not_copied(what: str, name: str) -> NotCopied:
+    return NotCopied(
+        f"{what} {name} was deleted and made again, and this broker group still has the old one"
+    )

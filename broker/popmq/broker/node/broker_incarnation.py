@@ -1,0 +1,97 @@
+"""BrokerLife: one `Broker` on the disk at a time, and the next one only when its work has ended.
+
+A deposed master and a store that is rebuilt begin again from the disk; what the old broker's
+threads still do is waited for, and what they say is not heard any more.
+"""
+
+import random
+from collections.abc import Callable
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.ha.flusher_group import OwnFlushers
+from popmq.common.clock import Clock, LogClock
+from popmq.common.disk import Disk
+from popmq.common.protocol.messaging_payloads import Port
+from popmq.common.settings.settings import Settings
+from popmq.common.step_loop import Flusher, Work
+
+
+class BrokerLife:
+    """`broker` is the newest; between `end` and the next `begin` its files are closed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        waits: Clock | None,
+        flusher: Flusher,
+        housekeeper: Flusher,
+        readers: Flusher,
+        rng: random.Random,
+        soon: Callable[[Work], object] | None,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._waits = waits
+        self._threads = (flusher, housekeeper, readers)
+        self._rng = rng
+        self._soon = soon
+        self._on_failure = on_failure
+        self._own = OwnFlushers()
+        self._log_clock = LogClock(clock)  # what was heard of log time holds for the next broker
+        self.changing = False
+        self.broker: Broker
+
+    def begin(self) -> Broker:
+        """A broker that was not started yet."""
+        self._own = OwnFlushers()
+        flusher, housekeeper, readers = self._threads
+        if not self._settings.replication.solo:
+            flusher, housekeeper, readers = map(self._own.over, self._threads)
+        self.broker = Broker(
+            self._settings,
+            disk=self._disk,
+            clock=self._clock,
+            waits=self._waits,
+            flusher=flusher,
+            housekeeper=housekeeper,
+            rng=self._rng,
+            log_clock=self._log_clock,
+        )
+        store = self.broker.store
+        store.readers = readers
+        store.on_failure = self._on_failure
+        if self._soon is not None:
+            store.soon = self._soon
+        self.changing = False
+        return self.broker
+
+    def end(self, then: Callable[[], None]) -> None:
+        """Begin nothing more; `then` once nothing goes on and the files are closed."""
+        self.changing = True
+
+        def ended() -> None:
+            try:
+                self.broker.release_files()
+                then()
+            except Exception as error:
+                # Without a broker nothing is served: the process ends, its next start says why.
+                self._on_failure(error)
+
+        self._own.retire(ended)
+
+    def release_files(self) -> None:
+        if hasattr(self, "broker") and not self.changing:
+            self.broker.release_files()
+
+
+def raise_error(error: BaseException) -> None:
+    raise error
+
+
+def nowhere(address: str) -> Port:
+    raise AssertionError(f"a broker with replicas needs a way to {address}")

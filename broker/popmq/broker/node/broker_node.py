@@ -1,0 +1,457 @@
+"""BrokerNode: one broker of a group through all its roles: alone, slave, master, and in between.
+
+No asyncio and no threads: requests, orders and steps come in through methods, so that all of it
+runs under virtual time too.  What the group's record says becomes a role (ha/role.py); a broker
+without replicas is its own master and needs no orders.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.ha.controller_clients import Controllers
+from popmq.broker.ha.controller_wire import alter_to_wire, record_from_wire
+from popmq.broker.ha.epoch_file import FILE_NAME as EPOCHS
+from popmq.broker.ha.epoch_file import EpochFile
+from popmq.broker.ha.identity import FILE_NAME as IDENTITY
+from popmq.broker.ha.identity import Identity
+from popmq.broker.ha.initial_epochs import begin_alone, begin_epochs
+from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, newest, order
+from popmq.broker.ha.status import Status, described, registration
+from popmq.broker.ha.sync_state import Alter
+from popmq.broker.handlers.server import BrokerServer
+from popmq.broker.node.broker_incarnation import BrokerLife, nowhere, raise_error
+from popmq.broker.node.gate import Gate
+from popmq.broker.node.master_role import Leadership
+from popmq.broker.node.meta_follower import MetaFollower
+from popmq.broker.node.slave_role import Followership
+from popmq.broker.node.timer_migrator import TimerMover
+from popmq.common.clock import Clock
+from popmq.common.disk import Disk
+from popmq.common.errors import Code, NotMaster, Refused
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
+from popmq.common.settings.settings import Settings
+from popmq.common.step_loop import Flusher, Work
+from popmq.common.wire.controller_pb2 import HandOverRequest, RegisterReply
+
+logger = logging.getLogger(__name__)
+
+
+class BrokerNode:
+    """`open_port` gives a way to a peer's frames; `controllers` are the ways to those.
+
+    `on_failure` ends the process, `on_demoted` drops the clients' connections: answers that were
+    not confirmed must not be given.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        waits: Clock | None = None,
+        flusher: Flusher,
+        housekeeper: Flusher | None = None,
+        readers: Flusher | None = None,
+        rng: random.Random,
+        soon: Callable[[Work], object] | None = None,
+        open_port: Callable[[str], Port] | None = None,
+        controllers: Sequence[Port] = (),
+        on_failure: Callable[[BaseException], None] | None = None,
+        on_demoted: Callable[[], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.address = ""  # what the others are told
+        self.role = Role.NOBODY
+        self.record: GroupRecord | None = None  # the newest of the accepted epoch
+        self.view = GroupView(None)
+        self.leadership: Leadership | None = None
+        self.elections = 0  # epochs accepted since the start
+        self.rebuilds = 0
+        self.gate = Gate(self._serve_node)
+        self.identity: Identity
+        self.epochs: EpochFile
+        self.following: Followership
+        self._server: BrokerServer | None = None
+        self._disk = disk
+        self._clock = clock
+        self._rng = rng
+        self._open_port = open_port or nowhere
+        self._on_failure = on_failure or raise_error
+        self._on_demoted = on_demoted or (lambda: None)
+        self._postponed: GroupRecord | None = None
+        self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
+        self._life = BrokerLife(
+            settings,
+            disk=disk,
+            clock=clock,
+            waits=waits,
+            flusher=flusher,
+            housekeeper=housekeeper or flusher,
+            readers=readers or flusher,
+            rng=rng,
+            soon=soon,
+            on_failure=lambda error: self._on_failure(error),
+        )
+        self.controllers = Controllers(
+            controllers,
+            cluster=settings.cluster.name,
+            group=settings.broker.name,
+            heartbeat_ms=settings.controller.heartbeat_ms,
+            watches=not self.solo,
+            now_ms=self.now_ms,
+            registration=lambda: registration(self.status()),
+            store_id=lambda: self.identity.store_id,
+            on_view=self.on_view,
+            on_record=self.on_record,
+            on_cluster=self._on_cluster,
+        )
+        self.meta = MetaFollower(
+            cluster=settings.cluster.name,
+            group=settings.broker.name,
+            open_port=open_port or nowhere,
+            now_ms=self.now_ms,
+        )
+        self.mover = TimerMover(settings, open_port=open_port or nowhere, clock=clock, rng=rng)
+
+    # -- start, stop, steps
+
+    @property
+    def solo(self) -> bool:
+        return self.settings.replication.solo
+
+    @property
+    def broker(self) -> Broker:
+        """The one on the disk now; another after each demotion."""
+        return self._life.broker
+
+    @property
+    def changing(self) -> bool:
+        """Between two lives of the broker: nobody is served."""
+        return self._life.changing
+
+    @property
+    def port(self) -> Port:
+        """What serves this broker's frames; without replicas nothing stands in between."""
+        return self._server or self.gate
+
+    def now_ms(self) -> int:
+        return self._clock.boot_ms()
+
+    def start(self) -> None:
+        """Recover. A broker alone is master then; one with replicas waits for its first order."""
+        folder, limit = self.settings.broker.data, self.settings.replication.epochs
+        cluster = self.settings.cluster
+        self._disk.make_folder(folder)
+        self.identity = Identity(self._disk, f"{folder}/{IDENTITY}", self._rng, cluster=cluster)
+        self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
+        self.following = Followership(
+            self.settings,
+            self.identity,
+            self.epochs,
+            disk=self._disk,
+            open_port=self._open_port,
+            now_ms=self.now_ms,
+            on_broken=self._on_failure,
+        )
+        if not self.solo:
+            self._open_slave()
+            return
+        broker = self._life.begin()
+        broker.store.begin_epoch = self._begin_alone
+        broker.store.log_time.epoch_starts = lambda: self.epochs.starts
+        broker.start()
+        self._server = BrokerServer(broker)
+        self.role = Role.MASTER
+
+    def step(self) -> int:
+        """One round of the background work; returns how much was done."""
+        self.controllers.step()
+        if self._server is not None:
+            return self.broker.step() + self.meta.step(self.broker) + self.mover.step(self.broker)
+        if self.changing:
+            return 0
+        if self._postponed is not None and not self.following.is_cutting:
+            record, self._postponed = self._postponed, None
+            self.on_record(record)
+            return 1
+        if self.leadership is not None:
+            done = self.leadership.step()
+            if self.leadership is not None and self.leadership.role is Role.MASTER:
+                done += self.meta.step(self.broker) + self.mover.step(self.broker)
+            return done
+        if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
+            self._begin_to_lead(self._named_by)
+            return 1
+        return self._step_slave() + self._rebuild_if_allowed()
+
+    def stop(self) -> None:
+        """Answer everybody who waits. The shell then lets the store settle."""
+        self.controllers.stop()
+        self.gate.clients.close()
+        self.gate.why = "this broker stops"
+        if not self.changing:
+            self.broker.stop()
+
+    def close(self) -> None:
+        """A clean stop, the flushers idle. Leaves a whole store, but for a master of which not
+        everything is confirmed."""
+        store = self.broker.store
+        whole = not self.changing and not self.identity.copying and store.durable == store.end
+        if whole and (store.slave is not None or store.confirmed == store.end):
+            self.broker.close()
+        else:
+            self.release_files()
+
+    def release_files(self) -> None:
+        """Close every file without a word; after a crash in tests, or a failed start."""
+        self._life.release_files()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is the master, and what it says can be confirmed."""
+        return self._server is not None or self.leadership is not None
+
+    @property
+    def refused_by_code(self) -> dict[int, int]:
+        server = self._server or (self.leadership.server if self.leadership else None)
+        by_code = dict(self.gate.refused_by_code)
+        for code, count in (server.refused_by_code if server else {}).items():
+            by_code[code] = by_code.get(code, 0) + count
+        return by_code
+
+    # -- orders
+
+    def on_view(self, view: GroupView) -> None:
+        """A controller said what the group looks like now."""
+        self.view = view
+        if view.timers is not None and not self.changing:
+            self.following.hear_timers(view.timers)
+        if view.record is not None:
+            self.on_record(view.record)
+
+    def on_record(self, record: GroupRecord) -> None:
+        """The group's record was read, here or there; it may be old."""
+        if self.changing or self.following.is_cutting:
+            known = self._postponed
+            if known is None or (record.epoch, record.version) > (known.epoch, known.version):
+                self._postponed = record
+            return
+        record = newest(record, self.record)
+        own_id, accepted = self.identity.store_id, self.identity.epoch
+        match order(record, own_id=own_id, accepted=accepted, role=self.role):
+            case Order.LEARN:
+                self._learn(record)
+            case Order.FOLLOW if self.leadership is not None:
+                self._demote(self.leadership, record)
+            case Order.FOLLOW:
+                self._follow(record)
+            case Order.LEAD if self.identity.copying or own_id not in record.members:
+                logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
+            case Order.LEAD if self.leadership is not None:
+                # A controller took it for lost: its epoch ends like any other, the next is its own.
+                self._step_down(self.leadership, record)
+            case Order.LEAD:
+                self._lead(record)
+
+    def _on_cluster(self, told: RegisterReply) -> None:
+        self.meta.hear(told.owner, told.owner_address, told.owner_epoch)
+        self.mover.hear(told.peers)
+        self.following.hear_grant(
+            grants=told.grants_rebuilds,
+            store_id=told.rebuild,
+            record=record_from_wire(told.state.record),
+        )
+        if not self.changing:
+            self.broker.directory.set_cluster_groups(told.groups, now_ms=self.now_ms())
+
+    def _learn(self, record: GroupRecord) -> None:
+        assert self.leadership is not None
+        self.record = record
+        self.leadership.side.learn(
+            epoch=record.epoch, version=record.version, members=record.members
+        )
+
+    def _accept(self, record: GroupRecord) -> None:
+        """From here on everything older is refused, also after a crash (R6, R7)."""
+        if record.epoch > self.identity.epoch:
+            self.elections += 1
+        self.identity.accept(record.epoch)
+        self.record = record
+
+    # -- slave
+
+    def _follow(self, record: GroupRecord) -> None:
+        is_new = record.epoch > self.identity.epoch
+        self._accept(record)
+        self._named_by = None
+        self.following.follow(record, self.view.address_of(record.leader), is_new=is_new)
+        self._become(self.following.role)
+
+    def _step_slave(self) -> int:
+        done = self.following.step()
+        if self.following.side is not None:
+            self._become(self.following.role)
+        return done
+
+    # -- master
+
+    def _lead(self, record: GroupRecord) -> None:
+        """Everything that is here counts, so it has to be on the disk first (R11)."""
+        self.following.stop()
+        self._accept(record)
+        self._named_by = record
+
+    def _begin_to_lead(self, record: GroupRecord) -> None:
+        self._named_by = None
+        self.following.tables.leads()
+        self.leadership = Leadership(
+            self.settings,
+            self.broker,
+            self.identity,
+            self.epochs,
+            self.gate,
+            record,
+            disk=self._disk,
+            ask=self._ask_alter,
+            reachable=lambda: self.controllers.reachable,
+            become=self._become,
+            now_ms=self.now_ms,
+            rng=self._rng,
+        )
+        self._become(Role.OPENING)
+        self.leadership.begin()
+
+    def _ask_alter(self, alter: Alter) -> None:
+        self.controllers.alter(
+            alter_to_wire(
+                alter,
+                cluster=self.settings.cluster.name,
+                group=self.settings.broker.name,
+                leader=self.identity.store_id,
+            )
+        )
+
+    # -- from master to slave, and from the wrong log to none
+
+    def _demote(self, leadership: Leadership, record: GroupRecord) -> None:
+        logger.warning("deposed", extra={"epoch": self.identity.epoch, "by_epoch": record.epoch})
+        self._accept(record)
+        self._step_down(leadership, record)
+
+    def _step_down(self, leadership: Leadership, record: GroupRecord) -> None:
+        """Begin anew on the disk, and then do what the record says."""
+        self.leadership = None
+        leadership.end(f"epoch {record.epoch} has begun")
+        self._become(Role.NOBODY)
+        self._on_demoted()
+        self._postponed = record
+        self._life.end(self._open_slave)
+
+    def _rebuild_if_allowed(self) -> int:
+        """A new store takes the place of this one (R9), between two steps of the broker, which ends
+        here. One that leads, or is named master, never rebuilds."""
+        wish = self.following.allowed_rebuild(self.record)
+        if wish is None or self.leadership is not None or self._named_by is not None:
+            return 0
+        logger.warning("rebuilding this store", extra={"reason": wish.reason})
+        self.rebuilds += 1
+        self.following.stop()
+        self.following.tables.begin_rebuild(because_of_tables=wish.because_of_tables)
+        self.identity.renew(copying=True)
+        self._become(Role.COPYING)
+        self._postponed = self.record
+        self._life.end(self._open_slave)
+        return 1
+
+    def _open_slave(self) -> None:
+        """Begin on what the disk holds. What is no whole copy is worth nothing."""
+        broker = self._life.begin()
+        if self.identity.copying:
+            self.identity.renew(copying=True)
+            self.epochs.clear()
+            broker.wipe()
+            self.following.tables.wiped()
+        broker.store.on_durable = self._durable
+        broker.store.replicas.on_tail_lost = self._tail_lost
+        broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
+        broker.start_slave()
+        self._begin_epochs()
+        self.following.begin(broker)
+
+    def _tail_lost(self, position: int, proof: int) -> None:
+        """What is cut now was confirmed, maybe with the word of this store: nobody may count on
+        it any more, so it is in no set from here on (R9), and copies the rest again."""
+        logger.error("the log's end is damaged", extra={"position": position, "proof": proof})
+        self.identity.renew(copying=self.identity.copying)
+
+    def _begin_epochs(self) -> None:
+        store = self.broker.store
+        begin_epochs(
+            self.epochs, self.identity, store_epoch=store.epoch, start=store.start, end=store.end
+        )
+
+    def _begin_alone(self, epoch: int, position: int) -> int:
+        self._begin_epochs()
+        return begin_alone(self.epochs, self.identity, epoch, position)
+
+    def _durable(self, position: int) -> None:
+        if self.leadership is not None:
+            self.leadership.side.durable(position)
+        elif self.following.side is not None:
+            self.following.side.durable(position)
+
+    # -- what it says of itself
+
+    def _become(self, role: Role) -> None:
+        if role is not self.role:
+            self.role = role
+            self.controllers.beat_now()
+
+    def _serve_node(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
+        if kind is Kind.DESCRIBE_ROLE:
+            on_reply(described(self.status()))
+        elif self.leadership is None:
+            raise NotMaster(self.gate.why)
+        else:
+            try:
+                asked = HandOverRequest.FromString(body)
+            except DecodeError:
+                raise Refused(Code.BAD_REQUEST, f"the request is no {kind.name}") from None
+            self.leadership.hand_over(asked, on_reply)
+
+    def status(self) -> Status:
+        """As of now, for controllers, operators and metrics."""
+        store, following, copying = self.broker.store, self.following, self.following.copying
+        slaves = self.leadership.slaves() if self.leadership else ()
+        return Status(
+            settings=self.settings,
+            address=self.address,
+            store_id=self.identity.store_id,
+            log_id=self.broker.registry.log_id,
+            role=self.role,
+            epoch=self.identity.epoch,
+            record=self.record,
+            start=store.start,
+            end=store.end,
+            durable=store.durable,
+            confirmed=store.confirmed,
+            slaves=slaves,
+            lag_bytes=max([following.behind_bytes, *(store.end - one.acked for one in slaves)]),
+            copying_from=copying.began_at if copying.active else 0,
+            copying_to=copying.target if copying.active else 0,
+            timers=following.newest_timers(self.broker, leads=self.role is Role.MASTER),
+            now_ms=self.now_ms(),
+            trouble=self.view.trouble,
+            state_hash=(store.snapshots.position, store.snapshots.state_hash),
+            owner=self.broker.registry.owner,
+            meta_version=self.broker.registry.changes,
+            draining=self.broker.registry.draining,
+            moves_timers=self.mover.wants_peers(self.broker),
+            tables=following.tables,
+            rebuild_wish=following.rebuild_wish,
+        )

@@ -1,0 +1,200 @@
+"""Leadership: a broker as the master of one epoch, from the order to the end of it (R11 to R17).
+
+Clients are let in when everything before this epoch is confirmed, sends only while enough
+replicas are there to confirm them, and nobody while another is about to take over.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.ha.epoch_file import EpochFile
+from popmq.broker.ha.hand_over import HandOver
+from popmq.broker.ha.identity import Identity
+from popmq.broker.ha.replication_server import MasterSide
+from popmq.broker.ha.role import GroupRecord, Role
+from popmq.broker.ha.snapshot_source import SnapshotSource
+from popmq.broker.ha.status import SlaveStatus
+from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.handlers.server import BrokerServer
+from popmq.broker.node.gate import Gate
+from popmq.common.disk import Disk
+from popmq.common.errors import Code, NotMaster, Refused, TooManyRequests, Unavailable
+from popmq.common.protocol.messaging_payloads import OnReply
+from popmq.common.protocol.replication_payloads import MasterTimers
+from popmq.common.settings.settings import Settings
+from popmq.common.wire.controller_pb2 import HandOverRequest
+
+logger = logging.getLogger(__name__)
+
+
+class Leadership:
+    """`begin`, then `step` until `end`. `become` hears of each role, `ask` of each request for
+    another SyncStateSet; `reachable` says whether a controller is there to get it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        identity: Identity,
+        epochs: EpochFile,
+        gate: Gate,
+        record: GroupRecord,
+        *,
+        disk: Disk,
+        ask: Callable[[Alter], None],
+        reachable: Callable[[], bool],
+        become: Callable[[Role], None],
+        now_ms: Callable[[], int],
+        rng: random.Random,
+    ) -> None:
+        """Everything that is here counts: what was acknowledged is among it (R11)."""
+        self.role = Role.OPENING
+        self._settings = settings
+        self._broker = broker
+        self._store = store = broker.store
+        self._gate = gate
+        self._become = become
+        self._now_ms = now_ms
+        self._short = ""  # why sends are refused now
+        self._hand_over: HandOver | None = None
+        self.server = BrokerServer(broker)
+        self.epoch = record.epoch
+        self.epoch_start = store.end
+        sync = SyncState(
+            identity.store_id,
+            epoch=record.epoch,
+            epoch_start=store.end,
+            members=record.members,
+            version=record.version,
+            min_in_sync=settings.replication.least_in_sync,
+            confirmed=store.confirmed,
+        )
+        epochs.append(record.epoch, store.end)  # on the disk before the first record is (R6, R12)
+        self.side = MasterSide(
+            store,
+            sync,
+            epochs,
+            SnapshotSource(disk, settings.broker.data, store.readers),
+            settings.replication,
+            log_id=lambda: broker.registry.log_id,
+            timers=self.timers,
+            ask=ask,
+            reachable=reachable,
+            now_ms=now_ms,
+            rng=rng,
+        )
+        self.server.when_received = self.side.received.when_received
+        self.server.when_heard = self.side.received.when_heard
+
+    def begin(self) -> None:
+        """Write the first record of the epoch, and let slaves in; clients come later."""
+        # How old the TimerCheckPoint is that it goes on with: the last master's, as of that time.
+        read_ms = self._broker.timers.service.masters_read_ms
+        logger.info(
+            "leading",
+            extra={
+                "epoch": self.epoch,
+                "start_position": self.epoch_start,
+                "timers_read_ms": read_ms,
+            },
+        )
+        self._broker.following.on_serving = self._opened
+        self._store.replicas.watch(self.side.grown)
+        self._gate.slaves.opens(self.side)
+        self._broker.promote(self.epoch)
+        self.side.durable(self._store.durable)
+
+    def step(self) -> int:
+        """A master that hands over does nothing but confirm: whatever it began would be late."""
+        done = self._broker.step() if self.role is not Role.HANDING_OVER else 0
+        done += self.side.step()
+        self._short = self._shortage()
+        if self._hand_over is not None and self._hand_over.step(self._now_ms()):
+            self._hand_over = None
+            logger.warning("the hand-over came to nothing, serving again")
+            self._serve()
+        return done
+
+    def end(self, why: str) -> None:
+        """Another leads: nobody is told anything any more that rests on what is not confirmed."""
+        self._gate.why = why
+        self._gate.clients.close()
+        self._broker.polling.dismiss()
+        self.server.end()
+        if self._hand_over is not None:
+            self._hand_over.give_up(why)
+        self.side.stop()
+        self._gate.slaves.forget()
+        self._gate.clients.forget()
+
+    def hand_over(self, asked: HandOverRequest, on_reply: OnReply) -> None:
+        """Admit nothing more, until another leads or the time is over."""
+        own_id = self.side.sync.own_id
+        if self.role is not Role.MASTER or (asked.epoch, asked.leader) != (self.epoch, own_id):
+            raise NotMaster(f"this is not the serving master of epoch {asked.epoch}")
+        to = self.side.followers.get(asked.to)
+        if to is None or asked.to not in self.side.sync.members:
+            raise Refused(
+                Code.PRECONDITION_FAILED, f"store {asked.to[:32]} is not in the SyncStateSet"
+            )
+        self._change(Role.HANDING_OVER)
+        self._gate.why = f"{self._settings.broker.name} is being handed over to {to.node}"
+        self._gate.clients.close()
+        self._broker.buffer.write_all()
+        limit_ms = self._settings.replication.hand_over_ms
+        until_ms = self._now_ms() + min(asked.wait_ms or limit_ms, limit_ms)
+        self._hand_over = HandOver(self._store, to, until_ms=until_ms, on_reply=on_reply)
+
+    def timers(self) -> MasterTimers:
+        """The TimerCheckPoint of this moment."""
+        cursors = self._broker.timers.service.cursors()
+        return MasterTimers(self.epoch, cursors.last_read_ms, cursors.queue_offset, cursors.log_ms)
+
+    def slaves(self) -> tuple[SlaveStatus, ...]:
+        """One for each node: the store that a node had before is kept, but is nobody's any more."""
+        members, now_ms = self.side.sync.members, self._now_ms()
+        heard_last = sorted(self.side.followers.values(), key=lambda one: one.heard_ms)
+        newest = {one.node: one for one in heard_last}
+        return tuple(
+            SlaveStatus(
+                one.store_id, one.node, one.acked, one.store_id in members, now_ms - one.heard_ms
+            )
+            for one in newest.values()
+        )
+
+    def _opened(self) -> None:
+        """Everything before this epoch is confirmed: whatever was visible once is again (R14)."""
+        self._gate.admit = self._admit
+        self._serve()
+        logger.info("master", extra={"epoch": self.epoch, "end_bytes": self._store.end})
+
+    def _serve(self) -> None:
+        self._gate.clients.opens(self.server)
+        self._change(Role.MASTER)
+
+    def _change(self, role: Role) -> None:
+        self.role = role
+        self._become(role)
+
+    def _shortage(self) -> str:
+        """Why nothing that is sent now could be confirmed; never silently weaker (D2)."""
+        least = self._settings.replication.least_in_sync
+        there = self.side.keeper.reachable_members(self._now_ms())
+        if there >= least and self.side.sync.has_quorum:
+            return ""
+        return (
+            f"{min(there, len(self.side.sync.members))} replicas of {self._settings.broker.name} "
+            f"are in sync, {least} have to be (replication.min_in_sync): try again"
+        )
+
+    def _admit(self) -> None:
+        if self._short:
+            raise Unavailable(self._short)
+        waiting, limit = self._store.end - self._store.confirmed, self._settings.store
+        if waiting > limit.max_pending_bytes:
+            raise TooManyRequests(
+                f"{waiting} bytes wait for replicas, the limit is {limit.max_pending_bytes} "
+                "(store.max_pending_bytes); try again"
+            )

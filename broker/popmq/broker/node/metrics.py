@@ -1,0 +1,243 @@
+"""What the broker counts, as readings of the table: plain numbers of its parts at each scrape."""
+
+from collections.abc import Iterable, Mapping
+from heapq import nlargest
+from typing import TypeVar
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.diagnostics.audit import STATES
+from popmq.broker.diagnostics.lag import Lag, bounded, lags
+from popmq.broker.node.timer_metrics import timer_metrics
+from popmq.common import topics
+from popmq.common.metric_table.row import OTHERS
+from popmq.common.metric_table.table import reading
+from popmq.common.observability import Metric
+from popmq.common.record.transaction_token import Ending
+
+CONSUMER_PAIRS_LIMIT = 1_000  # of group and topic, as labels
+GROUPS_LIMIT = 1_000
+TOPICS_LIMIT = 1_000
+AUDITED_GROUPS_LIMIT = 100
+
+Name = TypeVar("Name")
+
+
+def broker_metrics(broker: Broker) -> Iterable[Metric]:
+    yield from _store_metrics(broker)
+    yield from _pop_metrics(broker)
+    yield from _ack_metrics(broker)
+    yield from _pull_metrics(broker)
+    yield from _transaction_metrics(broker)
+    yield from _limit_metrics(broker)
+    yield from timer_metrics(broker)
+    yield from _consumer_metrics(broker)
+    yield from _dead_letters(broker)
+    yield from _audit_metrics(broker)
+    yield from _report_metrics(broker)
+
+
+def _store_metrics(broker: Broker) -> Iterable[Metric]:
+    store = broker.store
+    counts = store.metrics
+    yield reading("store_records", counts.records)
+    yield reading("store_appended_bytes", counts.bytes)
+    yield reading("store_flushes", counts.flushes)
+    yield reading("store_flush_seconds", counts.flush_ms)
+    yield reading("store_flush_records", counts.flush_records)
+    yield reading("store_flush_bytes", counts.flush_bytes)
+    yield reading("store_slow_flushes", counts.slow_flushes)
+    yield reading("store_disk_used_ratio", store.guard.used_percent / 100)
+    yield reading("store_disk_free_bytes", store.guard.free_bytes)
+    yield reading("store_disk_full", store.guard.full)
+    yield reading("store_sends_refused", store.guard.sends_refused)
+    yield reading("store_writes_refused", store.guard.writes_refused)
+    yield reading("store_disk_failed", counts.disk_failed)
+    yield reading("store_last_stop_clean", store.stopped_cleanly)
+    yield reading("store_snapshots_abandoned", store.snapshots.abandoned)
+    yield reading("store_damaged_messages", store.reader.damaged + broker.applier.left_out)
+    yield reading("store_snapshots", store.snapshots.made)
+    yield reading("store_snapshot_bytes", store.snapshots.position)
+    yield reading("store_checkpoints", store.checkpoints.made)
+    yield reading("store_end_bytes", store.end)
+    yield reading("store_confirmed_bytes", store.confirmed)
+    yield reading("store_pending_bytes", store.pending_bytes)
+    yield reading("store_recovered_records", counts.recovered_records)
+    yield reading("store_torn_bytes", counts.torn_bytes)
+    yield reading("store_moved_bodies", store.retention.moved)
+    yield reading("store_deleted_segments", store.retention.deleted_segments)
+
+
+def _pop_metrics(broker: Broker) -> Iterable[Metric]:
+    pops = broker.pops.metrics
+    for topic, count in _most(broker.sends.stored_by_topic, TOPICS_LIMIT, OTHERS):
+        yield reading("messages_in", count, topic)
+    yield reading("messages_out", pops.delivered)
+    yield from _by_pair("group_messages_out", broker.pops.delivered.counts)
+    yield reading("pops", pops.pops)
+    yield reading("empty_pops", pops.empty_pops)
+    yield reading("refused_in_flight", pops.refused_in_flight)
+    yield reading("cold_pops", pops.cold_pops)
+    yield reading("pops_held_back", broker.catch_up.held_back)
+    yield reading("pops_undone", broker.undo.undone)
+    yield reading("expired_messages", pops.expired)
+    yield reading("filtered_messages", pops.filtered)
+    yield reading("sql_filters", len(broker.sql_filters))
+    yield reading("sql_filters_compiled", broker.sql_filters.compiled)
+    yield reading("duplicate_sends", broker.receipts.duplicates)
+    yield reading("dedup_ids", len(broker.receipts))
+    yield reading("dedup_ids_pushed_out", broker.receipts.pushed_out)
+    lites, wanted = broker.registry.lites, broker.lites.subscriptions
+    yield reading("lite_topics", len(lites))
+    yield reading("lite_topics_made", lites.made)
+    yield reading("lite_topics_removed", lites.removed)
+    yield reading("lite_subscribers", len(wanted))
+    yield reading("lite_subscriptions", wanted.count)
+    yield reading("waiting_receives", broker.polling.count)
+    yield reading("receives_woken", broker.polling.woken)
+    yield reading("receives_timed_out", broker.polling.timed_out)
+    yield reading("is_short_polling_hit", broker.polling.hits)
+
+
+def _ack_metrics(broker: Broker) -> Iterable[Metric]:
+    acks, revive, buffer = broker.acks, broker.revive, broker.buffer
+    yield reading("acks", acks.acked)
+    yield from _by_pair("group_messages_acked", acks.by_pair.counts)
+    yield reading("repeated_acks", acks.repeated)
+    yield reading("ack_latency_seconds", acks.latency)
+    yield reading("refused_handles", acks.refused)
+    yield reading("changed_invisible", acks.changed)
+    yield reading("rejected_messages", acks.rejected)
+    yield reading("pop_revive_retry_messages", revive.retried)
+    yield reading("pop_revive_returned_messages", revive.returned)
+    yield reading("pop_revive_lost_messages", revive.lost)
+    overdue, overdue_ms = broker.table.due_times.overdue(broker.store.log_ms())
+    yield reading("pop_revive_lag_check_points", overdue)
+    yield reading("pop_revive_latency_seconds", overdue_ms / 1_000)
+    yield reading("renewed_deliveries", revive.renewed)
+    yield reading("send_to_dlq_messages", revive.dead_lettered)
+    yield reading("redriven_messages", broker.redrives.redriven)
+    yield reading("parked_messages", broker.parking.parked)
+    yield reading("offset_resets", broker.offset_reset.resets)
+    yield reading("buffered_check_points", buffer.held)
+    yield reading("buffered_check_points_opened", buffer.opened)
+    yield reading("buffered_check_points_written", buffer.written)
+    yield reading("buffered_commits", buffer.commits)
+    yield reading("check_points", len(broker.table))
+    yield reading("outcomes_dropped", broker.table.outcomes.dropped)
+
+
+def _pull_metrics(broker: Broker) -> Iterable[Metric]:
+    pulls = broker.pulls.metrics
+    yield reading("pulls", pulls.pulls)
+    yield reading("pulled_messages", pulls.pulled)
+    yield reading("illegal_pull_offsets", pulls.illegal_offsets)
+    yield reading("pull_offsets_set", pulls.offsets_set)
+
+
+def _transaction_metrics(broker: Broker) -> Iterable[Metric]:
+    table, checks = broker.transactions.table, broker.transactions.checks
+    yield reading("half_messages", len(table.pending))
+    for name, ending in (
+        ("committed", Ending.COMMITTED),
+        ("rolled_back", Ending.ROLLED_BACK),
+        ("checked", Ending.CHECKED),
+        ("given_up", Ending.GIVEN_UP),
+        ("lost", Ending.LOST),
+    ):
+        yield reading(f"transactions_{name}", table.counts[ending])
+    yield reading("transactions_refused", broker.transactions.halves.refused)
+    yield reading("waiting_proxies", checks.waiting)
+
+
+def _limit_metrics(broker: Broker) -> Iterable[Metric]:
+    """By the setting that is the bound; some have two that nobody could tell apart."""
+    guard = broker.store.guard
+    for limit, count in (
+        ("pop.max_in_flight", broker.pops.metrics.refused_in_flight),
+        ("poll.waiters", broker.polling.refused),
+        ("store.max_pending_bytes", broker.store.admission.refused),
+        ("store.disk_stop_percent", guard.sends_refused + guard.writes_refused),
+        ("timer.slot_limit", broker.timers.admission.refused),
+        ("transaction.max_pending", broker.transactions.halves.refused),
+    ):
+        yield reading("limits_hit", count, limit)
+
+
+def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
+    """By group and topic; of very many pairs those with the most to do, and the others' sum."""
+    broker.lag_watch.asked()
+    timers = broker.timers.state.pending
+    counted = lags(broker.store, broker.registry, broker.table, timers=timers)
+    found, rest = bounded(counted, CONSUMER_PAIRS_LIMIT)
+    for lag in found:
+        yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
+    if rest:
+        yield from _lag_metrics(broker, OTHERS, OTHERS, rest)
+
+
+def _lag_metrics(broker: Broker, group: str, topic: str, some: list[Lag]) -> Iterable[Metric]:
+    for name, value in (
+        ("lag", sum(one.total for one in some)),
+        ("ready", sum(one.ready for one in some)),
+        ("inflight", sum(one.in_flight for one in some)),
+        ("delayed", sum(one.delayed for one in some)),
+        ("blocked", sum(one.blocked for one in some)),
+        ("retry", sum(one.retries for one in some)),
+    ):
+        yield reading(f"consumer_{name}_messages", value, group, topic)
+    watched = broker.lag_watch.pairs.get((group, topic))
+    if watched is None:
+        return
+    unknown = watched.unknown_ages if some[0].ready else 0
+    since_ms = watched.oldest_wall_ms if some[0].ready else 0
+    waits_ms = max(0, broker.wall_ms() - since_ms) if since_ms else 0
+    yield reading("consumer_unknown_age_queues", unknown, group, topic)
+    if since_ms or not unknown:  # an age that nobody knows is not 0
+        yield reading("consumer_queueing_latency_seconds", waits_ms / 1_000, group, topic)
+    yield reading("consumer_eta_seconds", watched.eta_s(), group, topic)
+
+
+def _dead_letters(broker: Broker) -> Iterable[Metric]:
+    kept: dict[str, int] = {}
+    for group in broker.registry.groups():
+        topic = broker.registry.find_topic(topics.dlq_topic(group.name))
+        if topic is not None:
+            queue = broker.store.queue(topic.id, 0)
+            kept[group.name] = queue.count - queue.min_offset
+    for name, count in _most(kept, GROUPS_LIMIT, OTHERS):
+        yield reading("dlq_messages", count, name)
+
+
+def _audit_metrics(broker: Broker) -> Iterable[Metric]:
+    audit = broker.audit
+    audit.asked()
+    yield reading("audit_passes", audit.passes)
+    yield reading("audit_restarts", audit.restarts)
+    if not audit.passes:
+        return
+    yield reading("audit_unaccounted_messages", audit.unaccounted)
+    yield reading("audit_age_seconds", audit.age_ms() / 1_000)
+    for name, balance in audit.shown(AUDITED_GROUPS_LIMIT):
+        for state in STATES:
+            yield reading("audit_messages", getattr(balance, state), name, state)
+
+
+def _by_pair(name: str, counts: Mapping[tuple[str, str], int]) -> Iterable[Metric]:
+    for (topic, group), count in _most(counts, CONSUMER_PAIRS_LIMIT, (OTHERS, OTHERS)):
+        yield reading(name, count, group, topic)
+
+
+def _most(counts: Mapping[Name, int], limit: int, others: Name) -> list[tuple[Name, int]]:
+    """Those with the highest counts, and the sum of the rest."""
+    if len(counts) <= limit:
+        return list(counts.items())
+    found = dict(nlargest(limit, counts.items(), key=lambda item: item[1]))
+    found[others] = found.get(others, 0) + sum(counts.values()) - sum(found.values())
+    return list(found.items())
+
+
+def _report_metrics(broker: Broker) -> Iterable[Metric]:
+    yield reading("report_samples", broker.sampler.taken)
+    yield reading("report_sample_bytes", broker.sampler.held_bytes)
+    yield reading("report_read_bytes", broker.sampler.budget.read_bytes)
+    yield reading("report_reads_held_back", broker.sampler.budget.refused)

@@ -1,0 +1,74 @@
+"""How long the step loop may wait: a broker that has nothing to do costs next to nothing.
+
+A round of steps takes about a tenth of a millisecond, and two hundred a second were 3 % of a core
+for nothing.  What a step does either begins with a record of the log, or is due at a time that is
+known; so without new records steps come rarely, and the next record wakes the loop
+(docs/ARCHITECTURE.md, who runs where).
+"""
+
+from popmq.broker.core.broker import Broker
+from popmq.broker.ha.role import Role
+from popmq.broker.node.broker_node import BrokerNode
+from popmq.common.clock import Clock
+
+BUSY_MS = 5
+REST_MS = 200
+# With replicas: orders, and what is told to others, wait for the next step too.
+REPLICA_REST_MS = 25
+QUIET_MS = 1_000  # since the last record: what followed from it is over, or counted below
+
+
+class Rest:
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._end = -1
+        self._quiet_from_ms = 0
+
+    def wait_ms(self) -> int:
+        """For a round that did nothing: BUSY_MS to REST_MS until the next one."""
+        now_ms = self._clock.boot_ms()
+        broker = self._broker
+        if broker.store.end != self._end:
+            self._end = broker.store.end
+            self._quiet_from_ms = now_ms + QUIET_MS
+        if now_ms < self._quiet_from_ms or self._busy():
+            return BUSY_MS
+        # A receive that waits is answered, a delivery comes back, and a timer fires in time.
+        nearest_ms = min(
+            broker.polling.next_ms(broker.waits_ms(), REST_MS),
+            broker.table.due_times.next_ms(broker.store.log_ms(), REST_MS),
+            broker.timers.next_ms(REST_MS),
+        )
+        return max(BUSY_MS, nearest_ms)
+
+    def _busy(self) -> bool:
+        broker = self._broker
+        return (
+            broker.timers.busy
+            or broker.polling.unfinished
+            or broker.catch_up.holding
+            or broker.parking.moving
+        )
+
+
+class ReplicaRest:
+    """The same for a broker of several; while its role changes, or it copies, it does not rest."""
+
+    def __init__(self, node: BrokerNode, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._broker: Broker | None = None
+        self._rest: Rest
+
+    def wait_ms(self) -> int:
+        node = self._node
+        if node.changing or node.role not in (Role.MASTER, Role.SLAVE):
+            return BUSY_MS
+        broker = node.broker
+        if broker is not self._broker:  # another one after each change of roles
+            self._broker, self._rest = broker, Rest(broker, self._clock)
+        slave = broker.store.slave
+        if slave is not None and slave.applied < broker.store.confirmed:
+            return BUSY_MS
+        return min(self._rest.wait_ms(), REPLICA_REST_MS)

@@ -1,0 +1,97 @@
+"""PullReader: messages of one queue from an offset that the asker names (docs/concepts/pull.md).
+
+Reads only: no check point, no record, and other readers of the queue notice nothing.
+"""
+
+from dataclasses import dataclass
+
+from popmq.broker.filter.message_filter import MessageFilter
+from popmq.broker.log.message_reader import DamagedMessage
+from popmq.broker.log.queue_unit import Unit
+from popmq.broker.pop.pop_batch import LOOK_BYTES, LOOK_UNITS, SCAN_UNITS
+from popmq.broker.store.message_store import MessageStore
+from popmq.common.record.message import StoredMessage
+from popmq.common.topics import TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PullWant:
+    topic: TopicConfig
+    queue_id: int
+    limit: int
+    filter: MessageFilter
+    reply_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Messages with their offsets, in order, and the first offset that was not looked at."""
+
+    messages: list[tuple[int, StoredMessage]]
+    next_offset: int
+    more: bool  # whether the queue has messages from there on
+
+
+@dataclass(slots=True)
+class PullMetrics:
+    pulls: int = 0
+    pulled: int = 0  # messages
+    illegal_offsets: int = 0
+    offsets_set: int = 0
+
+
+class PullReader:
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.metrics = PullMetrics()
+
+    def nearest(self, want: PullWant, offset: int) -> int:
+        """`offset`, or the nearest that the queue has: from its oldest message to its end."""
+        queue = self._store.queue(want.topic.id, want.queue_id)
+        return min(max(offset, queue.min_offset), queue.count)
+
+    def why_illegal(self, want: PullWant, offset: int) -> str:
+        queue = self._store.queue(want.topic.id, want.queue_id)
+        return (
+            f"offset {offset} of queue {want.queue_id} of topic {want.topic.name}: it has "
+            f"{queue.min_offset} to {queue.count}, the end"
+        )
+
+    def read(self, want: PullWant, offset: int) -> Pulled:
+        """A bounded look from `offset` on.  Raises ColdRead, with nothing changed, when what it
+        looks at is not in memory."""
+        queue = self._store.queue(want.topic.id, want.queue_id)
+        offset = max(offset, queue.min_offset)
+        chosen, passed = self._choose(want, offset)
+        read = self._store.reader.read([unit for _, unit in chosen], wait=False) if chosen else []
+        found: list[tuple[int, StoredMessage]] = []
+        for (at, _), message in zip(chosen, read, strict=True):
+            if isinstance(message, DamagedMessage) or not want.filter.accepts(message):
+                continue
+            if self._store.reader.is_expired(message):
+                continue
+            if len(found) == want.limit:
+                passed = at
+                break
+            found.append((at, message))
+        self.metrics.pulled += len(found)
+        return Pulled(found, passed, passed < queue.count)
+
+    def _choose(self, want: PullWant, offset: int) -> tuple[list[tuple[int, Unit]], int]:
+        """Units to be read, and the first offset behind what was passed; the first message fits
+        whatever its size."""
+        wanted, room, bytes_left = want.filter, want.limit, want.reply_bytes
+        span = room if wanted.everything else SCAN_UNITS
+        if not (wanted.everything or wanted.by_hash):
+            room = span = max(1, LOOK_UNITS // wanted.work)
+            bytes_left = min(bytes_left, LOOK_BYTES)
+        units = self._store.queue(want.topic.id, want.queue_id).units(offset, span, wait=False)
+        chosen: list[tuple[int, Unit]] = []
+        for at, unit in enumerate(units, offset):
+            if not (wanted.everything or wanted.may_accept(unit.tag_hash)):
+                continue
+            if chosen and (len(chosen) == room or unit.size > bytes_left):
+                return chosen, at
+            bytes_left -= unit.size
+            chosen.append((at, unit))
+        return chosen, offset + len(units)

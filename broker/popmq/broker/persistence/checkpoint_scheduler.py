@@ -1,0 +1,158 @@
+"""When checkpoints are made: each 10 s if a queue grew, and when a snapshot waits for one.
+
+Each says where the log starts, and before the log's first segments are deleted that is durable.
+"""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from popmq.broker.log.segment_file import Synced
+from popmq.broker.log.store_checkpoint import UNKNOWN, Checkpoint, read_checkpoint, write_checkpoint
+from popmq.common.disk import Disk
+from popmq.common.step_loop import Flusher
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_MS = 10_000
+RETRY_MS = 1_000
+
+FlushIndex = Callable[[], Sequence[Synced]]
+
+
+class CheckpointKeeper:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        flusher: Flusher,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._path = f"{folder}/checkpoint"
+        self._flusher = flusher
+        self._on_failure = on_failure
+        self._running = False
+        self._failed: OSError | None = None  # set on the flusher's thread
+        self._due_ms = 0
+        self._retry_ms = 0
+        self._found = self._written = Checkpoint()
+        self.log_start = UNKNOWN
+        # A slave lowers its checkpoint on the loop while retention says where the log starts: each
+        # writes what the other one wrote before.
+        self._writing = threading.Lock()
+        self.position = 0  # index files are synced up to here
+        self.made = 0
+
+    def read(self) -> Checkpoint:
+        """What the last run left; position 0 when there is none."""
+        found = read_checkpoint(self._disk, self._path) or Checkpoint()
+        self.position = found.position
+        self._found = self._written = found
+        return found
+
+    @property
+    def note(self) -> tuple[int, int]:
+        """Log time and wall clock of the newest checkpoint that was made."""
+        return self._written.log_ms, self._written.wall_ms
+
+    def lower(self) -> None:
+        """Vouch for no index any more, durably; the next checkpoint vouches again."""
+        with self._writing:
+            self._put(replace(self._found, position=0, durable=self._found.vouched))
+        self.position = 0
+
+    def log_starts_at(self, position: int) -> None:
+        """What is below is about to be deleted; runs on the flusher.  Where there is no room for a
+        checkpoint the old one goes: without any a start trusts less and misses nothing.
+        """
+        with self._writing:
+            self.log_start = position
+            try:
+                self._put(self._written)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if self._disk.exists(self._path):
+                    self._disk.remove(self._path)
+                    self._disk.sync_folder(self._path.rpartition("/")[0])
+
+    def write_now(self, flush: FlushIndex, checkpoint: Checkpoint) -> None:
+        """On this thread, at a clean stop with an idle flusher.
+
+        Raises the OSError of the last job, of which a stop may not have heard: what was not
+        synced then may be neither on the disk nor dirty, so nothing may be vouched for.
+        """
+        if self._failed is not None:
+            raise self._failed
+        for file in flush():
+            file.sync()
+        with self._writing:
+            self._put(checkpoint)
+        self.position = checkpoint.position
+
+    def step(
+        self,
+        flush: FlushIndex,
+        checkpoint: Callable[[], Checkpoint],
+        *,
+        now_ms: int,
+        wanted: bool,
+    ) -> int:
+        """Start a checkpoint when one is due, or `wanted`. OSError when units do not fit."""
+        if self._running or now_ms < (self._retry_ms if wanted else self._due_ms):
+            return 0
+        self._due_ms = now_ms + CHECKPOINT_MS
+        self._retry_ms = now_ms + RETRY_MS  # unless it succeeds
+        dirty = flush()
+        if not dirty and not wanted:
+            return 0
+        self._running = True
+        made = checkpoint()
+
+        def work() -> None:
+            try:
+                for file in dirty:
+                    file.sync()
+                self._write(made)
+            except OSError as error:
+                self._failed = error
+                raise
+
+        self._flusher.submit(work, lambda error: self._done(made, error))
+        return 1
+
+    def _write(self, made: Checkpoint) -> None:
+        """What it vouches for is synced, so that one without room may be left out."""
+        try:
+            with self._writing:
+                self._put(made)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _NoRoom(*error.args) from error
+            raise
+
+    def _put(self, made: Checkpoint) -> None:
+        self._written = replace(made, log_start=self.log_start)
+        write_checkpoint(self._disk, self._path, self._written)
+
+    def _done(self, made: Checkpoint, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, _NoRoom):
+            # Still "running": after a failed fsync, of a full disk too, nothing may be vouched
+            # for any more.
+            self._on_failure(error)
+            return
+        self._running = False
+        self._failed = None
+        if error is not None:
+            logger.warning("checkpoint not written", extra={"reason": str(error)})
+        else:
+            self._retry_ms = 0
+            self.position = made.position
+            self.made += 1
+
+
+class _NoRoom(OSError):
+    """For the checkpoint's own file."""

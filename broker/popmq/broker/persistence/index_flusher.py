@@ -1,0 +1,63 @@
+"""IndexKeeper: queues and key index reach their files, and checkpoints say how far.
+
+All of it is rebuilt from the log, so a disk that has no room for it stops sends and no more.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+
+from popmq.broker.index.key_index import KeyIndex
+from popmq.broker.log.dispatch import Dispatch
+from popmq.broker.log.segment_file import Synced
+from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.persistence.log_time import LogTime
+
+
+class IndexKeeper:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        index: Callable[[], KeyIndex],
+        checkpoints: CheckpointKeeper,
+        log_time: LogTime,
+        epoch: Callable[[], int],
+    ) -> None:
+        self._dispatch = dispatch
+        self._index = index
+        self._checkpoints = checkpoints
+        self._log_time = log_time
+        self._epoch = epoch
+        self.blocked = False  # the disk is full: units wait in memory
+
+    def step(self, *, now_ms: int, wanted: int) -> int:
+        """A piece of the index files; a checkpoint when one is due, or wanted for a position."""
+        try:
+            self._dispatch.spill()
+            done = self._index().step()
+            done += self._checkpoints.step(
+                self._flush,
+                self._checkpoint,
+                now_ms=now_ms,
+                wanted=self._checkpoints.position < wanted <= self._dispatch.position,
+            )
+            self.blocked = False
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.blocked = True
+            return 0
+        return done
+
+    def write_now(self) -> None:
+        """Everything, and a checkpoint, on this thread: at a clean stop with an idle flusher."""
+        self._checkpoints.write_now(self._flush, self._checkpoint())
+
+    def _flush(self) -> Sequence[Synced]:
+        """Write all index files; returns those that have to be synced. OSError when full."""
+        return [*self._index().flush(self._dispatch.position), *self._dispatch.flush()]
+
+    def _checkpoint(self) -> Checkpoint:
+        """Where the log time is not known yet, the note of the checkpoint before stays true."""
+        log_ms, wall_ms = self._log_time.note() or self._checkpoints.note
+        return Checkpoint(self._dispatch.position, self._epoch(), wall_ms, log_ms=log_ms)

@@ -1,0 +1,156 @@
+"""SnapshotInstall: an empty slave begins with a master's snapshot, and with its log from its start.
+
+The file comes in pieces.  Once it is whole the tables are restored from it in bounded steps and
+this log begins where the master's does; what is copied then fills queues and key index only, up
+to the snapshot's position.  There the snapshot gets its name, and the store is whole: a start
+before that finds no snapshot, and the store has to be copied anew (docs/concepts/store.md).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.persistence.snapshot import (
+    Snapshot,
+    SnapshotHead,
+    SnapshotTable,
+    read_snapshot,
+)
+from popmq.common.disk import Disk, DiskFile
+from popmq.common.errors import Code, Refused
+from popmq.common.step_loop import Flusher
+
+_PIECES_PER_STEP = 4
+
+
+class SnapshotInstall:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        log: CommitLog,
+        tables: Sequence[SnapshotTable],
+        *,
+        start: int,
+        housekeeper: Flusher,
+        flusher: Flusher,
+        log_starts_at: Callable[[int], None],
+        restored: Callable[[SnapshotHead], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`start` is where the master's log begins. Refused unless segments can begin there."""
+        if start != log.segment_start(start):
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"the master's log begins at {start}, where no segment of this one begins: "
+                "store.segment_bytes has to be the same on all replicas",
+            )
+        assert log.end == log.start == 0, "a snapshot is installed into an empty store only"
+        self._disk = disk
+        self._folder = folder
+        self._path = f"{self._folder}/copied.new"
+        self._log = log
+        self._tables = tables
+        self._housekeeper = housekeeper
+        self._flusher = flusher
+        self._log_starts_at = log_starts_at
+        self._restored = restored
+        self._on_failure = on_failure
+        self._start = start
+        self._file: DiskFile | None = None
+        self._offset = 0
+        self._found: Snapshot | None = None
+        self._then: Callable[[str], None] = lambda trouble: None
+        self._work: Iterator[None] | None = None
+        self.pending_bytes = 0  # given, and not written yet
+
+    @property
+    def offset(self) -> int:
+        """Bytes of the file that were given so far."""
+        return self._offset
+
+    def give(self, data: bytes) -> None:
+        """The next bytes of the file."""
+        offset = self._offset
+        self._offset += len(data)
+        self.pending_bytes += len(data)
+
+        def done(error: BaseException | None) -> None:
+            self.pending_bytes -= len(data)
+            self._failed(error)
+
+        self._housekeeper.submit(lambda: self._write(data, offset), done)
+
+    def finish(self, then: Callable[[str], None]) -> None:
+        """That was all: restore the tables, and begin the log; `then` hears "" or what is wrong."""
+        self._then = then
+
+        def checked(error: BaseException | None) -> None:
+            if self._failed(error):
+                return
+            if self._found is None:
+                then(f"the snapshot that came is not whole, or older than the log at {self._start}")
+                return
+            self._log.ends_at(self._start)
+            self._flusher.submit(lambda: self._log.restart_at(self._start), begun)
+
+        def begun(error: BaseException | None) -> None:
+            if not self._failed(error) and self._found is not None:
+                self._work = self._restore(self._found)
+
+        self._housekeeper.submit(self._check, checked)
+
+    def step(self) -> int:
+        """A piece of the tables; 1 for work done."""
+        if self._work is None:
+            return 0
+        if next(self._work, self) is self:
+            self._work = None
+            self._then("")
+        return 1
+
+    def publish(self, position: int, then: Callable[[], None]) -> None:
+        """The log is here up to the snapshot's position: it gets its name."""
+
+        def done(error: BaseException | None) -> None:
+            if not self._failed(error):
+                then()
+
+        target = f"{self._folder}/{position:020d}"
+        self._housekeeper.submit(lambda: self._disk.replace(self._path, target), done)
+
+    # -- inside
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if self._file is None:
+            self._disk.make_folder(self._folder)
+            self._file = self._disk.open(self._path, create=True)
+            self._file.truncate(0)
+        self._file.write(data, offset)
+
+    def _check(self) -> None:
+        if self._file is None:
+            return
+        self._file.sync()
+        self._file.close()
+        self._disk.sync_folder(self._folder)
+        found = read_snapshot(self._disk, self._path)
+        if found is not None and found.head.position >= self._start:
+            self._log_starts_at(self._start)  # durable, before it does
+            self._found = found
+
+    def _restore(self, snapshot: Snapshot) -> Iterator[None]:
+        by_number = {table.table_number: table for table in self._tables}
+        for at, (number, content) in enumerate(snapshot.pieces()):
+            if number in by_number:
+                by_number[number].restore(content)
+            if at % _PIECES_PER_STEP == 0:
+                yield
+        for table in self._tables:
+            table.restored()
+            yield
+        self._restored(snapshot.head)
+
+    def _failed(self, error: BaseException | None) -> bool:
+        if error is not None:
+            self._on_failure(error)
+        return error is not None

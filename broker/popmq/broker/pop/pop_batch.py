@@ -1,0 +1,101 @@
+"""Batch: what one pop collects, within its count, its bytes, and what it may look at."""
+
+from popmq.broker.filter.message_filter import MessageFilter
+from popmq.broker.log.queue_unit import Unit
+from popmq.common.disk import ColdRead
+from popmq.common.protocol.pop_reply import Deliveries
+
+SCAN_UNITS = 800  # index units that one pop looks through for its filter, in all queues together
+# Messages, and their bytes, that one pop reads in all for a filter on their content: a few
+# milliseconds of a loop that others need.
+LOOK_UNITS = 256
+LOOK_BYTES = 512 << 10
+
+
+class Batch:
+    __slots__ = (
+        "bytes_left",
+        "cold",
+        "deliveries",
+        "limit",
+        "look_bytes",
+        "look_units",
+        "position",
+        "refusal",
+        "rest",
+        "scan_units",
+    )
+
+    def __init__(self, limit: int, reply_bytes: int) -> None:
+        self.limit = limit
+        self.bytes_left = reply_bytes
+        self.look_units = LOOK_UNITS
+        self.look_bytes = LOOK_BYTES
+        self.scan_units = SCAN_UNITS
+        self.deliveries = Deliveries()
+        self.position = 0  # of the last one
+        self.rest = 0
+        self.refusal = ""
+        self.cold: list[ColdRead] = []
+
+    @property
+    def full(self) -> bool:
+        return self.deliveries.count >= self.limit
+
+    def share(self, queues: int) -> int:
+        """Units to look through in the next one of so many queues: what is left is divided evenly,
+        and what a short queue does not use is the others'."""
+        return max(1, self.scan_units // queues)
+
+    def choose_all(self, units: list[Unit], room: int) -> list[Unit]:
+        """The first of the units, within room and bytes.
+
+        The first message of a reply always fits, whatever its size.
+        """
+        left = self.bytes_left - sum([size for _, size, _ in units])
+        if left >= 0 and len(units) <= room:
+            self.bytes_left = left
+            return units
+        taken: list[Unit] = []
+        for unit in units[:room]:
+            if unit.size > self.bytes_left and (taken or self.deliveries.count):
+                break
+            taken.append(unit)
+            self.bytes_left -= unit.size
+        return taken
+
+    def choose(
+        self, units: list[Unit], offset: int, wanted: MessageFilter, room: int
+    ) -> tuple[list[tuple[int, Unit]], int]:
+        """The units to deliver with their offsets, and how many units were passed in all.
+
+        The first message of a reply always fits, whatever its size.
+        """
+        taken: list[tuple[int, Unit]] = []
+        first = not self.deliveries.count
+        for passed, unit in enumerate(units):
+            if not wanted.may_accept(unit.tag_hash):
+                continue
+            if len(taken) == room or (unit.size > self.bytes_left and not first):
+                return taken, passed
+            first = False
+            taken.append((offset + passed, unit))
+            self.bytes_left -= unit.size
+        return taken, len(units)
+
+    def may_look_at(self, work: int) -> int:
+        """How many units this pop may still look at, where each costs `work`; the first always."""
+        untouched = self.look_units == LOOK_UNITS
+        return max(int(untouched), self.look_units // work) if self.look_bytes > 0 else 0
+
+    def to_look_at(self, units: list[Unit], work: int) -> list[Unit]:
+        """The first of the units, within the bytes that this pop may still read."""
+        size = 0
+        for count, unit in enumerate(units):
+            size += unit.size
+            if size > self.look_bytes and (count or self.look_units < LOOK_UNITS):
+                units, size = units[:count], size - unit.size
+                break
+        self.look_units -= len(units) * work
+        self.look_bytes -= size
+        return units

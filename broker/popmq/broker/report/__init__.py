@@ -1,1 +1,0 @@
-"""Samples of offsets, topics and timers, kept for reports (docs/concepts/reports.md)."""

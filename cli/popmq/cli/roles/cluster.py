@@ -1,0 +1,353 @@
+"""`popmq up --groups N --replicas R`: a whole cluster as processes of one machine.
+
+One controller with its records in a file, N broker groups of R brokers, one proxy; each in a
+process of its own with its own data folder and log, supervised.  Where everything is stands in
+`<data>/cluster.json`.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from popmq.broker.node.broker_process import DataLock
+from popmq.cli.roles.supervised_process import Child
+from popmq.common.errors import ConfigError, PopmqError
+from popmq.common.protocol.frame_port import FramePort, call
+from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.settings.replication_settings import MOST_REPLICAS
+from popmq.common.settings.settings import Settings, environment
+from popmq.common.wire import controller_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+MOST_GROUPS = 26
+LOCAL = "127.0.0.1:0"
+_LOWEST_PORT = 12_000
+LOOK_S = 0.1
+SAY_S = 5.0
+STATE_FILE = "cluster.json"
+
+# Words of ready lines, and the settings that they tell.
+_LISTENS = {
+    "controller": "controller.listen",
+    "frames": "broker.listen",
+    "endpoint": "proxy.listen",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many broker groups, and brokers of each; `config` is the user's file, or empty."""
+
+    groups: int
+    replicas: int
+    config: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.groups <= MOST_GROUPS:
+            raise ConfigError(f"--groups {self.groups}: 1 to {MOST_GROUPS}")
+        # A broker would refuse it, but when the folder has this shape already, for good.
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise ConfigError(f"--replicas {self.replicas}: 1 to {MOST_REPLICAS}")
+
+    @property
+    def brokers(self) -> list[tuple[str, str]]:
+        """(group, node) of every broker."""
+        names = [f"broker-{chr(ord('a') + number)}" for number in range(self.groups)]
+        return [(name, f"{name}-{number}") for name in names for number in range(self.replicas)]
+
+
+class Cluster:
+    """`defaults` are settings (section.key -> text) for every role, as those of `popmq up`."""
+
+    def __init__(self, settings: Settings, shape: Shape, defaults: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._shape = shape
+        self._defaults = defaults
+        self._data = os.path.abspath(settings.broker.data)
+        _check_folder(self._data, shape)
+        self._lock = DataLock(self._data)
+        os.makedirs(f"{self._data}/logs", exist_ok=True)
+        self._ports: dict[tuple[str, str], str] = {}  # (process, setting): what it took first
+        self._children: dict[str, Child] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life
+
+    async def start(self) -> None:
+        """Return when every group has a master, and all its brokers in the SyncStateSet.
+
+        Raises ChildFailed when a process does not come up.
+        """
+        await self._up(self._start_controller())
+        for group, node in self._shape.brokers:
+            self._start_broker(group, node)
+        self._start_proxy()
+        for child in list(self._children.values()):
+            await self._up(child)
+        await self._whole()
+
+    async def failed(self) -> None:
+        """Wait for a fault of the supervision itself; children that die are started again."""
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._tasks.discard(task)
+                task.result()
+
+    async def stop(self) -> None:
+        """Proxy, controller (nobody shall be elected now), masters, slaves; each ends cleanly."""
+        masters = await self._masters()
+        slaves = [node for _, node in self._shape.brokers if node not in masters]
+        for names in (["proxy"], ["controller"], masters, slaves):
+            stopping = [self._children[name] for name in names if name in self._children]
+            await asyncio.gather(*(child.stop() for child in stopping))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._lock.release()
+
+    def kill(self) -> None:
+        for child in self._children.values():
+            child.kill()
+
+    @property
+    def endpoint(self) -> str:
+        return _word(self._children["proxy"].ready_line, "endpoint")
+
+    @property
+    def metrics(self) -> str:
+        return _word(self._children["proxy"].ready_line, "metrics")
+
+    # -- children
+
+    def _start_controller(self) -> Child:
+        folder = self._folder("controller")
+        settings = {"controller.store": "file", "controller.data": f"{folder}/records"}
+        listens = {"controller.listen": _free_address(), "http.listen": LOCAL}
+        return self._child("controller", "controller", settings, listens)
+
+    def _start_broker(self, group: str, node: str) -> Child:
+        settings = {
+            "broker.name": group,
+            "broker.node": node,
+            "broker.data": self._folder(node),
+            "broker.advertise": "",
+            "controller.addresses": self._ports["controller", "controller.listen"],
+            "replication.replicas": str(self._shape.replicas),
+        }
+        listens = {"broker.listen": _free_address(), "http.listen": LOCAL}
+        return self._child(node, "broker", settings, listens)
+
+    def _start_proxy(self) -> Child:
+        wanted = self._settings
+        settings = {
+            "proxy.advertise": wanted.proxy.advertise,
+            "proxy.transport": wanted.proxy.transport,
+            "controller.addresses": self._ports["controller", "controller.listen"],
+        }
+        listens = {"proxy.listen": wanted.proxy.listen, "http.listen": wanted.http.listen}
+        return self._child("proxy", "proxy", settings, listens)
+
+    def _child(
+        self, name: str, role: str, settings: Mapping[str, str], listens: Mapping[str, str]
+    ) -> Child:
+        """`listens` are the addresses of the first start; later ones keep what was taken."""
+
+        def read_settings() -> Mapping[str, str]:
+            own = {key: self._ports.get((name, key), first) for key, first in listens.items()}
+            return _variables({**self._defaults, **settings, **own})
+
+        arguments = [role, *(("--config", self._shape.config) if self._shape.config else ())]
+        log = f"{self._data}/logs/{name}.log"
+        child = Child(name, arguments, read_settings, log, on_change=self._changed)
+        self._children[name] = child
+        task = asyncio.get_running_loop().create_task(child.run())
+        self._tasks.add(task)
+        return child
+
+    async def _up(self, child: Child) -> None:
+        """Wait for its ready line, or raise what any child failed with."""
+        ready = asyncio.ensure_future(child.ready.wait())
+        try:
+            await asyncio.wait({ready, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+        finally:
+            ready.cancel()
+        self._note_ports(child)
+        self._changed()
+
+    def _note_ports(self, child: Child) -> None:
+        metrics = _word(child.ready_line, "metrics").removeprefix("http://").split("/")[0]
+        self._ports[child.name, "http.listen"] = metrics
+        for word, key in _LISTENS.items():
+            if where := _word(child.ready_line, word):
+                self._ports[child.name, key] = where
+
+    def _folder(self, name: str) -> str:
+        folder = f"{self._data}/{name}"
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+    # -- what the controller sees
+
+    async def _whole(self) -> None:
+        """Look until nothing is missing; say what is, now and then."""
+        loop = asyncio.get_running_loop()
+        said = loop.time()
+        while missing := self._missing(await self._listed()) or await self._not_joined():
+            if loop.time() - said > SAY_S:
+                said = loop.time()
+                logger.info("waiting", extra={"for": missing})
+            await asyncio.sleep(LOOK_S)
+        # The owner of the topics hears of the others with its next heartbeat: a FIFO topic that is
+        # made now spreads over all of them.
+        await asyncio.sleep(2 * self._settings.controller.heartbeat_ms / 1000)
+
+    async def _not_joined(self) -> str:
+        """A group that does not have the topics of the cluster yet gets no messages."""
+        answer = await self._ask(Kind.ROUTES, pb.RoutesRequest().SerializeToString())
+        routes = pb.RoutesReply.FromString(answer or b"")
+        joined = {one.broker for one in routes.brokers}
+        missing = sorted({group for group, _ in self._shape.brokers} - joined)
+        if not routes.owner:
+            return "which group owns the topics is not decided"
+        return f"{missing[0]} has not copied the topics" if missing else ""
+
+    def _missing(self, found: Sequence[pb.GroupState]) -> str:
+        states = {state.group: state for state in found}
+        for group in sorted({group for group, _ in self._shape.brokers}):
+            state = states.get(group)
+            members = [one for one in state.members if one.alive] if state else []
+            if state is None or len(members) < self._shape.replicas:
+                return f"{group}: {len(members)} of {self._shape.replicas} brokers are heard"
+            if not any(one.role == pb.MASTER for one in members):
+                return f"{group}: no master. {state.trouble}"
+            in_sync = len(state.record.sync_state_set)
+            if self._shape.replicas > 1 and in_sync < self._shape.replicas:
+                return f"{group}: {in_sync} of {self._shape.replicas} brokers in sync"
+        return ""
+
+    async def _masters(self) -> list[str]:
+        return [
+            one.broker.node
+            for state in await self._listed()
+            for one in state.members
+            if one.role == pb.MASTER
+        ]
+
+    async def _listed(self) -> Sequence[pb.GroupState]:
+        """Empty while the controller does not answer."""
+        answer = await self._ask(Kind.LIST_REPLICAS, pb.ListReplicasRequest().SerializeToString())
+        return list(pb.ListReplicasReply.FromString(answer or b"").groups)
+
+    async def _ask(self, kind: Kind, body: bytes) -> bytes | None:
+        """None while the controller does not answer."""
+        where = self._ports.get(("controller", "controller.listen"))
+        if where is None:
+            return None
+        hello = Hello(role=Role.TOOL, name="up", cluster=self._settings.cluster.name)
+        port = FramePort(where, hello, peer_name="controller")
+        port.start()
+        try:
+            return await call(port, kind, body, 2_000)
+        except PopmqError:
+            return None
+        finally:
+            await port.close()
+
+    # -- the state file
+
+    def _changed(self) -> None:
+        state = {
+            "pid": os.getpid(),
+            "groups": self._shape.groups,
+            "replicas": self._shape.replicas,
+            "processes": [self._shown(child) for child in self._children.values()],
+        }
+        path = f"{self._data}/{STATE_FILE}"
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            json.dump(state, file, indent=1)
+        os.replace(f"{path}.tmp", path)
+
+    def _shown(self, child: Child) -> Mapping[str, object]:
+        ports = {key: where for (name, key), where in self._ports.items() if name == child.name}
+        return {
+            "name": child.name,
+            "pid": child.pid,
+            "starts": child.starts,
+            "log": child.log,
+            "listens": ports,
+        }
+
+
+def _check_folder(data: str, shape: Shape) -> None:
+    """A store of `popmq up` alone is none of a cluster's, and brokers with data do not vanish."""
+    if os.path.isdir(f"{data}/commitlog"):
+        raise ConfigError(
+            f"{data} holds the store of a single broker: name another --data, or start it without "
+            "--groups and --replicas"
+        )
+    known = read_shape(data)
+    if known is not None and (shape.groups < known.groups or shape.replicas < known.replicas):
+        raise ConfigError(
+            f"{data} holds {known.groups} broker groups of {known.replicas}: --groups "
+            f"{shape.groups} --replicas {shape.replicas} would leave some of them out"
+        )
+
+
+def read_shape(data: str) -> Shape | None:
+    """The shape of the cluster that was started in that folder before; None without one."""
+    try:
+        with open(f"{data}/{STATE_FILE}", encoding="utf-8") as file:
+            found = json.load(file)
+        return Shape(int(found["groups"]), int(found["replicas"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{data}/{STATE_FILE} cannot be read: {error}") from error
+
+
+def _free_address() -> str:
+    """A free port that no outgoing connection can be given.
+
+    Whoever keeps calling a port inside the range of ephemeral ports, after the process there has
+    ended, may be given that very port and reach himself; the process could never listen again.
+    """
+    candidates = range(_LOWEST_PORT, _first_ephemeral_port())
+    for port in random.sample(candidates, len(candidates)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return f"127.0.0.1:{port}"
+    raise ConfigError(f"no port between {candidates.start} and {candidates.stop} is free")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            return max(_LOWEST_PORT + 100, int(file.read().split()[0]))
+    except (OSError, ValueError):
+        return 32_768
+
+
+def _variables(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of a child: ours, and these settings over it."""
+    own = {f"POPMQ_{key.replace('.', '_').upper()}": text for key, text in settings.items()}
+    return {**environment(), **own}
+
+
+def _word(line: str, name: str) -> str:
+    """What follows `name` in a ready line; empty when it is not there."""
+    words = line.replace(",", " ").split()
+    return next((after for word, after in pairwise(words) if word == name), "")

@@ -1,0 +1,298 @@
+"""What a process tells its operator: JSON log lines, metrics, and whether it is alive and ready.
+
+Hot paths keep plain integers; a collector reads them when somebody asks.  The HTTP endpoint
+answers small GET requests, one per connection, and never holds up the loop it shares
+(docs/operating.md).
+"""
+
+import asyncio
+import json
+import logging
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from importlib.metadata import version
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    GCCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from popmq.common.errors import ConfigError
+from popmq.common.listener_close import stop_listening
+
+logger = logging.getLogger(__name__)
+
+HEAD_LIMIT_BYTES = 8192
+CONNECTION_LIMIT = 64
+REQUEST_TIMEOUT_S = 5.0
+
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One event per line: time, level, role, event, then the fields of `extra`."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "role": self._role,
+            "event": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _STANDARD_FIELDS:
+                line.setdefault(name, value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def setup_logging(role: str, level: str = "info") -> None:
+    """Send every logger of the process to stderr as JSON; replaces handlers set before."""
+    known = ("debug", "info", "warning", "error")
+    if level not in known:
+        raise ConfigError(f"log level {level} is unknown: one of {', '.join(known)}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(role))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+_Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+class MetricKind(Enum):
+    COUNTER = CounterMetricFamily
+    GAUGE = GaugeMetricFamily
+    HISTOGRAM = HistogramMetricFamily
+
+
+class Histogram:
+    """Counts values by bounds, the last of which is none. Cheap enough for each message.
+
+    Values and bounds are whole numbers; the page shows them divided by `divisor`, so that what is
+    counted in milliseconds is shown in seconds.
+    """
+
+    def __init__(self, bounds: Sequence[int], divisor: int = 1) -> None:
+        self._bounds = tuple(bounds)
+        self._divisor = divisor
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def observe(self, value: int, *, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    def observe_each(self, value: int, times: int) -> None:
+        """The same value so many times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def sum(self) -> float:
+        return self.total / self._divisor
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """How many are at most so large, by bound as text."""
+        names = [*(f"{bound / self._divisor:.10g}" for bound in self._bounds), "+Inf"]
+        return list(zip(names, accumulate(map(float, self._counts)), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One reading. Unit last in the name; a counter's name ends in `_total` on the page.
+
+    A histogram has `buckets`, and the sum of what it counted as its value.
+    """
+
+    name: str
+    help: str
+    value: float
+    kind: MetricKind = MetricKind.COUNTER
+    labels: Mapping[str, str] = field(default_factory=dict)
+    buckets: Sequence[tuple[str, float]] = ()
+
+
+def counters_collector(prefix: str, read: Callable[[], Iterable[Metric]]) -> Collector:
+    """A collector that calls `read` for each scrape and puts `prefix` before every name."""
+    return _ReadCollector(prefix, read)
+
+
+class _ReadCollector(Collector):
+    def __init__(self, prefix: str, read: Callable[[], Iterable[Metric]]) -> None:
+        self._prefix = prefix
+        self._read = read
+
+    def describe(self) -> list[CounterMetricFamily]:
+        """Nothing, so that registering does not read before the owner is ready."""
+        return []
+
+    def collect(self) -> Iterator[_Family]:
+        families: dict[str, _Family] = {}
+        for metric in self._read():
+            name = self._prefix + metric.name
+            if name not in families:
+                families[name] = metric.kind.value(name, metric.help, labels=list(metric.labels))
+            family, labels = families[name], list(metric.labels.values())
+            if isinstance(family, HistogramMetricFamily):
+                family.add_metric(labels, metric.buckets, metric.value)
+            else:
+                family.add_metric(labels, metric.value)
+        yield from families.values()
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry of one process, with what the interpreter and the kernel say about it."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+# Whether the role does its work now, and why not, for a person.
+Ready = Callable[[], tuple[bool, Mapping[str, object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: str
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+    @classmethod
+    def of_json(cls, status: str, value: Mapping[str, object]) -> "_Answer":
+        body = json.dumps(value, default=str).encode() + b"\n"
+        return cls(status, body, "application/json")
+
+    def encode(self) -> bytes:
+        head = (
+            f"HTTP/1.1 {self.status}\r\n"
+            f"Content-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\n"
+            "Allow: GET\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+_BAD_REQUEST = _Answer("400 Bad Request", b"this is not a GET request of HTTP/1.1\n")
+
+
+class HttpEndpoint:
+    """/metrics, /livez, /readyz and /version of one role."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        ready: Ready,
+        role: str,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._alive = alive
+        self._host = host
+        self._port = port
+        self._registry = registry
+        self._ready = ready
+        self._role = role
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """Listen; the port in use, which is a free one when port 0 was asked for."""
+        self._server = await asyncio.start_server(
+            self._accept, self._host, self._port, limit=HEAD_LIMIT_BYTES
+        )
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening and break off requests that are still going on."""
+        if self._server is None:
+            return
+        await stop_listening(self._server)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= CONNECTION_LIMIT:
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                writer.write((await self._answer(reader)).encode())
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError):
+            pass  # the asker went away or was too slow; it asks again
+        except Exception:
+            logger.exception("a request over HTTP failed")
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> _Answer:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return _BAD_REQUEST
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
+            return _BAD_REQUEST
+        method, target, _ = words
+        if method != "GET":
+            return _Answer("405 Method Not Allowed", b"only GET is answered here\n")
+        try:
+            return self._page(target.partition("?")[0])
+        except Exception:
+            # A broken collector must not take the health checks or the role with it.
+            logger.exception("page failed", extra={"path": target})
+            return _Answer("500 Internal Server Error", b"the log says why\n")
+
+    def _page(self, path: str) -> _Answer:
+        match path:
+            case "/metrics":
+                return _Answer("200 OK", generate_latest(self._registry), CONTENT_TYPE_LATEST)
+            case "/livez":
+                if self._alive():
+                    return _Answer("200 OK", b"ok\n")
+                return _Answer("503 Service Unavailable", b"something hangs\n")
+            case "/readyz":
+                ready, details = self._ready()
+                status = "200 OK" if ready else "503 Service Unavailable"
+                return _Answer.of_json(status, {"ready": ready, **details})
+            case "/version":
+                build = {"version": version("popmq"), "python": platform.python_version()}
+                return _Answer.of_json("200 OK", {**build, "role": self._role})
+        pages = b"there are /metrics, /livez, /readyz and /version\n"
+        return _Answer("404 Not Found", pages)

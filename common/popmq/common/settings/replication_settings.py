@@ -1,0 +1,38 @@
+"""The section `replication` of the settings (docs/concepts/replication.md)."""
+
+from dataclasses import dataclass
+
+from popmq.common.quantities import GIB, KIB, MIB
+from popmq.common.settings.section import Section, within
+
+MOST_REPLICAS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationSettings(Section):
+    """`replicas` of a broker group are this one and others with the same `broker.name`."""
+
+    replicas: int = within(1, 1, MOST_REPLICAS)
+    # Replicas that have to be in the SyncStateSet for anything to be confirmed; 0: all but one.
+    min_in_sync: int = within(0, 0, MOST_REPLICAS)
+    priority: int = within(0, -1_000, 1_000)  # of equal candidates the smallest is elected
+    laggard_ms: int = within(1500, 10, 600_000)
+    hand_over_ms: int = within(1000, 10, 60_000)
+    fetch_bytes: int = within(MIB, 4 * KIB, GIB)
+    fetch_wait_ms: int = within(500, 1, 60_000)
+    tail_bytes: int = within(16 * MIB, 0, 64 * GIB)
+    catch_up_bytes_per_second: int = within(0, 0, 1 << 60)  # 0: no limit
+    epochs: int = within(1000, 10, 100_000)  # entries of the EpochFile
+
+    def relations(self) -> None:
+        if self.min_in_sync > self.replicas:
+            raise self.refuse("min_in_sync", f"at most replication.replicas = {self.replicas}")
+
+    @property
+    def solo(self) -> bool:
+        """The group has this one broker: nobody elects it, nothing is copied."""
+        return self.replicas == 1
+
+    @property
+    def least_in_sync(self) -> int:
+        return self.min_in_sync or max(1, self.replicas - 1)

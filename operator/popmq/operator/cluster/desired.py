@@ -1,0 +1,74 @@
+"""All that a cluster is to consist of, as objects that can be applied: the builders together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from popmq.operator.model.certificates import Data
+from popmq.operator.model.manifest import BROKER_CLUSTER, Manifest, sorted_manifests
+from popmq.operator.model.spec import ClusterSpec
+from popmq.operator.resources.access import accounts, network_policies
+from popmq.operator.resources.brokers import broker_group
+from popmq.operator.resources.config import config_map
+from popmq.operator.resources.controllers import controllers
+from popmq.operator.resources.monitoring import monitoring
+from popmq.operator.resources.proxies import proxies
+from popmq.operator.resources.tls_secrets import tls_secrets
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What may be applied now of a broker group, which is not always what the spec asks for."""
+
+    index: int
+    replicas: int
+    template_size: str  # of its volume claims
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the objects depend on beside the spec."""
+
+    now: datetime
+    secrets: Mapping[str, Data] = field(default_factory=dict)
+
+
+def first_shapes(spec: ClusterSpec) -> list[GroupShape]:
+    """Of a cluster that does not exist yet."""
+    brokers = spec.brokers
+    return [
+        GroupShape(index, brokers.replicas, brokers.storage.size) for index in range(brokers.groups)
+    ]
+
+
+def desired(spec: ClusterSpec, shapes: list[GroupShape], around: Surroundings) -> list[Manifest]:
+    """In the order in which they are applied. Raises SpecError for settings that do not fit."""
+    made = [
+        *accounts(spec),
+        *tls_secrets(spec, around.secrets, around.now),
+        config_map(spec),
+        *controllers(spec),
+        *proxies(spec),
+        *monitoring(spec),
+    ]
+    if spec.policies:
+        made += network_policies(spec)
+    for shape in shapes:
+        made += broker_group(
+            spec, shape.index, replicas=shape.replicas, template_size=shape.template_size
+        )
+    for one in made:
+        one["metadata"]["ownerReferences"] = [owner(spec)]
+    return sorted_manifests(made)
+
+
+def owner(spec: ClusterSpec) -> Manifest:
+    """With the BrokerCluster goes what it owns; volume claims and Leases are not owned."""
+    return {
+        "apiVersion": BROKER_CLUSTER.api_version,
+        "kind": BROKER_CLUSTER.kind,
+        "name": spec.name,
+        "uid": spec.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

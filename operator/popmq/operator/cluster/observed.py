@@ -1,0 +1,161 @@
+"""What there is: a cluster's objects and what the controllers say, as the plan looks at them.
+
+Everything is made from plain objects of one look; nothing is remembered from an earlier one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from popmq.operator.model.certificates import Data
+from popmq.operator.model.manifest import Kind, Manifest, at, condition, name_of
+from popmq.operator.model.names import (
+    FENCED_LABEL,
+    GROUP_LABEL,
+    POD_RESTART_ANNOTATION,
+    TEMPLATE_ANNOTATION,
+    Names,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A broker's pod. `works` is false for one whose container runs nothing at all."""
+
+    name: str
+    uid: str
+    ordinal: int
+    template: str
+    ready: bool
+    works: bool
+    going: bool  # told to go, not gone
+    fenced: bool
+    restart: bool  # somebody asked for this one to be restarted
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Pod":
+        metadata = manifest["metadata"]
+        annotations = metadata.get("annotations") or {}
+        states = at(manifest, "status", "containerStatuses") or []
+        return cls(
+            name=metadata["name"],
+            uid=metadata.get("uid", ""),
+            ordinal=int(metadata["name"].rpartition("-")[2]),
+            template=annotations.get(TEMPLATE_ANNOTATION, ""),
+            ready=condition(manifest, "Ready") == "True",
+            works=condition(manifest, "Ready") == "True"
+            or any((one.get("state") or {}).get("running") for one in states),
+            going="deletionTimestamp" in metadata,
+            fenced=(metadata.get("labels") or {}).get(FENCED_LABEL) == "true",
+            restart=annotations.get(POD_RESTART_ANNOTATION) == "true",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSet:
+    """A broker group's StatefulSet. `settled`: its controller has seen the newest spec."""
+
+    index: int
+    name: str
+    replicas: int
+    template: str
+    size: str
+    settled: bool
+    going: bool
+
+    @classmethod
+    def of(cls, manifest: Manifest, index: int) -> "GroupSet":
+        spec, metadata = manifest["spec"], manifest["metadata"]
+        annotations = at(spec, "template", "metadata", "annotations") or {}
+        claims = spec.get("volumeClaimTemplates") or [{}]
+        size = at(claims[0], "spec", "resources", "requests", "storage") or ""
+        seen = at(manifest, "status", "observedGeneration") or 0
+        return cls(
+            index=index,
+            name=metadata["name"],
+            replicas=spec.get("replicas", 1),
+            template=annotations.get(TEMPLATE_ANNOTATION, ""),
+            size=str(size),
+            settled=seen >= metadata.get("generation", 0),
+            going="deletionTimestamp" in metadata,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A broker's volume claim: asked for, and as large as it is."""
+
+    name: str
+    index: int
+    asked: str
+    capacity: str
+    class_name: str
+    waiting_for_restart: bool
+
+    @classmethod
+    def of(cls, manifest: Manifest, index: int) -> "Claim":
+        return cls(
+            name=name_of(manifest),
+            index=index,
+            asked=str(at(manifest, "spec", "resources", "requests", "storage") or "0"),
+            capacity=str(at(manifest, "status", "capacity", "storage") or "0"),
+            class_name=at(manifest, "spec", "storageClassName") or "",
+            waiting_for_restart=condition(manifest, "FileSystemResizePending") == "True",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHealth:
+    """What a controller says of a broker group. Brokers are called like their pods."""
+
+    master: str = ""
+    epoch: int = 0
+    in_sync: frozenset[str] = frozenset()
+    alive: frozenset[str] = frozenset()
+    trouble: str = ""
+    draining: bool = False
+    solo: bool = False  # one broker that nobody elects
+    owner: bool = False  # it owns topics and groups, and cannot be removed
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What is left in a broker group that goes: nothing, or a sentence about it."""
+
+    done: bool
+    rest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """`health` is None when no controller answers. `objects` are what we own, by kind and name."""
+
+    objects: Mapping[tuple[Kind, str], Manifest] = field(default_factory=dict)
+    sets: Mapping[int, GroupSet] = field(default_factory=dict)
+    pods: Mapping[int, Sequence[Pod]] = field(default_factory=dict)
+    claims: Mapping[int, Sequence[Claim]] = field(default_factory=dict)
+    growing_classes: frozenset[str] = frozenset()  # storage classes whose volumes may grow
+    health: Mapping[str, GroupHealth] | None = None
+    drained: Mapping[str, Drained] = field(default_factory=dict)
+    secrets: Mapping[str, Data] = field(default_factory=dict)
+
+
+def group_sets(names: Names, manifests: Sequence[Manifest]) -> dict[int, GroupSet]:
+    found = {}
+    for one in manifests:
+        index = names.index_of_set(name_of(one))
+        if index is not None:
+            found[index] = GroupSet.of(one, index)
+    return found
+
+
+def by_group(names: Names, manifests: Sequence[Manifest]) -> dict[int, list[Manifest]]:
+    """Pods or claims by the index of their broker group, in the order of their names."""
+    found: dict[int, list[Manifest]] = {}
+    for one in manifests:
+        label = (at(one, "metadata", "labels") or {}).get(GROUP_LABEL, "")
+        index = names.index_of_set(f"{names.cluster}-{label}")
+        if index is not None:
+            found.setdefault(index, []).append(one)
+    for group in found.values():
+        group.sort(key=lambda one: int(name_of(one).rpartition("-")[2]))
+    return found

@@ -1,0 +1,168 @@
+"""A task for each cluster that looks at it again and again: when woken, and when time has passed.
+
+A wake while a look goes on makes another look; many wakes make one.  A look that fails is repeated
+after a second, doubling up to `resync_s`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from popmq.common.unhandled import report_if_failed
+from popmq.operator.cluster.reconcile import LeaseLost, Outcome
+from popmq.operator.kube.admin_client import DataPlaneAway
+from popmq.operator.kube.api_client import ApiAway, ApiError
+
+logger = logging.getLogger(__name__)
+
+SOON_S = 1.0
+GAP_S = 0.1  # so that a burst of events makes one look
+NEWS_S = 3.0  # so often it is asked for
+AT_ONCE = 8  # looks; others wait
+
+Key = tuple[str, str]  # namespace, name
+Look = Callable[[str, str], Awaitable[Outcome]]
+News = Callable[[str, str], Awaitable[bool]]
+
+
+@dataclass
+class Counted:
+    """For metrics."""
+
+    looks: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    ready: dict[Key, bool] = field(default_factory=dict)
+
+
+class Workers:
+    """`lost` is called once when a look finds that the Lease is gone.  `news` is what nobody wakes
+    for; it is asked every `news_s` between two looks."""
+
+    def __init__(
+        self,
+        look: Look,
+        *,
+        resync_s: float,
+        monotonic: Callable[[], float],
+        lost: Callable[[], None],
+        news: News | None = None,
+        news_s: float = NEWS_S,
+    ) -> None:
+        self._look = look
+        self._news = news
+        self._news_s = news_s
+        self._resync_s = resync_s
+        self._monotonic = monotonic
+        self._lost = lost
+        self._woken: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._begun: dict[Key, float] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._stopping = False
+        self.counted = Counted()
+
+    @property
+    def clusters(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def longest_look_s(self) -> float:
+        """Of the looks that go on now; large when one hangs."""
+        now = self._monotonic()
+        return max((now - begun for begun in self._begun.values()), default=0.0)
+
+    def wake(self, namespace: str, name: str) -> None:
+        if self._stopping:
+            return
+        key = (namespace, name)
+        if key not in self._tasks:
+            self._woken[key] = asyncio.Event()
+            task = self._tasks[key] = asyncio.get_running_loop().create_task(self._work(key))
+            task.add_done_callback(lambda done: self._ended(key, done))
+        self._woken[key].set()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self, key: Key) -> None:
+        back_off_s = SOON_S
+        # Cancelling alone is not enough: a request whose timeout ends at the same moment raises
+        # a timeout instead, and the task would go on.
+        while not self._stopping:
+            await asyncio.sleep(GAP_S)
+            self._woken[key].clear()
+            outcome = await self._once(key)
+            if outcome is None:
+                delay_s = back_off_s
+                back_off_s = min(back_off_s * 2, self._resync_s)
+            elif outcome.gone:
+                return
+            else:
+                back_off_s = SOON_S
+                delay_s = min(SOON_S, self._resync_s) if outcome.soon else self._resync_s
+                self.counted.ready[key] = outcome.ready
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._stirred(key)
+            except TimeoutError:
+                continue
+
+    async def _stirred(self, key: Key) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._news_s):
+                    await self._woken[key].wait()
+                    return
+            except TimeoutError:
+                if await self._has_news(key):
+                    return
+
+    async def _has_news(self, key: Key) -> bool:
+        try:
+            return self._news is not None and await self._news(*key)
+        except Exception:
+            # As with a look.
+            logger.exception("news failed", extra={"cluster": "/".join(key)})
+            return False
+
+    async def _once(self, key: Key) -> Outcome | None:
+        """None: it failed, and is to be repeated."""
+        async with self._slots:
+            begun = self._begun[key] = self._monotonic()
+            try:
+                self.counted.looks += 1
+                return await self._look(*key)
+            except (ApiError, ApiAway, DataPlaneAway) as error:
+                self.counted.failed += 1
+                logger.warning("look failed", extra={"cluster": "/".join(key), "why": str(error)})
+                return None
+            except LeaseLost:
+                self._lost()
+                raise
+            except Exception:
+                # One cluster with something unheard of must not stop the others.
+                self.counted.failed += 1
+                logger.exception("look failed", extra={"cluster": "/".join(key)})
+                return None
+            finally:
+                self._begun.pop(key, None)
+                self.counted.seconds += self._monotonic() - begun
+
+    def _ended(self, key: Key, done: "asyncio.Task[None]") -> None:
+        woken = self._woken.pop(key)
+        del self._tasks[key]
+        self.counted.ready.pop(key, None)
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            if not isinstance(done.exception(), LeaseLost):  # which ends the process by itself
+                report_if_failed(done)
+            return
+        if woken.is_set():  # made again while the last look found it gone
+            self.wake(*key)

@@ -1,0 +1,260 @@
+"""Topics and ConsumerGroups: what each asks for, how the cluster differs, what to do about it.
+
+Pure.  Settings are compared as the administration service tells them.  What cannot be changed where
+messages may be (a type, fewer queues) is reported, never forced.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import TypeAlias
+
+from popmq.common.errors import ConfigError
+from popmq.common.quantities import parse_duration_ms
+from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
+from popmq.operator.model.conditions import FALSE, TRUE, Verdict, conditions
+from popmq.operator.model.manifest import TOPIC, Kind, Manifest, at, condition
+from popmq.operator.model.spec import SpecError
+
+DRIFT_KEPT = 10  # lines of status.drift
+DRIFT_SHOWN = timedelta(minutes=10)  # for so long the condition Drifted stays
+STAMP = "%Y-%m-%dT%H:%M:%SZ"
+
+Value: TypeAlias = str | int | tuple[int, ...]
+Settings: TypeAlias = Mapping[str, Value]
+
+
+class Act(Enum):
+    CREATE = "made"
+    ALTER = "changed"
+    DELETE = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """To be done at the cluster. An alteration names only what is to be different."""
+
+    act: Act
+    kind: Kind
+    name: str
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A Topic or a ConsumerGroup as it was read. `name` is what the cluster calls it."""
+
+    kind: Kind
+    name: str
+    settings: Settings
+    delete: bool  # with the object
+    manifest: Manifest
+
+    @property
+    def object_name(self) -> str:
+        name: str = self.manifest["metadata"]["name"]
+        return name
+
+    @property
+    def going(self) -> bool:
+        return "deletionTimestamp" in self.manifest["metadata"]
+
+    @property
+    def was_looked_at(self) -> bool:
+        """With this very spec."""
+        seen = at(self.manifest, "status", "observedGeneration")
+        return bool(seen == self.manifest["metadata"].get("generation", 0))
+
+    @property
+    def was_as_wanted(self) -> bool:
+        """Whatever differs now was done by somebody else."""
+        return self.was_looked_at and condition(self.manifest, "Ready") == TRUE
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`verdict` holds once `change` is done; `release`: then our finalizer may go."""
+
+    one: Declared
+    verdict: Verdict
+    change: Change | None = None
+    drift: Sequence[str] = ()
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the cluster has, by name."""
+
+    topics: Mapping[str, Settings]
+    groups: Mapping[str, Settings]
+
+    def of(self, one: Declared) -> Settings | None:
+        return (self.topics if one.kind == TOPIC else self.groups).get(one.name)
+
+
+def read_declared(kind: Kind, manifest: Manifest) -> Declared:
+    """Raises SpecError for what the API server would have refused."""
+    spec = manifest.get("spec") or {}
+    settings = _topic(spec) if kind == TOPIC else _group(spec)
+    name = spec.get("name") or manifest["metadata"]["name"]
+    return Declared(kind, name, settings, spec.get("onDelete") == "Delete", manifest)
+
+
+def decide(declared: Sequence[Declared], found: Found, *, paused: bool) -> list[Decision]:
+    """The first of several objects with one name, by age, is the one that counts."""
+    holders: dict[tuple[Kind, str], Declared] = {}
+    decisions = []
+    for one in sorted(declared, key=_age):
+        holder = one if one.going else holders.setdefault((one.kind, one.name), one)
+        if holder is not one:
+            why = f"{holder.object_name} declares {one.name} already: delete one of them"
+            decisions.append(Decision(one, Verdict(FALSE, "Duplicate", why)))
+        elif not one.going:
+            decisions.append(_kept(one, found.of(one), paused=paused))
+    for one in declared:
+        if one.going:
+            shared = (one.kind, one.name) in holders
+            decisions.append(_going(one, found.of(one), shared=shared, paused=paused))
+    return decisions
+
+
+def unanswered(declared: Iterable[Declared], verdict: Verdict, *, release: bool) -> list[Decision]:
+    """When nobody can be asked. `release`: there is no cluster, so nothing to be deleted."""
+    return [Decision(one, verdict, release=one.going and release) for one in declared]
+
+
+def declared_status(decision: Decision, refusal: str, generation: int, now: datetime) -> Manifest:
+    """`refusal` is what the cluster said to the change, if it said no."""
+    before = decision.one.manifest.get("status") or {}
+    verdict, drift = decision.verdict, list(before.get("drift") or [])
+    if refusal:
+        verdict = Verdict(FALSE, "Refused", refusal)
+    stamp = now.strftime(STAMP)
+    drift = [*drift, *(f"{stamp} {line}" for line in decision.drift)][-DRIFT_KEPT:]
+    verdicts = {"Ready": verdict, "Drifted": _drifted(decision, drift, now)}
+    status: Manifest = {
+        "observedGeneration": generation,
+        "conditions": conditions(verdicts, before, generation, now),
+    }
+    return {**status, "drift": drift} if drift else status
+
+
+def differences(wanted: Settings, found: Settings) -> Settings:
+    return {key: value for key, value in wanted.items() if found.get(key) != value}
+
+
+def _kept(one: Declared, found: Settings | None, *, paused: bool) -> Decision:
+    if found is None:
+        lost = ["it was deleted: made again, without what it held"] if one.was_as_wanted else []
+        change = Change(Act.CREATE, one.kind, one.name, one.settings)
+        return _unless(paused, Decision(one, _ready(one), change, lost), "it is not made")
+    wrong = differences(one.settings, found)
+    drift = [f"{_told(key, found)}, not {_shown(wrong[key])}" for key in wrong]
+    kept = drift if one.was_as_wanted else []
+    cannot = {key: why for key in wrong if (why := _cannot(key, one.settings, found))}
+    rest = {key: value for key, value in wrong.items() if key not in cannot}
+    alter = Change(Act.ALTER, one.kind, one.name, rest) if rest else None
+    verdict = _ready(one)
+    if cannot:
+        verdict = Verdict(FALSE, "CannotChange", "; ".join(cannot.values()))
+    decision = Decision(one, verdict, alter, kept)
+    return _unless(paused and alter is not None, decision, "; ".join(drift))
+
+
+def _going(one: Declared, found: Settings | None, *, shared: bool, paused: bool) -> Decision:
+    gone = Verdict(FALSE, "Going", "the object is deleted")
+    if not one.delete or shared or found is None:
+        return Decision(one, gone, release=True)
+    change = Change(Act.DELETE, one.kind, one.name)
+    return _unless(paused, Decision(one, gone, change, release=True), "it is not deleted")
+
+
+def _unless(paused: bool, decision: Decision, what: str) -> Decision:
+    if not paused:
+        return decision
+    why = f"popmq.io/pause of the cluster is true: {what}"
+    return Decision(decision.one, Verdict(FALSE, "Paused", why))
+
+
+def _ready(one: Declared) -> Verdict:
+    return Verdict(TRUE, "AsWanted", f"the cluster has {one.name} like this")
+
+
+def _drifted(decision: Decision, drift: Sequence[str], now: datetime) -> Verdict:
+    if decision.drift:
+        reason = "PutRight" if decision.verdict.status == TRUE else "CannotPutRight"
+        return Verdict(TRUE, reason, "; ".join(decision.drift))
+    old = at(decision.one.manifest, "status", "conditions") or []
+    known = next((one for one in old if one["type"] == "Drifted"), None)
+    if known is None or known["status"] != TRUE or not drift:
+        return Verdict(FALSE, "AsWanted", "")
+    since = drift[-1].partition(" ")[0]
+    is_new = since >= (now - DRIFT_SHOWN).strftime(STAMP) and decision.one.was_looked_at
+    if is_new or decision.verdict.reason == "CannotChange":
+        return Verdict(TRUE, known["reason"], known["message"])
+    return Verdict(FALSE, "AsWanted", "")
+
+
+def _cannot(key: str, wanted: Settings, found: Settings) -> str:
+    """Why a setting stays as it is; empty: it can be changed."""
+    told = _told(key, found)
+    if key == "type":
+        return f"{told}, and no type can be changed: make another object with another spec.name"
+    if key == "durability" and found.get("type") == "transaction":
+        return f"{told}, and that of a Transaction topic is fixed: what it holds must not be lost"
+    if key != "queues":
+        return ""
+    if found.get("type") == "fifo":
+        return f"{told}, and that of a FIFO topic is fixed: message groups would lose their order"
+    many, few = found["queues"], wanted["queues"]
+    assert isinstance(many, int), "queues are counted"
+    assert isinstance(few, int), "queues are counted"
+    return f"{told}, and a number cannot shrink: set spec.queues to {many}" if few < many else ""
+
+
+def _told(key: str, found: Settings) -> str:
+    return f"{key} is {_shown(found.get(key, 'not set'))}"
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{one} ms" for one in value)
+    return str(value)
+
+
+def _age(one: Declared) -> tuple[str, str]:
+    return one.manifest["metadata"].get("creationTimestamp", ""), one.object_name
+
+
+def _topic(spec: Manifest) -> Settings:
+    retention, lite_ttl = spec.get("retention"), spec.get("liteTtl")
+    kind = str(spec.get("type") or "Normal").lower()
+    return {
+        "type": kind,
+        # A lite topic is a queue that the broker makes: the definition's default is not meant.
+        "queues": 1 if kind == "lite" else int(spec.get("queues") or 8),
+        "permission": str(spec.get("permission") or "rw"),
+        "durability": str(spec.get("durability") or "Disk").lower(),
+        "retention": _duration("retention", retention) if retention else 0,
+        "liteTtl": _duration("liteTtl", lite_ttl) if lite_ttl else 0,
+    }
+
+
+def _group(spec: Manifest) -> Settings:
+    steps = tuple(_duration("backOff", step) for step in spec.get("backOff") or ())
+    return {
+        "type": str(spec.get("type") or "Normal").lower(),
+        "maxAttempts": int(spec.get("maxAttempts") or 17),
+        "startAt": str(spec.get("startAt") or "Oldest").lower(),
+        "checkPoints": str(spec.get("checkPoints") or "Durable").lower(),
+        "backOff": steps or CUSTOMISED_BACK_OFF_MS,
+    }
+
+
+def _duration(where: str, text: str) -> int:
+    try:
+        return parse_duration_ms(text)
+    except ConfigError as error:
+        raise SpecError(f"spec.{where}: {error}") from error

@@ -1,0 +1,150 @@
+"""Topics and consumer groups of a cluster, over the administration service of its proxies.
+
+All changes of a look go over one connection; each has an answer of its own.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from google.protobuf.message import Message
+
+from popmq.common.errors import Code
+from popmq.common.wire import admin_pb2 as admin
+from popmq.operator.declared.declared_resources import Act, Change, Found, Settings, Value
+from popmq.operator.kube.admin_client import AdminPort, DataPlaneAway
+from popmq.operator.model.manifest import TOPIC
+from popmq.operator.model.spec import ClusterSpec
+
+MISSING = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND, Code.NOT_FOUND)
+
+
+class DeclaredPlane(Protocol):
+    """Of any cluster: the spec says which."""
+
+    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> Found: ...
+    async def change(
+        self, spec: ClusterSpec, trusted: bytes | None, changes: Sequence[Change]
+    ) -> list[str]: ...
+
+
+class LiveDeclared:
+    """`proxy_address` replaces that of the cluster's Service."""
+
+    def __init__(self, proxy_address: str = "") -> None:
+        self._proxy_address = proxy_address
+
+    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> Found:
+        """Raises DataPlaneAway."""
+
+        def asked() -> Found:
+            with AdminPort(spec, self._proxy_address, trusted) as port:
+                topics = port.ask("ListTopics", admin.ListTopicsRequest(), admin.ListTopicsReply)
+                groups = port.ask("ListGroups", admin.ListGroupsRequest(), admin.ListGroupsReply)
+            return Found(
+                {one.name: topic_settings(one) for one in topics.topics},
+                {one.name: group_settings(one) for one in groups.groups},
+            )
+
+        return await asyncio.to_thread(asked)
+
+    async def change(
+        self, spec: ClusterSpec, trusted: bytes | None, changes: Sequence[Change]
+    ) -> list[str]:
+        """Why each was refused, or nothing.  Done again, a change is no error."""
+
+        def asked() -> list[str]:
+            with AdminPort(spec, self._proxy_address, trusted) as port:
+                return [_refusal(port, one) for one in changes]
+
+        return await asyncio.to_thread(asked) if changes else []
+
+
+def _refusal(port: AdminPort, change: Change) -> str:
+    method, request = request_of(change)
+    reply = admin.TopicReply if change.kind == TOPIC else admin.GroupReply
+    fine = MISSING if change.act is Act.DELETE else ()
+    try:
+        port.ask(method, request, reply, fine=fine)
+    except DataPlaneAway as error:
+        return str(error)
+    return ""
+
+
+def topic_settings(topic: admin.Topic) -> Settings:
+    return {
+        "type": topic.type,
+        "queues": topic.queues,
+        "permission": topic.permission,
+        "durability": topic.durability,
+        "retention": topic.retention_ms,
+        "liteTtl": topic.lite_ttl_ms,
+    }
+
+
+def group_settings(group: admin.Group) -> Settings:
+    """An exponential back-off, which nobody can declare, is no list of steps."""
+    steps: tuple[int, ...] = () if group.retry == "exponential" else tuple(group.back_off_ms)
+    return {
+        "type": group.type,
+        "maxAttempts": group.max_attempts,
+        "startAt": group.start_at,
+        "checkPoints": group.check_points,
+        "backOff": steps,
+    }
+
+
+def request_of(change: Change) -> tuple[str, Message]:
+    """The method, and what it is asked; an alteration leaves empty what stays."""
+    settings = change.settings
+    if change.kind == TOPIC:
+        if change.act is Act.DELETE:
+            return "DeleteTopic", admin.DeleteTopicRequest(name=change.name)
+        topic = _topic(change.name, settings)
+        if change.act is Act.CREATE:
+            return "CreateTopic", admin.CreateTopicRequest(topic=topic)
+        return "AlterTopic", admin.AlterTopicRequest(topic=topic)
+    if change.act is Act.DELETE:
+        return "DeleteGroup", admin.DeleteGroupRequest(name=change.name)
+    group = _group(change.name, settings)
+    if change.act is Act.CREATE:
+        return "CreateGroup", admin.CreateGroupRequest(group=group)
+    return "AlterGroup", admin.AlterGroupRequest(group=group)
+
+
+def _topic(name: str, settings: Settings) -> admin.Topic:
+    topic = admin.Topic(
+        name=name,
+        type=_text(settings, "type"),
+        permission=_text(settings, "permission"),
+        durability=_text(settings, "durability"),
+        queues=_number(settings, "queues"),
+    )
+    if "retention" in settings:
+        topic.retention_ms = _number(settings, "retention") or -1  # back to the store's
+    if "liteTtl" in settings:
+        topic.lite_ttl_ms = _number(settings, "liteTtl") or -1  # back to the brokers'
+    return topic
+
+
+def _group(name: str, settings: Settings) -> admin.Group:
+    steps: Value = settings.get("backOff", ())
+    assert isinstance(steps, tuple), "a back-off is a list of waits"
+    return admin.Group(
+        name=name,
+        type=_text(settings, "type"),
+        max_attempts=_number(settings, "maxAttempts"),
+        start_at=_text(settings, "startAt"),
+        check_points=_text(settings, "checkPoints"),
+        back_off_ms=steps,
+    )
+
+
+def _text(settings: Mapping[str, Value], key: str) -> str:
+    return str(settings.get(key, ""))
+
+
+def _number(settings: Mapping[str, Value], key: str) -> int:
+    value = settings.get(key, 0)
+    assert isinstance(value, int), f"{key} is a number"
+    return value

@@ -1,0 +1,120 @@
+"""LagReports: what each asks for, and what its CronJob says became of it. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from popmq.operator.model.conditions import FALSE, TRUE, UNKNOWN, Verdict, conditions
+from popmq.operator.model.manifest import Manifest, at
+from popmq.operator.model.names import REPORT_LABEL
+
+KINDS = ("lag", "revive", "delay")
+
+
+IN_CLUSTER = "k8s://https://kubernetes.default.svc"
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """Pods beside that of the run, in which Spark does the work; quantities are of one pod."""
+
+    instances: int
+    cpu: str
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class LagReport:
+    """As it was read; the API server has checked it (crds/lagreport.yaml)."""
+
+    name: str
+    report: str
+    schedule: str
+    time_zone: str
+    group: str
+    topic: str
+    arguments: Sequence[str]
+    master: str
+    executors: Executors | None  # None: the work is done in the run's pod
+    image: str
+    suspend: bool
+    keep: int
+    resources: Manifest
+    manifest: Manifest
+
+
+def read_report(manifest: Manifest, *, default_image: str) -> LagReport:
+    spec = manifest.get("spec") or {}
+    keep = spec.get("keep")
+    executors = _executors(spec)
+    return LagReport(
+        name=manifest["metadata"]["name"],
+        report=str(spec.get("report") or KINDS[0]),
+        schedule=str(spec.get("schedule") or "0 * * * *"),
+        time_zone=str(spec.get("timeZone") or "Etc/UTC"),
+        group=str(spec.get("group") or ""),
+        topic=str(spec.get("topic") or ""),
+        arguments=tuple(spec.get("arguments") or ()),
+        master=str(spec.get("master") or (IN_CLUSTER if executors else "")),
+        executors=executors,
+        image=str(spec.get("image") or default_image),
+        suspend=bool(spec.get("suspend")),
+        keep=3 if keep is None else int(keep),
+        resources=spec.get("resources") or {},
+        manifest=manifest,
+    )
+
+
+def _executors(spec: Manifest) -> Executors | None:
+    found = spec.get("executors")
+    if found is None and not str(spec.get("master") or "").startswith("k8s://"):
+        return None
+    found = found or {}
+    return Executors(
+        int(found.get("instances") or 2),
+        str(found.get("cpu") or "1"),
+        str(found.get("memory") or "1536Mi"),
+    )
+
+
+def report_status(one: LagReport, cron_job: Manifest, now: datetime) -> Manifest:
+    """`cron_job` as the API server has it."""
+    ready = Verdict(TRUE, "Scheduled", f"the CronJob is {cron_job['metadata']['name']}")
+    if one.suspend:
+        ready = Verdict(FALSE, "Suspended", "spec.suspend is true")
+    status = _status(one, {"Ready": ready, "Succeeded": _succeeded(cron_job)}, now)
+    for ours, theirs in (("lastRun", "lastScheduleTime"), ("lastSuccess", "lastSuccessfulTime")):
+        if when := at(cron_job, "status", theirs):
+            status[ours] = when
+    return status
+
+
+def homeless_status(one: LagReport, verdict: Verdict, now: datetime) -> Manifest:
+    """Of one without a cluster: what was known of its last run stays."""
+    before = one.manifest.get("status") or {}
+    kept = {key: value for key, value in before.items() if key.startswith("last")}
+    return {**kept, **_status(one, {"Ready": verdict}, now)}
+
+
+def _succeeded(cron_job: Manifest) -> Verdict:
+    status = cron_job.get("status") or {}
+    ran, succeeded = status.get("lastScheduleTime"), status.get("lastSuccessfulTime")
+    if status.get("active"):
+        return Verdict(UNKNOWN, "Running", f"since {ran}")
+    if not ran:
+        return Verdict(UNKNOWN, "NotYet", "it has not run yet")
+    # Both are RFC 3339 in UTC and whole seconds, so their order is that of the texts.
+    if succeeded and succeeded >= ran:
+        return Verdict(TRUE, "Made", f"at {succeeded}")
+    name = at(cron_job, "metadata", "labels", REPORT_LABEL)
+    where = f"kubectl logs -n {cron_job['metadata']['namespace']} -l {REPORT_LABEL}={name}"
+    return Verdict(FALSE, "Failed", f"the run of {ran} made no report; why: {where}")
+
+
+def _status(one: LagReport, verdicts: dict[str, Verdict], now: datetime) -> Manifest:
+    before = one.manifest.get("status") or {}
+    generation = one.manifest["metadata"].get("generation", 0)
+    return {
+        "observedGeneration": generation,
+        "conditions": conditions(verdicts, before, generation, now),
+    }

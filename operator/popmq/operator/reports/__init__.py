@@ -1,0 +1,4 @@
+"""LagReports: their CronJobs.
+
+May import: kube, model, resources.
+"""

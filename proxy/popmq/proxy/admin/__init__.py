@@ -1,0 +1,7 @@
+"""The admin calls: topics, groups, resets, explain, reports, of popmq's own and of the public
+API.
+
+Always holds: A change is sent to every broker group that it concerns, or refused.
+
+May import: api, brokers, messaging, rpc, transport, popmq.common.
+"""

@@ -1,0 +1,268 @@
+"""The admin service on the public port: topics, groups, stored messages; passed on to brokers.
+
+Requests go through as they came.  What is the same everywhere is asked of one broker group; what
+changes something is asked of every one (`admin/broadcast_change.py`).  What looks for messages, or
+for what became of them, gathers the answers of all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from google.protobuf.message import Message
+
+from popmq.common.errors import Code, PopmqError, Unavailable
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.topics import DLQ_PREFIX
+from popmq.common.wire import admin_pb2
+from popmq.proxy.admin.broadcast_change import AdminChange, Sum, last, left_ms
+from popmq.proxy.admin.missing_lags import missing_lags
+from popmq.proxy.brokers.broker_ports import Brokers, reachable_first
+from popmq.proxy.brokers.group_replies import join_group, join_unparked
+from popmq.proxy.brokers.metadata_cache import ask_any
+from popmq.proxy.brokers.timer_replies import (
+    join_forecast,
+    join_recall,
+    join_reschedule,
+    join_timers,
+)
+from popmq.proxy.rpc.convert import parse, read_reply
+from popmq.proxy.rpc.metrics import ProxyMetrics
+from popmq.proxy.rpc.rpc import Answer, Rpc
+from popmq.proxy.transport.interface import Call, Method, Shape
+
+SERVICE = "/popmq.admin.v1.Admin/"
+
+# What every broker adds to; `incomplete` says what is missing.
+Gathered = (
+    admin_pb2.FindMessagesReply
+    | admin_pb2.ExplainReply
+    | admin_pb2.LagReply
+    | admin_pb2.TimeSpansReply
+    | admin_pb2.ResetOffsetReply
+    | admin_pb2.ListDeadLettersReply
+    | admin_pb2.RedriveReply
+    | admin_pb2.RecallReply
+    | admin_pb2.RescheduleReply
+    | admin_pb2.ListTimersReply
+    | admin_pb2.ForecastTimersReply
+    | admin_pb2.GroupReply
+)
+Reply = (
+    admin_pb2.TopicReply
+    | admin_pb2.ListTopicsReply
+    | admin_pb2.ListGroupsReply
+    | Gathered
+    | admin_pb2.UnparkReply
+    | admin_pb2.DrainReply
+)
+
+# Adds the second, one broker's answer, to the first; both are of the command's type.
+_Join: TypeAlias = Callable[[Any, Any], None]
+
+
+def _append(found: Message, part: Message) -> None:
+    found.MergeFromString(part.SerializeToString())
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    name: str
+    kind: Kind
+    reply: type[Reply]
+    owned: bool = False  # by one broker group, which is asked; the others follow it
+    everywhere: bool = False
+    gathers: type[Gathered] | None = None
+    join: _Join = _append
+    sums: Sum = last  # of what was changed everywhere
+
+    def asked_of(self, data: bytes) -> str:
+        """The broker group that the request names, if any; the others have nothing to say to it.
+
+        Raises BAD_REQUEST unless a broker can read the request.
+        """
+        request: type[Message] = getattr(admin_pb2, f"{self.name}Request")
+        return str(getattr(parse(request, data), "broker", ""))
+
+
+_TIMER_COMMANDS: tuple[tuple[str, Kind, type[Gathered], _Join], ...] = (
+    ("Recall", Kind.RECALL, admin_pb2.RecallReply, join_recall),
+    ("Reschedule", Kind.RESCHEDULE, admin_pb2.RescheduleReply, join_reschedule),
+    ("ListTimers", Kind.LIST_TIMERS, admin_pb2.ListTimersReply, join_timers),
+    ("ForecastTimers", Kind.FORECAST_TIMERS, admin_pb2.ForecastTimersReply, join_forecast),
+)
+_COMMANDS = (
+    _Command("DescribeTopic", Kind.DESCRIBE_TOPIC, admin_pb2.TopicReply),
+    _Command("CreateTopic", Kind.CREATE_TOPIC, admin_pb2.TopicReply, owned=True),
+    _Command("AlterTopic", Kind.ALTER_TOPIC, admin_pb2.TopicReply, owned=True),
+    _Command("DeleteTopic", Kind.DELETE_TOPIC, admin_pb2.TopicReply, owned=True),
+    _Command("ListTopics", Kind.LIST_TOPICS, admin_pb2.ListTopicsReply),
+    _Command(
+        "DescribeGroup",
+        Kind.DESCRIBE_GROUP,
+        admin_pb2.GroupReply,
+        gathers=admin_pb2.GroupReply,
+        join=join_group,
+    ),
+    _Command("CreateGroup", Kind.CREATE_GROUP, admin_pb2.GroupReply, owned=True),
+    _Command("AlterGroup", Kind.ALTER_GROUP, admin_pb2.GroupReply, owned=True),
+    _Command("DeleteGroup", Kind.DELETE_GROUP, admin_pb2.GroupReply, owned=True),
+    _Command("ListGroups", Kind.LIST_GROUPS, admin_pb2.ListGroupsReply),
+    _Command("Drain", Kind.DRAIN, admin_pb2.DrainReply),
+    _Command("Unpark", Kind.UNPARK, admin_pb2.UnparkReply, everywhere=True, sums=join_unparked),
+    *(
+        _Command(name, kind, reply, gathers=reply)
+        for name, kind, reply in (
+            ("FindMessages", Kind.FIND_MESSAGES, admin_pb2.FindMessagesReply),
+            ("Explain", Kind.EXPLAIN, admin_pb2.ExplainReply),
+            ("Lag", Kind.LAG, admin_pb2.LagReply),
+            ("TimeSpans", Kind.TIME_SPANS, admin_pb2.TimeSpansReply),
+            ("ResetOffset", Kind.RESET_OFFSET, admin_pb2.ResetOffsetReply),
+            ("ListDeadLetters", Kind.LIST_DEAD_LETTERS, admin_pb2.ListDeadLettersReply),
+            ("Redrive", Kind.REDRIVE, admin_pb2.RedriveReply),
+        )
+    ),
+    *(
+        _Command(name, kind, reply, gathers=reply, join=join)
+        for name, kind, reply, join in _TIMER_COMMANDS
+    ),
+)
+
+
+class Admin:
+    def __init__(self, brokers: Brokers, metrics: ProxyMetrics) -> None:
+        self._brokers = brokers
+        self._metrics = metrics
+
+    def methods(self) -> list[Method]:
+        return [
+            Method(SERVICE + one.name, Shape.UNARY, start=partial(self._start, one))
+            for one in _COMMANDS
+        ]
+
+    def _start(self, command: _Command, call: Call, data: bytes) -> None:
+        rpc = Rpc(call, data, self._metrics, partial(_refuse, command.reply))
+        rpc.run(self._pass_on, command, rpc)
+
+    def _pass_on(self, command: _Command, rpc: Rpc) -> None:
+        named = command.asked_of(rpc.data)
+        if command.everywhere or (command.owned and _is_dead_letters(rpc.data, command.kind)):
+            then = partial(_reply, command.reply, rpc)
+            AdminChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
+            return
+        if command.gathers is not None:
+            names = [named] if named else reachable_first(self._brokers, self._brokers.names())
+            asks = [(name, rpc.data) for name in names]
+            self._gather(command, rpc, asks, command.gathers(), [])
+            return
+        answered = partial(rpc.run, _reply, command.reply, rpc)
+        if command.kind is Kind.DRAIN:
+            group = parse(admin_pb2.DrainRequest, rpc.data).group
+            timeout_ms = rpc.timeout_ms()
+            rpc.ask(self._brokers.port(group), command.kind, rpc.data, timeout_ms, answered)
+            return
+        if command.owned:
+            port = self._brokers.port(_owner(self._brokers))
+            rpc.ask(port, command.kind, rpc.data, rpc.timeout_ms(), answered)
+            return
+        ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=rpc.timeout_ms())
+
+    def _gather(
+        self,
+        command: _Command,
+        rpc: Rpc,
+        asks: Sequence[tuple[str, bytes]],
+        found: Gathered,
+        refusals: Sequence[PopmqError],
+        *,
+        more: bool = True,
+    ) -> None:
+        """Ask brokers by name in turn and add what they answer to `found`; then, if there is
+        `more` to ask because of what others said, that.
+
+        A broker that refuses or is away makes the reply incomplete; the first refusal is the
+        reply when nobody answered. One that is silent leaves half of the client's time to those
+        who are asked after it, so that the client hears what the others said.
+        """
+        if not asks:
+            asks = missing_lags(found) if more and command.kind is Kind.LAG else ()
+            if asks:
+                self._gather(command, rpc, asks, found, refusals, more=False)
+            else:
+                _finish_gather(command, rpc, found, refusals)
+            return
+        name, body = asks[0]
+
+        def answered(answer: Answer) -> None:
+            refused = list(refusals)
+            if isinstance(answer, PopmqError):
+                refused.append(answer)
+                _note(found, f"broker {name}: {answer}")
+            else:
+                part = read_reply(type(found), answer)
+                incomplete, part.incomplete = part.incomplete, ""
+                command.join(found, part)
+                found.status.CopyFrom(admin_pb2.Status(code=Code.OK, message="OK"))
+                if incomplete:
+                    _note(found, f"broker {name}: {incomplete}")
+            self._gather(command, rpc, asks[1:], found, refused, more=more)
+
+        try:
+            port = self._brokers.port(name)
+            timeout_ms = left_ms(self._brokers, rpc, name)
+            is_last = len(asks) == 1 and not (more and command.kind is Kind.LAG)
+            if not is_last and rpc.call.remaining_ms() is not None:
+                timeout_ms = min(timeout_ms, max(1, rpc.timeout_ms() // 2))
+        except PopmqError as error:
+            answered(error)
+            return
+        rpc.ask(port, command.kind, body, timeout_ms, answered)
+
+
+def _owner(brokers: Brokers) -> str:
+    """The broker group that topics and groups are changed at."""
+    owner = brokers.owner()
+    if not owner and brokers.names():
+        raise Unavailable(
+            "which broker group owns topics and consumer groups is not known yet: try again"
+        )
+    if not owner:
+        raise Unavailable("no broker is known yet")
+    return owner
+
+
+def _is_dead_letters(request: bytes, kind: Kind) -> bool:
+    """Every broker group has dead letters of its own."""
+    if kind is not Kind.DELETE_TOPIC:
+        return False
+    return parse(admin_pb2.DeleteTopicRequest, request).name.startswith(DLQ_PREFIX)
+
+
+def _note(found: Gathered, reason: str) -> None:
+    found.incomplete = "; ".join(filter(None, (found.incomplete, reason)))
+
+
+def _finish_gather(
+    command: _Command,
+    rpc: Rpc,
+    found: Gathered,
+    refusals: Sequence[PopmqError],
+) -> None:
+    if not found.status.code:
+        raise refusals[0] if refusals else Unavailable("no broker is known yet")
+    _reply(command.reply, rpc, found.SerializeToString())
+
+
+def _reply(kind: type[Reply], rpc: Rpc, answer: Answer) -> None:
+    if isinstance(answer, PopmqError):
+        raise answer
+    reply = read_reply(kind, answer)
+    if not reply.status.code:
+        reply.status.CopyFrom(admin_pb2.Status(code=Code.OK, message="OK"))
+    rpc.reply(reply.SerializeToString())
+
+
+def _refuse(kind: type[Reply], _request: bytes, error: PopmqError) -> Sequence[bytes]:
+    status = admin_pb2.Status(code=error.code, message=str(error))
+    return (kind(status=status).SerializeToString(),)

@@ -1,0 +1,171 @@
+"""Requests of many calls that go to one broker as one: sends and acks of one turn of the loop.
+
+A frame costs as much as several messages, on both ends, and acks of one delivery that arrive
+together become one record.  Only requests that a broker would refuse for the same reasons go
+together: the same kind, to the same names; each part has a result of its own.  The order in which
+parts were added is the order in which the broker sees them.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from popmq.common.errors import Code, PopmqError, Refused
+from popmq.common.loop_iteration import Soon
+from popmq.common.protocol.messaging_payloads import Kind, Port
+from popmq.common.protocol.payload import U16
+from popmq.proxy.rpc.rpc import Rpc
+
+logger = logging.getLogger(__name__)
+
+MAX_JOINT_BYTES = 16 << 20
+# Of the time that the first has: others go with it if theirs is not further away.
+TIMEOUT_SLACK = 1 / 8
+
+R = TypeVar("R")
+# The results of one member; `at_once` tells of a refusal that nothing was sent.
+Then = Callable[[Sequence[R] | PopmqError, bool], None]
+
+
+class JointRequests(Generic[R]):
+    """`decode` reads the results out of a reply; `soon` says when a turn is over."""
+
+    def __init__(
+        self, kind: Kind, decode: Callable[[bytes], Sequence[R]], max_parts: int, soon: Soon
+    ) -> None:
+        self._kind = kind
+        self._decode = decode
+        self._max_parts = max_parts
+        self._soon = soon
+        self._open: dict[tuple[int, bytes, bytes], _Joint[R]] = {}
+
+    def add(
+        self,
+        rpc: Rpc,
+        port: Port,
+        head: bytes,
+        timeout_ms: int,
+        parts: Sequence[bytes],
+        then: Then[R],
+        tail: bytes = b"",
+    ) -> None:
+        """`then` gets a result for each of `parts`, or one refusal; it runs within `rpc`.
+
+        `head` and `tail` are what all have in common: how the payload begins and ends.  The frame
+        is given up when the clients of all its members are gone.
+        """
+        key = id(port), head, tail
+        size = sum(map(len, parts))
+        joint = self._open.get(key)
+        if joint is not None and not joint.takes(len(parts), size, timeout_ms, self._max_parts):
+            del self._open[key]
+            self._ask(joint)
+            joint = None
+        if joint is None:
+            first = not self._open
+            joint = self._open[key] = _Joint(port, head, tail, timeout_ms)
+            joint.add(rpc, parts, size, timeout_ms, then)
+            if first:
+                self._soon(self._ask_all)
+        else:
+            joint.add(rpc, parts, size, timeout_ms, then)
+
+    def _ask_all(self) -> None:
+        joints, self._open = self._open, {}
+        for joint in joints.values():
+            self._ask(joint)
+
+    def _ask(self, joint: "_Joint[R]") -> None:
+        if joint.left == 0:
+            return  # all clients went away meanwhile
+        body = b"".join((joint.head, U16.pack(len(joint.parts)), *joint.parts, joint.tail))
+        sending = True
+
+        def answered(answer: bytes | PopmqError) -> None:
+            joint.request_id = _OVER
+            joint.settle(self._results(joint, answer), at_once=sending)
+
+        request_id = _NOT_ASKED
+        try:
+            request_id = joint.port.request(self._kind, body, joint.timeout_ms, answered)
+        except Exception:  # of a broker in this process; the other frames of the turn go out
+            logger.exception("a joint request failed", extra={"kind": self._kind.name})
+            sending = False
+            if joint.request_id != _OVER:
+                answered(Refused(Code.INTERNAL_ERROR, "internal error"))
+        sending = False
+        if joint.request_id != _OVER:
+            joint.request_id = request_id
+
+    def _results(self, joint: "_Joint[R]", answer: bytes | PopmqError) -> Sequence[R] | PopmqError:
+        if isinstance(answer, PopmqError):
+            return answer
+        try:
+            results = self._decode(answer)
+        except PopmqError as error:
+            return error
+        # Nobody can say whose are missing: every member fails on having none.
+        return results if len(results) == len(joint.parts) else ()
+
+
+_NOT_ASKED, _OVER = -1, -2
+
+
+class _Joint(Generic[R]):
+    __slots__ = (
+        "first_timeout_ms",
+        "head",
+        "left",
+        "members",
+        "parts",
+        "port",
+        "request_id",
+        "size",
+        "tail",
+        "timeout_ms",
+    )
+
+    def __init__(self, port: Port, head: bytes, tail: bytes, timeout_ms: int) -> None:
+        self.port = port
+        self.head, self.tail = head, tail
+        self.first_timeout_ms = self.timeout_ms = timeout_ms
+        self.parts: list[bytes] = []
+        self.members: list[tuple[Rpc, int, Then[R]]] = []
+        self.size = 0
+        self.left = 0  # members whose client is there
+        self.request_id = _NOT_ASKED
+
+    def takes(self, parts: int, size: int, timeout_ms: int, max_parts: int) -> bool:
+        slack_ms = self.first_timeout_ms * TIMEOUT_SLACK
+        return (
+            len(self.parts) + parts <= max_parts
+            and self.size + size <= MAX_JOINT_BYTES
+            and abs(timeout_ms - self.first_timeout_ms) <= slack_ms
+        )
+
+    def add(
+        self, rpc: Rpc, parts: Sequence[bytes], size: int, timeout_ms: int, then: Then[R]
+    ) -> None:
+        self.parts.extend(parts)
+        self.members.append((rpc, len(parts), then))
+        self.size += size
+        self.left += 1
+        if timeout_ms < self.timeout_ms:
+            self.timeout_ms = timeout_ms
+        rpc.call.on_gone(self.one_gone)
+
+    def one_gone(self) -> None:
+        self.left -= 1
+        if self.left == 0 and self.request_id >= 0:
+            self.port.cancel(self.request_id)
+            self.request_id = _OVER
+
+    def settle(self, results: Sequence[R] | PopmqError, *, at_once: bool) -> None:
+        members, self.members = self.members, []
+        start = 0
+        for rpc, count, then in members:
+            if isinstance(results, PopmqError):
+                rpc.run(then, results, at_once)
+            else:
+                rpc.run(then, results[start : start + count], at_once)
+            start += count

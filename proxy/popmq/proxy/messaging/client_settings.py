@@ -1,0 +1,94 @@
+"""The settings that a client gets back on Telemetry: RocketMQ's numbers, and the group's.
+
+Every client breaks without some of them: a producer needs an exponential back-off, a consumer a
+back-off, a batch and a poll; the Node client reads an exponential back-off only, the Python
+client a customised one only, in whole seconds (docs/concepts/proxy.md).
+"""
+
+from popmq.common.settings.settings import Settings
+from popmq.common.topics import LITE_NAME_LIMIT, GroupType, SubscriptionGroup
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.rpc.convert import duration
+
+PRODUCER_ATTEMPTS = 3
+PRODUCER_FIRST_MS, PRODUCER_LAST_MS = 10, 1_000
+MULTIPLIER = 2.0
+STEPS_LIMIT = 64  # of an exponential back-off told as steps
+LONG_POLL_MS = 20_000
+LITE_CONSUMERS = (pb.ClientType.LITE_PUSH_CONSUMER, pb.ClientType.LITE_SIMPLE_CONSUMER)
+MAX_DELAY = "timer.max_delay_ms"
+
+
+def producer_settings(asked: pb.Settings, settings: Settings) -> pb.Settings:
+    """What the client sent, with what the server decides."""
+    answer = _echo(asked)
+    answer.backoff_policy.CopyFrom(
+        _exponential(PRODUCER_ATTEMPTS, PRODUCER_FIRST_MS, PRODUCER_LAST_MS)
+    )
+    answer.publishing.max_body_size = settings.message.max_body_bytes
+    answer.publishing.validate_message_type = True
+    # The protocol has no field for it; clients that do not know the name pass it by.
+    answer.client_properties[MAX_DELAY] = str(settings.timer.max_delay_ms)
+    return answer
+
+
+def consumer_settings(
+    asked: pb.Settings, group: SubscriptionGroup, settings: Settings
+) -> pb.Settings:
+    answer = _echo(asked)
+    answer.backoff_policy.CopyFrom(_back_off(asked.user_agent.language, group))
+    subscription = answer.subscription
+    # A lite topic is in one line, which a client that works on several at once would break.
+    subscription.fifo = group.type is GroupType.FIFO or asked.client_type in LITE_CONSUMERS
+    subscription.receive_batch_size = settings.pop.max_batch
+    subscription.long_polling_timeout.CopyFrom(duration(min(LONG_POLL_MS, settings.poll.max_ms)))
+    subscription.lite_subscription_quota = settings.lite.max_client_subscriptions
+    subscription.max_lite_topic_size = LITE_NAME_LIMIT
+    return answer
+
+
+def unknown_group(name: str, settings: Settings) -> SubscriptionGroup:
+    """What a group that nobody made yet will be like."""
+    return SubscriptionGroup(id=0, name=name, max_attempts=settings.group.max_attempts)
+
+
+def _back_off(language: int, group: SubscriptionGroup) -> pb.RetryPolicy:
+    """The group's back-off, without jitter, in the form that clients of this language read."""
+    steps, exponential = group.back_off_ms, group.exponential
+    if exponential is None and language == pb.Language.NODE_JS:
+        return _exponential(group.max_attempts, steps[0], steps[-1])
+    if exponential is not None and language != pb.Language.PYTHON:
+        return _exponential(
+            group.max_attempts,
+            exponential.initial_ms,
+            exponential.max_ms,
+            exponential.multiplier_milli / 1000,
+        )
+    if exponential is not None:
+        steps = exponential.whole_second_steps(min(group.max_attempts, STEPS_LIMIT))
+    return pb.RetryPolicy(
+        max_attempts=group.max_attempts,
+        customized_backoff=pb.CustomizedBackoff(next=map(duration, steps)),
+    )
+
+
+def is_node(asked: pb.Settings) -> bool:
+    return asked.user_agent.language == pb.Language.NODE_JS
+
+
+def _echo(asked: pb.Settings) -> pb.Settings:
+    answer = pb.Settings()
+    answer.CopyFrom(asked)
+    answer.metric.CopyFrom(pb.Metric(on=False))
+    return answer
+
+
+def _exponential(
+    attempts: int, first_ms: int, last_ms: int, multiplier: float = MULTIPLIER
+) -> pb.RetryPolicy:
+    return pb.RetryPolicy(
+        max_attempts=attempts,
+        exponential_backoff=pb.ExponentialBackoff(
+            initial=duration(first_ms), max=duration(last_ms), multiplier=multiplier
+        ),
+    )

@@ -1,0 +1,80 @@
+"""Subscribed: who consumes what, as the telemetry streams of this proxy say.
+
+A client says its group and its subscriptions in its settings.  Other proxies have other clients:
+what is told here is of this one's (docs/reference/protocol.md).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from popmq.proxy.api import admin_pb2 as api
+from popmq.proxy.api import definition_pb2 as pb
+from popmq.proxy.messaging.client_settings import LITE_CONSUMERS
+
+CONSUMED_AS = {True: api.LITE_SELECTIVE, False: api.CLUSTERING}
+
+
+class Said(NamedTuple):
+    """What one client said of one topic."""
+
+    client: api.ClientInfo
+    expression: pb.FilterExpression
+
+
+class Heard(NamedTuple):
+    """A client with a stream here: the settings that it sent, and its address."""
+
+    client_id: str
+    peer: str
+    settings: pb.Settings
+
+
+class Subscribed:
+    def __init__(self, heard: Callable[[], Iterable[Heard]]) -> None:
+        self._heard = heard
+
+    def by_pair(self, group: str = "", topic: str = "") -> dict[tuple[str, str], list[Said]]:
+        """By group and topic; an empty name is any."""
+        found: dict[tuple[str, str], list[Said]] = {}
+        for one in self._heard():
+            subscription = one.settings.subscription
+            name = subscription.group.name
+            if not one.settings.HasField("subscription") or group not in ("", name):
+                continue
+            for entry in subscription.subscriptions:
+                if topic in ("", entry.topic.name):
+                    said = Said(_client(one), entry.expression)
+                    found.setdefault((name, entry.topic.name), []).append(said)
+        return found
+
+    def clients(self) -> tuple[int, int]:
+        """How many produce, and how many consume."""
+        kinds = {one.client_id: one.settings.WhichOneof("pub_sub") for one in self._heard()}
+        produce = sum(kind == "publishing" for kind in kinds.values())
+        return produce, len(kinds) - produce
+
+
+def told_of(group: str, topic: str, said: Sequence[Said]) -> api.SubscriptionInfo:
+    """Of clients that are connected; the newest expression counts where they differ."""
+    last = said[-1]
+    return api.SubscriptionInfo(
+        group=pb.Resource(name=group),
+        topic=pb.Resource(name=topic),
+        expression=last.expression,
+        online=True,
+        message_model=last.client.message_model,
+        subscription_consistency=all(one.expression == last.expression for one in said),
+    )
+
+
+def _client(one: Heard) -> api.ClientInfo:
+    agent = one.settings.user_agent
+    names = {number: name for name, number in pb.Language.items()}
+    return api.ClientInfo(
+        client_id=one.client_id,
+        version=agent.version,
+        language=names.get(agent.language, str(agent.language)),
+        hostname=agent.hostname,
+        egress_ip=one.peer.rpartition(":")[0],
+        message_model=CONSUMED_AS[one.settings.client_type in LITE_CONSUMERS],
+    )

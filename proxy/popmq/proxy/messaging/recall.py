@@ -1,0 +1,67 @@
+"""RecallMessage: a message whose time has not come is never delivered.
+
+Official clients take MESSAGE_NOT_FOUND for a success, so no refusal here has that code.
+"""
+
+from functools import partial
+
+from popmq.common.errors import Code, Refused
+from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.record.recall_handle import RecallHandle
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.messaging.recall_fan_out import RecallAsks
+from popmq.proxy.rpc.convert import name_of, ok, parse
+from popmq.proxy.rpc.rpc import Rpc
+
+
+class RecallMessage:
+    """The broker that the handle names is asked, and those that its timers were moved to; what they
+    did survives a crash."""
+
+    def __init__(self, brokers: Brokers, routes: Routes) -> None:
+        self._brokers = brokers
+        self._routes = routes
+
+    def start(self, rpc: Rpc) -> None:
+        request = parse(service.RecallMessageRequest, rpc.data)
+        topic = name_of(request.topic)
+        check_topic_name(topic)
+        handle = RecallHandle.decode(request.recall_handle)
+        if handle.topic != topic:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"the recall handle is of topic {handle.topic!r}, not of {topic!r}",
+            )
+        self._routes.topic(topic, rpc.later(partial(self._topic_known, rpc, handle)))
+
+    def _topic_known(self, rpc: Rpc, handle: RecallHandle, topic: TopicConfig) -> None:
+        if not topic.type.accepts(MessageType.DELAY):
+            raise Refused(
+                Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"topic {topic.name} takes {topic.type.name} messages: none of them is delayed",
+            )
+        then = partial(_answered, rpc, handle)
+        RecallAsks(self._brokers, rpc, handle, then).start()
+
+
+def _answered(rpc: Rpc, handle: RecallHandle, outcome: str) -> None:
+    message = f"message {handle.message_id} of topic {handle.topic}"
+    match outcome:
+        case TimerOutcome.DONE:
+            done = service.RecallMessageResponse(status=ok(), message_id=handle.message_id)
+            rpc.reply(done.SerializeToString())
+        case TimerOutcome.ALREADY_VISIBLE:
+            raise Refused(
+                Code.ILLEGAL_DELIVERY_TIME,
+                f"{message} is visible already: its time was {handle.due_ms}",
+            )
+        case TimerOutcome.NOT_FOUND:
+            raise Refused(
+                Code.NOT_FOUND,
+                f"broker {handle.broker} has no {message} that waits for {handle.due_ms}",
+            )
+        case other:
+            raise Refused(Code.INTERNAL_ERROR, f"broker {handle.broker} answered {other!r}")

@@ -1,0 +1,264 @@
+"""ReceiveMessage: a long poll, answered as a stream.
+
+Clients disagree about queues (the Node client asks for queue 0 only, the Python one for any), so
+the queue's number is ignored: a receive serves all queues of the topic, at every broker group,
+beginning with the one that is named (`messaging/pop_with_notify.py`).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from popmq.common.clock import Clock
+from popmq.common.errors import PopmqError, Unavailable
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PopReply,
+    PopRequest,
+    decode_pop_reply,
+    encode_pop,
+)
+from popmq.common.settings.settings import Settings
+from popmq.common.topics import (
+    MessageType,
+    SubscriptionGroup,
+    TopicConfig,
+    check_group_name,
+    check_readable_topic_name,
+)
+from popmq.proxy.api import service_pb2 as service
+from popmq.proxy.brokers.broker_ports import Brokers, reachable_first
+from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.messaging.pop_with_notify import BROKER_RESERVE_MS, FrontPoll, FrontPolls, Popped
+from popmq.proxy.rpc.convert import (
+    delivery_time_part,
+    duration_ms,
+    name_of,
+    parse,
+    receive_parts,
+    status_of,
+    status_part,
+)
+from popmq.proxy.rpc.rpc import Answer, Rpc
+from popmq.proxy.rpc.validate import (
+    batch_limit,
+    check_attempt_id,
+    filter_of,
+    poll_ms,
+    receive_invisible_ms,
+)
+
+# Topic and group; and the client, where each receives lite topics of its own.
+_Place = tuple[str, str, str]
+
+
+class ReceiveMessage:
+    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
+        self._brokers = brokers
+        self._routes = routes
+        self._settings = settings
+        self._clock = clock
+        self._turn = 0
+        self._waiting: set[Rpc] = set()
+        self._polls: dict[_Place, FrontPolls] = {}
+        self._draining = False
+
+    def start(self, rpc: Rpc) -> None:
+        request = parse(service.ReceiveMessageRequest, rpc.data)
+        pop = self._pop_of(rpc, request)
+        rpc.metrics.receives += 1
+        rpc.metrics.long_polling += pop.poll_ms > 0
+        self._wait(rpc)
+        try:
+            self._ask(rpc, pop, self._choices(request.message_queue.broker.name))
+        except PopmqError:
+            self._over(rpc)
+            raise
+
+    def drain(self) -> None:
+        """Answer the open polls with nothing, and later ones at once.
+
+        A Java SimpleConsumer throws when its poll is cut off, so a proxy that stops does this
+        before it closes connections.
+        """
+        self._draining = True
+        for polls in self._polls.values():
+            polls.stop()
+        self._polls.clear()
+        for rpc in tuple(self._waiting):
+            self._over(rpc)
+            rpc.give_up()
+            rpc.reply(*receive_parts((), store_host=b"", now_ms=self._clock.wall_ms()))
+
+    def _wait(self, rpc: Rpc) -> None:
+        self._waiting.add(rpc)
+        rpc.metrics.waiting_receives = len(self._waiting)
+        rpc.on_gone(partial(self._over, rpc))
+
+    def _over(self, rpc: Rpc) -> None:
+        self._waiting.discard(rpc)
+        rpc.metrics.waiting_receives = len(self._waiting)
+
+    def refuse(self, _request: bytes, error: PopmqError) -> Sequence[bytes]:
+        """Refusals travel as parts of the stream, the delivery time last, as in RocketMQ."""
+        return status_part(status_of(error)), delivery_time_part(self._clock.wall_ms())
+
+    def _pop_of(self, rpc: Rpc, request: service.ReceiveMessageRequest) -> PopRequest:
+        topic, group = name_of(request.message_queue.topic), name_of(request.group)
+        check_readable_topic_name(topic)
+        check_group_name(group)
+        check_attempt_id(request.attempt_id)
+        limits = self._settings.pop
+        asked = request.HasField("long_polling_timeout")
+        invisible = request.HasField("invisible_duration")
+        wanted = request.filter_expression
+        filter_type, expression = filter_of(wanted.type, wanted.expression)
+        return PopRequest(
+            topic=topic,
+            group=group,
+            client_id=rpc.client_id,
+            limit=batch_limit(request.batch_size, limits),
+            invisible_ms=receive_invisible_ms(
+                duration_ms(request.invisible_duration) if invisible else None,
+                auto_renew=request.auto_renew,
+                limits=limits,
+            ),
+            poll_ms=poll_ms(
+                duration_ms(request.long_polling_timeout) if asked else None,
+                rpc.call.remaining_ms(),
+                0 if self._draining else self._settings.poll.max_ms,
+                self._settings.poll.min_ms,
+            ),
+            auto_renew=request.auto_renew,
+            filter_type=filter_type,
+            expression=expression,
+            attempt_id=request.attempt_id,
+            reply_bytes=limits.reply_bytes,
+        )
+
+    def _choices(self, wanted: str) -> Sequence[str]:
+        """All brokers, beginning with the one that was named; without one each call begins with
+        the next.  Those without a master come last."""
+        names = self._brokers.names()
+        if not names:
+            raise Unavailable("no broker is known yet")
+        self._turn += 1
+        first = names.index(wanted) if wanted in names else self._turn % len(names)
+        return reachable_first(self._brokers, (*names[first:], *names[:first]))
+
+    def _ask(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
+        if len(names) == 1:
+            self._wait_at(rpc, pop, names[0])
+        else:
+            # Of lite topics each client waits for its own: which kind this is has to be known.
+            then = partial(rpc.run, self._topic_known, rpc, pop, names)
+            self._routes.topic(pop.topic, then)
+
+    def _topic_known(
+        self, rpc: Rpc, pop: PopRequest, names: Sequence[str], topic: TopicConfig | PopmqError
+    ) -> None:
+        if isinstance(topic, TopicConfig):
+            # Of dead letters each broker group has a topic of its own.
+            topic_id = topic.id if topic.name[0] != "%" else 0
+            then = partial(rpc.run, self._group_known, rpc, pop._replace(topic_id=topic_id), names)
+            self._routes.group(pop.group, then)
+        elif pop.poll_ms:
+            self._over(rpc)
+            raise topic
+        else:
+            self._look_at(rpc, pop, names, [])
+
+    def _group_known(
+        self, rpc: Rpc, pop: PopRequest, names: Sequence[str], group: SubscriptionGroup | PopmqError
+    ) -> None:
+        """A group that is not known may be made by the first receive."""
+        if isinstance(group, SubscriptionGroup):
+            pop = pop._replace(group_id=group.id)
+        if pop.poll_ms:
+            self._poll(rpc, pop, names)
+        else:
+            self._look_at(rpc, pop, names, [])
+
+    def _look_at(
+        self,
+        rpc: Rpc,
+        pop: PopRequest,
+        names: Sequence[str],
+        answers: Sequence[tuple[str, Popped]],
+    ) -> None:
+        """Take what the next one has, without waiting for anything there."""
+        name = names[len(answers)]
+
+        def answered(answer: Answer) -> None:
+            popped = _popped(answer)
+            seen = [*answers, (name, popped)]
+            if isinstance(popped, PopReply) and popped.deliveries:
+                self._end(rpc, [(name, popped)])
+            elif len(seen) < len(names):
+                self._look_at(rpc, pop, names, seen)
+            else:
+                self._end(rpc, seen)
+
+        if not self._brokers.has_master(name):
+            answered(Unavailable(f"broker {name} has no master now"))
+            return
+        rpc.ask(
+            self._brokers.port(name),
+            Kind.POP,
+            encode_pop(pop),
+            BROKER_RESERVE_MS,
+            answered,
+        )
+
+    def _wait_at(self, rpc: Rpc, pop: PopRequest, name: str) -> None:
+        """At the only broker group."""
+        then = partial(self._answered, rpc, name)
+        timeout_ms = pop.poll_ms + BROKER_RESERVE_MS
+        rpc.ask(self._brokers.port(name), Kind.POP, encode_pop(pop), timeout_ms, then)
+
+    def _answered(self, rpc: Rpc, name: str, answer: Answer) -> None:
+        self._end(rpc, [(name, _popped(answer))])
+
+    def _poll(self, rpc: Rpc, pop: PopRequest, names: Sequence[str]) -> None:
+        """Wait at every broker group that has a master, or at one while many wait."""
+        names = [name for name in names if self._brokers.has_master(name)] or names[:1]
+        topic = self._routes.known_topic(pop.topic)
+        lite = topic is not None and topic.type is MessageType.LITE
+        place = (pop.topic, pop.group, pop.client_id if lite else "")
+        limit = self._settings.poll.switch_poll_limit
+        polls = self._polls.setdefault(place, FrontPolls(limit))
+
+        def ended(name: str, popped: Popped) -> None:
+            self._poll_over(place, rpc)
+            self._end(rpc, [(name, popped)])
+
+        rpc.on_gone(partial(self._poll_over, place, rpc))
+        polls.start(rpc, FrontPoll(rpc, pop, names, self._brokers, self._clock, ended))
+
+    def _poll_over(self, place: _Place, rpc: Rpc) -> None:
+        polls = self._polls.get(place)
+        if polls is None:
+            return
+        polls.end(rpc)
+        if not polls:
+            self._polls.pop(place, None)
+
+    def _end(self, rpc: Rpc, answers: Sequence[tuple[str, Popped]]) -> None:
+        """With the first answer that is no refusal, if there is one."""
+        self._over(rpc)
+        self._deliver(rpc, *min(answers, key=_is_refusal))
+
+    def _deliver(self, rpc: Rpc, broker: str, reply: Popped) -> None:
+        if isinstance(reply, PopmqError):
+            raise reply
+        rpc.metrics.received += len(reply.deliveries)
+        # The broker's time of the pop: the reply left when the check point was durable.
+        popped_ms = reply.popped_ms or self._clock.wall_ms()
+        rpc.reply(*receive_parts(reply.deliveries, store_host=broker.encode(), now_ms=popped_ms))
+
+
+def _popped(answer: Answer) -> Popped:
+    return answer if isinstance(answer, PopmqError) else decode_pop_reply(answer)
+
+
+def _is_refusal(answer: tuple[str, Popped]) -> bool:
+    return isinstance(answer[1], PopmqError)

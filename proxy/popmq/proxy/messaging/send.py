@@ -1,0 +1,398 @@
+"""SendMessage: every message of a request is stored, or refused, by itself.
+
+RocketMQ makes one batch of several messages and answers for one of them; here each gets its own
+entry and its own code.  A NORMAL message goes elsewhere while its broker cannot be reached, a
+FIFO message never does (D11): its group's order is worth more than one send; nor does one of a
+lite topic.  A message with a
+delivery time comes back with a recall handle, unless it is visible at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from popmq.common.clock import Clock
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.loop_iteration import Soon, at_once
+from popmq.common.protocol.messaging_payloads import (
+    Kind,
+    PutEntry,
+    PutResult,
+    decode_put_reply,
+    id_tail,
+    plain_put_entry,
+    put_entry,
+    put_head,
+)
+from popmq.common.record.message import tag_hash
+from popmq.common.record.message_deadline import with_deadline
+from popmq.common.settings.settings import Settings
+from popmq.common.topics import MessageType, TopicConfig, check_topic_name
+from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.brokers.request_batcher import JointRequests
+from popmq.proxy.messaging.delay import deadline_of, delay_of
+from popmq.proxy.messaging.fast_path_send import PlainMessage, read_plain
+from popmq.proxy.messaging.placement import place
+from popmq.proxy.messaging.publishers import Publishers
+from popmq.proxy.messaging.send_batch import SendBatch, send_reply
+from popmq.proxy.rpc.convert import (
+    SentMessage,
+    one_sent_ok,
+    sent_messages,
+    status_only,
+)
+from popmq.proxy.rpc.rpc import Rpc
+from popmq.proxy.rpc.validate import (
+    check_message,
+    check_stored_size,
+    check_type,
+    check_writable,
+)
+
+MAX_PUT_BYTES = 16 << 20
+MAX_PUT_ENTRIES = 4_096
+
+Results = Sequence[PutResult] | PopmqError
+
+
+class _Placed(NamedTuple):
+    """A message that passed every check; `number` is its place in the request."""
+
+    number: int
+    key: str
+    entry: PutEntry
+    broker: str
+    movable: bool
+
+
+class SendMessage:
+    def __init__(
+        self,
+        brokers: Brokers,
+        routes: Routes,
+        settings: Settings,
+        clock: Clock,
+        publishers: Publishers,
+        soon: Soon = at_once,
+    ) -> None:
+        self._brokers = brokers
+        self._puts = JointRequests(Kind.PUT, decode_put_reply, MAX_PUT_ENTRIES, soon)
+        self._publishers = publishers
+        self._routes = routes
+        self._limits = settings.message
+        self._timer_limits = settings.timer
+        self._auto_create = settings.topic.auto_create
+        self._clock = clock
+
+    def start(self, rpc: Rpc) -> None:
+        now_ms = self._clock.wall_ms()
+        plain = read_plain(rpc.data, self._limits, rpc.call.peer, now_ms)
+        if plain is None or not self._put_plain(rpc, plain):
+            self._start(rpc)
+
+    def _put_plain(self, rpc: Rpc, plain: PlainMessage) -> bool:
+        """Put it, if nothing stands in the way; False: what does is for the long way to say."""
+        topic = self._routes.known_topic(plain.topic)
+        if topic is None or not topic.writable or not topic.type.accepts(plain.kind):
+            return False
+        brokers = self._brokers.names()
+        key = plain.group or plain.message_id.decode()
+        single = len(brokers) == 1 and not plain.group
+        places = brokers if single else self._places(topic, plain.group, brokers)
+        if not places:
+            return False
+        broker, queue = place(key, places, topic.queues)
+        if not single and not self._brokers.has_master(broker):
+            return False
+        port, timeout_ms = self._brokers.port(broker), rpc.timeout_ms()
+        entry = plain_put_entry(
+            plain.kind,
+            queue,
+            plain.tag_hash,
+            plain.message_id,
+            plain.head,
+            plain.properties,
+        )
+        then = partial(self._plain_stored, rpc, plain, topic, broker)
+        tail = id_tail(topic.id)
+        self._puts.add(rpc, port, self._head(topic), timeout_ms, (entry,), then, tail)
+        return True
+
+    def _plain_stored(
+        self,
+        rpc: Rpc,
+        plain: PlainMessage,
+        topic: TopicConfig,
+        broker: str,
+        answer: Results,
+        at_once: bool,
+    ) -> None:
+        result: PutResult | PopmqError
+        if isinstance(answer, PopmqError):
+            if at_once and answer.code is Code.HA_NOT_AVAILABLE and len(self._brokers.names()) > 1:
+                self._start(rpc)  # nothing was sent, and there is somewhere else to go
+                return
+            if answer.code is Code.OTHER_INCARNATION:
+                self._routes.forget_topic(topic.name)
+                self._start(rpc)
+                return
+            if answer.code is Code.TOPIC_NOT_FOUND:
+                self._routes.forget_topic(topic.name)
+            result = answer
+        else:
+            (result,) = answer
+            # A message that was sent before as another type gets that one's receipt.
+            if result.code == Code.OK and not (result.message or result.due_ms):
+                rpc.metrics.sends += 1
+                rpc.reply(one_sent_ok(plain.message_id, result))
+                return
+        SendBatch(rpc, topic, sent_messages(rpc.data)).settle(0, result, broker)
+
+    def _head(self, topic: TopicConfig) -> bytes:
+        return put_head(topic.name, self._auto_create)
+
+    def _start(self, rpc: Rpc) -> None:
+        sent = sent_messages(rpc.data)
+        topic = _one_topic(sent)
+        check_topic_name(topic)
+        self._routes.topic(topic, rpc.later(partial(self._put, rpc, sent, False)))
+
+    def _put(
+        self, rpc: Rpc, sent: Sequence[SentMessage], asked_again: bool, topic: TopicConfig
+    ) -> None:
+        check_writable(topic)
+        brokers = tuple(self._brokers.names())
+        outcomes = [
+            self._checked(index, one, topic, brokers, rpc.call.peer)
+            for index, one in enumerate(sent)
+        ]
+        refused = [(i, one) for i, one in enumerate(outcomes) if isinstance(one, PopmqError)]
+        conflict = any(one.code is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE for _, one in refused)
+        if conflict and not asked_again:
+            # The topic may have been altered since it was described.
+            self._routes.forget_topic(topic.name)
+            self._routes.topic(topic.name, rpc.later(partial(self._put, rpc, sent, True)))
+            return
+        batch = SendBatch(rpc, topic, sent)
+        for index, error in refused:
+            batch.settle(index, error)
+        placed = [one for one in outcomes if isinstance(one, _Placed)]
+        if any(one.entry.type == MessageType.TRANSACTION for one in placed):
+            self._publishers.sent(rpc.client_id, topic.name)
+        self._dispatch(batch, placed, brokers)
+
+    def _checked(
+        self,
+        index: int,
+        one: SentMessage,
+        topic: TopicConfig,
+        brokers: Sequence[str],
+        peer: str,
+    ) -> _Placed | PopmqError:
+        try:
+            return self._place(index, one, topic, brokers, peer)
+        except PopmqError as error:
+            return error
+
+    def _place(
+        self,
+        index: int,
+        one: SentMessage,
+        topic: TopicConfig,
+        brokers: Sequence[str],
+        peer: str,
+    ) -> _Placed:
+        facts = one.facts()
+        now_ms = self._clock.wall_ms()
+        check_message(facts, self._limits)
+        kind = check_type(facts, topic)
+        delay = delay_of(facts, self._timer_limits, now_ms=now_ms)
+        deadline_ms = deadline_of(facts, delay, now_ms=now_ms)
+        head, properties = one.slices(kind, peer=peer, now_ms=now_ms)
+        due_ms = delay.due_ms
+        if deadline_ms:
+            properties = with_deadline(properties, deadline_ms)
+            due_ms = due_ms or 1  # one that is over: the broker looks for a deadline too
+        check_stored_size(len(head) + len(properties), self._limits)
+        if not brokers:
+            raise Unavailable("no broker is known yet")
+        stays = facts.message_group or facts.lite_topic
+        key = stays or facts.message_id
+        places = self._places(topic, stays, brokers)
+        broker, queue = place(key, places, topic.queues)
+        if kind is MessageType.PRIORITY:
+            queue = min(facts.priority, topic.queues - 1)
+        entry = PutEntry(
+            kind,
+            head,
+            properties,
+            tag_hash=tag_hash(facts.tag),
+            queue_id=queue,
+            due_ms=facts.recovery_ms or 0 if kind is MessageType.TRANSACTION else due_ms,
+            message_id=facts.message_id,
+            spread_ms=delay.spread_ms,
+        )
+        return _Placed(index, key, entry, broker, not stays)
+
+    def _places(self, topic: TopicConfig, group: str, brokers: Sequence[str]) -> Sequence[str]:
+        """The broker groups that the message is placed over; `brokers` are those known now.
+
+        Message groups and lite topics are placed over the topic's own list, also over groups of it
+        that are absent, so that a key never moves.  The list is empty only for a topic that an
+        older broker owns.  Other messages go to any known group that takes messages.
+        """
+        if group and topic.brokers:
+            return topic.brokers
+        if len(brokers) == 1:
+            return brokers
+        return [name for name in brokers if self._brokers.takes(name)] or brokers
+
+    def _dispatch(
+        self, batch: SendBatch, placed: Sequence[_Placed], brokers: Sequence[str]
+    ) -> None:
+        by_broker: dict[str, list[_Placed]] = {}
+        for one in placed:
+            by_broker.setdefault(one.broker, []).append(one)
+        for broker, group in by_broker.items():
+            for part in _parts(group):
+                self._ask(batch, broker, part, brokers)
+
+    def _ask(
+        self, batch: SendBatch, broker: str, part: Sequence[_Placed], brokers: Sequence[str]
+    ) -> None:
+        others = [name for name in brokers if name != broker]
+        if not self._brokers.has_master(broker) and any(map(self._brokers.has_master, others)):
+            part = self._without_movable(batch, broker, part, others)
+            if not part:
+                return
+
+        placed_for = batch.topic.id
+
+        def answered(answer: Results, at_once: bool) -> None:
+            if isinstance(answer, PopmqError) and answer.code is Code.OTHER_INCARNATION:
+                self._place_again(batch, part, placed_for)
+                return
+            away = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
+            if at_once and away:
+                assert isinstance(answer, PopmqError)
+                self._elsewhere(batch, answer, part, others)
+            else:
+                self._stored(batch, part, answer)
+
+        try:
+            port = self._brokers.awaited_port(broker)
+            timeout_ms = batch.rpc.timeout_ms()
+        except PopmqError as error:
+            answered(error, True)
+            return
+        entries = [put_entry(one.entry) for one in part]
+        topic = batch.topic
+        head, tail = self._head(topic), id_tail(topic.id)
+        self._puts.add(batch.rpc, port, head, timeout_ms, entries, answered, tail)
+
+    def _place_again(self, batch: SendBatch, part: Sequence[_Placed], placed_for: int) -> None:
+        """The topic was deleted and made again: place these for the new one."""
+        rpc, name = batch.rpc, batch.topic.name
+
+        def described(topic: TopicConfig | PopmqError) -> None:
+            if isinstance(topic, TopicConfig) and topic.id == placed_for:
+                topic = Unavailable(f"topic {name} is being made again: try again")
+            if isinstance(topic, PopmqError):
+                self._stored(batch, part, topic)
+                return
+            batch.topic = topic
+            brokers = tuple(self._brokers.names())
+            placed: list[_Placed] = []
+            for one in part:
+                outcome = self._checked(
+                    one.number, batch.sent[one.number], topic, brokers, rpc.call.peer
+                )
+                if isinstance(outcome, PopmqError):
+                    batch.settle(one.number, outcome)
+                else:
+                    placed.append(outcome)
+            self._dispatch(batch, placed, brokers)
+
+        if batch.topic.id == placed_for:  # else another part has asked already
+            self._routes.forget_topic(name)
+        self._routes.topic(name, lambda topic: rpc.run(described, topic))
+
+    def _without_movable(
+        self, batch: SendBatch, broker: str, part: Sequence[_Placed], others: Sequence[str]
+    ) -> Sequence[_Placed]:
+        """Send elsewhere what may go there; the rest waits for this broker's next master."""
+        error = Unavailable(f"broker {broker} has no master now")
+        self._elsewhere(batch, error, [one for one in part if one.movable], others)
+        return [one for one in part if not one.movable]
+
+    def _elsewhere(
+        self, batch: SendBatch, error: PopmqError, part: Sequence[_Placed], brokers: Sequence[str]
+    ) -> None:
+        moved: list[_Placed] = []
+        for one in part:
+            if not one.movable or not brokers:
+                batch.settle(one.number, error)
+                continue
+            broker, queue = place(one.key, brokers, batch.topic.queues)
+            if one.entry.type == MessageType.PRIORITY:
+                queue = one.entry.queue_id
+            moved.append(_moved(one, broker, queue))
+        self._dispatch(batch, moved, brokers)
+
+    def _stored(self, batch: SendBatch, part: Sequence[_Placed], answer: Results) -> None:
+        if isinstance(answer, PopmqError):
+            if answer.code is Code.TOPIC_NOT_FOUND:
+                self._routes.forget_topic(batch.topic.name)
+            for one in part:
+                batch.settle(one.number, answer)
+            return
+        for one, result in zip(part, answer, strict=True):
+            batch.settle(one.number, result, one.broker)
+
+
+def refuse_send(request: bytes, error: PopmqError) -> Sequence[bytes]:
+    """Every message of the request is refused alike; clients read the entries too."""
+    try:
+        ids = [one.message_id for one in sent_messages(request)]
+    except PopmqError:
+        ids = []
+    if not ids:
+        return (status_only(error),)
+    refused = [PutResult(error.code, str(error))] * len(ids)
+    return (send_reply(refused, ids, [""] * len(ids)),)
+
+
+def _one_topic(sent: Sequence[SentMessage]) -> str:
+    if not sent:
+        raise Refused(Code.MESSAGE_CORRUPTED, "the request has no message to send")
+    if len(sent) == 1:
+        return sent[0].topic
+    topics = sorted({one.topic for one in sent})
+    if len(topics) > 1:
+        raise Refused(
+            Code.MESSAGE_CORRUPTED,
+            f"one request has messages of topics {topics[0]!r} and {topics[1]!r}: "
+            "all must have the same",
+        )
+    return topics[0]
+
+
+def _moved(one: _Placed, broker: str, queue: int) -> _Placed:
+    there = one.entry._replace(queue_id=queue)
+    return _Placed(one.number, one.key, there, broker, one.movable)
+
+
+def _parts(group: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
+    """The messages for one broker in their order, in requests that fit a frame."""
+    part: list[_Placed] = []
+    size = 0
+    for one in group:
+        own = len(one.entry.head) + len(one.entry.properties)
+        if part and (size + own > MAX_PUT_BYTES or len(part) >= MAX_PUT_ENTRIES):
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += own
+    if part:
+        yield part

@@ -1,0 +1,214 @@
+"""ReportEndpoint: asks a proxy for what reports read, and waits where waiting helps.
+
+A broker that is away is asked again until `patience_s` is over.  What was pinned is read, no more
+and no less: records that retention took meanwhile are an error, or are counted as missing.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from popmq.common.errors import Code, PopmqError, Refused, Unavailable
+from popmq.common.settings.settings import CLIENT_TLS_CA, OVER_TLS
+from popmq.common.wire import report_pb2 as pb
+
+SERVICE = "/popmq.report.v1.Reports/"
+CALL_TIMEOUT_S = 30.0  # a proxy asks one broker group after the other, each for 10 s at most
+PATIENCE_S = 30.0
+MAX_REPLY_BYTES = 64 << 20
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_AWAY = (Code.HA_NOT_AVAILABLE, Code.TOO_MANY_REQUESTS, Code.PROXY_TIMEOUT)
+_SAMPLES = ("offsets", "topics", "timers")
+
+R = TypeVar("R", pb.DescribeReply, pb.NamesReply, pb.ReadRawReply)
+
+
+class BrokerAway(PopmqError):
+    """A broker group did not answer, and the report is not to be made without it."""
+
+    code = Code.HA_NOT_AVAILABLE
+
+
+class RecordsGone(PopmqError):
+    """Retention took what was to be read."""
+
+    code = Code.MESSAGE_NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole records, the first of which is number `first` of its partition."""
+
+    first: int
+    next: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class ReportEndpoint:
+    """One channel to one proxy; a context manager. Nothing is connected before the first call."""
+
+    address: str
+    patience_s: float = PATIENCE_S
+    skip_gone: bool = False  # count them in `gone` instead of raising RecordsGone
+    gone: int = 0
+    _channel: grpc.Channel | None = field(default=None, init=False)
+
+    def __enter__(self) -> "ReportEndpoint":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def describe(
+        self,
+        tables: Sequence[str],
+        *,
+        topics: Sequence[str] = (),
+        sample: bool = True,
+        partial: bool = False,
+    ) -> tuple[list[pb.BrokerTables], str]:
+        """Every broker group's tables, and why some are missing. Unless `partial`, a group that
+        is still away when patience ends is BrokerAway."""
+        request = pb.DescribeRequest(
+            tables=tables, topics=topics, sample=sample, offset_records=True
+        )
+        reply = self._whole("Describe", request, pb.DescribeReply, partial)
+        return list(reply.brokers), reply.incomplete
+
+    def names(self, *, partial: bool = False) -> dict[str, pb.BrokerNames]:
+        reply = self._whole("Names", pb.NamesRequest(), pb.NamesReply, partial)
+        return {one.broker: one for one in reply.brokers}
+
+    def read(
+        self, broker: str, partition: pb.Partition, *, epoch: int = 0, limit: int = 0
+    ) -> Iterator[Piece]:
+        """The partition's records of [min, next) in order, at most `limit` a piece (0: 1 MiB)."""
+        at = partition.min
+        samples = partition.layout in _SAMPLES
+        while at < partition.next:
+            request = pb.ReadRawRequest(
+                broker=broker,
+                layout=partition.layout,
+                table=partition.table,
+                topic_id=partition.topic_id,
+                queue_id=partition.queue_id,
+                next=min(partition.next, at + limit) if limit else partition.next,
+                epoch=epoch if samples else 0,
+            )
+            setattr(request, "from", at)
+            reply = self._patiently(lambda request=request: self._read_once(request))  # type: ignore[misc]
+            first = getattr(reply, "from")
+            if first > at and not samples:
+                self._miss(broker, partition, at, min(first, partition.next))
+            if reply.next <= at or first >= partition.next:
+                return
+            yield Piece(first, reply.next, reply.data)
+            at = reply.next
+
+    def _miss(self, broker: str, partition: pb.Partition, first: int, end: int) -> None:
+        if not self.skip_gone:
+            raise RecordsGone(
+                f"broker {broker} has deleted records {first} to {end - 1} of {partition.table} "
+                f"{partition.topic} queue {partition.queue_id} (store.retention_hours)"
+            )
+        self.gone += end - first
+
+    def _read_once(self, request: pb.ReadRawRequest) -> pb.ReadRawReply:
+        while True:
+            reply = self._call("ReadRaw", request, pb.ReadRawReply)
+            if not reply.retry_after_ms:
+                return reply
+            time.sleep(reply.retry_after_ms / 1_000)
+
+    def _whole(self, name: str, request: Message, kind: type[R], partial: bool) -> R:
+        def ask() -> R:
+            reply = self._call(name, request, kind)
+            if getattr(reply, "incomplete", "") and not partial:
+                raise BrokerAway(getattr(reply, "incomplete", ""))
+            return reply
+
+        return self._patiently(ask)
+
+    def _patiently(self, ask: Callable[[], R]) -> R:
+        """Ask again while it may help; then raise what was said last."""
+        until_s = time.monotonic() + self.patience_s
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return ask()
+            except PopmqError as error:
+                if error.code not in _AWAY or time.monotonic() + wait_s > until_s:
+                    raise
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _call(self, name: str, request: Message, kind: type[R]) -> R:
+        call: grpc.UnaryUnaryMultiCallable[Message, R] = self._open().unary_unary(
+            SERVICE + name,
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=kind.FromString,
+        )
+        try:
+            reply: R = call(request, timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise Unavailable(f"{self.address}: {_reason(error)}") from None
+        if reply.status.code != Code.OK:
+            raise _refusal(reply.status.code, reply.status.message)
+        return reply
+
+    def _open(self) -> grpc.Channel:
+        if self._channel is None:
+            options = [
+                ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
+                ("grpc.enable_http_proxy", 0),
+                # Two endpoints of one process must not share a connection that one of them closes.
+                ("grpc.use_local_subchannel_pool", 1),
+            ]
+            if self.address.startswith(OVER_TLS):
+                trusted = grpc.ssl_channel_credentials(_certificates())
+                address = self.address.removeprefix(OVER_TLS)
+                self._channel = grpc.secure_channel(address, trusted, options)
+            else:
+                self._channel = grpc.insecure_channel(self.address, options)
+        return self._channel
+
+
+class EndpointRefused(Refused):
+    """What the cluster said, with its code."""
+
+
+def _refusal(number: int, message: str) -> PopmqError:
+    try:
+        code = Code(number)
+    except ValueError:
+        code = Code.INTERNAL_ERROR
+    return EndpointRefused(code, message)
+
+
+def _reason(error: grpc.RpcError) -> str:
+    details = getattr(error, "details", lambda: "")() or ""
+    code = getattr(error, "code", lambda: None)()
+    return f"{getattr(code, 'name', 'no answer')}: {details}" if details else "no answer"
+
+
+def _certificates() -> bytes | None:
+    """PEM of those to trust. Out of a file: what an option says shows in Spark's plans."""
+    path = os.environ.get(CLIENT_TLS_CA)
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        return file.read()

@@ -1,0 +1,292 @@
+"""Faults of a simulated cluster, one at a time; most end by themselves after a while."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from popmq.common.errors import PopmqError
+from popmq.common.protocol.messaging_payloads import Kind
+from popmq.common.wire import controller_pb2 as pb
+from popmq.testing.cluster_world.broker import ClusterBroker
+from popmq.testing.cluster_world.clients import GROUP
+from popmq.testing.cluster_world.controller import ControllerNode
+from popmq.testing.cluster_world.isolated_master import Apart
+from popmq.testing.cluster_world.port import SimPort
+from popmq.testing.cluster_world.sometimes_states import ClusterSometimes as States
+from popmq.testing.cluster_world.world import ClusterWorld
+from popmq.testing.disk.crash_loss import Loss
+
+POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED)
+_DOWN_MS = (5, 400, 3_000, 8_000)
+
+
+class ClusterFaults:
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self._rng = world.rng
+        self.apart = Apart(world)
+        wipes = world.settings.replication.least_in_sync > 1
+        clocks = 2.0 if world.skewed else 0.2
+        self._kinds: list[tuple[Callable[[], None], float]] = [
+            (self._crash, 6),
+            (self._power_in_work, 3),
+            (self._pause, 4),
+            (self._isolate, 4),
+            (self._cut_one_way, 3),
+            (self._split, 1.5),
+            (self.apart.begin, 3),
+            (self._heal, 4),
+            (self._reset, 2),
+            (self._hand_over, 4),
+            (self._controller, 2),
+            (self._no_controllers, 0.8),
+            (self._store, 1.5),
+            (self._proxy, 1.5),
+            (self._all_down, 0.7),
+            (self._stop, 1.5),
+            (self._step_clock, clocks),
+            (self._slow_disk, 1),
+            (self._wipe, 2.0 if wipes else 0),
+        ]
+
+    def one(self) -> None:
+        kinds = [kind for kind, _ in self._kinds]
+        weights = [weight for _, weight in self._kinds]
+        self._rng.choices(kinds, weights)[0]()
+
+    # -- who, and when it ends
+
+    def _broker(self) -> ClusterBroker:
+        """The master more often than others."""
+        masters = self._world.masters
+        return self._rng.choice(masters if masters and self._rng.random() < 0.5 else self._all)
+
+    @property
+    def _all(self) -> list[ClusterBroker]:
+        return self._world.brokers
+
+    def _later(self, ms: int, action: Callable[[], None]) -> None:
+        self._world.time.after(ms, lambda: None if self._world.healed else action())
+
+    def _start(self, broker: ClusterBroker) -> None:
+        """Half of the starts are disturbed; then it tries again."""
+        if broker.node is not None:
+            return
+        world, rng = self._world, self._rng
+        if rng.random() < 0.2 and not world.healed:
+            broker.disk.faults.cut_at(rng.randrange(rng.choice((5, 40))))
+        began = broker.start()
+        end = broker.node.broker.store.end if broker.node else 0
+        world.note(f"{broker.name} starts at {end}" if began else f"{broker.name} dies again")
+        broker.disk.faults.heal()
+        if not began:
+            self._later(20, lambda: self._start(broker))
+
+    # -- brokers
+
+    def _crash(self, broker: ClusterBroker | None = None, down_ms: int = 0) -> None:
+        broker = broker or self._broker()
+        if broker.node is None:
+            return
+        power = self._rng.random() < 0.5
+        loss = self._rng.choice(POWER) if power else Loss.NOTHING
+        down_ms = down_ms or self._rng.choice(_DOWN_MS)
+        self._world.note(f"{broker.name} dies, lost: {loss.value}, for {down_ms} ms")
+        unsynced = int(broker.disk.unsynced)
+        self._world.tally.hit(States.POWER, unsynced * power)
+        self._world.tally.hit(States.CRASH, int(not power))
+        broker.crash(loss)
+        self._later(down_ms, lambda: self._start(broker))
+
+    def _power_in_work(self) -> None:
+        broker = self._broker()
+        if broker.node is None:
+            return
+        operations = self._rng.randrange(self._rng.choice((3, 20, 80)))
+        self._world.note(f"{broker.name} will lose its power {operations} operations from now")
+        broker.disk.faults.cut_at(operations)
+
+        def back() -> None:
+            if broker.node is None:
+                self._world.tally.hit(States.POWER_IN_WORK)
+                self._start(broker)
+            broker.disk.faults.heal()
+
+        self._later(self._rng.choice((500, 4_000)), back)
+
+    def _stop(self) -> None:
+        broker = self._broker()
+        if broker.node is None or broker.host.paused:
+            return
+        self._world.note(f"{broker.name} is stopped")
+        broker.stop(lambda: self._world.time.after(200, lambda: self._start(broker)))
+
+    def _wipe(self) -> None:
+        """Only where another member of the recorded set has its disk still, and only now."""
+        world, broker = self._world, self._broker()
+        record = world.records.newest(GROUP)
+        if broker.node is None or record is None:
+            return
+        others = [one.node for one in self._all if one is not broker]
+        whole = {one.identity.store_id for one in others if one is not None}
+        if not whole & set(record.sync_state_set):
+            return
+        world.note(f"{broker.name} loses its disk")
+        world.tally.hit(States.WIPED)
+        broker.crash(Loss.ALL)
+        broker.wipe()
+        self._later(self._rng.choice((5, 1_000, 4_000)), lambda: self._start(broker))
+
+    def _all_down(self) -> None:
+        self._world.tally.hit(States.ALL_DOWN)
+        for broker in self._all:
+            self._crash(broker, self._rng.choice((5, 600, 3_000)))
+
+    def _pause(self) -> None:
+        broker, ms = self._broker(), self._rng.choice((400, 2_000, 6_000, 20_000))
+        self._world.note(f"{broker.name} stands still for {ms} ms")
+        self._world.tally.hit(States.PAUSE)
+        broker.host.pause()
+        self._later(ms, broker.host.resume)
+
+    def _slow_disk(self) -> None:
+        self._world.slow_or_not(self._broker())
+
+    def _step_clock(self) -> None:
+        world, broker = self._world, self._broker()
+        large = (-6_000, 2_000, 9_000) if world.skewed else (-50, 80)
+        ms = self._rng.choice(large)
+        world.note(f"the wall clock of {broker.name} is set by {ms} ms")
+        world.tally.hit(States.CLOCK_STEP)
+        broker.host.clock.step_wall(ms)
+        world.oracle.wall_error(broker.host.clock.error_ms)
+
+    # -- network
+
+    @property
+    def _hosts(self) -> list[str]:
+        world = self._world
+        hosts = [one.name for one in self._all] + [one.host.name for one in world.controllers]
+        return hosts + [one.name for one in world.proxies]
+
+    def _cut(self, source: str, targets: Sequence[str], *, both: bool = True) -> None:
+        for target in targets:
+            self._world.net.cut(source, target)
+            if both:
+                self._world.net.cut(target, source)
+
+    def _isolate(self) -> None:
+        """One broker from the other brokers, the controllers, the proxies, or from all."""
+        broker = self._broker()
+        name = broker.name
+        if broker in self._world.masters:
+            self._world.tally.hit(States.ISOLATED_MASTER)
+        parts = {"brokers": "abc", "controllers": "x", "proxies": "p"}
+        part = self._rng.choice(("all", *parts))
+        others = [one for one in self._hosts if one != name]
+        if part != "all":
+            others = [one for one in others if one[0] in parts[part]]
+        self._world.note(f"{name} is cut off from {others}")
+        self._cut(name, others)
+        self._later(self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
+
+    def _cut_one_way(self) -> None:
+        source, target = self._rng.sample(self._hosts, 2)
+        self._world.note(f"nothing from {source} to {target}")
+        self._cut(source, [target], both=False)
+        self._later(self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
+
+    def _split(self) -> None:
+        """Each side has a controller of its own."""
+        alone = self._broker().name
+        others = [one.name for one in self._all if one.name != alone]
+        self._world.note(f"{alone} and x0 on one side, {others} and x1 on the other")
+        self._world.tally.hit(States.SPLIT_CONTROLLERS)
+        self._cut(alone, [*others, "x1"])
+        for other in others:
+            self._cut(other, ["x0"])
+        self._later(self._rng.choice((4_000, 12_000)), self._world.net.heal_all)
+
+    def _heal(self) -> None:
+        self._world.note("the network is whole")
+        self._world.net.heal_all()
+
+    def _reset(self) -> None:
+        name = self._broker().name
+        self._world.note(f"connections of {name} break")
+        self._world.net.break_some(lambda one: name in one.hosts and self._rng.random() < 0.6)
+
+    # -- controllers, their store, proxies
+
+    def _controller(self) -> None:
+        world, controller = self._world, self._rng.choice(self._world.controllers)
+        away_ms = self._rng.choice((100, 4_000, 12_000))
+        if not controller.host.up:
+            return
+        if self._rng.random() < 0.5:
+            world.note(f"{controller.host.name} stands still for {away_ms} ms")
+            controller.host.pause()
+            self._later(away_ms, controller.host.resume)
+            return
+        world.note(f"{controller.host.name} dies for {away_ms} ms")
+        controller.stop(off=self._rng.random() < 0.5)
+        self._later(away_ms, lambda: self._start_controller(controller))
+
+    def _no_controllers(self) -> None:
+        """Those that serve go on without."""
+        world, away_ms = self._world, self._rng.choice((3_000, 12_000))
+        world.note(f"no controller for {away_ms} ms")
+        world.tally.hit(States.CONTROLLERS_AWAY)
+        for controller in world.controllers:
+            if controller.host.up:
+                controller.stop(off=False)
+            self._later(away_ms, partial(self._start_controller, controller))
+
+    @staticmethod
+    def _start_controller(controller: ControllerNode) -> None:
+        if not controller.host.up:
+            controller.start()
+
+    def _store(self) -> None:
+        manners = self._world.records.manners
+        self._world.note("the metadata store is away")
+        self._world.tally.hit(States.STORE_AWAY)
+        manners.away = True
+
+        def back() -> None:
+            manners.away = False
+
+        self._world.time.after(self._rng.choice((500, 4_000)), back)
+
+    def _proxy(self) -> None:
+        world, number = self._world, self._rng.randrange(len(self._world.proxies))
+        if world.routers[number] is None:
+            return
+        world.note(f"proxy{number} dies")
+        world.kill_proxy(number)
+
+        def back() -> None:
+            if world.routers[number] is None:
+                world.start_proxy(number)
+
+        self._later(self._rng.choice((50, 1_000)), back)
+
+    def _hand_over(self) -> None:
+        """As `popmq failover` asks."""
+        world, host = self._world, self._world.proxies[0]
+        if not host.up:
+            return
+        port = SimPort(world.net, host, self._rng.choice(world.controllers).address)
+        body = pb.FailoverRequest(group=GROUP).SerializeToString()
+        world.note("a hand-over is asked for")
+
+        def heard(answer: bytes | PopmqError) -> None:
+            port.close()
+            if isinstance(answer, PopmqError):
+                world.tally.hit(States.HAND_OVER_FAILED)
+                world.note(f"no hand-over: {answer}")
+                return
+            reply = pb.FailoverReply.FromString(answer)
+            world.tally.hit(States.HANDED_OVER, int(reply.handed_over))
+            world.note(f"handed over to {reply.to_node}")
+
+        port.request(Kind.FAILOVER, body, 5_000, heard)

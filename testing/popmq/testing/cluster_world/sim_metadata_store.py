@@ -1,0 +1,111 @@
+"""The metadata store of a simulated cluster: late, sometimes silent, and read from an old copy.
+
+What it never does is a write whose expected version is not the newest one (R1): that is all that
+controllers may rely on.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from popmq.controller.group_record import GroupRecord
+from popmq.controller.metadata_store import OnRead, OnSwapped, Outcome, StoreAway, Swapped
+from popmq.testing.cluster_world.host import Host
+from popmq.testing.cluster_world.sometimes_states import NetSometimes
+from popmq.testing.cluster_world.timeline import Timeline
+from popmq.testing.harness.sometimes import Tally
+
+
+@dataclass(slots=True)
+class StoreManners:
+    takes_ms: tuple[int, int] = (1, 10)
+    silent: float = 0.0  # of writes: nobody hears what came of it
+    stale: float = 0.0  # of reads: an older record is answered
+    late: float = 0.0  # of silent writes: written seconds later, if it still can be
+    away: bool = False
+
+
+class SharedRecords:
+    """Every record that was ever written, in order."""
+
+    def __init__(self, timeline: Timeline, rng: random.Random, tally: Tally) -> None:
+        self.timeline, self.rng, self.tally = timeline, rng, tally
+        self.manners = StoreManners()
+        self.history: dict[str, list[GroupRecord]] = {}
+        # Told of each write: key, the record before, and the new one.
+        self.on_write: Callable[[str, GroupRecord | None, GroupRecord], None] = _nothing
+
+    def newest(self, key: str) -> GroupRecord | None:
+        found = self.history.get(key)
+        return found[-1] if found else None
+
+    def fits(self, found: GroupRecord | None, expected_version: int) -> bool:
+        return (found.version if found else 0) == expected_version
+
+    def write(self, key: str, expected_version: int, record: GroupRecord) -> Swapped:
+        found = self.newest(key)
+        if not self.fits(found, expected_version):
+            self.tally.hit(NetSometimes.CONFLICT)
+            return Swapped(Outcome.CONFLICT, found)
+        self.history.setdefault(key, []).append(record)
+        self.on_write(key, found, record)
+        return Swapped(Outcome.WRITTEN, record)
+
+
+class StoreOfHost:
+    """One controller's way to it (`MetadataStore`)."""
+
+    def __init__(self, shared: SharedRecords, host: Host) -> None:
+        self._shared = shared
+        self._host = host
+
+    def read(self, key: str, then: OnRead) -> None:
+        shared, life = self._shared, self._host.life
+        old = shared.history.get(key, [])
+        found: GroupRecord | StoreAway | None = shared.newest(key)
+        if shared.manners.away:
+            found = StoreAway("the simulated store is away")
+        elif len(old) > 1 and shared.rng.random() < shared.manners.stale:
+            shared.tally.hit(NetSometimes.STALE_READ)
+            found = shared.rng.choice(old[-4:-1])
+        self._later(life, lambda: then(found))
+
+    def swap(self, key: str, expected_version: int, record: GroupRecord, then: OnSwapped) -> None:
+        shared, manners, life = self._shared, self._shared.manners, self._host.life
+        rng = shared.rng
+        if manners.away:
+            self._later(life, lambda: then(Swapped(Outcome.UNKNOWN, None, "away")))
+            return
+        if rng.random() >= manners.silent:
+            arrives_ms = rng.randint(*manners.takes_ms)
+
+            def arrive() -> None:
+                result = shared.write(key, expected_version, record)
+                self._later(life, lambda: then(result))
+
+            shared.timeline.after(arrives_ms, arrive)
+            return
+        shared.tally.hit(NetSometimes.SILENT_WRITE)
+        if rng.random() < manners.late:
+            wait_ms = rng.choice((200, 1_500, 4_000))
+
+            def arrive_late() -> None:
+                written = shared.write(key, expected_version, record)
+                late = written.outcome is Outcome.WRITTEN
+                shared.tally.hit(NetSometimes.LATE_WRITE, int(late))
+
+            shared.timeline.after(wait_ms, arrive_late)
+        self._later(life, lambda: then(Swapped(Outcome.UNKNOWN, None, "no answer in time")))
+
+    def _later(self, life: int, answer: Callable[[], None]) -> None:
+        shared, host = self._shared, self._host
+
+        def arrive() -> None:
+            if host.life == life:
+                host.post(answer)
+
+        shared.timeline.after(shared.rng.randint(*shared.manners.takes_ms), arrive)
+
+
+def _nothing(key: str, old: GroupRecord | None, new: GroupRecord) -> None:
+    return

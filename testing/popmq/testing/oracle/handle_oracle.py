@@ -1,0 +1,108 @@
+"""What an ack, a reject or a change of a handle may answer: half of the oracle.
+
+Knows nothing of the product.  `log_ms` is an upper bound of how far log time can have moved.
+"""
+
+from popmq.testing.oracle import delivery_chains as chains
+from popmq.testing.oracle.client_history import Held, Life, Pop, Violation
+from popmq.testing.oracle.push_client_liveness import ClientLives
+from popmq.testing.oracle.unanswered_deliveries import Unanswered
+
+OUTCOME_MS = 600_000  # how long the answer to a repeated ack is known
+
+
+class HandleOracle:
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.log_lost = False  # a damaged sector took durable records along: only bytes count
+        self.at = 0  # event number
+        self.era = 0  # crashes so far
+        self.process = 0  # ends of the broker so far, clean or not
+        self.clients = ClientLives()
+        self.unanswered = Unanswered()
+        self.now_ms = 0
+        self.log_ms = 0
+
+    def complain(self, invariant: str, what: str, life: Life | None = None) -> None:
+        self.violations.append(Violation(invariant, what, tuple(life.events) if life else ()))
+
+    def must_refuse(self, held: Held) -> str:
+        """Why an ack asked now may not be OK; "" when it may."""
+        return chains.over_because(held)
+
+    def must_accept(self, held: Held) -> bool:
+        """Whether an ack answered now has to be OK: its time cannot have passed."""
+        elapsed = self.log_ms - held.asked_log_ms
+        known = not held.life.acked or elapsed < OUTCOME_MS
+        fresh = known and elapsed < held.invisible_ms
+        steady = held.reader.alive and not held.superseded and not held.changes_open
+        sure = not self.log_lost and not self.may_be_forgotten(held)
+        sure = sure and not (held.life.acked and self._never_written(held))
+        sure = sure and held.chain == held.life.chain and not held.life.loose
+        life = held.life
+        sure = sure and not held.reader.resets_open
+        steady = steady and not (life.rejected or life.ending or self.clients.left(held))
+        return fresh and steady and not held.life.dead and sure
+
+    def may_be_forgotten(self, held: Held) -> bool:
+        """Its check point was in memory only, perhaps, and a crash came since."""
+        return held.reader.group.buffered and held.era < self.era and not held.recorded
+
+    def _never_written(self, held: Held) -> bool:
+        """Its check point and its ack met in memory, perhaps, and that broker has ended: the
+        ack cannot be repeated (docs/concepts/pop.md, Buffered check points)."""
+        in_memory = held.reader.group.buffered and not held.recorded
+        return in_memory and held.process < self.process
+
+    def acked(self, held: Held, ok: bool, refuse: str) -> None:
+        life = held.life
+        life.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} {'OK' if ok else 'no'}")
+        if ok:
+            held.acked = 2
+        if ok and (life.loose or held.chain == life.chain):
+            life.acked, life.acked_at = 2, self.at
+        if not held.reader.alive or self.log_lost:
+            return
+        if ok and refuse:
+            self.complain("I6 stale-handle", f"{self._who(held)}: OK for a {refuse} handle", life)
+        if not ok and self.must_accept(held):
+            self.complain("I6 live-handle", f"{self._who(held)}: ack refused in time", life)
+
+    def rejected(self, held: Held, ok: bool, refuse: str) -> None:
+        life = held.life
+        life.events.append(
+            f"{self.at} t={self.now_ms} reject {held.attempt} {'OK' if ok else 'no'}"
+        )
+        if ok and (life.loose or held.chain == life.chain):
+            life.rejected = 2
+        held.rejected |= ok
+        if not held.reader.alive or self.log_lost:
+            return
+        # Its last attempt may have ended, as a dead letter, before what is refused now.
+        if ok and refuse and not 0 < held.reader.group.max_attempts <= held.attempt:
+            self.complain("I6 stale-handle", f"{self._who(held)}: reject of a {refuse} one", life)
+        if not ok and self.must_accept(held) and not life.acked:
+            self.complain("I6 live-handle", f"{self._who(held)}: reject refused in time", life)
+
+    def changed(self, held: Held, handle: bytes, invisible_ms: int, asked: Pop, why: str) -> Held:
+        """A change was OK; `asked` has the times at which it was asked for."""
+        life = held.life
+        life.events.append(f"{self.at} t={self.now_ms} change {held.attempt} {invisible_ms} OK")
+        if why and held.reader.alive and not self.log_lost:
+            self.complain("I6 stale-handle", f"{self._who(held)}: change of a {why} handle", life)
+        self.unanswered.recorded(asked.asked_log_ms)
+        held.superseded = 2
+        times = asked.asked_log_ms, asked.asked_ms, invisible_ms
+        new = Held(held.reader, held.sent, held.attempt, handle, *times, era=self.era)
+        new.chain, new.push = held.chain, held.push
+        new.process, new.recorded = self.process, True
+        if life.held is held:
+            life.held = new
+        return new
+
+    def change_refused(self, held: Held) -> None:
+        if self.must_accept(held) and not held.life.acked:
+            self.complain("I6 live-handle", f"{self._who(held)}: change refused in time", held.life)
+
+    def _who(self, held: Held) -> str:
+        return f"message {held.sent.number}, attempt {held.attempt}, {held.reader.group.name}"

@@ -1,0 +1,283 @@
+"""Actions: what a run of the simulator does next, one small move at a time."""
+
+import random
+
+from popmq.testing.harness.sometimes import Sometimes, Tally
+from popmq.testing.oracle.client_history import Held, Place, Reader
+from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.oracle.false_empty import kept_waiting
+from popmq.testing.sim.clients import INVISIBLE_MS, MAX_INVISIBLE_MS
+from popmq.testing.sim.operators import PUSH_CLIENTS, Operators
+from popmq.testing.sim.producers import KEYS, QUIET
+from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.store_checks import StoreChecks
+
+
+class Actions:
+    """The parts of one run, and the moves that the scheduler picks from."""
+
+    rng: random.Random
+    tally: Tally
+    oracle: Oracle
+    machine: Machine
+    clients: Operators
+    checks: StoreChecks
+    trace: list[str]
+    _invisible_ms: tuple[int, ...] = INVISIBLE_MS
+    _long_ms: tuple[int, ...] = ()
+    _pushes = False  # whether there are push consumers
+
+    def note(self, line: str) -> None:
+        self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
+
+    def _read(self, group: str, topic: str, *tags: str) -> None:
+        reader_group, reader_topic = self.clients.groups[group], self.clients.topics[topic]
+        assert reader_group is not None
+        assert reader_topic is not None
+        self.oracle.readers.append(Reader(reader_group, reader_topic, tags))
+
+    def _reader(self) -> Reader | None:
+        usable = [r for r in self.oracle.readers if r.alive]
+        ordered = [r for r in usable if r.group.fifo]
+        if ordered and self.rng.random() < 0.4:
+            return self.rng.choice(ordered)
+        return self.rng.choice(usable) if usable else None
+
+    def _receive(self) -> None:
+        rng, reader = self.rng, self._reader()
+        if reader is not None and reader.group.fifo and rng.random() < 0.4:
+            limit, invisible_ms = rng.choice((1, 2, 8, 32)), rng.choice(self._invisible_ms)
+            self.clients.receive_named(reader, limit=limit, invisible_ms=invisible_ms)
+        elif reader is not None:
+            # Short ones are not buffered.
+            often = (MAX_INVISIBLE_MS,) * 8 if reader.group.buffered else ()
+            self.clients.receive(
+                reader,
+                limit=rng.choice((1, 3, 8, 32)),
+                invisible_ms=rng.choice((*self._invisible_ms, *often)),
+                poll_ms=rng.choice((0, 0, 400, 3_000)),
+                queue_id=rng.choice((-1, -1, -1, 0)),
+                client_id=rng.choice(PUSH_CLIENTS) if self._pushes and rng.random() < 0.3 else "",
+            )
+
+    def _rest(self) -> None:
+        """The broker has nothing left to do: nobody may wait for what is there."""
+        broker = self.machine.broker
+        if broker.polling.unfinished or broker.store.confirmed != broker.store.end:
+            return
+        for pop in self.clients.waiting:
+            beside = any(held.reader is pop.reader for held in self.clients.held)
+            self.tally.hit(Sometimes.WAITED_BESIDE, int(beside))
+            kept_waiting(self.oracle, pop)
+
+    def _leave(self) -> None:
+        """A consumer asks, and does not wait for the answer; another one comes."""
+        rng, machine, reader = self.rng, self.machine, self._reader()
+        if reader is None:
+            return
+        limit, invisible_ms = rng.choice((1, 8)), rng.choice(self._invisible_ms)
+        self.clients.receive(reader, limit=limit, invisible_ms=invisible_ms)
+        machine.settle(until=lambda: rng.random() < 0.3)
+        self.clients.leave()
+        if rng.random() < 0.6:
+            machine.settle(until=lambda: rng.random() < 0.1)
+            self.clients.hear_of_leaving()
+            machine.step()
+            machine.settle(until=lambda: rng.random() < 0.05)
+            self.clients.receive(reader, limit=32, invisible_ms=MAX_INVISIBLE_MS)
+
+    def _some_held(self) -> Held | None:
+        held = self.clients.held
+        if len(held) > 60:
+            del held[:20]
+        if not held:
+            return None
+        # Mostly fresh ones, now and then any.
+        return held[-1 - min(int(self.rng.expovariate(0.3)), len(held) - 1)]
+
+    def _ack(self) -> None:
+        first = self._some_held()
+        if first is None:
+            return
+        if self.rng.random() < 0.06:
+            self.clients.ack_wrongly(first)
+            return
+        batch = [first]
+        for _ in range(self.rng.choice((0, 0, 0, 3))):
+            other = self._some_held()
+            if other is not None and other.reader is first.reader and other not in batch:
+                batch.append(other)
+        self.clients.ack(batch)
+        if self.rng.random() < 0.8:
+            self.clients.held = [held for held in self.clients.held if held not in batch]
+
+    def _change(self) -> None:
+        held = self._some_held()
+        if held is not None:
+            self.clients.change(held, self.rng.choice((1, 1, 500, 5_000, *self._long_ms)))
+
+    def _reject(self) -> None:
+        held = self._some_held()
+        if held is not None:
+            for _ in range(self.rng.choice((1, 1, 2))):
+                self.clients.reject(held)
+                self.machine.settle(until=lambda: self.rng.random() < 0.1)
+
+    def _repeat(self) -> None:
+        self.clients.repeat()
+
+    def _silence(self) -> None:
+        """Push consumers are heard for a while, or for longer nobody is."""
+        if self.rng.random() < 0.8:
+            self.clients.heard()
+        else:
+            self.machine.advance(36_000)
+
+    def _reset(self) -> None:
+        """The offset of a group is set while it reads."""
+        reader = self._reader()
+        if reader is not None:
+            self.clients.reset(reader, self.checks.forget_offsets)
+            mine = [held for held in self.clients.held if held.reader is reader]
+            if mine and self.rng.random() < 0.5:
+                self.machine.settle(until=lambda: self.rng.random() < 0.1)
+                self.clients.ack(mine[-3:])
+
+    def _redrive(self) -> None:
+        group = self.rng.choice(("g", "f")) if "f" in self.clients.groups else "g"
+        for _ in range(self.rng.choice((1, 1, 2))):
+            self.clients.redrive(group)
+
+    def _stick(self) -> None:
+        """Messages of few message groups, one of which is held for long."""
+        fifo, machine = self.clients.topics["fo"], self.machine
+        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
+        reader = self.rng.choice(readers)
+        for limit in (1, 2, 2):
+            self.clients.send(fifo)
+            self.clients.send(fifo)
+            machine.settle()
+            self.clients.receive_named(reader, limit=limit, invisible_ms=MAX_INVISIBLE_MS)
+            machine.settle(until=lambda: self.rng.random() < 0.05)
+            machine.advance(self.rng.choice((20, 1_200, 1_200)))
+        machine.step()
+        if self.rng.random() < 0.5:
+            self._resume()
+
+    def _unpark(self) -> None:
+        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
+        if readers:
+            reader = self.rng.choice(readers)
+            parked = self.machine.parked(reader.group.name)
+            often = parked and self.rng.random() < 0.5
+            self.clients.unpark(reader, self.rng.choice(parked if often else KEYS))
+
+    def _resume(self) -> None:
+        """What was parked is resumed and received, and then sometimes the offset is reset."""
+        rng, machine, clients = self.rng, self.machine, self.clients
+        readers = [one for one in self.oracle.readers if one.alive and one.group.fifo]
+        stuck = [(one, key) for one in readers for key in machine.parked(one.group.name)]
+        if not stuck:
+            return
+        reader, key = rng.choice(stuck)
+        clients.unpark(reader, key, "resume")
+        machine.advance(rng.choice((20, MAX_INVISIBLE_MS + 100)))  # what holds it up is back
+        for _ in range(2):
+            machine.step()
+            machine.settle(until=lambda: rng.random() < 0.02)
+            clients.receive(reader, limit=8, invisible_ms=MAX_INVISIBLE_MS)
+            machine.settle(until=lambda: rng.random() < 0.02)
+        if rng.random() < 0.5:
+            clients.reset(reader, self.checks.forget_offsets, rng.choice(("oldest", "oldest", "")))
+
+    def _administer(self) -> None:
+        name, places, make, drop = self.rng.choice(
+            (
+                ("tmp", self.clients.topics, self._make_tmp_topic, self.clients.drop_topic),
+                ("tg", self.clients.groups, self._make_tmp_group, self.clients.drop_group),
+            )
+        )
+        if name in places:
+            drop(name)
+        else:
+            make()
+
+    def _make_tmp_topic(self) -> None:
+        self.clients.make_topic("tmp", 2)
+        self.machine.settle()
+        self._join("g", "tmp")
+        self._join("tg", "tmp")
+
+    def _make_tmp_group(self) -> None:
+        self.clients.make_group("tg", 3)
+        self.machine.settle()
+        self.tally.hit(Sometimes.GROUP_REMADE, int(self._join("tg", "t0")))
+        self._join("tg", "tmp")
+
+    def _join(self, group: str, topic: str) -> bool:
+        known = self.clients.groups.get(group), self.clients.topics.get(topic)
+        ready = all(isinstance(place, Place) for place in known)
+        if ready:
+            self._read(group, topic)
+        return ready
+
+    def _loop(self) -> None:
+        if self.machine.loop_ready:
+            before = self.clients.answered
+            self.machine.loop()
+            self.tally.hit(Sometimes.GROUP_COMMIT, int(self.clients.answered > before + 1))
+
+    def _flush(self) -> None:
+        lanes = self.machine.ready_lanes
+        if lanes:
+            operations = self.rng.choice((None, None, 1, 1, 2, 4))
+            self.machine.work(self.rng.choice(lanes), operations)
+
+    def _step(self) -> None:
+        self.machine.step()
+
+    def _settle(self) -> None:
+        self.machine.settle()
+
+    def _time(self) -> None:
+        ms = self.rng.choice((1, 20, 200, 1_000, 3_000, 11_000))
+        self.machine.advance(ms)
+        if self.machine.disk.faults.budget is not None and self.rng.random() < 0.2:
+            self.machine.disk.faults.budget = None
+            self.note("space was freed")
+            self.tally.hit(Sometimes.SPACE_FREED)
+        if self.rng.random() < 0.1:
+            self.machine.step_wall(self.rng.choice((-5_000, 60_000)))
+
+    # -- where messages expire
+
+    def _hours(self) -> None:
+        self.machine.advance(self.rng.choice((600_000, 1_800_000, 4_000_000)))
+
+    def _burst(self) -> None:
+        for _ in range(self.rng.choice((3, 8))):
+            self.clients.send()
+
+    def _outlive(self) -> None:
+        """Something is held while the log grows, until segments go that were there before."""
+        rng, machine, reader = self.rng, self.machine, self._reader()
+        if reader is None:
+            return
+        self.clients.receive(reader, limit=8, invisible_ms=max(self._long_ms))
+        for _ in range(rng.choice((3, 6))):
+            for _ in range(5):
+                self.clients.send()
+            machine.settle()
+            machine.advance(1_200_000)
+            self._work()
+
+    def _quiet(self) -> None:
+        self.clients.send(self.clients.topics[QUIET])
+
+    def _work(self) -> None:
+        """Many steps, as an idle broker makes them; some before the last one's news came."""
+        often = self.rng.choice((0.8, 0.8, 0.2))
+        for _ in range(self.rng.choice((4, 12))):
+            self.machine.step()
+            if self.rng.random() < often:
+                self.machine.settle()

@@ -1,0 +1,204 @@
+"""The end of a run: nothing fails any more, every lasting group reads and acks what is left."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from popmq.common import topics
+from popmq.common.wire import admin_pb2 as pb
+from popmq.testing.harness.sometimes import Sometimes
+from popmq.testing.oracle.client_history import Held, Life, Place, Reader
+from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.oracle.final_checks import dead_letter, finish
+from popmq.testing.oracle.push_client_liveness import LOOK_MS, SILENCE_MS
+from popmq.testing.oracle.redelivery_deadline import LIMBO_MS
+from popmq.testing.sim.clients import LONG_MS, MAX_INVISIBLE_MS, Clients
+from popmq.testing.sim.operators import PUSH_CLIENTS, Operators
+from popmq.testing.sim.producers import KEYS, QUIET
+from popmq.testing.sim.retention import RetentionChecks
+from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.store_checks import StoreChecks
+from popmq.testing.sim.topic_retention import TopicRetention
+
+_ROUND_MS = 500
+
+
+def drain(
+    machine: Machine,
+    clients: Operators,
+    oracle: Oracle,
+    checks: StoreChecks,
+    retention: RetentionChecks,
+    topic_retention: TopicRetention,
+    note: Callable[[str], None],
+    *,
+    silence: bool,
+) -> None:
+    """Receive and ack until everything that was invisible had its time and two seconds more.
+
+    Push consumers are gone: they say good-bye, or there is `silence`.
+    """
+    audit = clients.groups["audit"]
+    assert audit is not None
+    lasting = [reader for reader in oracle.readers if reader.alive]
+    auditors = [Reader(audit, place) for place in clients.topics.values() if place is not None]
+    oracle.readers += auditors
+    longest_ms = MAX_INVISIBLE_MS + LIMBO_MS + (SILENCE_MS + LOOK_MS) * silence
+    for client_id in PUSH_CLIENTS if not silence else ():
+        clients.report(client_id, gone=True)
+    # A parked key waits for the one of its messages that is in flight, and is then resumed.
+    rounds = (longest_ms * (1 + oracle.parks)) // _ROUND_MS + 2
+    for number in range(rounds):
+        before = clients.quiet
+        _resume(machine, clients, lasting)
+        for reader in lasting if number else lasting + auditors:
+            empty(machine, clients, reader)
+        if not number and not oracle.log_lost:
+            _check_stored(oracle, checks, auditors)
+        if oracle.violations:
+            return
+        all_quiet = clients.quiet - before == len(lasting)
+        if number and all_quiet and machine.nothing_in_flight and machine.nothing_parked:
+            break
+        machine.advance(_ROUND_MS)
+        machine.run_steps()
+    for reader in lasting:
+        empty(machine, clients, reader)
+    if retention.on:
+        _grow_old(machine, clients, oracle, lasting + auditors, retention, topic_retention)
+    if not oracle.log_lost:
+        _send_back(machine, clients, oracle, lasting)
+    if not oracle.log_lost:
+        names = {name for name, place in (clients.topics | clients.groups).items() if place}
+        checks.at_end(names)
+        retention.at_end()
+    _read_dead_letters(machine, clients, oracle, audit)
+    if oracle.log_lost:
+        return
+    finish(oracle, [r for r in lasting if not r.group.from_newest] + auditors, retention.excused)
+    passed = [s for r in lasting for s in oracle.messages if s.ok_at and not r.accepts(s)]
+    clients.count(Sometimes.FILTERED, len(passed))
+    note(f"drained {len(oracle.messages)} messages")
+
+
+def _resume(machine: Machine, clients: Operators, readers: list[Reader]) -> None:
+    if machine.nothing_parked:
+        return
+    for reader in readers:
+        for key in sorted(set(KEYS)) if reader.group.fifo else ():
+            clients.unpark(reader, key, "resume")
+    machine.settle()
+
+
+def _send_back(machine: Machine, clients: Operators, oracle: Oracle, lasting: list[Reader]) -> None:
+    """All dead letters of normal groups come once more, and are acked."""
+    for name in sorted({reader.group.name for reader in lasting if not reader.group.fifo}):
+        readers = {one.topic.name: one for one in lasting if one.group.name == name}
+        wanted = _letters(machine, clients, name, readers)
+        at = oracle.at
+        clients.redrive(name)
+        machine.settle()
+        for reader in readers.values():
+            empty(machine, clients, reader)
+        for number, life in wanted:
+            if not life.loose and life.acked_at < at:
+                oracle.complain("redrive", f"letter of {number}, {name} did not come back", life)
+
+
+def _letters(
+    machine: Machine, clients: Operators, group: str, readers: dict[str, Reader]
+) -> list[tuple[int, Life]]:
+    """The number and the life of each dead letter that was not sent back yet."""
+    found: list[tuple[int, Life]] = []
+
+    def told(letters: list[pb.DeadLetter]) -> None:
+        for letter in letters:
+            reader = readers.get(letter.origin_topic)
+            if reader is not None and not letter.redriven:
+                number = int(letter.head[:6])
+                found.append((number, reader.lives.setdefault(number, Life())))
+
+    clients.letters(group, told)
+    machine.settle()
+    return found
+
+
+def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[Reader]) -> None:
+    for reader in auditors:
+        stored = checks.stored(reader.topic.name)
+        copies = any(sent.copied and sent.topic is reader.topic for sent in oracle.messages)
+        if stored != len(reader.lives) and not (copies and stored > len(reader.lives)):
+            oracle.complain(
+                "I16 counts-true",
+                f"{reader.topic.name} stores {stored} messages, {len(reader.lives)} were read",
+            )
+
+
+def _grow_old(
+    machine: Machine,
+    clients: Clients,
+    oracle: Oracle,
+    readers: list[Reader],
+    retention: RetentionChecks,
+    topic_retention: TopicRetention,
+) -> None:
+    """What was held for hours comes back; then hours of a little traffic bound the log."""
+    for held_ms in LONG_MS:
+        due_ms = oracle.healed_ms + held_ms
+        while (left_ms := due_ms - machine.clock.boot_ms()) > 0:
+            machine.advance(min(left_ms, 1_200_000))
+            machine.run_steps()
+            topic_retention.check_fronts()
+        for _ in range(2):
+            machine.advance(2 * _ROUND_MS)
+            machine.run_steps()
+            for reader in readers:
+                empty(machine, clients, reader)
+    ends = []
+    for last in (*[False] * 6, True):
+        for _ in range(5):
+            clients.send()
+        if last:
+            clients.send(clients.topics[QUIET])
+        machine.settle()
+        for reader in readers:
+            empty(machine, clients, reader)
+        ends.append(machine.broker.store.end)
+        for _ in range(9):  # small enough that a topic's expiry sees messages of nearly its age
+            machine.advance(200_000)
+            machine.run_steps()
+        topic_retention.check_fronts()
+    retention.check_bound(ends[-1] - ends[-5])
+
+
+def empty(machine: Machine, clients: Clients, reader: Reader) -> None:
+    """Read all that is ready, ack it at once."""
+    more = True
+
+    def then(held: list[Held]) -> None:
+        nonlocal more
+        more = bool(held)
+        clients.held.clear()
+        if held:
+            clients.ack(held)
+
+    while more:
+        more = False
+        clients.receive(reader, then=then)
+        machine.settle()
+
+
+def _read_dead_letters(machine: Machine, clients: Clients, oracle: Oracle, audit: Place) -> None:
+    names = {reader.group.name for reader in oracle.readers}
+    for name in sorted(names):
+        letters = Reader(audit, Place(topics.dlq_topic(name), gone=1))
+        copies: Counter[int] = Counter()
+        for head in clients.read_all(letters, machine.settle):
+            number = int(head[:6]) if head[:6].isdigit() else -1
+            known = 0 <= number < len(oracle.messages) and oracle.messages[number].head == head
+            if not known:
+                oracle.complain("bytes", f"a dead letter of {name} was never sent: {head[:40]!r}")
+            copies[number] += 1
+        clients.count(Sometimes.DEAD_LETTER, sum(copies.values()))
+        if not oracle.log_lost:
+            for number, times in copies.items():
+                dead_letter(oracle, name, number, times)

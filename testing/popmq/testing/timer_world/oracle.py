@@ -1,0 +1,234 @@
+"""TimerOracle: what clients asked of timers and were told, against what the log says of them.
+
+The simulator puts one message after the other, so a number is a message; the moves of the broker
+are decided when they are asked, and told when they are confirmed (docs/concepts/simulator.md).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
+from popmq.common import topics
+from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.testing.oracle.client_history import Place, Violation
+from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.timer_world.model import LogTimer, TimerModel
+
+
+@dataclass(slots=True, eq=False)
+class Delayed:
+    """One message that was sent with a due time."""
+
+    number: int
+    topic: Place
+    head: bytes
+    properties: bytes
+    tag_hash: int
+    due_ms: int  # as it was asked for: absolute or, negative, a delay
+    spread_ms: int
+    asked_wall_ms: int
+    ok_at: int = 0  # event number of the OK; 0: not told
+    told_due_ms: int = 0
+    refused: bool = False
+    recalls: int = 0  # asked, of all that were sent with its id: counted at the first one
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=10))
+    twins: "list[Delayed]" = field(default_factory=list)  # all that were sent with its id
+
+    @property
+    def name(self) -> str:
+        """Its message id."""
+        return f"m{(self.twins or [self])[0].number:06}"
+
+    @property
+    def first_due_ms(self) -> int:
+        return self.due_ms if self.due_ms >= 0 else self.asked_wall_ms - self.due_ms
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A recall or a reschedule, and what was certain when it was asked."""
+
+    story: Delayed
+    known: bool  # it was stored, and is neither over for long nor of a topic that went
+    fired: bool  # a copy was confirmed
+    cancelled: bool  # its last timer was recalled
+    last_due_ms: int  # of that timer
+    recalled: bool  # or perhaps
+    asked: frozenset[int] = frozenset()  # numbers that were stored by then, of its id
+    new_due_ms: int = 0  # of a reschedule
+
+
+class TimerOracle(Oracle):
+    def __init__(self) -> None:
+        super().__init__()
+        self.delayed: dict[int, Delayed] = {}
+        self.model: TimerModel
+        self._machine: Machine
+        self._looked = 0  # firings that were compared with what was sent
+
+    def watch(self, machine: Machine) -> None:
+        self._machine = machine
+        self.model = TimerModel(machine, self.complain_of)
+
+    def complain_of(self, invariant: str, what: str, number: int) -> None:
+        story = self.delayed.get(number)
+        events = tuple(story.events) if story else ()
+        self.violations.append(Violation(invariant, f"message {number}: {what}", events))
+
+    # -- answers
+
+    def sent(self, story: Delayed, due_ms: int) -> None:
+        """A send was OK."""
+        self.model.read_on()
+        if self._is_resend(story, due_ms):
+            story.twins.remove(story)
+            story.refused = True  # nothing was stored
+            return
+        story.ok_at, story.told_due_ms = self.at, due_ms
+        number, first_ms = story.number, story.first_due_ms
+        timers = self.model.of(number)
+        if due_ms and (not timers or timers[0].due_ms != due_ms):
+            self.complain_of("D2", f"told to be due at {due_ms}, the log says {timers}", number)
+        if not due_ms and number not in self.model.at_once:
+            self.complain_of("D2", "told to be visible, and is not", number)
+        if due_ms and not first_ms <= due_ms <= first_ms + story.spread_ms:
+            self.complain_of("due", f"asked for {first_ms} + {story.spread_ms}: {due_ms}", number)
+
+    def _is_resend(self, story: Delayed, due_ms: int) -> bool:
+        """Whether it got the receipt of an earlier message with its id, and is not stored."""
+        model, number = self.model, story.number
+        if model.of(number) or number in model.at_once:
+            return False
+        earlier = [one.number for one in story.twins if one is not story]
+        dues = {model.of(one)[0].due_ms for one in earlier if model.of(one)}
+        return due_ms in dues or (not due_ms and any(one in model.at_once for one in earlier))
+
+    def ask(self, story: Delayed, new_due_ms: int = 0) -> Ask:
+        model = self.model
+        model.read_on()
+        timers = model.of(story.number)
+        last = timers[-1] if timers else None
+        start = self._machine.broker.store.index.start
+        gone = last is None or last.position < start or story.topic.gone
+        ends = last.ends[-1:] if last else []
+        return Ask(
+            story,
+            known=story.ok_at > 0 and not gone and len(story.twins) == 1,
+            fired=ends == ["fired"] or ends == ["dead"],
+            cancelled=ends == ["cancelled"],
+            last_due_ms=last.due_ms if last is not None else 0,
+            recalled=story.twins[0].recalls > 0,
+            asked=frozenset(one.number for one in story.twins if one.ok_at),
+            new_due_ms=new_due_ms,
+        )
+
+    def recalled(self, ask: Ask, outcome: TimerOutcome) -> None:
+        model, story = self.model, ask.story
+        model.read_on()
+        open_ones = [one for one in self._timers(story) if not one.ends]
+        alone = len(story.twins) == 1  # else one may have fired, and the others are recalled
+        visible = alone and model.copies[story.number]
+        # What was sent with its id behind the recall waits: its record stands behind.
+        before = [one for one in open_ones if alone or one.number in ask.asked]
+        if outcome is TimerOutcome.DONE and (before or visible):
+            self.complain_of("I11 recall", "DONE, and it is pending or visible", story.number)
+        self._answered(ask, outcome, again=TimerOutcome.DONE)
+
+    def rescheduled(self, ask: Ask, outcome: TimerOutcome, due_ms: int) -> None:
+        model, number = self.model, ask.story.number
+        model.read_on()
+        if outcome is TimerOutcome.DONE:
+            found = [one for one in self._timers(ask.story) if one.due_ms == due_ms]
+            earlier = [one for one in model.of(number)[:-1] if one.ends != ["replaced"]]
+            if due_ms != ask.new_due_ms or not found or earlier:
+                what = f"DONE for {due_ms}, asked for {ask.new_due_ms}: {model.of(number)}"
+                self.complain_of("I11 reschedule", what, number)
+        self._answered(ask, outcome, again=TimerOutcome.NOT_FOUND)
+
+    def _timers(self, story: Delayed) -> list[LogTimer]:
+        """Of all messages with its id."""
+        return [timer for one in story.twins for timer in self.model.of(one.number)]
+
+    def _answered(self, ask: Ask, outcome: TimerOutcome, *, again: TimerOutcome) -> None:
+        """`again` is the answer for what was recalled before."""
+        model, number = self.model, ask.story.number
+        copies = sum(model.copies[one.number] for one in ask.story.twins)
+        if outcome is TimerOutcome.ALREADY_VISIBLE and not copies:
+            self.complain_of("I11 recall", "ALREADY_VISIBLE, and is not", number)
+        if not ask.known:
+            return
+        allowed = set(TimerOutcome)
+        if ask.fired:
+            allowed = {TimerOutcome.ALREADY_VISIBLE}
+        elif ask.cancelled and ask.last_due_ms >= model.cursor[0] - KEEP_CANCELLED_MS:
+            allowed = {again}  # else a firing that was not confirmed yet made the broker forget it
+        elif not ask.recalled:
+            allowed -= {TimerOutcome.NOT_FOUND}
+        if outcome not in allowed:
+            self.complain_of("I11 recall", f"{outcome.name}, not {sorted(allowed)}", number)
+
+    # -- what is compared at rest
+
+    def look(self) -> None:
+        """The firings that were confirmed since the last time are what was sent."""
+        self.model.read_on()
+        for timer, token, header, message in self.model.fired[self._looked :]:
+            story = self.delayed[timer.number]
+            said = (message.head, message.properties, message.tag_hash)
+            if said != (story.head, story.properties, story.tag_hash):
+                self.complain_of("bytes", f"{timer} fired as another message", timer.number)
+            place = (header.topic_id, header.queue_id)
+            dead = self._machine.broker.registry.find_topic(topics.TIMER_DLQ_TOPIC)
+            if timer.ends == ["dead"]:
+                right = story.topic.gone > 0 and dead is not None and place == (dead.id, 0)
+            else:
+                right = place == (timer.topic_id, timer.queue_id)
+            if not right or token.topic_id != timer.topic_id:
+                self.complain_of("topic", f"{timer} fired into {place}", timer.number)
+            story.events.append(f"fired at {header.wall_ms}, due {timer.due_ms}")
+        self._looked = len(self.model.fired)
+
+    def at_rest(self) -> None:
+        """Nothing is on its way: the broker's counts are the log's."""
+        self.look()
+        broker, model = self._machine.broker, self.model
+        if model.scanned < broker.store.end:
+            return
+        counts = model.counts
+        for topic_id, more in model.miscounted.items():
+            counts[topic_id] = counts.get(topic_id, 0) + more
+        state = broker.timers.state
+        if state.pending != counts:
+            self.complain("I16 counts-true", f"pending {state.pending}, the log says {counts}")
+        if state.cursor != model.cursor:
+            self.complain("I12 cursor", f"{state.cursor}, the log says {model.cursor}")
+        start = model.log_start
+        for timer in model.pending.values():
+            if timer.position < start:
+                self.complain_of("I1 no-loss", f"{timer}: the log begins at {start}", timer.number)
+
+    def overdue(self, since_ms: int) -> list[LogTimer]:
+        """Pending ones that were due at `since_ms` of the wall clock."""
+        return [one for one in self.model.pending.values() if one.due_ms <= since_ms]
+
+    def finish(self) -> None:
+        """After the drain: each came to one end, the acknowledged ones to a good one."""
+        self.at_rest()
+        model = self.model
+        if model.miscounted:
+            self.complain("I16 counts-true", f"counted again, and {model.miscounted} too many")
+        for number, story in self.delayed.items():
+            if self.violations:
+                return
+            timers, copies = model.of(number), model.copies[number]
+            last = timers[-1].ends[-1:] if timers else []
+            if copies > 1:
+                self.complain_of("I4 exactly-once", f"{copies} copies", number)
+            if any(not one.ends for one in timers):
+                self.complain_of("I1 no-loss", f"still pending: {timers}", number)
+            lost = story.ok_at and not copies and last != ["cancelled"]
+            if lost or (last == ["cancelled"] and not story.twins[0].recalls):
+                self.complain_of("I1 no-loss", f"acknowledged, and then {last}", number)
+            if story.refused and (timers or copies):
+                self.complain_of("I4 exactly-once", "was refused, and is stored", number)

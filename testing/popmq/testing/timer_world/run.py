@@ -1,0 +1,314 @@
+"""TimerSimulator: one seed, one run of a broker whose clients send delayed messages.
+
+As `sim/run.py`: a few lives, each ended by a crash, a disk error or a clean stop, then healing
+and a drain; with a small wheel, clocks that step and sleep, and files of the timer that are
+damaged or gone.  The log says what came of each timer (docs/concepts/simulator.md).
+"""
+
+import errno
+import random
+import traceback
+from enum import Enum
+
+from popmq.common.settings.send_settings import DedupSettings
+from popmq.common.settings.settings import (
+    GroupSettings,
+    MessageSettings,
+    Settings,
+    StoreSettings,
+    TimerSettings,
+)
+from popmq.testing.disk.crash_loss import Loss
+from popmq.testing.disk.disk_faults import FailedPages
+from popmq.testing.disk.lying_disk import PowerCut
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.oracle.client_history import Reader, Violation
+from popmq.testing.sim.replay import Replay, ReplayCheck
+from popmq.testing.sim.run import Outcome
+from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.store_checks import StoreChecks
+from popmq.testing.timer_world.actions import TimerActions
+from popmq.testing.timer_world.clients import TimerClients
+from popmq.testing.timer_world.oracle import TimerOracle
+from popmq.testing.timer_world.sometimes_states import TimerSometimes as States
+
+_POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.SCATTERED)
+_HOUR_MS = 3_600_000
+_FILES = ("timerwheel", "timerlog", "timercheckpoint")
+_FOLDERS = ("/timerlog/", "/timerwheel", "/timercheckpoint", "/commitlog/", "/snapshot/")
+_SLEEPS = 80  # how often the clock is set to the next timer in the drain
+
+
+class TimerSimulator(TimerActions):
+    option = "--timers"  # of the command that runs this world
+    states: type[Enum] = States  # that its seeds have to reach
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.trace: list[str] = []
+        self.tally = Tally(self.states)
+        self.retains = seed % 3 == 0
+        self.oracle = TimerOracle()
+        self.machine = self._machine()
+        self.oracle.watch(self.machine)
+        self.clients = TimerClients(self.machine, self.oracle, self.rng, self.tally, self.note)
+        self.checks = StoreChecks(self.machine, self.oracle)
+        self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
+        self.machine.on_recovered = self._recovered
+        self.machine.on_step = self.oracle.model.read_on  # before retention deletes it
+        self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
+        # With slots of 0.1 s there are too many steps in a day.
+        small = self.slot_ms >= 1_000
+        self._most = self.rng.choice((1, 3, 256)) if small else 256  # of one step
+        self._last_kind = ""
+        self._soft = False
+        self._harmed = ""
+
+    def run(self) -> Outcome:
+        try:
+            self._set_up()
+            self._lives()
+            if not self.oracle.violations:
+                self._drain()
+        except Exception as error:  # of the product, or of the simulator: say where
+            where = traceback.extract_tb(error.__traceback__)[-4:]
+            places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
+            what = f"{type(error).__name__}: {error}"
+            self.oracle.violations.append(Violation("I0 broken", what, places))
+        for violation in self.oracle.violations:
+            self.note(str(violation))
+        return Outcome(self.seed, self.oracle.violations, self.trace, self.tally, f"{self.option} ")
+
+    # -- a run
+
+    def _lives(self) -> None:
+        for _ in range(self.rng.randrange(2, 5)):
+            self._live()
+            if self.oracle.violations:
+                break
+            self._restart()
+
+    def _machine(self) -> Machine:
+        return Machine(self._settings(), self.rng, self.tally)
+
+    def _settings(self) -> Settings:
+        rng = self.rng
+        hours, size = rng.choice(((1, 0), (1000, 20_000), (1, 40_000))) if self.retains else (72, 0)
+        bound = rng.choice((0, 0, 0, 3))
+        return Settings(
+            store=StoreSettings(
+                segment_bytes=rng.choice((11, 16)) << 10,
+                snapshot_bytes=rng.choice((6, 12) if self.retains else (6, 12, 4096)) << 10,
+                reserved_segments=1,
+                retention_hours=hours,
+                retention_bytes=size,
+            ),
+            message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
+            group=GroupSettings(auto_create=False),
+            dedup=DedupSettings(window_ms=rng.choice((0, 0, 60_000, 3_600_000))),
+            timer=TimerSettings(
+                max_delay_ms=8 * _HOUR_MS,
+                wheel_slots=rng.choice((60, 61, 100)),
+                slot_ms=rng.choice((100, 1_000, 1_000, 60_000)),
+                log_segment_bytes=4 << 10,
+                slot_limit=bound and 4,
+                late_limit=bound or 1_000,
+                cancelled_limit=bound * 2 or 1_000,
+            ),
+        )
+
+    def _set_up(self) -> None:
+        trouble = self.machine.try_start()
+        assert not trouble, f"the first start: {trouble}"
+        self.clients.make_topic("d", self.rng.choice((1, 3)), fifo=True)
+        self.clients.make_topic("noise", 1)
+        self.clients.make_group("audit", 40)
+        self.machine.settle()
+
+    def _live(self) -> None:
+        """Act until a fault ends the process, or the life is over."""
+        self._arm()
+        self.machine.mixes = True
+        linger = self.rng.choice((0, 0, 3, 12))
+        actions, weights = zip(*self.weighted(), strict=True)
+        count = self.rng.choice((8, 25, 60, 110))
+        try:
+            for action in self.rng.choices(actions, weights, k=count):
+                action()
+                self.oracle.look()
+                if self.oracle.violations:
+                    return
+                if self.machine.failed is not None:
+                    linger -= 1
+                    if linger < 0:
+                        break
+                elif self.machine.at_rest:
+                    self.oracle.at_rest()
+            self._last_kind = self._end_life()
+        except PowerCut:
+            self._last_kind = "cut"
+        except AssertionError as error:
+            if not self.machine.disk.faults.sick:
+                raise
+            self.note(f"stopped by {error}, after the disk failed")
+            self._last_kind = "error"
+
+    def _arm(self) -> None:
+        """One fault for this life, or none."""
+        rng, faults = self.rng, self.machine.disk.faults
+        self._soft = False
+        slow = rng.random() < 0.3
+        self.machine.sync_ms = (lambda: rng.choice((0, 0, 30, 400))) if slow else (lambda: 0)
+        match rng.choices(("cut", "roll", "write", "sync", "full", "none"), (7, 5, 2, 3, 4, 4))[0]:
+            case "cut":
+                faults.cut_at(rng.randrange(rng.choice((5, 25, 120))))
+            case "roll":
+                faults.cut_at(rng.randrange(8), after_start_of=rng.choice(_FOLDERS))
+                self._soft = rng.random() < 0.6
+            case "write":
+                faults.fail_write_at(rng.randrange(30))
+            case "sync":
+                faults.fail_sync_at(rng.randrange(10), below=rng.choice(("", "/timer")))
+                self._soft = rng.random() < 0.6
+            case "full":
+                faults.budget = rng.choice((0, 100, 2_000, 20_000))
+            case _:
+                pass
+
+    def _end_life(self) -> str:
+        failed = self.machine.failed
+        if failed is not None:
+            self.note(f"the disk failed: {failed}")
+            self.tally.hit(States.DISK_FAILED, int(failed.errno != errno.ENOSPC))
+            return "error"
+        if self.rng.random() < 0.6:
+            return "cut"
+        try:
+            self.note("stop")
+            self.machine.stop()
+        except (PowerCut, OSError):
+            return "cut"
+        self.tally.hit(States.CLEAN_STOP)
+        return "stop"
+
+    def _restart(self, *, harm: bool = True) -> None:
+        """Crash as the life ended, and start until it holds."""
+        rng, machine = self.rng, self.machine
+        self._count(machine.broker.timers.service)
+        for attempt in range(4):
+            power = rng.random() < 0.6 and not (self._soft and attempt == 0)
+            loss = rng.choice(_POWER) if power else Loss.NOTHING
+            self.note(f"crash, lost: {loss.value}")
+            self.tally.hit(States.POWER_CUT, int(power))
+            machine.crash(loss)
+            self.clients.crashed()
+            self.while_down()
+            if harm and attempt == 0:
+                self._harm()
+            if attempt < 3 and rng.random() < 0.3:
+                machine.disk.faults.cut_at(rng.randrange(rng.choice((4, 30))))
+            elif attempt < 3 and rng.random() < 0.05:
+                machine.disk.faults.budget = rng.choice((0, 60, 5_000))
+            trouble = machine.try_start()
+            machine.disk.faults.heal()
+            self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
+            if not trouble:
+                break
+            if trouble.startswith("damaged"):
+                self.oracle.complain("I0 starts", f"refused to start: {trouble}")
+                return
+        self._started()
+
+    def _harm(self) -> None:
+        """Files that the broker says it does not need are gone, or a bit of them flipped."""
+        rng, disk, data = self.rng, self.machine.disk, self.machine.settings.broker.data
+        self._harmed = rng.choices(("", "lost", "bit", "index"), (7, 2, 3, 1 + self.retains))[0]
+        if self._harmed == "lost":
+            for name in rng.choice((_FILES, *((one,) for one in _FILES))):
+                disk.lose_folder(f"{data}/{name}")
+        elif self._harmed == "bit":
+            where = disk.flip_bit(f"{data}/{rng.choice(('timer', *_FILES))}")
+            self.note(f"bit flipped at {where.removeprefix(data)}")
+        elif self._harmed == "index":
+            for name in ("consumequeue", "system"):
+                disk.lose_folder(f"{data}/{name}")
+        self.note(f"harmed: {self._harmed}")
+
+    def _recovered(self, seed: int) -> None:
+        self.checks.tail_is_clean()
+        machine = self.machine
+        replay = self.replay.after_recovery(
+            machine.broker, machine.disk, seed, lived_ms=machine.lived_log_ms
+        )
+        self._limit()
+        self.tally.hit(States.LONGER_REPLAY, int(replay is Replay.LONGER))
+        self.tally.hit(States.FULL_REPLAY, int(replay is Replay.FULL))
+
+    def _limit(self) -> None:
+        service, most = self.machine.broker.timers.service, self._most
+        service.enqueue_limit = service.load_limit = service.fire_limit = most
+
+    def _started(self) -> None:
+        self.checks.after_start()
+        self.oracle.at_rest()
+        timers, store = self.machine.broker.timers, self.machine.broker.store
+        late_log = self.oracle.model.log_start > 0
+        snapshot = store.snapshots.position > 0
+        self.tally.hit(States.FILES_KEPT, int(not timers.files.rebuilt))
+        self.tally.hit(States.BEGUN_ANEW, int(timers.files.rebuilt))
+        self.tally.hit(States.FILES_LOST, int(self._harmed == "lost"))
+        self.tally.hit(States.FILES_DAMAGED, int(self._harmed == "bit"))
+        self.tally.hit(States.INDEX_REBUILT, int(self._harmed == "index"))
+        self.tally.hit(States.LATE_LOG, int(late_log))
+        self.tally.hit(States.SNAPSHOT_START, int(snapshot and timers.state.pending_total > 0))
+        self.tally.hit(States.SNAPSHOT_LATE, int(snapshot and len(timers.state.late) > 0))
+        self.tally.hit(States.SNAPSHOT_CANCELLED, int(snapshot and timers.state.cancelled_count))
+        self._harmed = ""
+
+    # -- the end
+
+    def _drain(self) -> None:
+        """No more faults: time passes until each timer came to its end, and to the right one."""
+        machine, oracle = self.machine, self.oracle
+        machine.sync_ms, machine.mixes = (lambda: 0), False
+        self._soft, self._most = False, 256
+        self._restart(harm=False)
+        self.work_to_the_end()
+        oracle.finish()
+        self.count_fired()
+        self._count(machine.broker.timers.service)
+        if not oracle.violations and not self.retains:
+            self._read_all("d")
+        self.note(f"drained {len(oracle.delayed)} messages")
+
+    def work_to_the_end(self) -> None:
+        """Until nothing waits; at the end everything is counted anew."""
+        machine, oracle = self.machine, self.oracle
+        self.work_it_off()
+        for _ in range(_SLEEPS):
+            oracle.at_rest()
+            self.check_overdue()
+            if oracle.violations or not oracle.model.pending:
+                break
+            times = sorted(one.due_ms for one in oracle.model.pending.values())
+            until_ms = times[len(times) // 2 if len(times) > 6 else 0]
+            left_ms = until_ms - machine.clock.wall_ms()
+            machine.advance(max(0, min(left_ms, 300 * self.lap_ms)))
+            self.work_it_off()
+        machine.broker.timers.check.start()
+        self.work_it_off()
+
+    def _read_all(self, name: str) -> None:
+        """What consumers get is what the log says."""
+        topic = self.clients.topics.get(name)
+        if topic is None:
+            return
+        audit = self.clients.groups["audit"]
+        assert audit is not None
+        heads = self.clients.read_all(Reader(audit, topic), self.machine.settle)
+        for number, story in self.oracle.delayed.items():
+            here = story.topic is topic and self.oracle.model.copies[number] > 0
+            times = heads.count(story.head)
+            if times != int(here):
+                self.oracle.complain_of("I4 exactly-once", f"read {times} times", number)

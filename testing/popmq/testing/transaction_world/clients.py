@@ -1,0 +1,274 @@
+"""Clients of the transactions' world: producers, the proxies that ask them, and an onlooker.
+
+What should become of a transaction is decided when it begins; whoever is asked knows it, except of
+those that nobody ever knows about.  The onlooker sees what a consumer could see, in the queues.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from popmq.broker.transaction.transaction_table import KEEP_ENDED_MS
+from popmq.common import topics
+from popmq.common.errors import Code, PopmqError
+from popmq.common.protocol import messaging_payloads as hop
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest
+from popmq.common.topics import MessageType
+from popmq.common.wire import transaction_pb2 as pb
+from popmq.testing.harness.sometimes import Tally
+from popmq.testing.oracle.delivery_oracle import Oracle
+from popmq.testing.sim.requests import Requests
+from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.transaction_world.sometimes_states import TransactionSometimes as States
+
+TOPIC, NOISE = "t", "noise"
+QUEUES = 2
+MAX_CHECKS = 4
+COMMIT, ROLLBACK, UNKNOWN = "commit", "rollback", "unknown"
+
+
+@dataclass(slots=True, eq=False)
+class Story:
+    """One transaction as its producers know it."""
+
+    number: int
+    wanted: str
+    entry: PutEntry
+    begun: int = 0  # event number of the first OK
+    lost: bool = False  # an attempt to begin it was never answered
+    refused: bool = False
+    transaction: str = ""
+    asked: set[str] = field(default_factory=set)  # ends that were asked for
+    asked_ms: int = 0  # log time of the first of these
+    ended: str = ""  # the one that was OK
+    checks: int = 0
+    copies: int = 0  # in its topic
+    letters: int = 0  # among the dead letters
+    events: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.entry.message_id
+
+
+class TransactionClients(Requests):
+    def __init__(
+        self,
+        machine: Machine,
+        oracle: Oracle,
+        rng: random.Random,
+        tally: Tally,
+        note: Callable[[str], None],
+    ) -> None:
+        super().__init__(machine, oracle, rng, tally, note)
+        self.stories: list[Story] = []
+        self._looked: dict[tuple[int, int], int] = {}  # by topic and queue, up to which offset
+        self.knows = 0.7  # how often a producer that is asked answers
+
+    # -- producers
+
+    def begin(self) -> None:
+        """One or several half messages, in one request."""
+        batch = [self._story() for _ in range(self._rng.choice((1, 1, 1, 3)))]
+        self._put(batch)
+
+    def begin_again(self) -> None:
+        """A resend, whatever became of the first attempt."""
+        known = [one for one in self.stories[-12:] if not one.refused]
+        if known:
+            self._put([self._rng.choice(known)])
+
+    def end(self) -> None:
+        """By its producer; now and then repeated, or the wrong end by one that is confused."""
+        known = [one for one in self.stories[-30:] if one.transaction]
+        if not known:
+            return
+        story = self._rng.choice(known)
+        wanted = story.wanted
+        if wanted == UNKNOWN or self._rng.random() < 0.05:
+            wanted = self._rng.choice((COMMIT, ROLLBACK)) if self._rng.random() < 0.1 else ""
+        if wanted:
+            self._end(story, wanted, story.transaction)
+
+    def end_wrongly(self) -> None:
+        """With the id of another message."""
+        known = [one for one in self.stories if one.transaction]
+        if len(known) < 2:
+            return
+        one, other = self._rng.sample(known, 2)
+
+        def hear(answer: bytes | PopmqError) -> None:
+            refused = isinstance(answer, PopmqError)
+            assert refused, f"the id of {other.number} ended {one.number}"
+
+        self._ask_end(one, COMMIT, other.transaction, hear)
+
+    def send_noise(self, size: int) -> None:
+        entry = PutEntry(MessageType.NORMAL, b"noise" + bytes(size), b"")
+        body = hop.encode_put(PutRequest(NOISE, [entry]))
+        self._ask("noise", Kind.PUT, body, lambda answer: None)
+
+    # -- proxies
+
+    def wait_for_checks(self, wait_ms: int) -> None:
+        """A proxy with producers; what it is told goes to one of them."""
+
+        def hear(answer: bytes | PopmqError) -> None:
+            if not isinstance(answer, PopmqError):
+                for check in pb.ChecksReply.FromString(answer).checks:
+                    self._checked(check)
+
+        request = pb.ChecksRequest(topics=[TOPIC], wait_ms=wait_ms).SerializeToString()
+        self._ask("wait for checks", Kind.CHECKS, request, hear)
+
+    def _checked(self, check: pb.Check) -> None:
+        story = self._story_of(check.head)
+        if story is None:
+            self._oracle.complain("I18 check", f"of {check.head[:20]!r}, which nobody sent")
+            return
+        story.checks += 1
+        story.events.append(f"{self._oracle.at} checked")
+        self._tally.hit(States.CHECKED)
+        self._tally.hit(States.CHECKED_AGAIN, int(story.checks > 1))
+        self._tally.hit(States.CHECK_AFTER_LOST_BEGIN, int(not story.begun))
+        if story.ended:
+            self._complain(story, "I18 check", f"is checked after its {story.ended} was OK")
+        if story.transaction not in ("", check.transaction_id):
+            self._complain(story, "I18 check", "is checked under another id")
+        if self._rng.random() < self.knows and story.wanted != UNKNOWN:
+            self._machine.later(lambda: self._end(story, story.wanted, check.transaction_id))
+
+    # -- the onlooker
+
+    def look(self) -> None:
+        """Whatever is readable now, and was not before."""
+        broker = self._machine.broker
+        for name in (TOPIC, topics.TRANSACTION_DLQ_TOPIC):
+            config = broker.registry.find_topic(name)
+            for queue_id in range(config.queues) if config is not None else ():
+                assert config is not None
+                self._look_at(config.id, queue_id, letters=name != TOPIC)
+        for story in self.stories:
+            if story.ended == COMMIT and not story.copies:
+                self._complain(story, "I18 committed", "was committed, and is not there")
+
+    def _look_at(self, topic_id: int, queue_id: int, *, letters: bool) -> None:
+        queue = self._machine.broker.store.queue(topic_id, queue_id)
+        at = max(self._looked.get((topic_id, queue_id), 0), queue.min_offset)
+        found = self._machine.broker.store.reader.read(queue.units(at, queue.count - at))
+        self._looked[(topic_id, queue_id)] = queue.count
+        for message in found:
+            story = self._story_of(getattr(message, "head", b""))
+            if story is None:
+                self._oracle.complain("bytes", f"{str(message)[:60]} was never sent so")
+            elif letters:
+                story.letters += 1
+                self._tally.hit(States.GIVEN_UP)
+                if story.ended:
+                    self._complain(story, "I18 once", f"is given up after its {story.ended}")
+            else:
+                story.copies += 1
+                self._tally.hit(States.COMMITTED)
+                if COMMIT not in story.asked:
+                    self._complain(story, "I18 half", "is visible, and nobody committed it")
+                if story.ended == ROLLBACK:
+                    self._complain(story, "I18 once", "is visible after its rollback was OK")
+            if story is not None and story.copies + story.letters > 1:
+                self._complain(story, "I18 once", "is there twice")
+
+    def finish(self) -> None:
+        """Everything was answered, and time enough has passed: each has its one end."""
+        pending = self._machine.broker.transactions.table.pending
+        if pending:
+            self._oracle.complain("I18 stuck", f"{len(pending)} transactions are pending")
+        for story in self.stories:
+            over = story.copies or story.letters or ROLLBACK in story.asked
+            if story.begun and not over:
+                self._complain(story, "I18 stuck", "came to no end")
+            self._tally.hit(States.ROLLED_BACK, int(story.ended == ROLLBACK))
+
+    # -- inside
+
+    def _story_of(self, head: bytes) -> Story | None:
+        return next((one for one in self.stories if one.entry.head == head), None)
+
+    def _story(self) -> Story:
+        rng, number = self._rng, len(self.stories)
+        head = b"%05d|" % number + rng.randbytes(rng.choice((10, 100, 900)))
+        name = f"m{number:05}"
+        properties = b"\x1a" + bytes((len(name),)) + name.encode()
+        check_ms = rng.choice((0, 0, 100, 2_000))
+        kind = MessageType.TRANSACTION
+        queue_id = rng.randrange(QUEUES)
+        entry = PutEntry(kind, head, properties, 0, queue_id, check_ms, name)
+        story = Story(number, rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN)), entry)
+        self.stories.append(story)
+        return story
+
+    def _put(self, batch: list[Story]) -> None:
+        def hear(answer: bytes | PopmqError) -> None:
+            if isinstance(answer, PopmqError):
+                return
+            for story, result in zip(batch, hop.decode_put_reply(answer), strict=True):
+                if result.code != Code.OK:
+                    continue
+                self._tally.hit(States.BEGUN_AGAIN, int(bool(story.begun)))
+                self._tally.hit(States.BEGUN_LATE, int(story.lost and not story.begun))
+                story.begun = story.begun or self._oracle.at
+                if story.transaction not in ("", result.message):
+                    self._complain(story, "I17 stored-once", "has got another id")
+                story.transaction = result.message
+
+        def lost() -> None:
+            for story in batch:
+                story.lost = True
+
+        names = ",".join(str(one.number) for one in batch)
+        body = hop.encode_put(PutRequest(TOPIC, [one.entry for one in batch]))
+        self._ask(f"begin {names}", Kind.PUT, body, hear, lost=lost)
+
+    def _end(self, story: Story, wanted: str, transaction: str) -> None:
+        if not story.asked:
+            story.asked_ms = self._machine.log_ms
+        story.asked.add(wanted)
+        story.events.append(f"{self._oracle.at} {wanted} asked")
+
+        def hear(answer: bytes | PopmqError) -> None:
+            if not isinstance(answer, PopmqError):
+                story.events.append(f"{self._oracle.at} {wanted} OK")
+                self._tally.hit(States.ENDED_AGAIN, int(story.ended == wanted))
+                if story.ended not in ("", wanted):
+                    self._complain(story, "I18 once", f"{wanted} OK after {story.ended}")
+                story.ended = wanted
+            elif answer.code == Code.INVALID_TRANSACTION_ID:
+                self._tally.hit(States.END_REFUSED)
+                self.look()
+                old = self._machine.log_ms - story.asked_ms >= KEEP_ENDED_MS
+                other = story.asked - {wanted} or story.letters or old
+                if not other:
+                    self._complain(story, "I18 end", f"{wanted} was refused: {answer}")
+            else:
+                story.events.append(f"{self._oracle.at} {wanted}: {answer.code.name}")
+
+        self._ask_end(story, wanted, transaction, hear)
+
+    def _ask_end(
+        self,
+        story: Story,
+        wanted: str,
+        transaction: str,
+        hear: Callable[[bytes | PopmqError], None],
+    ) -> None:
+        request = pb.EndTransactionRequest(
+            topic=TOPIC,
+            message_id=story.name,
+            transaction_id=transaction,
+            commit=wanted == COMMIT,
+        )
+        self._ask(
+            f"{wanted} {story.number}", Kind.END_TRANSACTION, request.SerializeToString(), hear
+        )
+
+    def _complain(self, story: Story, invariant: str, what: str) -> None:
+        told = "; ".join(story.events[-8:])
+        self._oracle.complain(invariant, f"transaction {story.number} {what} ({told})")
