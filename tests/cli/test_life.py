@@ -5,7 +5,7 @@ import sys
 
 HANGS_WHILE_IT_STOPS = """
 import asyncio
-from popmq.cli import life
+from popmq.cli.roles import life
 
 life.STOP_S = 0.1
 

@@ -90,7 +90,7 @@ def test_every_command_about_topics_or_groups_takes_a_namespace(module: str) -> 
         "metadata": ["group", "resume", "g", "--topic", "t", "--key", ""],
         "lookup": ["message", "show", "--topic", "t", "ID"],
         "explain": ["explain", "ID"],
-        "operate": ["lag"],
+        "consumer_offsets": ["lag"],
         "dlq": ["dlq", "list", "g"],
         "timers": ["timers", "forecast"],
     }[module]

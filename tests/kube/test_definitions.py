@@ -119,7 +119,7 @@ def test_each_reason_of_a_condition_is_told_with_what_to_do() -> None:
         r"""(?:Verdict\(\w+,|_refuse_removal\(stays,|\]\ =\ \(|reason\ =\ \(?)\s*"([A-Z]\w+)\"""",
         re.VERBOSE,
     )
-    sources = (ROOT / "operator/popmq/operator").glob("*.py")
+    sources = (ROOT / "operator/popmq/operator").rglob("*.py")
     reasons = {one for path in sources for one in said.findall(path.read_text(encoding="utf-8"))}
     assert len(reasons) > 25, sorted(reasons)
     reasons.update(WORST_FIRST)
