@@ -14,7 +14,7 @@ from bench.peers.popmq import Popmq
 from bench.peers.processes import cpu_s, memory_mb
 from popmq.cli.load.consuming import IdlePolls
 from popmq.cli.load.end_to_end import lateness, send_and_receive
-from popmq.cli.load.figures import Spread
+from popmq.cli.load.figures import LatencySummary
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.sending import ClosedLoad, OpenLoad
 from popmq.cli.load.target import PopmqTopic, check_stored
@@ -224,7 +224,7 @@ def growth(asked: Asked, folder: Path) -> Iterator[Row]:
             yield Row(f"up to {messages} messages", f"{tally.per_second:.0f}/s, {cpu}")
 
 
-def _times(spread: Spread) -> str:
+def _times(spread: LatencySummary) -> str:
     return f"{spread.p50:.2f}, {spread.p99:.2f}, {spread.p999:.2f}"
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from popmq.broker.node.broker_process import BrokerProcess, frame_settings
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.frame_port import FramePort
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import (
     Kind,
     OnReply,
@@ -231,7 +231,7 @@ async def through_frames(in_flight: int, body: int, seconds: float) -> Result:
             target=serve_frames, args=(folder, theirs)
         )
         process.start()
-        hello = Hello(role=Role.TOOL, name="bench", cluster=Settings().cluster.name)
+        hello = Hello(role=ProcessRole.TOOL, name="bench", cluster=Settings().cluster.name)
         settings = replace(frame_settings(Settings()), max_in_flight=100_000)
         port = FramePort(pipe.recv(), hello, settings=settings)
         port.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
 
@@ -104,7 +104,7 @@ def started_broker(folder: Path) -> Iterator[Broker]:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[FramePort]:
-    port = FramePort(address, Hello(role=Role.TOOL, name="bench", cluster="popmq"))
+    port = FramePort(address, Hello(role=ProcessRole.TOOL, name="bench", cluster="popmq"))
     port.start()
     try:
         yield port

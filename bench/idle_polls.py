@@ -19,7 +19,7 @@ from pathlib import Path
 from popmq.common.errors import PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, PopRequest
 from popmq.common.wire import admin_pb2 as pb
 
@@ -63,7 +63,7 @@ class Crowd:
 
 
 async def measure(pid: int, address: str, waiters: int, groups: int, seconds: float) -> None:
-    port = FramePort(address, Hello(role=Role.TOOL, name="bench", cluster="popmq"))
+    port = FramePort(address, Hello(role=ProcessRole.TOOL, name="bench", cluster="popmq"))
     port.start()
     topic = pb.CreateTopicRequest(topic=pb.Topic(name="bench", queues=8))
     await call(port, Kind.CREATE_TOPIC, topic.SerializeToString(), 10_000)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from hpack import Encoder
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import Call, Method, Shape
+from popmq.proxy.transport.interface import Call, Method, MethodType
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection
@@ -78,7 +78,7 @@ def run(variant: str, calls: int, per_tick: int, body: bytes) -> float:
     """Microseconds of CPU for a call."""
     clock = Clock()
     connection = LeanConnection(
-        {PATH: Method(PATH, Shape.UNARY, start=answer)},
+        {PATH: Method(PATH, MethodType.UNARY, start=answer)},
         LeanSettings(),
         LeanCounters(),
         clock,
@@ -118,7 +118,7 @@ def _sent(out: list[bytes]) -> int:
     return sum(
         len(payload)
         for data in out
-        for kind, _, _, payload in frames.FrameReader(1 << 24).feed(data)
+        for kind, _, _, payload in frames.Http2FrameReader(1 << 24).feed(data)
         if kind == frames.DATA
     )
 

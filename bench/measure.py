@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from bench.peers.peer import Peer
 from bench.peers.processes import Process, cpu_s, device_flushes, machine_cpu_s
-from popmq.cli.load.consuming import Consumed
-from popmq.cli.load.figures import Spread, Tally
+from popmq.cli.load.consuming import ConsumeStats
+from popmq.cli.load.figures import LatencySummary, LoadStats
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.sending import ClosedLoad
 from popmq.cli.load.target import check_stored
@@ -47,12 +47,12 @@ class Measure:
     cpu_us: float
     by_process_us: dict[str, float]
     loader_us: float
-    ms: Spread
+    ms: LatencySummary
     flushes: int  # of the whole disk
     other_cores: float  # what anybody else on the machine used meanwhile
     load_average: float
     refused: dict[str, int] = field(default_factory=dict)
-    receive_ms: Spread = field(default_factory=Spread)
+    receive_ms: LatencySummary = field(default_factory=LatencySummary)
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
@@ -73,7 +73,7 @@ class _Meter:
             device_flushes(self._folder),
         )
 
-    def result(self, peer: str, case: str, number: int, tally: Tally) -> Measure:
+    def result(self, peer: str, case: str, number: int, tally: LoadStats) -> Measure:
         before, after = self._start, self._look()
         if not tally.done:
             raise LoadError(f"{peer}, {case}: nothing was done: {dict(tally.refusals)}")
@@ -135,7 +135,7 @@ def consume(
     """`shape.in_flight` loops on each connection; None where the peer does not offer it."""
     meters: list[_Meter] = []
 
-    def load(reactor: Reactor) -> Consumed | None:
+    def load(reactor: Reactor) -> ConsumeStats | None:
         meters.append(_Meter(peer.processes(), folder))
         return peer.consume(reactor, shape.connections, shape.in_flight, seconds, acks=acks)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from bench.role_process import RoleProcess, free_address
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import (
     Kind,
     PutEntry,
@@ -76,7 +76,7 @@ async def measure(folder: Path, replicas: int, durability: str, args: argparse.N
             )
             for number in range(replicas)
         ]
-        hello = Hello(role=Role.TOOL, name="bench", cluster="popmq")
+        hello = Hello(role=ProcessRole.TOOL, name="bench", cluster="popmq")
         controller = FramePort(where, hello)
         controller.start()
         address = await _master(controller, replicas)

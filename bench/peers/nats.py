@@ -9,7 +9,7 @@ from typing import Any
 from bench.peers.bodies import stamp_of, stamped
 from bench.peers.cache import NATS, nats_server
 from bench.peers.processes import Process, free_port, wait_for_port
-from popmq.cli.load.consuming import Consumed
+from popmq.cli.load.consuming import ConsumeStats
 from popmq.cli.load.reactor import Channel, LoadError, Reactor
 from popmq.cli.load.requests import BATCH
 from popmq.cli.load.sending import OnSent, unexpected
@@ -92,7 +92,7 @@ class Nats:
 
     def consume(
         self, reactor: Reactor, connections: int, loops: int, seconds: float, *, acks: str
-    ) -> Consumed | None:
+    ) -> ConsumeStats | None:
         if acks != "each":
             return None
         loop = _Consume(reactor, time.perf_counter() + seconds)
@@ -191,7 +191,7 @@ class _Consume:
     """Pulls of 32 that do not wait; each message's ack is a request whose answer is waited for."""
 
     def __init__(self, reactor: Reactor, stop_at: float) -> None:
-        self.result = Consumed()
+        self.result = ConsumeStats()
         self.running = 0
         self.stop_at = stop_at
         for tally in (self.result.receives, self.result.acks, self.result.arrivals):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.peers.processes import Process
-from popmq.cli.load.consuming import Consumed
+from popmq.cli.load.consuming import ConsumeStats
 from popmq.cli.load.reactor import Reactor
-from popmq.cli.load.sending import Lane
+from popmq.cli.load.sending import Sender
 from popmq.common.errors import PopmqError
 
 QUEUES = 8
@@ -36,7 +36,7 @@ class Peer(Protocol):
     def processes(self) -> Sequence[Process]: ...
 
     @abstractmethod
-    def lanes(self, reactor: Reactor, connections: int, body: int) -> Sequence[Lane]: ...
+    def lanes(self, reactor: Reactor, connections: int, body: int) -> Sequence[Sender]: ...
 
     @abstractmethod
     def stored(self) -> int:
@@ -45,7 +45,7 @@ class Peer(Protocol):
     @abstractmethod
     def consume(
         self, reactor: Reactor, connections: int, loops: int, seconds: float, *, acks: str
-    ) -> Consumed | None:
+    ) -> ConsumeStats | None:
         """Receive 32 and ack each, over and over; None: not measured for this peer."""
 
     @abstractmethod

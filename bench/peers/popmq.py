@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench.peers.peer import QUEUES
 from bench.peers.processes import Process, free_port
-from popmq.cli.load.consuming import Consumed, Consumer, Session
+from popmq.cli.load.consuming import Consumer, ConsumerSession, ConsumeStats
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import AckTemplate, SendTemplate
-from popmq.cli.load.sending import RocketLane
+from popmq.cli.load.sending import RocketMqSender
 from popmq.cli.load.target import PopmqTopic
 from popmq.common.errors import PopmqError
 
@@ -87,20 +87,20 @@ class Popmq:
         assert self._topic is not None, "start it first"
         return self._topic
 
-    def lanes(self, reactor: Reactor, connections: int, body: int) -> Sequence[RocketLane]:
+    def lanes(self, reactor: Reactor, connections: int, body: int) -> Sequence[RocketMqSender]:
         template = SendTemplate(self.topic.topic, body)
         channels = self.topic.target(variant=self._variant).connect(reactor, connections)
-        return [RocketLane(channel, template) for channel in channels]
+        return [RocketMqSender(channel, template) for channel in channels]
 
     def stored(self) -> int:
         return self.topic.stored()
 
     def consume(
         self, reactor: Reactor, connections: int, loops: int, seconds: float, *, acks: str
-    ) -> Consumed:
+    ) -> ConsumeStats:
         target = self.topic.target(variant=self._variant)
         channels = target.connect(reactor, connections)
-        session = Session(reactor, channels[0], target.group, [target.topic])
+        session = ConsumerSession(reactor, channels[0], target.group, [target.topic])
         receives = target.receives(wait_ms=100, invisible_ms=INVISIBLE_MS)
         ack = AckTemplate(target.topic, target.group)
         left = self.topic.left()

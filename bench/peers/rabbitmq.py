@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.peers.bodies import stamp_of, stamped
 from bench.peers.cache import debian_env, debian_program, debian_root
 from bench.peers.processes import Process, free_port, wait_for_port
-from popmq.cli.load.consuming import Consumed
+from popmq.cli.load.consuming import ConsumeStats
 from popmq.cli.load.reactor import Channel, LoadError, Reactor
 from popmq.cli.load.requests import BATCH
 from popmq.cli.load.sending import OnSent, unexpected
@@ -94,10 +94,10 @@ class RabbitMq:
 
     def consume(
         self, reactor: Reactor, connections: int, loops: int, seconds: float, *, acks: str
-    ) -> Consumed | None:
+    ) -> ConsumeStats | None:
         if acks != "each":
             return None
-        result = Consumed()
+        result = ConsumeStats()
         for tally in (result.receives, result.acks, result.arrivals):
             tally.begin()
         before = _settled(self._declare)
@@ -294,7 +294,7 @@ class RabbitLane:
             self.on_sent(self, self._open.pop(number), "" if good else "basic.nack")
 
 
-def _acker(channel: AmqpChannel, result: Consumed) -> Callable[[int, bytes], None]:
+def _acker(channel: AmqpChannel, result: ConsumeStats) -> Callable[[int, bytes], None]:
     def delivered(tag: int, body: bytes) -> None:
         result.arrivals.ok(stamp_of(body))
         channel.method(ACK, struct.pack(">QB", tag, 0))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from bench.peers.bodies import stamp_of, stamped
 from bench.peers.cache import debian_env, debian_program
 from bench.peers.processes import Process, free_port, wait_for_port
-from popmq.cli.load.consuming import Consumed
+from popmq.cli.load.consuming import ConsumeStats
 from popmq.cli.load.reactor import Channel, LoadError, Reactor
 from popmq.cli.load.requests import BATCH
 from popmq.cli.load.sending import OnSent, unexpected
@@ -76,7 +76,7 @@ class Redis:
 
     def consume(
         self, reactor: Reactor, connections: int, loops: int, seconds: float, *, acks: str
-    ) -> Consumed:
+    ) -> ConsumeStats:
         return consume(reactor, ("127.0.0.1", self._port), connections, loops, seconds, acks)
 
     def stop(self) -> None:
@@ -167,9 +167,9 @@ def consume(
     loops: int,
     seconds: float,
     acks: str,
-) -> Consumed:
+) -> ConsumeStats:
     """XREADGROUP COUNT 32, then an XACK for each (or one for all), then again."""
-    result = Consumed()
+    result = ConsumeStats()
     stop_at = time.perf_counter() + seconds
     running = 0
     for tally in (result.receives, result.acks, result.arrivals):
@@ -224,7 +224,7 @@ def consume(
     return result
 
 
-def _entries(value: Value, result: Consumed) -> list[bytes]:
+def _entries(value: Value, result: ConsumeStats) -> list[bytes]:
     """The ids of one answer: [[stream, [[id, [field, value]], ...]]]."""
     assert isinstance(value, list)
     (stream,) = value

@@ -9,10 +9,10 @@ from bench.peers import remoting
 from bench.peers.cache import ROCKETMQ, rocketmq_jars
 from bench.peers.peer import QUEUES
 from bench.peers.processes import Process, free_port, wait_for_port
-from popmq.cli.load.consuming import Consumed, Consumer, Session
+from popmq.cli.load.consuming import Consumer, ConsumerSession, ConsumeStats
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import AckTemplate, SendTemplate
-from popmq.cli.load.sending import ClosedLoad, RocketLane
+from popmq.cli.load.sending import ClosedLoad, RocketMqSender
 from popmq.cli.load.target import Target
 from popmq.common.errors import PopmqError
 
@@ -112,10 +112,10 @@ class RocketMq:
     def target(self) -> Target:
         return Target(self.endpoint, TOPIC, GROUP, (BROKER,))
 
-    def lanes(self, reactor: Reactor, connections: int, body: int) -> Sequence[RocketLane]:
+    def lanes(self, reactor: Reactor, connections: int, body: int) -> Sequence[RocketMqSender]:
         template = SendTemplate(TOPIC, body)
         channels = self.target().connect(reactor, connections)
-        return [RocketLane(channel, template) for channel in channels]
+        return [RocketMqSender(channel, template) for channel in channels]
 
     def stored(self) -> int:
         queues = range(QUEUES)
@@ -123,10 +123,10 @@ class RocketMq:
 
     def consume(
         self, reactor: Reactor, connections: int, loops: int, seconds: float, *, acks: str
-    ) -> Consumed:
+    ) -> ConsumeStats:
         target = self.target()
         channels = target.connect(reactor, connections)
-        session = Session(reactor, channels[0], GROUP, [TOPIC])
+        session = ConsumerSession(reactor, channels[0], GROUP, [TOPIC])
         receives = target.receives(wait_ms=WAIT_MS, invisible_ms=INVISIBLE_MS)
         ack = AckTemplate(TOPIC, GROUP)
         consumer = Consumer(reactor, channels, receives, ack, loops=loops, acks=acks)

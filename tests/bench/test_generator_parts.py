@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popmq.cli.load.figures import Spread
+from popmq.cli.load.figures import LatencySummary
 from popmq.cli.load.http2 import Headers, Http2Channel, grpc_message, grpc_payloads
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import (
     AckTemplate,
-    Delivered,
+    LoadMessage,
     SendTemplate,
     ack_refusals,
     received,
@@ -97,7 +97,7 @@ def test_each_request_has_an_id_and_a_stamp_of_its_own() -> None:
 @given(st.text(min_size=1, max_size=300), st.text(min_size=1, max_size=300))
 def test_an_ack_is_what_protobuf_would_write(message_id: str, handle: str) -> None:
     template = AckTemplate("t", "g")
-    (payload,) = grpc_payloads(template.request([Delivered(message_id, handle, 0, 1)]))
+    (payload,) = grpc_payloads(template.request([LoadMessage(message_id, handle, 0, 1)]))
     request = service.AckMessageRequest.FromString(payload)
     assert (request.topic.name, request.group.name) == ("t", "g")
     (entry,) = request.entries
@@ -119,7 +119,7 @@ def test_half_a_message_is_an_error() -> None:
 
 
 def test_ranks_of_a_spread() -> None:
-    spread = Spread.of_seconds([number / 1000 for number in range(1, 1001)])
+    spread = LatencySummary.of_seconds([number / 1000 for number in range(1, 1001)])
     assert (spread.count, spread.p50, spread.p99, spread.p999, spread.max) == (
         1000,
         501.0,
@@ -127,7 +127,7 @@ def test_ranks_of_a_spread() -> None:
         1000.0,
         1000.0,
     )
-    assert Spread.of_seconds([]) == Spread()
+    assert LatencySummary.of_seconds([]) == LatencySummary()
 
 
 SETTINGS = frames.settings({})

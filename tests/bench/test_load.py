@@ -2,12 +2,12 @@
 
 import pytest
 
-from popmq.cli.load.consuming import Consumer, IdlePolls, Session
+from popmq.cli.load.consuming import Consumer, ConsumerSession, IdlePolls
 from popmq.cli.load.end_to_end import lateness, send_and_receive
 from popmq.cli.load.http2 import HEADER_VARIANTS
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import AckTemplate, SendTemplate
-from popmq.cli.load.sending import ClosedLoad, OpenLoad, RocketLane
+from popmq.cli.load.sending import ClosedLoad, OpenLoad, RocketMqSender
 from popmq.cli.load.target import PopmqTopic, Target, check_stored
 from popmq.testing.running_broker import RunningBroker
 
@@ -16,14 +16,14 @@ LIMIT_S = 60.0
 
 def lanes(
     reactor: Reactor, target: Target, *, connections: int = 2, body: int = 64
-) -> list[RocketLane]:
+) -> list[RocketMqSender]:
     template = SendTemplate(target.topic, body)
-    return [RocketLane(one, template) for one in target.connect(reactor, connections)]
+    return [RocketMqSender(one, template) for one in target.connect(reactor, connections)]
 
 
 def consumer(reactor: Reactor, target: Target, *, acks: str) -> Consumer:
     channels = target.connect(reactor, 2)
-    Session(reactor, channels[0], target.group, [target.topic])
+    ConsumerSession(reactor, channels[0], target.group, [target.topic])
     receives = target.receives(wait_ms=1)
     return Consumer(reactor, channels, receives, AckTemplate(target.topic, target.group), acks=acks)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.compare import Outcome, Plan
 from bench.measure import Measure, Shape
 from bench.report import markdown, plot, ratios, spread, write
-from popmq.cli.load.figures import Spread
+from popmq.cli.load.figures import LatencySummary
 
 
 def measure(peer: str, number: int, per_second: float, cpu_us: float) -> Measure:
@@ -19,7 +19,7 @@ def measure(peer: str, number: int, per_second: float, cpu_us: float) -> Measure
         cpu_us=cpu_us,
         by_process_us={"server": cpu_us},
         loader_us=5.0,
-        ms=Spread(1_000, 1.0, 2.0, 3.0, 4.0),
+        ms=LatencySummary(1_000, 1.0, 2.0, 3.0, 4.0),
         flushes=100,
         other_cores=0.1,
         load_average=1.0,

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.common.record.message import RecordKind, check_record
 
 
@@ -98,7 +98,7 @@ def garbled_checkpoint(folder: Path) -> None:
 
 
 def checkpoint_between_records(folder: Path) -> None:
-    (folder / "checkpoint").write_bytes(Checkpoint(100_001, 1, 1).encode())
+    (folder / "checkpoint").write_bytes(StoreCheckpoint(100_001, 1, 1).encode())
 
 
 def units_file(folder: Path) -> Path:

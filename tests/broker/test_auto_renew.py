@@ -2,7 +2,7 @@
 
 import pytest
 
-from popmq.broker.deliveries.client_liveness import CLIENT_LIMIT, Liveness
+from popmq.broker.deliveries.client_liveness import CLIENT_LIMIT, ClientLiveness
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import ClientsReport, Delivery, Kind
@@ -228,7 +228,7 @@ def test_a_clock_that_went_back_makes_no_broker_live_longer() -> None:
 
 @pytest.mark.timeout(10)  # a plain dict took 16 s for it
 def test_clients_that_are_remembered_are_bounded() -> None:
-    liveness = Liveness()
+    liveness = ClientLiveness()
     for client in range(CLIENT_LIMIT + 10):
         liveness.heard(client, 1_000)
     assert len(liveness._heard_ms) == CLIENT_LIMIT

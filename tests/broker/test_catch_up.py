@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from popmq.broker.pop.catch_up_throttle import BURST_MS, HELD_LIMIT, QUIET_MS, CatchUp
+from popmq.broker.pop.catch_up_throttle import BURST_MS, HELD_LIMIT, QUIET_MS, CatchUpThrottle
 from popmq.common.errors import Code, TooManyRequests
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -21,7 +21,7 @@ class Loop:
 
     def __init__(self, percent: int) -> None:
         self.now_ms = 1_000
-        self.share = CatchUp(percent=percent, behind_bytes=100, now_ms=lambda: self.now_ms)
+        self.share = CatchUpThrottle(percent=percent, behind_bytes=100, now_ms=lambda: self.now_ms)
         self.share.delivered(OLD, 0, 1_000)
         self.served: list[int] = []
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from popmq.broker.handlers import pull_requests as pulls_module
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.node.broker_process import BrokerProcess
 from popmq.common.disk import ColdRead, DiskFile, RealDisk, RealFile, read_or_cold
-from popmq.common.page_residency import Residency
+from popmq.common.page_residency import PageResidency
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import call
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.common.protocol.pop_reply import Content
+from popmq.common.protocol.pop_reply import DeliveryContent
 from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire.lite_pb2 import SyncLite
@@ -304,7 +304,7 @@ def test_asking_for_what_is_not_in_memory_fetches_none_of_it(tmp_path: Path) -> 
     before = pages_in_memory(path)
 
     found = {at for at in range(0, 4 << 20, 256 << 10) if file.view_cached(9_000, at) is not None}
-    kernel = Residency()
+    kernel = PageResidency()
     kernel.in_memory(descriptor, PAGE, 0)
     if kernel.available:
         assert pages_in_memory(path) <= before
@@ -316,7 +316,7 @@ def test_asking_for_what_is_not_in_memory_fetches_none_of_it(tmp_path: Path) -> 
 def test_what_a_file_has_behind_its_end_is_not_missing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(5_000))
-    residency = Residency()
+    residency = PageResidency()
     with path.open("rb") as file:
         assert any(
             file.seek(0) == 0 and file.read() and residency.in_memory(file.fileno(), 1 << 20, 0)
@@ -340,7 +340,7 @@ def test_a_queue_that_is_on_the_disk_is_fetched_while_others_deliver(tmp_path: P
         loop = asyncio.get_running_loop()
         contents = store.reader.contents
 
-        def cold_in_queue_0(units: list[Unit]) -> list[Content | None]:
+        def cold_in_queue_0(units: list[QueueUnit]) -> list[DeliveryContent | None]:
             if not fetched.is_set() and units[0].position < last:
                 raise ColdRead(lambda: loop.call_soon_threadsafe(fetched.set))
             return contents(units)

@@ -42,7 +42,7 @@ from broker.damages import (
 )
 
 from popmq.broker.doctor.examination import Diagnosis
-from popmq.broker.doctor.finding import Need
+from popmq.broker.doctor.finding import RequiredAction
 from popmq.broker.doctor.repair import ReadLock, chosen, repair
 from popmq.broker.node.broker_process import DataLock
 from popmq.cli.doctor import examine
@@ -129,7 +129,7 @@ class Case:
     clean: bool = True
     snapshots: bool = False
     what: tuple[str, ...] = ()  # every finding, but those about a kill
-    need: Need = Need.NOTHING
+    need: RequiredAction = RequiredAction.NOTHING
     loses: bool = False
     unread: int = 0  # messages that are intact, but not delivered as things are
 
@@ -150,31 +150,45 @@ CASES = (
     Case(nothing, clean=False),
     Case(nothing, snapshots=True),
     Case(torn_tail, clean=False, what=("torn tail",)),
-    Case(torn_tail, what=(BELOW,), need=Need.ACCEPT_LOSS),
+    Case(torn_tail, what=(BELOW,), need=RequiredAction.ACCEPT_LOSS),
     Case(file_ends_in_a_header, clean=False, what=("torn tail",)),
-    Case(file_ends_in_a_header, what=(BELOW,), need=Need.ACCEPT_LOSS),
-    Case(torn_tail, snapshots=True, what=(BELOW,), need=Need.ACCEPT_LOSS),
-    Case(flip_last_but_three, snapshots=True, what=(HELD,), need=Need.HUMAN, loses=True),
+    Case(file_ends_in_a_header, what=(BELOW,), need=RequiredAction.ACCEPT_LOSS),
+    Case(torn_tail, snapshots=True, what=(BELOW,), need=RequiredAction.ACCEPT_LOSS),
+    Case(flip_last_but_three, snapshots=True, what=(HELD,), need=RequiredAction.HUMAN, loses=True),
     Case(
         wrong_unit_and_hole,
         snapshots=True,
         what=("bad index", BELOW),
-        need=Need.ACCEPT_LOSS,
+        need=RequiredAction.ACCEPT_LOSS,
     ),
     Case(garbage_behind_the_end, what=("trailing garbage",)),
     Case(garbage_behind_the_end, clean=False, what=("trailing garbage",)),
-    Case(flip_last_but_three, clean=False, what=(MIDDLE,), need=Need.ACCEPT_LOSS, loses=True),
-    Case(flip_last_but_three, what=(BELOW,), need=Need.ACCEPT_LOSS, loses=True),
-    Case(flip_first_message, clean=False, what=(BELOW,), need=Need.ACCEPT_LOSS, loses=True),
-    Case(flip_first_message, snapshots=True, what=(HELD,), need=Need.HUMAN, loses=True),
-    Case(remove_first_segment, snapshots=True, what=(HEAD,), need=Need.ACCEPT_LOSS, loses=True),
-    Case(remove_middle_segment, what=(BELOW,), need=Need.ACCEPT_LOSS, loses=True),
-    Case(padding_size, what=("damaged padding",), need=Need.REPAIR),
-    Case(foreign_file, what=("foreign file",), need=Need.REPAIR),
+    Case(
+        flip_last_but_three,
+        clean=False,
+        what=(MIDDLE,),
+        need=RequiredAction.ACCEPT_LOSS,
+        loses=True,
+    ),
+    Case(flip_last_but_three, what=(BELOW,), need=RequiredAction.ACCEPT_LOSS, loses=True),
+    Case(
+        flip_first_message, clean=False, what=(BELOW,), need=RequiredAction.ACCEPT_LOSS, loses=True
+    ),
+    Case(flip_first_message, snapshots=True, what=(HELD,), need=RequiredAction.HUMAN, loses=True),
+    Case(
+        remove_first_segment,
+        snapshots=True,
+        what=(HEAD,),
+        need=RequiredAction.ACCEPT_LOSS,
+        loses=True,
+    ),
+    Case(remove_middle_segment, what=(BELOW,), need=RequiredAction.ACCEPT_LOSS, loses=True),
+    Case(padding_size, what=("damaged padding",), need=RequiredAction.REPAIR),
+    Case(foreign_file, what=("foreign file",), need=RequiredAction.REPAIR),
     Case(no_checkpoint, what=("no checkpoint", "no abort file")),
     Case(no_checkpoint, clean=False, what=("no checkpoint",)),
     Case(garbled_checkpoint, what=("damaged checkpoint",)),
-    Case(checkpoint_between_records, what=("wrong checkpoint",), need=Need.REPAIR),
+    Case(checkpoint_between_records, what=("wrong checkpoint",), need=RequiredAction.REPAIR),
     Case(shortened_units, what=("bad index",)),
     Case(wrong_unit, what=("bad index",)),
     Case(wrong_unit, snapshots=True, what=("bad index",)),
@@ -182,18 +196,22 @@ CASES = (
     Case(wrong_tag, snapshots=True, what=("bad index",)),
     Case(unit_of_its_neighbour, what=("bad index",)),
     Case(units_of_another_queue, what=("bad index",)),
-    Case(doubled_unit, what=("bad index",), need=Need.NOTHING),
-    Case(wrong_revive_unit, what=("bad index",), need=Need.REPAIR),
+    Case(doubled_unit, what=("bad index",), need=RequiredAction.NOTHING),
+    Case(wrong_revive_unit, what=("bad index",), need=RequiredAction.REPAIR),
     Case(no_index_at_all),
-    Case(odd_file_in_a_queue, what=("bad index",), need=Need.REPAIR),
+    Case(odd_file_in_a_queue, what=("bad index",), need=RequiredAction.REPAIR),
     Case(queue_of_a_stranger, what=("queue of no topic",)),
     Case(damaged_snapshot, snapshots=True, what=("damaged snapshot",)),
 )
 OF_A_KILL = {"not stopped cleanly", "index behind the log", "no abort file"}
 
 
-def worst(diagnosis: Diagnosis) -> Need:
-    return max((one.need for one in diagnosis.findings), key=list(Need).index, default=Need.NOTHING)
+def worst(diagnosis: Diagnosis) -> RequiredAction:
+    return max(
+        (one.need for one in diagnosis.findings),
+        key=list(RequiredAction).index,
+        default=RequiredAction.NOTHING,
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -210,10 +228,10 @@ def test_each_damage_is_named_mended_and_what_is_kept_is_delivered(
     found = {one.what for one in sick.findings}
     assert found - OF_A_KILL == set(case.what) - OF_A_KILL, sick.findings
     assert worst(sick) is case.need, sick.findings
-    assert sick.healthy == (case.need is Need.NOTHING)
+    assert sick.healthy == (case.need is RequiredAction.NOTHING)
     assert row(case, sick) in PAGE.read_text(encoding="utf-8"), row(case, sick)
 
-    if case.need is Need.ACCEPT_LOSS:
+    if case.need is RequiredAction.ACCEPT_LOSS:
         assert not chosen(sick, accept_loss=False), "a loss must be accepted"
     findings = chosen(sick, accept_loss=True)
     if findings:
@@ -235,7 +253,7 @@ def test_each_damage_is_named_mended_and_what_is_kept_is_delivered(
     for name, bodies in got.items():
         assert sorted(bodies) == sorted(set(bodies)), f"{name}: a message came twice"
     again = examine(str(folder))
-    assert again.healthy or case.need is Need.HUMAN, again.findings
+    assert again.healthy or case.need is RequiredAction.HUMAN, again.findings
 
 
 def row(case: Case, diagnosis: Diagnosis) -> str:
@@ -255,7 +273,7 @@ def test_a_missing_first_segment_needs_a_snapshot_to_go_on_without_it(tmp_path: 
     remove_first_segment(tmp_path)
     sick = examine(str(tmp_path))
     assert {one.what for one in sick.findings} == {HEAD, "start refused"}
-    assert worst(sick) is Need.HUMAN
+    assert worst(sick) is RequiredAction.HUMAN
     assert not chosen(sick, accept_loss=True)
 
 
@@ -286,7 +304,7 @@ def test_a_snapshot_ahead_of_the_log_is_taken_away(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").unlink()
     (tmp_path / "abort").touch()
     sick = examine(str(tmp_path))
-    assert [one.what for one in sick.findings if one.need is Need.REPAIR]
+    assert [one.what for one in sick.findings if one.need is RequiredAction.REPAIR]
     assert {"snapshot ahead of the log"} <= {one.what for one in sick.findings}
     repair(str(tmp_path), chosen(sick, accept_loss=False))
     assert not [one for one in (tmp_path / "snapshot").iterdir() if int(one.name) > 2 * SEGMENT]
@@ -333,7 +351,7 @@ def test_a_segment_that_does_not_fit_the_others_needs_a_human(tmp_path: Path) ->
     (tmp_path / "commitlog" / f"{99:020d}").write_bytes(b"")
     sick = examine(str(tmp_path), segment_bytes=SEGMENT)
     assert "misplaced segment" in {one.what for one in sick.findings}
-    assert worst(sick) is Need.HUMAN
+    assert worst(sick) is RequiredAction.HUMAN
     assert chosen(sick, accept_loss=True) == []
 
 
@@ -353,6 +371,8 @@ def test_a_log_that_retention_shortened_is_healthy_and_its_index_mends_itself(
     assert well.findings == ()
     flip(units_file(tmp_path), units_file(tmp_path).stat().st_size - 13)
     sick = examine(str(tmp_path))
-    assert [(one.what, one.need) for one in sick.findings] == [("bad index", Need.NOTHING)]
+    assert [(one.what, one.need) for one in sick.findings] == [
+        ("bad index", RequiredAction.NOTHING)
+    ]
     assert sum(map(len, delivered(tmp_path, True).values())) == sum(well.summary.messages.values())
     assert examine(str(tmp_path)).findings == ()

@@ -1,7 +1,7 @@
-"""DueTimes: in the order in which they came, each once, whatever happens meanwhile."""
+"""ReviveBuckets: in the order in which they came, each once, whatever happens meanwhile."""
 
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
-from popmq.broker.deliveries.revive_buckets import DueTimes
+from popmq.broker.deliveries.revive_buckets import ReviveBuckets
 
 
 def check_point(sequence: int, due_ms: int) -> PopCheckPoint:
@@ -9,7 +9,7 @@ def check_point(sequence: int, due_ms: int) -> PopCheckPoint:
     return record.check_point(0)
 
 
-def taken(times: DueTimes, now_ms: int) -> list[int]:
+def taken(times: ReviveBuckets, now_ms: int) -> list[int]:
     found = []
     while (ck := times.take(now_ms)) is not None:
         found.append(ck.sequence)
@@ -17,7 +17,7 @@ def taken(times: DueTimes, now_ms: int) -> list[int]:
 
 
 def test_what_is_due_in_one_bucket_comes_in_its_order_and_once() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     for sequence in (3, 1, 2):
         times.add(check_point(sequence, 10))
     assert taken(times, 15) == []
@@ -26,7 +26,7 @@ def test_what_is_due_in_one_bucket_comes_in_its_order_and_once() -> None:
 
 
 def test_one_that_ended_while_its_bucket_is_taken_does_not_come() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     some = [check_point(sequence, 10) for sequence in range(4)]
     for ck in some:
         times.add(ck)
@@ -36,7 +36,7 @@ def test_one_that_ended_while_its_bucket_is_taken_does_not_come() -> None:
 
 
 def test_one_that_is_added_again_to_its_bucket_meanwhile_comes_again_behind_the_others() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     some = [check_point(sequence, 10) for sequence in range(3)]
     for ck in some:
         times.add(ck)
@@ -46,7 +46,7 @@ def test_one_that_is_added_again_to_its_bucket_meanwhile_comes_again_behind_the_
 
 
 def test_an_older_bucket_that_turns_up_while_one_is_taken_loses_nobody() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     for sequence in range(3):
         times.add(check_point(sequence, 20))
     assert times.take(32) is not None
@@ -55,7 +55,7 @@ def test_an_older_bucket_that_turns_up_while_one_is_taken_loses_nobody() -> None
 
 
 def test_one_that_ended_before_its_time_comes_never_and_the_others_keep_their_order() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     some = [check_point(sequence, 10) for sequence in range(9)]
     for ck in some:
         times.add(ck)
@@ -69,7 +69,7 @@ def test_one_that_ended_before_its_time_comes_never_and_the_others_keep_their_or
 
 
 def test_one_that_was_put_off_comes_at_its_new_time_only() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     put_off, other = check_point(1, 10), check_point(2, 10)
     times.add(put_off)
     times.add(other)
@@ -80,7 +80,7 @@ def test_one_that_was_put_off_comes_at_its_new_time_only() -> None:
 
 
 def test_those_that_ended_are_let_go_of_long_before_their_time() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     kept = check_point(0, 10)
     times.add(kept)
     for sequence in range(1, 5_000):
@@ -93,7 +93,7 @@ def test_those_that_ended_are_let_go_of_long_before_their_time() -> None:
 
 def test_one_that_ended_after_it_was_to_come_at_once_does_not_come() -> None:
     """Given back, due at 0, and then ended by a reset."""
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     some = [check_point(sequence, 100) for sequence in range(3)]
     for ck in some:
         times.add(ck)

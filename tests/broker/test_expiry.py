@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from popmq.broker.filter.message_filter import EVERYTHING
-from popmq.broker.operations.pull_reader import PullWant
+from popmq.broker.operations.pull_reader import PullParams
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -142,7 +142,7 @@ def test_a_pull_consumer_reads_past_what_expired(core: CoreBroker) -> None:
     core.advance(FOR_MS)
     topic = core.broker.registry.find_topic("orders")
     assert topic is not None
-    pulled = core.broker.pulls.read(PullWant(topic, 0, 32, EVERYTHING, 1 << 20), 0)
+    pulled = core.broker.pulls.read(PullParams(topic, 0, 32, EVERYTHING, 1 << 20), 0)
     assert [message.head for _, message in pulled.messages] == [b"stays"]
     assert pulled.next_offset == 2
 

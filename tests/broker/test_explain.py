@@ -7,8 +7,8 @@ import pytest
 from popmq.broker.deliveries.ended_check_points import OUTCOME_MS
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
 from popmq.broker.diagnostics import delivery_evidence as evidence
-from popmq.broker.diagnostics.explanation import Copy, Hold, State
-from popmq.broker.log.segment_file import MappedFile
+from popmq.broker.diagnostics.explanation import State, StoredCopy, WithheldReason
+from popmq.broker.log.segment_file import SegmentFile
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -258,10 +258,12 @@ def test_what_is_not_there_is_an_empty_answer_and_bad_names_are_refused(core: Co
 def test_a_part_that_holds_a_message_back_names_its_state(core: CoreBroker) -> None:
     send(core, "A")
 
-    def hold(copy: Copy, group: SubscriptionGroup) -> Hold | None:
+    def hold(copy: StoredCopy, group: SubscriptionGroup) -> WithheldReason | None:
         if group.name != "g":
             return None
-        return Hold(State.BLOCKED, 5, "key k has an older message in flight", "when that ends")
+        return WithheldReason(
+            State.BLOCKED, 5, "key k has an older message in flight", "when that ends"
+        )
 
     core.broker.explainer.holds.append(hold)
     blocked = told(core, "A")
@@ -376,7 +378,7 @@ def test_a_damaged_record_of_the_revive_topic_proves_nothing(core: CoreBroker) -
     queue = core.broker.store.queue(REVIVE_TOPIC_ID, 1)
     core.broker.store.dispatch.flush()
     file = queue.files()[0]
-    assert isinstance(file, MappedFile)
+    assert isinstance(file, SegmentFile)
     data = bytearray(file.read(RECORD_SIZE, RECORD_SIZE))
     data[-1] ^= 1
     file.write(RECORD_SIZE, [bytes(data)])  # the ack

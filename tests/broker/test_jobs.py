@@ -3,7 +3,7 @@
 import pytest
 
 from popmq.broker.handlers import request_runner as jobs
-from popmq.broker.handlers.request_runner import JobRunner
+from popmq.broker.handlers.request_runner import RequestRunner
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -39,7 +39,7 @@ class Refusing:
 
 def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
     core = CoreBroker()
-    runner = JobRunner(core.broker.store)
+    runner = RequestRunner(core.broker.store)
     first, second = Counted(3), Counted(3)
     answers = [Answer(), Answer()]
     runner.run(first, answers[0].hear)
@@ -55,7 +55,7 @@ def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
 def test_what_comes_before_a_step_comes_before_each_step() -> None:
     core, job = CoreBroker(), Counted(3)
     left_before: list[int] = []
-    runner = JobRunner(core.broker.store, lambda: left_before.append(job.left))
+    runner = RequestRunner(core.broker.store, lambda: left_before.append(job.left))
     runner.run(job, Answer().hear)
     core.settle()
     assert left_before == [3, 2, 1]
@@ -82,7 +82,7 @@ def test_a_job_sees_an_ack_that_waits_for_its_record() -> None:
 
 def test_a_refusal_in_a_later_step_is_the_answer() -> None:
     core = CoreBroker()
-    runner = JobRunner(core.broker.store)
+    runner = RequestRunner(core.broker.store)
     answer = Answer()
     runner.run(Refusing(), answer.hear)
     core.settle()
@@ -96,7 +96,7 @@ def test_jobs_are_bounded_in_number_and_one_that_breaks_gives_its_place_back(
 ) -> None:
     monkeypatch.setattr(jobs, "JOB_LIMIT", 1)
     core = CoreBroker()
-    runner = JobRunner(core.broker.store)
+    runner = RequestRunner(core.broker.store)
     with pytest.raises(AssertionError, match="broken invariant"):
         runner.run(Broken(), Answer().hear)
     answer = Answer()

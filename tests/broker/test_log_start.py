@@ -11,11 +11,11 @@ import pytest
 
 from popmq.broker.log.store_checkpoint import (
     UNKNOWN,
-    Checkpoint,
+    StoreCheckpoint,
     read_checkpoint,
     write_checkpoint,
 )
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged
 from popmq.common.settings.settings import MessageSettings, Settings, StoreSettings, TimerSettings
@@ -62,7 +62,7 @@ def starts(disk: LyingDisk) -> list[int]:
     return [int(name) for name in disk.names(LOG)]
 
 
-def said(disk: LyingDisk) -> Checkpoint:
+def said(disk: LyingDisk) -> StoreCheckpoint:
     found = read_checkpoint(disk, CHECKPOINT)
     assert found is not None
     return found
@@ -162,9 +162,9 @@ def test_what_could_not_be_deleted_goes_before_what_is_behind_it() -> None:
 
 def test_a_checkpoint_that_is_being_written_meanwhile_says_the_same_start() -> None:
     disk, jobs = LyingDisk(), InlineFlusher()
-    keeper = CheckpointKeeper(disk, DATA, jobs, lambda error: None)
+    keeper = CheckpointScheduler(disk, DATA, jobs, lambda error: None)
     keeper.log_start = 0
-    made = Checkpoint(150, 3, 4)
+    made = StoreCheckpoint(150, 3, 4)
     keeper.log_starts_at(SEGMENT)
     keeper.step(lambda: [], lambda: made, now_ms=20_000, wanted=True)
     assert said(disk) == replace(made, durable=150, log_start=SEGMENT)
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_is_being_written_meanwhile_says_the_same_start() -> N
 
 def test_a_checkpoint_without_a_start_of_the_log_is_believed_for_the_rest() -> None:
     """As an older popmq wrote it; which in its turn reads no further."""
-    made = Checkpoint(150, 3, 4, 200, SEGMENT, log_ms=5)
+    made = StoreCheckpoint(150, 3, 4, 200, SEGMENT, log_ms=5)
     older = replace(made, log_ms=0)
     for size, expected in ((48, replace(older, log_start=UNKNOWN)), (60, older), (72, made)):
         assert read_checkpoint(disk_with(made.encode()[:size]), CHECKPOINT) == expected
@@ -183,7 +183,7 @@ def test_a_checkpoint_without_a_start_of_the_log_is_believed_for_the_rest() -> N
 
 
 def test_a_flipped_bit_of_the_start_of_the_log_is_found() -> None:
-    data = Checkpoint(150, 3, 4, 200, SEGMENT, log_ms=5).encode()
+    data = StoreCheckpoint(150, 3, 4, 200, SEGMENT, log_ms=5).encode()
     for at in range(len(data)):
         wrong = bytearray(data)
         wrong[at] ^= 4
@@ -229,9 +229,9 @@ def test_a_checkpoint_that_is_lowered_while_retention_writes_another_stays_low()
     """On a slave the loop lowers it, and a thread says where the log starts."""
     disk = LyingDisk()
     disk.make_folder(DATA)
-    write_checkpoint(disk, CHECKPOINT, Checkpoint(900, 1, 5, durable=900, log_start=0))
+    write_checkpoint(disk, CHECKPOINT, StoreCheckpoint(900, 1, 5, durable=900, log_start=0))
     slow = SlowDisk(disk)
-    keeper = CheckpointKeeper(cast(Disk, slow), DATA, InlineFlusher(), lambda error: None)
+    keeper = CheckpointScheduler(cast(Disk, slow), DATA, InlineFlusher(), lambda error: None)
     keeper.read()
     retention = threading.Thread(target=lambda: keeper.log_starts_at(100))
     lowers = threading.Thread(target=keeper.lower)

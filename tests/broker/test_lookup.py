@@ -8,7 +8,7 @@ from popmq.broker.handlers.lookup_requests import find_messages
 from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.meta.registry import Registry
-from popmq.broker.store.lookup import REPLY_BYTES, Findings, Lookup
+from popmq.broker.store.lookup import REPLY_BYTES, Lookup, LookupResult
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, PopmqError, Refused, TopicNotFound
 from popmq.common.protocol import messaging_payloads as hop
@@ -80,7 +80,7 @@ def shop() -> Shop:
     return made
 
 
-def heads(findings: Findings) -> list[bytes]:
+def heads(findings: LookupResult) -> list[bytes]:
     return [message.head for message in findings.messages]
 
 

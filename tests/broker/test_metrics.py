@@ -5,9 +5,9 @@ from math import inf
 import pytest
 
 from popmq.broker.deliveries import group_topic_counts as pair_counts
-from popmq.broker.deliveries.group_topic_counts import PairCounts
+from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
-from popmq.broker.deliveries.revive_buckets import DueTimes
+from popmq.broker.deliveries.revive_buckets import ReviveBuckets
 from popmq.broker.diagnostics.lag_monitor import APART_MS, ASKED_MS
 from popmq.broker.node import metrics
 from popmq.broker.node.metrics import broker_metrics
@@ -72,7 +72,7 @@ def test_of_many_pairs_the_rest_is_counted_together(
     core: CoreBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pair_counts, "PAIRS_LIMIT", 2)
-    counts = PairCounts()
+    counts = GroupTopicCounts()
     for group in ("a", "b", "c", "d", "a"):
         counts.add(("orders", group), 2)
     assert counts.counts == {("orders", "a"): 4, ("orders", "b"): 2, ("_others", "_others"): 4}
@@ -153,7 +153,7 @@ def test_how_long_the_lag_will_last_is_told_by_its_slope(core: CoreBroker) -> No
 
 
 def test_check_points_that_are_overdue_are_counted_each_once() -> None:
-    times = DueTimes(16)
+    times = ReviveBuckets(16)
     for sequence, due_ms in enumerate((10, 10, 40, 900)):
         record = ReviveRecord(ReviveKind.CHECK_POINT, 1, sequence, 1, revive_at_ms=due_ms)
         times.add(record.check_point(0))

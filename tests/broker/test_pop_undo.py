@@ -9,7 +9,7 @@ from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frame_server import FrameServer
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import CheckPoints, GroupType, MessageType
 from popmq.testing.disk.lying_disk import LyingDisk
@@ -214,10 +214,10 @@ def test_a_receive_is_undone_when_the_connection_of_its_proxy_broke_before_the_r
     core.send("orders", b"one")
 
     async def test() -> None:
-        hello = Hello(role=Role.BROKER, name="b", cluster="blue")
+        hello = Hello(role=ProcessRole.BROKER, name="b", cluster="blue")
         server = FrameServer(core.server, hello)
         bound = await server.listen("127.0.0.1:0")
-        port = FramePort(bound, replace(hello, role=Role.PROXY, name="p"))
+        port = FramePort(bound, replace(hello, role=ProcessRole.PROXY, name="p"))
         port.start()
         port.request(Kind.POP, pop("orders", "g"), 60_000, lambda _: None)
         # What comes behind it is answered at once, so the pop was served by then.

@@ -14,7 +14,7 @@ from popmq.common.disk import DiskFile, RealDisk
 from popmq.common.errors import Code, ConfigError, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, TopicConfig
@@ -68,7 +68,7 @@ def settings_of(folder: Path) -> Settings:
 
 
 def hello() -> Hello:
-    return Hello(role=Role.TOOL, name="test", cluster="popmq")
+    return Hello(role=ProcessRole.TOOL, name="test", cluster="popmq")
 
 
 def with_broker(

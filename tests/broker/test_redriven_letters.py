@@ -2,7 +2,7 @@
 
 import random
 
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
 from popmq.common.record.message import RevivalToken
 
 
@@ -13,12 +13,12 @@ def token(topic_id: int, offset: int) -> RevivalToken:
 def test_runs_say_the_same_as_a_set_and_come_back_from_a_snapshot() -> None:
     for seed in range(50):
         rng = random.Random(seed)
-        letters, plain = RedrivenLetters(), set()
+        letters, plain = RedrivenDeadLetters(), set()
         for _ in range(rng.randrange(80)):
             place = rng.randrange(2), rng.randrange(40)
             letters.apply(token(*place))
             plain.add(place)
-        restored = RedrivenLetters()
+        restored = RedrivenDeadLetters()
         for content, _ in letters.begin_snapshot():
             restored.restore(content)
         for one in (letters, restored):
@@ -29,19 +29,19 @@ def test_runs_say_the_same_as_a_set_and_come_back_from_a_snapshot() -> None:
 
 
 def test_a_run_without_a_gap_takes_two_numbers() -> None:
-    letters = RedrivenLetters()
+    letters = RedrivenDeadLetters()
     for offset in range(10_000):
         letters.apply(token(70, offset))
     assert [len(content) for content, _ in letters.begin_snapshot()] == [20]
 
 
 def test_a_snapshot_states_the_moment_at_which_it_began() -> None:
-    letters = RedrivenLetters()
+    letters = RedrivenDeadLetters()
     letters.apply(token(70, 1))
     pieces = letters.begin_snapshot()
     letters.apply(token(70, 2))
     letters.drop_topic(70)
-    restored = RedrivenLetters()
+    restored = RedrivenDeadLetters()
     for content, _ in pieces:
         restored.restore(content)
     assert (restored.has(70, 1), restored.has(70, 2)) == (True, False)

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from popmq.broker.persistence.retention import Body
+from popmq.broker.persistence.retention import LiveBody
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -210,7 +210,7 @@ def test_a_rejection_reads_a_body_where_it_was_while_retention_moves_it(core: Co
     (one,) = core.receive("orders", "g")
     topic = core.broker.registry.topic("orders")
     (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
-    core.broker.bodies.move(Body(topic.id, 0, 0, unit))
+    core.broker.bodies.move(LiveBody(topic.id, 0, 0, unit))
     request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
     answer = core.ask(Kind.REJECT, request, settle=False)
     assert not answer.heard

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.node.pacing import BUSY_MS, QUIET_MS, REST_MS, Rest
+from popmq.broker.node.pacing import BUSY_MS, QUIET_MS, REST_MS, Pacing
 from popmq.common.disk import ColdRead
 from popmq.common.protocol.messaging_payloads import (
     Kind,
@@ -21,9 +21,9 @@ from popmq.common.topics import MessageType
 from popmq.testing.harness.core_broker import SMALL, CoreBroker
 
 
-def quiet(core: CoreBroker) -> Rest:
+def quiet(core: CoreBroker) -> Pacing:
     """Its log has not grown for long enough."""
-    rest = Rest(core.broker, core.clock)
+    rest = Pacing(core.broker, core.clock)
     core.run_steps()
     rest.wait_ms()
     core.advance(QUIET_MS)
@@ -36,7 +36,7 @@ def poll(core: CoreBroker, poll_ms: int, invisible_ms: int = 10_000) -> None:
 
 
 def test_a_broker_whose_log_does_not_grow_rests(core: CoreBroker) -> None:
-    rest = Rest(core.broker, core.clock)
+    rest = Pacing(core.broker, core.clock)
     core.run_steps()
     assert rest.wait_ms() == BUSY_MS
     core.advance(QUIET_MS - 1)

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Delivery, Kind, PutEntry, PutRequest, PutResult
@@ -171,7 +171,7 @@ def test_a_day_of_retention_deletes_nothing_that_is_pending_and_bounds_the_disk(
     day.core.run_steps()  # a1 came back long ago, and is parked as well
     registry = day.core.broker.registry
     day.core.broker.parking.change(
-        registry.group("ordered"), registry.topic("keys"), "a", Unpark.RESUME
+        registry.group("ordered"), registry.topic("keys"), "a", UnparkAction.RESUME
     )
     day.core.run_steps()
     assert day.received("keys", "ordered") == [b"a%d" % number for number in range(1, 13)]

@@ -8,9 +8,9 @@ import pytest
 
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.queue_unit import index_unit
-from popmq.broker.log.segment_file import MappedFileQueue
-from popmq.broker.log.store_checkpoint import Checkpoint
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.log.segment_file import SegmentFiles
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
 from popmq.common.disk import RealDisk
 from popmq.common.step_loop import InlineFlusher
 from popmq.testing.disk.crash_loss import Loss
@@ -48,10 +48,10 @@ def test_a_checkpoint_vouches_for_names_too() -> None:
     """Without the name the units are gone, and nobody reads them from the log again."""
     disk = LyingDisk()
     queue = ConsumeQueue(disk, "data/consumequeue/7/3")
-    keeper = CheckpointKeeper(disk, "data", InlineFlusher(), lambda error: None)
+    keeper = CheckpointScheduler(disk, "data", InlineFlusher(), lambda error: None)
     queue.append(index_unit(100, 50, 0), 100)
     queue.flush()
-    keeper.step(queue.files, lambda: Checkpoint(150), now_ms=20_000, wanted=False)
+    keeper.step(queue.files, lambda: StoreCheckpoint(150), now_ms=20_000, wanted=False)
     disk.restore_power()
     assert keeper.read().position == 150
     found = ConsumeQueue(disk, "data/consumequeue/7/3")
@@ -81,7 +81,7 @@ def test_the_data_directory_may_be_relative(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # it is made, then it is found
-        files = MappedFileQueue(
+        files = SegmentFiles(
             RealDisk(), "data/timerlog", segment_bytes=8, preallocate=False, names_later=True
         )
         files.load()
@@ -96,13 +96,13 @@ def test_no_crash_leaves_a_name_without_the_one_before(loss: Loss) -> None:
     """Unsynced names survive in any order, and a gap would look like a lost segment."""
     for seed in range(64):
         disk = SimDisk(random.Random(seed))
-        files = MappedFileQueue(
+        files = SegmentFiles(
             disk, "data/q", segment_bytes=SEGMENT_BYTES, preallocate=False, names_later=True
         )
         for start in range(0, 4 * SEGMENT_BYTES, SEGMENT_BYTES):
             files.at_or_new(start).write(start, [b"x" * SEGMENT_BYTES])
         disk.crash(loss)
-        again = MappedFileQueue(
+        again = SegmentFiles(
             disk, "data/q", segment_bytes=SEGMENT_BYTES, preallocate=False, names_later=True
         )
         again.load()  # raises StoreDamaged when there is a gap
@@ -120,7 +120,7 @@ def test_a_name_that_comes_while_names_are_synced_is_synced_too(tmp_path: Path) 
                 files.at_or_new(SEGMENT_BYTES)
 
     disk = Meanwhile()
-    files = MappedFileQueue(
+    files = SegmentFiles(
         disk, str(tmp_path), segment_bytes=SEGMENT_BYTES, preallocate=False, names_later=True
     )
     files.at_or_new(0)

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from popmq.broker.meta.send_deduplication import FirstReceipts
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, PutResult
@@ -222,37 +222,37 @@ def test_at_the_bound_the_oldest_ids_leave_and_are_counted() -> None:
 # -- the table by itself
 
 
-def filled(receipts: FirstReceipts, first: int, end: int, log_ms: int) -> None:
+def filled(receipts: SendDeduplication, first: int, end: int, log_ms: int) -> None:
     for number in range(first, end):
         receipts.enter(7, b"m-%d" % number, number % 8, number, 0, log_ms + number)
 
 
 def test_a_snapshot_has_what_was_there_when_it_began() -> None:
-    table = FirstReceipts(DedupSettings(window_ms=16_000, max_ids=5_000))
+    table = SendDeduplication(DedupSettings(window_ms=16_000, max_ids=5_000))
     filled(table, 0, 3_000, 0)
     before = sorted(table.items())
     pieces = table.begin_snapshot()
     first, _ = next(pieces)
     filled(table, 3_000, 6_000, 0)  # pushes a thousand out
     table.step(20_000)
-    other = FirstReceipts(DedupSettings(window_ms=16_000, max_ids=5_000))
+    other = SendDeduplication(DedupSettings(window_ms=16_000, max_ids=5_000))
     for content in (first, *(piece for piece, _ in pieces)):
         other.restore(content)
     assert sorted(other.items()) == before
 
 
 def test_forgetting_is_bounded_in_one_step() -> None:
-    table = FirstReceipts(DedupSettings(window_ms=1_600, max_ids=10_000))
+    table = SendDeduplication(DedupSettings(window_ms=1_600, max_ids=10_000))
     for number in range(5_000):
         table.enter(7, b"%d" % number, 0, number, 0, 0)
     assert [table.step(10_000) for _ in range(4)] == [2_048, 2_048, 904, 0]
 
 
 def test_a_receipt_comes_back_whole_whatever_its_numbers() -> None:
-    table = FirstReceipts(DedupSettings())
+    table = SendDeduplication(DedupSettings())
     result = PutResult(queue_id=1_023, queue_offset=(1 << 63) + 5, due_ms=1_800_000_000_000)
     table.stored((1 << 32) - 1, "é" * 127, result, 1)
-    other = FirstReceipts(DedupSettings())
+    other = SendDeduplication(DedupSettings())
     for content, _ in table.begin_snapshot():
         other.restore(content)
     assert other.find((1 << 32) - 1, "é" * 127) == (result, False)
@@ -261,7 +261,7 @@ def test_a_receipt_comes_back_whole_whatever_its_numbers() -> None:
 
 def test_a_replay_of_many_ids_holds_no_more_than_the_bound_and_a_sixteenth() -> None:
     """All of them lie in one sixteenth of the window."""
-    table = FirstReceipts(DedupSettings(window_ms=600_000, max_ids=1_600))
+    table = SendDeduplication(DedupSettings(window_ms=600_000, max_ids=1_600))
     filled(table, 0, 20_000, 0)
     assert (len(table), table.pushed_out) == (1_600, 18_400)
     assert table.held <= 1_700
@@ -269,14 +269,14 @@ def test_a_replay_of_many_ids_holds_no_more_than_the_bound_and_a_sixteenth() -> 
 
 
 def test_a_replay_of_a_long_time_holds_the_window_and_a_sixteenth_of_it() -> None:
-    table = FirstReceipts(DedupSettings(window_ms=1_600, max_ids=100_000))
+    table = SendDeduplication(DedupSettings(window_ms=1_600, max_ids=100_000))
     filled(table, 0, 20_000, 0)  # one each millisecond
     assert 1_600 <= len(table) == table.held <= 1_800
     assert table.pushed_out == 0
 
 
 def test_an_id_that_is_sent_again_and_again_after_its_window_is_held_within_the_bound() -> None:
-    table = FirstReceipts(DedupSettings(window_ms=600_000, max_ids=160))
+    table = SendDeduplication(DedupSettings(window_ms=600_000, max_ids=160))
     for number in range(5_000):
         table.enter(7, b"m", 0, number, 0, number)
     assert table.held <= 170
@@ -285,7 +285,7 @@ def test_an_id_that_is_sent_again_and_again_after_its_window_is_held_within_the_
 
 def test_an_id_that_came_back_from_a_snapshot_is_known_for_the_whole_window() -> None:
     settings = DedupSettings(window_ms=16_000, max_ids=160)
-    table, other = FirstReceipts(settings), FirstReceipts(settings)
+    table, other = SendDeduplication(settings), SendDeduplication(settings)
     # The first bucket is full, and half of it is gone.
     stored_ms = [0, *[990] * 9, 991, 1_985, *[1_986] * 153]
     for number, log_ms in enumerate(stored_ms):
@@ -299,9 +299,9 @@ def test_an_id_that_came_back_from_a_snapshot_is_known_for_the_whole_window() ->
 
 
 def test_of_a_snapshot_with_more_ids_than_fit_the_newest_stay() -> None:
-    table = FirstReceipts(DedupSettings(max_ids=5_000))
+    table = SendDeduplication(DedupSettings(max_ids=5_000))
     filled(table, 0, 3_000, 0)
-    other = FirstReceipts(DedupSettings(max_ids=100))
+    other = SendDeduplication(DedupSettings(max_ids=100))
     for content, _ in table.begin_snapshot():
         other.restore(content)
     assert sorted(key for key, _, _ in other.items()) == sorted(

@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from popmq.broker.deliveries import check_point_snapshot
-from popmq.broker.persistence.snapshot import SnapshotHead, SnapshotWriter, read_snapshot
+from popmq.broker.persistence.snapshot import SnapshotHeader, SnapshotWriter, read_snapshot
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -289,7 +289,7 @@ class Large:
 
 def test_a_snapshot_is_restored_without_a_second_copy_of_it_in_memory(tmp_path: Path) -> None:
     table = Large()
-    head = SnapshotHead(4_096, 1, 2, 3, 4_000)
+    head = SnapshotHeader(4_096, 1, 2, 3, 4_000)
     writer = SnapshotWriter(ResidentDisk(), str(tmp_path), head, [table], InlineFlusher())
     writer.run_to_end()
     tracemalloc.start()

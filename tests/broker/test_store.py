@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from popmq.broker.log.store_checkpoint import Checkpoint, read_checkpoint
+from popmq.broker.log.store_checkpoint import StoreCheckpoint, read_checkpoint
 from popmq.common.errors import StoreDamaged
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_version_1_vouches_for_records_but_not_for_the_index(
     path = tmp_path / "checkpoint"
     path.write_bytes(struct.pack(">8sII", b"popmqckp", 1, crc32c(body)) + body)
     found = read_checkpoint(ResidentDisk(), str(path))
-    assert found == Checkpoint(0, 3, 1_700_000_000_000, durable=4711)
+    assert found == StoreCheckpoint(0, 3, 1_700_000_000_000, durable=4711)
     path.write_bytes(path.read_bytes() + b"12345678")
     assert read_checkpoint(ResidentDisk(), str(path)) is None
 

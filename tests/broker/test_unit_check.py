@@ -8,7 +8,7 @@ import pytest
 
 from popmq.broker.log.queue_unit import (
     UNIT_SIZE,
-    Unit,
+    QueueUnit,
     index_unit,
     intact_unit,
     queue_seed,
@@ -26,7 +26,7 @@ SEED = queue_seed("data/consumequeue/orders@64/0")
 def test_a_unit_is_what_was_written_at_its_offset() -> None:
     rng = random.Random(7)
     for offset in (0, 1, 65_535, 65_536, 10**9):
-        unit = Unit(rng.getrandbits(48), rng.getrandbits(32) or 1, rng.getrandbits(64))
+        unit = QueueUnit(rng.getrandbits(48), rng.getrandbits(32) or 1, rng.getrandbits(64))
         assert intact_unit(with_check(index_unit(*unit), SEED, offset), 0, SEED, offset) == unit
 
 

@@ -7,7 +7,7 @@ import pytest
 from popmq.cli.__main__ import build_parser, main
 from popmq.cli.client import Client
 from popmq.cli.drain import look, rest_json, run_drain
-from popmq.common.drain_remainder import Rest, rest_line, rest_of
+from popmq.common.drain_remainder import DrainRemainder, rest_line, rest_of
 from popmq.common.errors import Refused
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.running_broker import RunningBroker
@@ -16,49 +16,49 @@ from popmq.testing.running_broker import RunningBroker
 @pytest.mark.parametrize(
     ("rest", "line"),
     [
-        (Rest(3, 2, (), 0), "b still has 3 messages, 2 timers"),
+        (DrainRemainder(3, 2, (), 0), "b still has 3 messages, 2 timers"),
         (
-            Rest(3, 1_000, ("f", "m"), 4),
+            DrainRemainder(3, 1_000, ("f", "m"), 4),
             "b still has 3 messages, 1000 timers; FIFO topics that wait for it: f, m",
         ),
         (
-            Rest(0, 44, (), 0, leaving=256, moved=700),
+            DrainRemainder(0, 44, (), 0, leaving=256, moved=700),
             "b still has 0 messages, 44 timers and 256 on their way to others; 700 timers were "
             "moved",
         ),
         (
-            Rest(0, 44, (), 0, waits="no other broker group takes them"),
+            DrainRemainder(0, 44, (), 0, waits="no other broker group takes them"),
             "b still has 0 messages, 44 timers; timers are not moved: no other broker group takes "
             "them",
         ),
         (
-            Rest(0, 0, (), 0, transactions=2),
+            DrainRemainder(0, 0, (), 0, transactions=2),
             "b still has 0 messages, 0 timers, 2 transactions without an end",
         ),
-        (Rest(0, 0, (), 0, unknown="b: no"), "what b still has is not known: b: no"),
-        (Rest(0, 0, (), 0), "b is drained: its brokers can be stopped and removed"),
+        (DrainRemainder(0, 0, (), 0, unknown="b: no"), "what b still has is not known: b: no"),
+        (DrainRemainder(0, 0, (), 0), "b is drained: its brokers can be stopped and removed"),
         (
-            Rest(0, 0, (), 4),
+            DrainRemainder(0, 0, (), 4),
             "b is drained: its brokers can be stopped and removed; it has 4 dead letters",
         ),
     ],
 )
-def test_a_line_says_what_is_left(rest: Rest, line: str) -> None:
+def test_a_line_says_what_is_left(rest: DrainRemainder, line: str) -> None:
     assert rest_line("b", rest) == line
 
 
 @pytest.mark.parametrize(
     "rest",
     [
-        Rest(1, 0, (), 0),
-        Rest(0, 1, (), 0),
-        Rest(0, 0, ("f",), 0),
-        Rest(0, 0, (), 0, leaving=1),
-        Rest(0, 0, (), 0, transactions=1),
-        Rest(0, 0, (), 0, unknown="b: no"),
+        DrainRemainder(1, 0, (), 0),
+        DrainRemainder(0, 1, (), 0),
+        DrainRemainder(0, 0, ("f",), 0),
+        DrainRemainder(0, 0, (), 0, leaving=1),
+        DrainRemainder(0, 0, (), 0, transactions=1),
+        DrainRemainder(0, 0, (), 0, unknown="b: no"),
     ],
 )
-def test_nothing_may_be_left_of_a_drained_group(rest: Rest) -> None:
+def test_nothing_may_be_left_of_a_drained_group(rest: DrainRemainder) -> None:
     assert json.loads(rest_json("b", rest))["drained"] is False
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from popmq.cli.monitoring import dashboard
 from popmq.cli.monitoring.alerts import ALERTS
-from popmq.cli.monitoring.dashboard import Query, UnknownMetric
+from popmq.cli.monitoring.dashboard import PanelQuery, UnknownMetric
 from popmq.cli.monitoring.files import FOLDER, made_files
 from popmq.cli.monitoring.panels import DASHBOARDS
 from popmq.common.metric_table.table import TABLE
@@ -28,14 +28,14 @@ def test_what_is_committed_is_what_the_table_makes() -> None:
 def test_a_query_of_a_metric_that_was_taken_out_cannot_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    Query("sum(popmq_messages_out_total)")
+    PanelQuery("sum(popmq_messages_out_total)")
     for wrong in ("popmq_messages_out", "popmq_store_flush_seconds", "rate(popmq_made_up[1m])"):
         with pytest.raises(UnknownMetric, match="not in the table"):
-            Query(wrong)
+            PanelQuery(wrong)
     left = {series for row in TABLE.values() if row.name != "check_points" for series in row.series}
     monkeypatch.setattr(dashboard, "_KNOWN", left)
     with pytest.raises(UnknownMetric, match="popmq_check_points"):
-        Query("popmq_check_points")
+        PanelQuery("popmq_check_points")
 
 
 def test_panels_and_alerts_have_names_of_their_own() -> None:

@@ -17,21 +17,21 @@ import pytest
 from cluster import planted_model as rules
 
 from popmq.broker.core import slave_lifecycle as following
-from popmq.broker.deliveries.client_liveness import Liveness
+from popmq.broker.deliveries.client_liveness import ClientLiveness
 from popmq.broker.ha import role
 from popmq.broker.ha.epoch_file import EpochFile
-from popmq.broker.ha.hand_over import HandOver
+from popmq.broker.ha.hand_over import MasterHandOver
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.memory_confirmation import Received
-from popmq.broker.ha.replication_client import SlaveSide
-from popmq.broker.ha.replication_server import MasterSide
-from popmq.broker.ha.role import GroupRecord, Order, Role
+from popmq.broker.ha.memory_confirmation import MemoryConfirmation
+from popmq.broker.ha.replication_client import ReplicationClient
+from popmq.broker.ha.replication_server import ReplicationServer
+from popmq.broker.ha.role import BrokerRole, GroupRecord, RoleOrder
 from popmq.broker.ha.sync_state import SyncState
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.log.log_tail import LogTail
 from popmq.broker.node import master_role as leadership
 from popmq.broker.node.broker_node import BrokerNode
-from popmq.broker.node.master_role import Leadership
+from popmq.broker.node.master_role import MasterRole
 from popmq.broker.persistence.log_time import LogTime
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import TimerState
@@ -63,10 +63,10 @@ def no_refusal_of_old_epochs(patch: Patch) -> None:
     def accept(self: Identity, epoch: int) -> None:
         self._write(self.store_id, epoch, self.copying)
 
-    def wrong(record: GroupRecord, *, own_id: str, accepted: int, role: Role) -> Order:
+    def wrong(record: GroupRecord, *, own_id: str, accepted: int, role: BrokerRole) -> RoleOrder:
         if record.leader != own_id:
-            return Order.FOLLOW
-        return Order.LEAD if record.epoch > accepted else Order.LEARN
+            return RoleOrder.FOLLOW
+        return RoleOrder.LEAD if record.epoch > accepted else RoleOrder.LEARN
 
     patch.setattr("popmq.broker.node.broker_node.order", wrong)
     patch.setattr(Identity, "accept", accept)
@@ -75,9 +75,9 @@ def no_refusal_of_old_epochs(patch: Patch) -> None:
 def goes_on_in_its_epoch_after_a_restart(patch: Patch) -> None:
     order = role.order
 
-    def wrong(record: GroupRecord, *, own_id: str, accepted: int, role: Role) -> Order:
+    def wrong(record: GroupRecord, *, own_id: str, accepted: int, role: BrokerRole) -> RoleOrder:
         found = order(record, own_id=own_id, accepted=accepted, role=role)
-        return Order.LEAD if found is Order.WAIT else found
+        return RoleOrder.LEAD if found is RoleOrder.WAIT else found
 
     append = EpochFile.append
 
@@ -126,27 +126,27 @@ def new_master_cuts_to_known_confirmed(patch: Patch) -> None:
 
 
 def slave_cuts_to_known_confirmed(patch: Patch) -> None:
-    def wrong(self: SlaveSide, reply: HandshakeReply) -> int:
+    def wrong(self: ReplicationClient, reply: HandshakeReply) -> int:
         return min(max(self._store.confirmed, self._store.start), reply.end)
 
-    patch.setattr(SlaveSide, "_point", wrong)
+    patch.setattr(ReplicationClient, "_point", wrong)
 
 
 def slave_does_not_truncate(patch: Patch) -> None:
     """It goes on from its own end, or from the master's where that comes first."""
-    point = SlaveSide._point
+    point = ReplicationClient._point
 
-    def wrong(self: SlaveSide, reply: HandshakeReply) -> int:
+    def wrong(self: ReplicationClient, reply: HandshakeReply) -> int:
         point(self, reply)
         return min(self._store.end, reply.end)
 
-    patch.setattr(SlaveSide, "_point", wrong)
+    patch.setattr(ReplicationClient, "_point", wrong)
 
 
 def ack_before_fsync(patch: Patch) -> None:
-    take = SlaveSide._take_block
+    take = ReplicationClient._take_block
 
-    def wrong(self: SlaveSide, block: Any) -> None:
+    def wrong(self: ReplicationClient, block: Any) -> None:
         take(self, block)
         acked = replication.Acked(
             self._epoch, self._identity.store_id, self._session, self._store.end
@@ -154,17 +154,17 @@ def ack_before_fsync(patch: Patch) -> None:
         body = replication.encode_acked(acked)
         self._link.ask(Kind.ACKED, body, 2_000, lambda answer: None)
 
-    patch.setattr(SlaveSide, "_take_block", wrong)
+    patch.setattr(ReplicationClient, "_take_block", wrong)
 
 
 def master_counts_what_is_not_synced(patch: Patch) -> None:
-    grown = MasterSide.grown
+    grown = ReplicationServer.grown
 
-    def wrong(self: MasterSide) -> None:
+    def wrong(self: ReplicationServer) -> None:
         grown(self)
         self.durable(self._store.end)
 
-    patch.setattr(MasterSide, "grown", wrong)
+    patch.setattr(ReplicationServer, "grown", wrong)
 
 
 def set_read_from_an_old_record(patch: Patch) -> None:
@@ -193,53 +193,53 @@ def reply_before_it_is_confirmed(patch: Patch) -> None:
 
 def replied_when_durable_here(patch: Patch) -> None:
     """A master calls its own disk enough, as one without replicas does."""
-    confirmed = MasterSide.durable
+    confirmed = ReplicationServer.durable
 
-    def wrong(self: MasterSide, position: int) -> None:
+    def wrong(self: ReplicationServer, position: int) -> None:
         confirmed(self, position)
         self._store.confirm(position)
 
-    patch.setattr(MasterSide, "durable", wrong)
+    patch.setattr(ReplicationServer, "durable", wrong)
 
 
 def slave_applies_what_is_not_confirmed(patch: Patch) -> None:
-    def wrong(self: SlaveSide, confirmed: int) -> None:
+    def wrong(self: ReplicationClient, confirmed: int) -> None:
         self._store.confirm(self._store.end)
 
-    patch.setattr(SlaveSide, "_take_confirmed", wrong)
+    patch.setattr(ReplicationClient, "_take_confirmed", wrong)
 
 
 def clients_let_in_before_the_epoch_start_is_confirmed(patch: Patch) -> None:
-    begin = Leadership.begin
+    begin = MasterRole.begin
 
-    def wrong(self: Leadership) -> None:
+    def wrong(self: MasterRole) -> None:
         begin(self)
         self._gate.clients.opens(self.server)
 
-    patch.setattr(leadership.Leadership, "begin", wrong)
+    patch.setattr(leadership.MasterRole, "begin", wrong)
 
 
 def slaves_serve_clients(patch: Patch) -> None:
     """What arrives at a slave that led before is served by what it was."""
-    end = Leadership.end
+    end = MasterRole.end
 
-    def wrong(self: Leadership, why: str) -> None:
+    def wrong(self: MasterRole, why: str) -> None:
         server = self.server
         end(self, why)
         self._gate.clients.opens(server)
 
-    patch.setattr(Leadership, "end", wrong)
+    patch.setattr(MasterRole, "end", wrong)
 
 
 def hand_over_waits_for_nobody(patch: Patch) -> None:
     """The one that takes over is said to have everything; it need not be in the set for that."""
 
-    def wrong(self: HandOver, now_ms: int) -> bool:
+    def wrong(self: MasterHandOver, now_ms: int) -> bool:
         if self._on_reply is not None:
             self._answer(HandOverReply(end=self._store.end).SerializeToString())
         return now_ms >= self._until_ms
 
-    patch.setattr(HandOver, "step", wrong)
+    patch.setattr(MasterHandOver, "step", wrong)
     patch.setattr("popmq.controller.failover.candidates", lambda record, living: list(living))
     rules.elected_outside_the_set(patch)
 
@@ -257,25 +257,25 @@ def master_never_gives_way(patch: Patch) -> None:
 
 def fired_timers_fire_again_after_a_switch(patch: Patch) -> None:
     """A promoted slave forgets which timers fired since its snapshot."""
-    lead = following.Following.promote
+    lead = following.SlaveLifecycle.promote
 
-    def wrong(self: following.Following, epoch: int) -> None:
+    def wrong(self: following.SlaveLifecycle, epoch: int) -> None:
         lead(self, epoch)
         state: TimerState = self._timers.state
         state.cursor = (0, 0)
 
-    patch.setattr(following.Following, "promote", wrong)
+    patch.setattr(following.SlaveLifecycle, "promote", wrong)
 
 
 def timers_begin_anew_at_each_master(patch: Patch) -> None:
     """What was enqueued before the switch is never fired."""
 
-    def wrong(self: following.Following, epoch: int) -> None:
+    def wrong(self: following.SlaveLifecycle, epoch: int) -> None:
         promote(self, epoch)
         self._timers.state.pending.clear()
 
-    promote = following.Following.promote
-    patch.setattr(following.Following, "promote", wrong)
+    promote = following.SlaveLifecycle.promote
+    patch.setattr(following.SlaveLifecycle, "promote", wrong)
 
 
 def sends_stored_by_each_try(patch: Patch) -> None:
@@ -296,7 +296,7 @@ def sends_stored_by_each_try(patch: Patch) -> None:
 def promoted_without_its_last_records(patch: Patch) -> None:
     """A promoted slave serves before it applied its tail."""
 
-    def wrong(self: following.Following) -> int:
+    def wrong(self: following.SlaveLifecycle) -> int:
         if self.promoted and self._store.slave is not None:
             self._store.opened()
             self._lead()
@@ -304,18 +304,18 @@ def promoted_without_its_last_records(patch: Patch) -> None:
             return 1
         return int(step(self))
 
-    step = following.Following.step
-    patch.setattr(following.Following, "step", wrong)
+    step = following.SlaveLifecycle.step
+    patch.setattr(following.SlaveLifecycle, "step", wrong)
 
 
 def memory_waits_for_nobody(patch: Patch) -> None:
     """A send in memory is OK once this broker holds it, whoever else there is (rule 7)."""
-    patch.setattr(Received, "when_received", lambda self, then: then())
+    patch.setattr(MemoryConfirmation, "when_received", lambda self, then: then())
 
 
 def buffered_receives_wait_for_nobody(patch: Patch) -> None:
     """A receive that writes nothing is answered by who thinks that it leads (rule 7)."""
-    patch.setattr(Received, "when_heard", lambda self, then: then())
+    patch.setattr(MemoryConfirmation, "when_heard", lambda self, then: then())
 
 
 def refusals_rest_on_what_is_not_confirmed(patch: Patch) -> None:
@@ -327,13 +327,13 @@ def refusals_rest_on_what_is_not_confirmed(patch: Patch) -> None:
 
 def nobody_is_taken_for_alive_after_a_switch(patch: Patch) -> None:
     """A new master takes clients for gone that it has not heard yet (D6: 30 s)."""
-    patch.setattr(Liveness, "started", lambda self, now_ms: None)
+    patch.setattr(ClientLiveness, "started", lambda self, now_ms: None)
 
 
 def renewed_for_ever(patch: Patch) -> None:
     """A push consumer's good-bye changes nothing."""
-    patch.setattr(Liveness, "gone", lambda self, client: None)
-    patch.setattr(Liveness, "alive", lambda self, client, now_ms: True)
+    patch.setattr(ClientLiveness, "gone", lambda self, client: None)
+    patch.setattr(ClientLiveness, "alive", lambda self, client, now_ms: True)
 
 
 def newest_bytes_kept_after_a_cut(patch: Patch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.common.protocol.replication_payloads import (
     Block,
     EpochEntry,
@@ -23,11 +23,11 @@ from popmq.common.wire import controller_pb2 as pb
 from popmq.controller import election, replica_group
 from popmq.controller.group_record import GroupRecord
 from popmq.testing.cluster_world.port import SimConnection, SimPort
-from popmq.testing.cluster_world.sim_metadata_store import SharedRecords
+from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
 from popmq.testing.model import world as model_world
 from popmq.testing.model.log import ModelLog
 from popmq.testing.model.node import ModelNode
-from popmq.testing.model.slave import SlaveSide
+from popmq.testing.model.slave import ModelSlave
 
 Patch = pytest.MonkeyPatch
 
@@ -48,7 +48,7 @@ def smaller_set_before_it_is_known(patch: Patch) -> None:
     """{A,B}: A has r, proposes -B, confirms r; B is elected, the shrink loses: r is gone."""
     shrink = SyncState.shrink
 
-    def wrong(self: SyncState, store_id: str) -> Alter | None:
+    def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
         asked = shrink(self, store_id)
         if asked is not None:
             self.members -= {store_id}
@@ -57,7 +57,7 @@ def smaller_set_before_it_is_known(patch: Patch) -> None:
     patch.setattr(SyncState, "shrink", wrong)
 
 
-def _expand(self: SyncState, store_id: str, *, waits: bool) -> Alter:
+def _expand(self: SyncState, store_id: str, *, waits: bool) -> AlterSyncStateSet:
     if waits:
         self.pending |= {store_id}
     return self._propose(self.members | {store_id})
@@ -66,7 +66,7 @@ def _expand(self: SyncState, store_id: str, *, waits: bool) -> Alter:
 def expand_waits_only_when_known(patch: Patch) -> None:
     """B at confirmed = 0 is proposed; A confirms r alone; the set becomes {A,B}; B is elected."""
 
-    def wrong(self: SyncState, store_id: str) -> Alter | None:
+    def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
         joins = store_id not in self.in_force and self.may_join(store_id)
         return _expand(self, store_id, waits=False) if joins else None
 
@@ -76,7 +76,7 @@ def expand_waits_only_when_known(patch: Patch) -> None:
 def expand_at_log_end_without_waiting(patch: Patch) -> None:
     """B is at the log's end 0 when it is proposed; A appends and confirms r; B is elected."""
 
-    def wrong(self: SyncState, store_id: str) -> Alter | None:
+    def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
         at_end = self.acked.get(store_id, 0) >= self.acked.get(self.own_id, 0)
         joins = store_id not in self.in_force and at_end
         return _expand(self, store_id, waits=False) if joins else None
@@ -87,7 +87,7 @@ def expand_at_log_end_without_waiting(patch: Patch) -> None:
 def expand_from_any_position(patch: Patch) -> None:
     """A confirmed r; B at 0 is added; B is elected: r is gone."""
 
-    def wrong(self: SyncState, store_id: str) -> Alter | None:
+    def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
         return _expand(self, store_id, waits=True) if store_id not in self.in_force else None
 
     patch.setattr(SyncState, "expand", wrong)
@@ -105,7 +105,7 @@ def expand_without_the_epoch_start(patch: Patch) -> None:
 def timeout_taken_for_failure(patch: Patch) -> None:
     """+B is given up and r confirmed alone; the delayed write lands; B is elected."""
 
-    def wrong(self: ModelNode, wanted: Alter) -> None:
+    def wrong(self: ModelNode, wanted: AlterSyncStateSet) -> None:
         if self.sync is not None and self.sync.proposal == wanted:
             self.sync.pending, self.sync.proposal = frozenset(), None
 
@@ -195,16 +195,16 @@ def election_leaves_the_leader_alone(patch: Patch) -> None:
 
 def controllers_without_compare_and_set(patch: Patch) -> None:
     """{A,B} shrank to {A}, A confirms r; a controller that read {A,B} elects B."""
-    patch.setattr(SharedRecords, "fits", lambda self, found, expected_version: True)
+    patch.setattr(SimMetadataStore, "fits", lambda self, found, expected_version: True)
 
 
 def same_epoch_twice(patch: Patch) -> None:
     """Epoch 2 is A's, which confirms r; the other controller writes epoch 2 for B."""
 
-    def wrong(self: SharedRecords, found: GroupRecord | None, expected_version: int) -> bool:
+    def wrong(self: SimMetadataStore, found: GroupRecord | None, expected_version: int) -> bool:
         return found is None or expected_version in (found.version, found.version - 1)
 
-    patch.setattr(SharedRecords, "fits", wrong)
+    patch.setattr(SimMetadataStore, "fits", wrong)
 
 
 # -- epochs and identity
@@ -245,9 +245,9 @@ def goes_on_in_its_epoch_after_a_restart(patch: Patch) -> None:
 
 def new_disk_with_the_old_identity(patch: Patch) -> None:
     """A confirms r, loses its disk, and is elected again as what it was: a master without r."""
-    wipe = model_world.Replica.wipe
+    wipe = model_world.ModelReplica.wipe
 
-    def wrong(self: model_world.Replica) -> None:
+    def wrong(self: model_world.ModelReplica) -> None:
         identity = self.disk.durable("identity") if self.disk.exists("identity") else b""
         wipe(self)
         if identity:
@@ -256,7 +256,7 @@ def new_disk_with_the_old_identity(patch: Patch) -> None:
             file.sync()
             self.disk.sync_folder("")
 
-    patch.setattr(model_world.Replica, "wipe", wrong)
+    patch.setattr(model_world.ModelReplica, "wipe", wrong)
 
 
 def entry_with_equal_start_refused(patch: Patch) -> None:
@@ -297,10 +297,10 @@ def new_master_cuts_to_known_confirmed(patch: Patch) -> None:
 def slave_cuts_to_known_confirmed(patch: Patch) -> None:
     """A confirms r; B restarts, cuts to 0 at the handshake, and is elected."""
 
-    def wrong(self: SlaveSide, reply: HandshakeReply) -> int:
+    def wrong(self: ModelSlave, reply: HandshakeReply) -> int:
         return min(self._node.confirmed, reply.end)
 
-    patch.setattr(SlaveSide, "agreed_position", wrong)
+    patch.setattr(ModelSlave, "agreed_position", wrong)
 
 
 def ack_before_fsync(patch: Patch) -> None:
@@ -333,36 +333,36 @@ def survived_bytes_not_synced(patch: Patch) -> None:
 
 def new_epoch_acked_without_truncation(patch: Patch) -> None:
     """A has stale r of epoch 1 where B, of epoch 2, confirms r': A acks, and shows r."""
-    patch.setattr(SlaveSide, "agreed_position", lambda self, reply: self._node.log.end)
-    patch.setattr(SlaveSide, "position_fits", lambda self, block: True)
+    patch.setattr(ModelSlave, "agreed_position", lambda self, reply: self._node.log.end)
+    patch.setattr(ModelSlave, "position_fits", lambda self, block: True)
 
 
 def data_taken_without_a_handshake(patch: Patch) -> None:
     """A has stale r of epoch 1, follows B of epoch 2, and puts what comes behind r."""
 
-    def wrong(self: SlaveSide, up: bool) -> None:
+    def wrong(self: ModelSlave, up: bool) -> None:
         self.agreed = False
         self._attempt += 1
         if up and not self._over:
             self.agreed = True
             self._fetch()
 
-    patch.setattr(SlaveSide, "_connected", wrong)
+    patch.setattr(ModelSlave, "_connected", wrong)
     patch.setattr(ModelNode, "is_session", lambda self, store_id, session: True)
 
 
 def confirmed_used_before_truncation(patch: Patch) -> None:
     """A has stale r of epoch 1, hears from B that r' is confirmed, and shows r."""
-    agree = SlaveSide._agree
+    agree = ModelSlave._agree
 
-    def wrong(self: SlaveSide, attempt: int, answer: Any) -> None:
+    def wrong(self: ModelSlave, attempt: int, answer: Any) -> None:
         if isinstance(answer, bytes) and not self.is_stale(attempt):
             reply = decode_handshake_reply(answer)
             if reply.epoch == self._node.identity.epoch:
                 self._node.know_confirmed(min(reply.confirmed, self._node.log.end))
         agree(self, attempt, answer)
 
-    patch.setattr(SlaveSide, "_agree", wrong)
+    patch.setattr(ModelSlave, "_agree", wrong)
 
 
 def answer_of_an_older_connection_used(patch: Patch) -> None:
@@ -379,7 +379,7 @@ def answer_of_an_older_connection_used(patch: Patch) -> None:
 
     patch.setattr(SimPort, "_down", keeps)
     patch.setattr(SimConnection, "client_open", property(lambda self: True))
-    patch.setattr(SlaveSide, "is_stale", lambda self, attempt: self._over)
+    patch.setattr(ModelSlave, "is_stale", lambda self, attempt: self._over)
 
 
 def acks_without_epoch(patch: Patch) -> None:
@@ -387,9 +387,9 @@ def acks_without_epoch(patch: Patch) -> None:
 
     B has to go on over a new connection without a handshake for that.
     """
-    connected = SlaveSide._connected
+    connected = ModelSlave._connected
 
-    def wrong(self: SlaveSide, up: bool) -> None:
+    def wrong(self: ModelSlave, up: bool) -> None:
         agreed = self.agreed
         if not agreed:
             connected(self, up)
@@ -397,7 +397,7 @@ def acks_without_epoch(patch: Patch) -> None:
             self.fsynced()
             self._fetch()
 
-    patch.setattr(SlaveSide, "_connected", wrong)
+    patch.setattr(ModelSlave, "_connected", wrong)
     patch.setattr(ModelNode, "is_of_this_epoch", lambda self, epoch: True)
     patch.setattr(ModelNode, "is_session", lambda self, store_id, session: True)
 

@@ -12,11 +12,11 @@ from cluster.planted_cluster import PLANTED, PlantedCluster
 
 from popmq.testing.cluster_world.run import run_cluster_seed
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes, NetSometimes
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 
 
-def run(first: int, seeds: int) -> Tally:
-    tally = Tally(ClusterSometimes, NetSometimes)
+def run(first: int, seeds: int) -> StateCounts:
+    tally = StateCounts(ClusterSometimes, NetSometimes)
     for seed in range(first, first + seeds):
         outcome = run_cluster_seed(seed)
         assert not outcome.violations, outcome.story(60)

@@ -7,10 +7,10 @@ from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.port import SimPort
-from popmq.testing.cluster_world.sim_network import Manners, SimNet
+from popmq.testing.cluster_world.sim_network import NetworkFaults, SimNet
 from popmq.testing.cluster_world.sometimes_states import NetSometimes
 from popmq.testing.cluster_world.timeline import HostClock, Timeline
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 
 
 class Echo:
@@ -38,11 +38,11 @@ class Echo:
 class Net:
     """Two hosts, `a` asks and `b` serves."""
 
-    def __init__(self, seed: int = 1, manners: Manners | None = None) -> None:
+    def __init__(self, seed: int = 1, manners: NetworkFaults | None = None) -> None:
         rng = random.Random(seed)
         self.time = Timeline(rng)
-        self.tally = Tally(NetSometimes)
-        self.net = SimNet(self.time, rng, self.tally, manners or Manners())
+        self.tally = StateCounts(NetSometimes)
+        self.net = SimNet(self.time, rng, self.tally, manners or NetworkFaults())
         self.a, self.b = (Host(name, self.time, HostClock(self.time)) for name in "ab")
         self.server = Echo()
         for host in (self.a, self.b):
@@ -77,7 +77,7 @@ def test_a_refusal_comes_back_as_a_refusal() -> None:
 
 
 def test_an_unruly_network_reorders_loses_and_repeats() -> None:
-    net = Net(manners=Manners(unruly=True, loss=0.1, twice=0.2, late=0.1))
+    net = Net(manners=NetworkFaults(unruly=True, loss=0.1, twice=0.2, late=0.1))
     for number in range(200):
         net.ask(b"%d" % number, timeout_ms=20_000)
     net.run(30_000)
@@ -90,7 +90,7 @@ def test_an_unruly_network_reorders_loses_and_repeats() -> None:
 
 
 def test_what_waits_at_a_cut_link_arrives_when_it_heals() -> None:
-    net = Net(manners=Manners(patience_ms=8_000))
+    net = Net(manners=NetworkFaults(patience_ms=8_000))
     net.ask(b"first")
     net.run()
     net.net.cut("a", "b")
@@ -114,7 +114,7 @@ def test_a_cut_in_one_direction_lets_the_request_arrive_and_not_its_answer() -> 
 
 
 def test_after_long_silence_the_asker_gives_the_connection_up() -> None:
-    net = Net(manners=Manners(patience_ms=8_000))
+    net = Net(manners=NetworkFaults(patience_ms=8_000))
     net.run()
     net.net.cut("a", "b")
     net.ask(b"lost")
@@ -211,7 +211,7 @@ def test_clocks_drift_step_and_begin_anew() -> None:
 
 
 def test_a_connection_that_breaks_while_it_opens_is_opened_again() -> None:
-    net = Net(manners=Manners(latency_ms=(5, 5)))
+    net = Net(manners=NetworkFaults(latency_ms=(5, 5)))
     net.run(7)  # accepted, and the news of that is on its way
     assert net.net.break_some(lambda connection: True) == 1
     net.run(3_000)

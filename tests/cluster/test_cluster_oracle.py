@@ -2,7 +2,12 @@
 
 import pytest
 
-from popmq.testing.cluster_world.history import Ask, ClusterReader, Delivered, Message
+from popmq.testing.cluster_world.history import (
+    ClusterReader,
+    DeliveryHistory,
+    Message,
+    ReceiveRequestHistory,
+)
 from popmq.testing.cluster_world.oracle import ClusterOracle
 
 INVISIBLE_MS = 6_000
@@ -23,8 +28,10 @@ class Push:
         oracle.at += 1
         self.reader.open_pops += 1
         times = oracle.log_ms, INVISIBLE_MS
-        ask = Ask(self.reader, INVISIBLE_MS, 0, oracle.at, oracle.now_ms, times[0], 0, True)
-        held = Delivered(self.reader, self.message, attempt, b"", *times, oracle.at)
+        ask = ReceiveRequestHistory(
+            self.reader, INVISIBLE_MS, 0, oracle.at, oracle.now_ms, times[0], 0, True
+        )
+        held = DeliveryHistory(self.reader, self.message, attempt, b"", *times, oracle.at)
         oracle.popped(ask, [held])
 
 

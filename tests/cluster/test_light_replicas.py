@@ -11,14 +11,14 @@ import pytest
 from cluster.planted_model import PLANTED, PlantedModel
 
 from popmq.testing.cluster_world.sometimes_states import ModelSometimes, NetSometimes
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.model.run import run_model_seed
 
 FEWEST = 60
 
 
-def run(first: int, seeds: int) -> Tally:
-    tally = Tally(ModelSometimes, NetSometimes)
+def run(first: int, seeds: int) -> StateCounts:
+    tally = StateCounts(ModelSometimes, NetSometimes)
     for seed in range(first, first + seeds):
         outcome = run_model_seed(seed)
         assert not outcome.violations, outcome.story(40)

@@ -13,18 +13,18 @@ from popmq.common.protocol.frame_server import FrameServer
 from popmq.common.protocol.frames import (
     DEFAULT_SETTINGS,
     Address,
-    Connection,
+    FrameConnection,
     FrameSettings,
     Hello,
-    Role,
+    ProcessRole,
     encode_hello,
 )
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 
-PROXY = Hello(role=Role.PROXY, name="p0", cluster="blue", features=("pop",), epoch=3)
+PROXY = Hello(role=ProcessRole.PROXY, name="p0", cluster="blue", features=("pop",), epoch=3)
 
 
-BROKER = Hello(role=Role.BROKER, name="b0", cluster="blue", epoch=7)
+BROKER = Hello(role=ProcessRole.BROKER, name="b0", cluster="blue", epoch=7)
 
 
 SECONDS = 10  # a test that waits longer has failed
@@ -188,6 +188,6 @@ class RecordingTransport(asyncio.Transport):
         self.aborted.set()
 
 
-class PlainConnection(Connection):
+class PlainConnection(FrameConnection):
     def dropped(self, reason: str) -> None:
         pass

@@ -9,7 +9,7 @@ from popmq.common.quantities import parse_duration_ms, parse_size
 from popmq.common.record.message import RevivalToken, message_size
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import (
-    Loaded,
+    LoadedSettings,
     MessageSettings,
     PopSettings,
     Settings,
@@ -26,7 +26,7 @@ def load(
     toml: str = "",
     environ: dict[str, str] | None = None,
     flags: dict[str, object] | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     path = tmp_path / "popmq.toml"
     path.write_text(toml)
     return load_settings(str(path), environ or {}, flags or {})

@@ -4,7 +4,7 @@ import random
 
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Delivery, PopReply
-from popmq.common.protocol.pop_reply import Deliveries, content_of, intact_contents
+from popmq.common.protocol.pop_reply import PopReplyBuilder, content_of, intact_contents
 from popmq.common.record.message import Stamp, StoredMessage, decode_message, encode_message
 from popmq.common.record.receipt import encode_member, encode_members, sign_check_point
 
@@ -78,7 +78,7 @@ def test_the_reply_is_that_of_the_single_deliveries() -> None:
         signed = sign_check_point(KEY, name, 64, 7, 1, 2, 3, 4)
         members = [(number * 2 + 10, number * 2) for number in range(32)]
         handle, tails = encode_members(signed, members)
-        deliveries = Deliveries()
+        deliveries = PopReplyBuilder()
         contents = [content_of(message) for message in found]
         at = [offset for offset, _ in members]
         deliveries.add(1, 2, handle, tails, list(zip(at, contents, strict=True)))

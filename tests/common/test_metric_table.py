@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from popmq.common.metric_table import page
-from popmq.common.metric_table.row import PREFIX, Kind, Unit, unit_of
+from popmq.common.metric_table.row import PREFIX, Kind, MetricUnit, unit_of
 from popmq.common.metric_table.table import TABLE, reading
 from popmq.common.observability import Histogram
 
@@ -59,7 +59,7 @@ def test_units_are_in_the_names() -> None:
     wrong += [
         name
         for name, row in TABLE.items()
-        if row.kind is Kind.HISTOGRAM and unit_of(name) is Unit.NONE
+        if row.kind is Kind.HISTOGRAM and unit_of(name) is MetricUnit.NONE
     ]
     wrong += [name for name in TABLE if name.endswith("_total") or name.startswith(PREFIX)]
     assert wrong == []

@@ -52,7 +52,7 @@ CASES: list[tuple[Callable[..., bytes], Callable[[bytes], object], object]] = [
     (
         replication.encode_ask_timers,
         replication.decode_ask_timers,
-        replication.AskTimers(7, STORE, 1),
+        replication.TimerCheckPointRequest(7, STORE, 1),
     ),
     (
         replication.encode_master_timers,

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from popmq.common.loop_iteration import TurnEnd, at_once
+from popmq.common.loop_iteration import LoopIteration, at_once
 
 
 def test_what_is_left_for_the_end_of_a_turn_comes_in_order_behind_the_turn() -> None:
     said: list[str] = []
 
     async def test() -> None:
-        turn = TurnEnd()
+        turn = LoopIteration()
         turn.at_end(lambda: said.append("first"))
         turn.at_end(lambda: said.append("second"))
         said.append("the turn")
@@ -25,7 +25,7 @@ def test_what_the_end_of_a_turn_leaves_is_done_in_the_same_pass() -> None:
     said: list[str] = []
 
     async def test() -> None:
-        turn = TurnEnd()
+        turn = LoopIteration()
         turn.at_end(lambda: turn.at_end(lambda: said.append("its own")))
         turn.at_end(lambda: said.append("another's"))
         await asyncio.sleep(0)
@@ -41,7 +41,7 @@ def test_one_that_fails_spoils_no_other(caplog: pytest.LogCaptureFixture) -> Non
     said: list[str] = []
 
     async def test() -> None:
-        turn = TurnEnd()
+        turn = LoopIteration()
         turn.at_end(lambda: said.remove("absent"))
         turn.at_end(lambda: said.append("after it"))
         await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from timer.timer_client import (
 from popmq.broker.timer.timer_checkpoint import read_checkpoint, write_checkpoint
 from popmq.common.errors import Code, PopmqError, TooManyRequests
 from popmq.common.protocol import messaging_payloads as hop
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, RecallResult
 from popmq.common.topics import TIMER_TOPIC, TIMER_TOPIC_ID, MessageType
 from popmq.common.wire import admin_pb2 as pb
 from popmq.proxy.api.definition_pb2 import SystemProperties
@@ -153,7 +153,7 @@ def test_a_recall_is_served_on_a_full_disk_and_a_rescheduling_is_not() -> None:
     _, core = on_a_small_disk()
     send_all(core, {"A": HOUR, "B": HOUR})
     until_refused(core, lambda number: core.send("orders", bytes(50_000)))
-    assert recall(core, "A") is TimerOutcome.DONE
+    assert recall(core, "A") is RecallResult.DONE
     request = pb.RescheduleRequest(topic="orders", message_id="B", new_due_ms=-HOUR)
     error = core.ask(Kind.RESCHEDULE, request.SerializeToString()).error
     assert isinstance(error, PopmqError)
@@ -167,7 +167,7 @@ def test_timers_of_one_moment_are_cancelled_one_by_one(core: CoreBroker) -> None
         send(core, f"M{number:03}", due_ms)
     core.run_steps()
     for number in range(0, 200, 3):
-        assert recall(core, f"M{number:03}") is TimerOutcome.DONE
+        assert recall(core, f"M{number:03}") is RecallResult.DONE
     reschedule(core, "M001", due_ms + MINUTE)
     core.advance(MINUTE)
     left = [f"M{number:03}".encode() for number in range(200) if number % 3 and number != 1]

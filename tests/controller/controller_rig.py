@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.controller import Controller, ControllerTimes
+from popmq.controller.controller import Controller, ControllerTimeouts
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import MemoryStore, MetadataStore
 from popmq.testing.harness.clock import ManualClock
@@ -119,7 +119,7 @@ class Rig:
             self.opened.append(address)
             return ScriptedPeer(self.peers.get(address))
 
-        times = ControllerTimes(HEARTBEAT_MS, DEAD_MS)
+        times = ControllerTimeouts(HEARTBEAT_MS, DEAD_MS)
         return Controller("popmq", store or self.store, self.clock, open_peer, times=times)
 
     def run(self, ms: int) -> None:

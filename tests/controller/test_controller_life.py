@@ -23,7 +23,7 @@ from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.controller import Controller
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_store import MemoryStore, OnRead, StoreAway
+from popmq.controller.metadata_store import MemoryStore, MetadataStoreUnavailable, OnRead
 from popmq.controller.replica_group import READ_MS
 
 
@@ -119,7 +119,7 @@ class AwayStore(MemoryStore):
 
     def read(self, key: str, then: OnRead) -> None:
         if self.away:
-            then(StoreAway("connection refused"))
+            then(MetadataStoreUnavailable("connection refused"))
         else:
             super().read(key, then)
 

@@ -11,13 +11,13 @@ from controller.controller_rig import GROUP, Broker
 
 from popmq.common.errors import ConfigError
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.settings import ControllerSettings, Settings
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.file_store import FileStore
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_store import Outcome, StoreAway, Swapped
+from popmq.controller.metadata_store import MetadataStoreUnavailable, WriteOutcome, WriteResult
 from popmq.controller.process import ControllerProcess, ThreadedStore
 
 FIRST = GroupRecord("a", 1, ("a",), 1)
@@ -37,16 +37,16 @@ class StuckStore:
         self.go.wait(20)
         return FIRST
 
-    def swap(self, key: str, expected_version: int, record: GroupRecord) -> Swapped:
+    def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
         self.go.wait(20)
-        return Swapped(Outcome.WRITTEN, record)
+        return WriteResult(WriteOutcome.WRITTEN, record)
 
 
 class FailingStore:
     def read(self, key: str) -> GroupRecord | None:
         raise RuntimeError("a fault")
 
-    def swap(self, key: str, expected_version: int, record: GroupRecord) -> Swapped:
+    def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
         raise RuntimeError("a fault")
 
 
@@ -54,11 +54,11 @@ def test_a_store_that_hangs_is_answered_for_in_time_and_only_once() -> None:
     async def test() -> None:
         stuck = StuckStore()
         store = ThreadedStore(stuck, timeout_s=0.05)
-        reads: list[GroupRecord | StoreAway | None] = []
-        swaps: list[Swapped] = []
+        reads: list[GroupRecord | MetadataStoreUnavailable | None] = []
+        swaps: list[WriteResult] = []
         answered = asyncio.Event()
 
-        def swapped(result: Swapped) -> None:
+        def swapped(result: WriteResult) -> None:
             swaps.append(result)
             answered.set()
 
@@ -69,8 +69,8 @@ def test_a_store_that_hangs_is_answered_for_in_time_and_only_once() -> None:
         done = asyncio.Event()
         ThreadedStore(stuck).read("g", lambda found: done.set())
         await done.wait()
-        assert [type(one) for one in reads] == [StoreAway]
-        assert [one.outcome for one in swaps] == [Outcome.UNKNOWN]
+        assert [type(one) for one in reads] == [MetadataStoreUnavailable]
+        assert [one.outcome for one in swaps] == [WriteOutcome.UNKNOWN]
         assert "did not answer within 0.05 s" in swaps[0].reason
         store.stop()
 
@@ -80,17 +80,17 @@ def test_a_store_that_hangs_is_answered_for_in_time_and_only_once() -> None:
 def test_a_fault_of_a_store_is_no_answer() -> None:
     async def test() -> None:
         store = ThreadedStore(FailingStore())
-        found: list[Swapped] = []
+        found: list[WriteResult] = []
         answered = asyncio.Event()
 
-        def swapped(result: Swapped) -> None:
+        def swapped(result: WriteResult) -> None:
             found.append(result)
             answered.set()
 
         store.swap("g", 0, FIRST, swapped)
         await answered.wait()
         assert (found[0].outcome, found[0].reason) == (
-            Outcome.UNKNOWN,
+            WriteOutcome.UNKNOWN,
             "the metadata store failed: a fault",
         )
         store.stop()
@@ -119,7 +119,7 @@ def test_over_frames_and_files_two_controllers_make_one_master_and_then_the_next
         ports = []
         for controller in controllers:
             controller.start()
-            hello = Hello(role=Role.BROKER, name="b", cluster="popmq")
+            hello = Hello(role=ProcessRole.BROKER, name="b", cluster="popmq")
             port = FramePort(await controller.listen(), hello)
             port.start()
             ports.append(port)
@@ -166,7 +166,7 @@ def test_a_watching_broker_whose_process_is_gone_is_replaced_without_waiting(
         controller = ControllerProcess(Settings(controller=hour))
         controller.start()
         where = await controller.listen()
-        hello = Hello(role=Role.BROKER, name="b", cluster="popmq")
+        hello = Hello(role=ProcessRole.BROKER, name="b", cluster="popmq")
         node_a, node_b = (FramePort(where, hello) for _ in range(2))
         node_a.start()
         node_b.start()

@@ -6,7 +6,7 @@ from controller.controller_rig import DEAD_MS, HEARTBEAT_MS, Broker, Rig, Script
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.controller import REST_MS, Controller, ControllerTimes
+from popmq.controller.controller import REST_MS, Controller, ControllerTimeouts
 from popmq.controller.metadata_store import MemoryStore
 from popmq.testing.harness.clock import ManualClock
 
@@ -63,7 +63,7 @@ def test_a_rest_is_not_taken_for_having_stood_still(
     dead_after_ms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    times = ControllerTimes(heartbeat_ms=dead_after_ms // 2, dead_after_ms=dead_after_ms)
+    times = ControllerTimeouts(heartbeat_ms=dead_after_ms // 2, dead_after_ms=dead_after_ms)
     controller = Controller("popmq", MemoryStore(), clock, nobody, times=times)
     ask(controller, Kind.REGISTER, single().heartbeat())
     while not controller.wait_ms(clock.boot_ms()):
@@ -81,7 +81,7 @@ def test_each_request_is_told_so_that_a_rest_can_end() -> None:
         MemoryStore(),
         ManualClock(),
         nobody,
-        times=ControllerTimes(),
+        times=ControllerTimeouts(),
         on_request=lambda: told.append(1),
     )
     ask(controller, Kind.REGISTER, single().heartbeat())

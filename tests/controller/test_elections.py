@@ -16,7 +16,13 @@ from controller.controller_rig import (
 from popmq.common.errors import Code, PopmqError
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_store import MemoryStore, OnRead, OnSwapped, Outcome, Swapped
+from popmq.controller.metadata_store import (
+    MemoryStore,
+    OnRead,
+    OnSwapped,
+    WriteOutcome,
+    WriteResult,
+)
 
 # -- the first record
 
@@ -77,11 +83,11 @@ class SlowStore(MemoryStore):
             super().swap(key, expected_version, record, then)
             return
         self.swaps.append((expected_version, record))
-        results: list[Swapped] = []
+        results: list[WriteResult] = []
         super().swap(key, expected_version, record, results.append)
         if self.silent:
             self.silent -= 1
-            then(Swapped(Outcome.UNKNOWN, None, "no answer in time"))
+            then(WriteResult(WriteOutcome.UNKNOWN, None, "no answer in time"))
             return
         then(results[0])
 

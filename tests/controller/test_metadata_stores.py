@@ -17,9 +17,9 @@ from popmq.controller.lease_store import ApiServer, LeaseStore
 from popmq.controller.metadata_store import (
     BlockingStore,
     MemoryStore,
-    Outcome,
-    StoreAway,
-    Swapped,
+    MetadataStoreUnavailable,
+    WriteOutcome,
+    WriteResult,
 )
 
 FIRST = GroupRecord("a", 1, ("a", "b"), 1)
@@ -34,13 +34,13 @@ class WaitingMemory:
         self._store = MemoryStore()
 
     def read(self, key: str) -> GroupRecord | None:
-        found: list[GroupRecord | StoreAway | None] = []
+        found: list[GroupRecord | MetadataStoreUnavailable | None] = []
         self._store.read(key, found.append)
-        assert not isinstance(found[0], StoreAway)
+        assert not isinstance(found[0], MetadataStoreUnavailable)
         return found[0]
 
-    def swap(self, key: str, expected_version: int, record: GroupRecord) -> Swapped:
-        found: list[Swapped] = []
+    def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
+        found: list[WriteResult] = []
         self._store.swap(key, expected_version, record, found.append)
         return found[0]
 
@@ -70,16 +70,16 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlockingStore:
 
 def test_a_store_gives_back_what_was_written(store: BlockingStore) -> None:
     assert store.read("g") is None
-    assert store.swap("g", 0, FIRST) == Swapped(Outcome.WRITTEN, FIRST)
+    assert store.swap("g", 0, FIRST) == WriteResult(WriteOutcome.WRITTEN, FIRST)
     assert store.read("g") == FIRST
-    assert store.swap("g", 1, SECOND) == Swapped(Outcome.WRITTEN, SECOND)
+    assert store.swap("g", 1, SECOND) == WriteResult(WriteOutcome.WRITTEN, SECOND)
     assert store.read("g") == SECOND
 
 
 def test_groups_do_not_meet(store: BlockingStore) -> None:
     for key in ("a-b", "A-b", "a_b"):
         store.swap(key, 0, FIRST)
-        assert store.swap(key, 1, SECOND).outcome is Outcome.WRITTEN
+        assert store.swap(key, 1, SECOND).outcome is WriteOutcome.WRITTEN
 
 
 @pytest.mark.parametrize("expected", [0, 2], ids=["none", "a later one"])
@@ -89,7 +89,7 @@ def test_a_write_that_expects_another_version_writes_nothing(
     store.swap("g", 0, FIRST)
     wanted = GroupRecord("b", 9, ("b",), expected + 1)
     result = store.swap("g", expected, wanted)
-    assert result.outcome is not Outcome.WRITTEN
+    assert result.outcome is not WriteOutcome.WRITTEN
     assert result.record == FIRST
     assert store.read("g") == FIRST
 
@@ -105,8 +105,8 @@ def test_a_file_store_reads_what_the_last_process_wrote(tmp_path: Path) -> None:
 def test_of_two_stores_on_one_folder_one_wins(tmp_path: Path) -> None:
     one, two = FileStore(str(tmp_path)), FileStore(str(tmp_path))
     one.swap("g", 0, FIRST)
-    assert one.swap("g", 1, SECOND).outcome is Outcome.WRITTEN
-    assert two.swap("g", 1, OTHER) == Swapped(Outcome.CONFLICT, SECOND)
+    assert one.swap("g", 1, SECOND).outcome is WriteOutcome.WRITTEN
+    assert two.swap("g", 1, OTHER) == WriteResult(WriteOutcome.CONFLICT, SECOND)
 
 
 def _write_many(folder: str, name: str, wins: int) -> None:
@@ -115,7 +115,7 @@ def _write_many(folder: str, name: str, wins: int) -> None:
         found = store.read("g")
         version = found.version if found else 0
         record = GroupRecord(name, 1 + (found.epoch if found else 0), (name,), version + 1)
-        won += store.swap("g", version, record).outcome is Outcome.WRITTEN
+        won += store.swap("g", version, record).outcome is WriteOutcome.WRITTEN
 
 
 def test_processes_that_write_at_once_lose_no_write(tmp_path: Path) -> None:
@@ -139,16 +139,16 @@ def test_a_draft_that_a_crash_left_behind_is_nothing(tmp_path: Path) -> None:
     store.swap("g", 0, FIRST)
     (tmp_path / "g.json.tmp").write_text('{"leader": "x"')
     assert store.read("g") == FIRST
-    assert store.swap("g", 1, SECOND).outcome is Outcome.WRITTEN
+    assert store.swap("g", 1, SECOND).outcome is WriteOutcome.WRITTEN
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"leader": "a", "epoch": 1}', "\udcff"])
 def test_a_damaged_file_is_said_and_never_taken_for_no_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "g.json").write_text(text, errors="surrogateescape")
     store = FileStore(str(tmp_path))
-    with pytest.raises(StoreAway, match=r"g\.json cannot be read"):
+    with pytest.raises(MetadataStoreUnavailable, match=r"g\.json cannot be read"):
         store.read("g")
-    assert store.swap("g", 0, FIRST).outcome is Outcome.UNKNOWN
+    assert store.swap("g", 0, FIRST).outcome is WriteOutcome.UNKNOWN
     assert (tmp_path / "g.json").read_text(errors="surrogateescape") == text
 
 
@@ -162,7 +162,7 @@ def test_a_disk_that_fails_after_the_rename_leaves_the_outcome_open(
 
     monkeypatch.setattr(file_store, "_sync_folder", broken)
     result = store.swap("g", 0, FIRST)
-    assert (result.outcome, result.reason) == (Outcome.UNKNOWN, "I/O error")
+    assert (result.outcome, result.reason) == (WriteOutcome.UNKNOWN, "I/O error")
 
 
 def test_a_lock_that_a_stopped_controller_holds_is_waited_for_and_then_said(
@@ -173,10 +173,10 @@ def test_a_lock_that_a_stopped_controller_holds_is_waited_for_and_then_said(
     fd = os.open(tmp_path / "lock", os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     result = store.swap("g", 0, FIRST)
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is WriteOutcome.UNKNOWN
     assert "another controller has held" in result.reason
     os.close(fd)
-    assert store.swap("g", 0, FIRST).outcome is Outcome.WRITTEN
+    assert store.swap("g", 0, FIRST).outcome is WriteOutcome.WRITTEN
 
 
 def test_a_folder_that_cannot_be_made_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -201,20 +201,20 @@ def test_a_write_between_read_and_write_wins(api: LeaseApi) -> None:
     store = lease_store(api)
     store.swap("g", 0, FIRST)
     api.before_write = lambda: lease_store(api).swap("g", 1, SECOND)
-    assert store.swap("g", 1, OTHER) == Swapped(Outcome.CONFLICT, SECOND)
+    assert store.swap("g", 1, OTHER) == WriteResult(WriteOutcome.CONFLICT, SECOND)
 
 
 def test_two_that_make_the_lease_at_once_make_one(api: LeaseApi) -> None:
     other = GroupRecord("b", 1, ("b",), 1)
     api.before_write = lambda: lease_store(api).swap("g", 0, other)
-    assert lease_store(api).swap("g", 0, FIRST) == Swapped(Outcome.CONFLICT, other)
+    assert lease_store(api).swap("g", 0, FIRST) == WriteResult(WriteOutcome.CONFLICT, other)
 
 
 def test_a_write_that_happened_and_was_not_answered_is_found_by_reading(api: LeaseApi) -> None:
     store = lease_store(api)
     store.swap("g", 0, FIRST)
     api.lose_answers = 1
-    assert store.swap("g", 1, SECOND) == Swapped(Outcome.WRITTEN, SECOND)
+    assert store.swap("g", 1, SECOND) == WriteResult(WriteOutcome.WRITTEN, SECOND)
 
 
 def test_a_conflict_after_our_own_success_is_a_success(api: LeaseApi) -> None:
@@ -222,7 +222,7 @@ def test_a_conflict_after_our_own_success_is_a_success(api: LeaseApi) -> None:
     store = lease_store(api)
     store.swap("g", 0, FIRST)
     api.repeat_writes = 1
-    assert store.swap("g", 1, SECOND) == Swapped(Outcome.WRITTEN, SECOND)
+    assert store.swap("g", 1, SECOND) == WriteResult(WriteOutcome.WRITTEN, SECOND)
 
 
 def test_a_write_that_was_not_answered_and_is_not_there_is_unknown(api: LeaseApi) -> None:
@@ -230,7 +230,7 @@ def test_a_write_that_was_not_answered_and_is_not_there_is_unknown(api: LeaseApi
     store.swap("g", 0, FIRST)
     api.delay_writes()
     result = store.swap("g", 1, SECOND)
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is WriteOutcome.UNKNOWN
     assert result.record == FIRST
     api.let_writes_go()
     assert api.landed.wait(10)
@@ -241,8 +241,8 @@ def test_a_late_write_loses_against_one_that_was_made_meanwhile(api: LeaseApi) -
     store = lease_store(api, timeout_s=0.3)
     store.swap("g", 0, FIRST)
     api.delay_writes()
-    assert store.swap("g", 1, SECOND).outcome is Outcome.UNKNOWN
-    assert lease_store(api).swap("g", 1, OTHER).outcome is Outcome.WRITTEN
+    assert store.swap("g", 1, SECOND).outcome is WriteOutcome.UNKNOWN
+    assert lease_store(api).swap("g", 1, OTHER).outcome is WriteOutcome.WRITTEN
     api.let_writes_go()
     assert api.landed.wait(10)
     assert store.read("g") == OTHER
@@ -255,10 +255,10 @@ def test_an_old_lease_from_a_cache_decides_nothing(api: LeaseApi) -> None:
     api.stale_reads = True
     third = GroupRecord("a", 3, ("a", "b"), 3)
     result = store.swap("g", 2, third)
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is WriteOutcome.UNKNOWN
     assert "old Lease" in result.reason
     # One that believes the old record writes nothing either.
-    assert store.swap("g", 1, OTHER).outcome is not Outcome.WRITTEN
+    assert store.swap("g", 1, OTHER).outcome is not WriteOutcome.WRITTEN
     api.stale_reads = False
     assert store.read("g") == SECOND
 
@@ -266,15 +266,15 @@ def test_an_old_lease_from_a_cache_decides_nothing(api: LeaseApi) -> None:
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
 def test_an_api_server_that_refuses_to_read_is_away(api: LeaseApi, status: int) -> None:
     api.refuse_with = status
-    with pytest.raises(StoreAway, match=f"answers {status}"):
+    with pytest.raises(MetadataStoreUnavailable, match=f"answers {status}"):
         lease_store(api).read("g")
-    assert lease_store(api).swap("g", 0, FIRST).outcome is Outcome.UNKNOWN
+    assert lease_store(api).swap("g", 0, FIRST).outcome is WriteOutcome.UNKNOWN
 
 
 def test_an_api_server_that_is_not_there_is_away() -> None:
     with LeaseApi() as gone:
         url = gone.url
-    with pytest.raises(StoreAway, match=url):
+    with pytest.raises(MetadataStoreUnavailable, match=url):
         LeaseStore(ApiServer(url, "shop"), "popmq").read("g")
 
 
@@ -282,9 +282,9 @@ def test_a_lease_that_somebody_else_made_is_not_overwritten(api: LeaseApi) -> No
     store = lease_store(api)
     store.swap("g", 0, FIRST)
     api.leases["popmq.popmq.g"]["metadata"]["annotations"] = {"popmq.io/record": "mine"}
-    with pytest.raises(StoreAway, match=r"Lease popmq\.popmq\.g cannot be read"):
+    with pytest.raises(MetadataStoreUnavailable, match=r"Lease popmq\.popmq\.g cannot be read"):
         store.read("g")
-    assert store.swap("g", 0, FIRST).outcome is Outcome.UNKNOWN
+    assert store.swap("g", 0, FIRST).outcome is WriteOutcome.UNKNOWN
 
 
 def test_the_token_is_sent_and_read_anew_for_each_request(api: LeaseApi) -> None:
@@ -302,7 +302,7 @@ def test_every_group_has_a_lease_name_that_kubernetes_takes(
     api: LeaseApi, cluster: str, key: str
 ) -> None:
     store = LeaseStore(ApiServer(api.url, "shop"), cluster)
-    assert store.swap(key, 0, FIRST).outcome is Outcome.WRITTEN
+    assert store.swap(key, 0, FIRST).outcome is WriteOutcome.WRITTEN
     assert store.read(key) == FIRST
 
 

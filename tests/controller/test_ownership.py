@@ -6,7 +6,7 @@ from controller.controller_rig import DEAD_MS, HEARTBEAT_MS, Broker, Rig, ask, r
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_ownership import KEY, Claim, Ownership
+from popmq.controller.metadata_ownership import KEY, MetadataOwnership, OwnershipClaim
 from popmq.controller.metadata_store import MemoryStore
 
 
@@ -66,18 +66,18 @@ def test_the_broker_of_the_same_process_owns_at_once() -> None:
 @pytest.mark.parametrize(
     ("claims", "wanted"),
     [
-        ({"a": Claim("", 0), "b": Claim("", 3)}, "b"),
-        ({"a": Claim("", 0), "c": Claim("b", 0)}, "b"),
-        ({"a": Claim("", 9), "c": Claim("b", 0)}, "b"),
-        ({"a": Claim("", 2), "b": Claim("", 3)}, "b"),
-        ({"b": Claim("", 0), "a": Claim("", 0)}, ""),
+        ({"a": OwnershipClaim("", 0), "b": OwnershipClaim("", 3)}, "b"),
+        ({"a": OwnershipClaim("", 0), "c": OwnershipClaim("b", 0)}, "b"),
+        ({"a": OwnershipClaim("", 9), "c": OwnershipClaim("b", 0)}, "b"),
+        ({"a": OwnershipClaim("", 2), "b": OwnershipClaim("", 3)}, "b"),
+        ({"b": OwnershipClaim("", 0), "a": OwnershipClaim("", 0)}, ""),
     ],
     ids=["has topics", "is followed", "is followed by one", "has more", "nobody has any"],
 )
 def test_what_is_in_the_logs_says_who_owns_without_waiting(
-    claims: dict[str, Claim], wanted: str
+    claims: dict[str, OwnershipClaim], wanted: str
 ) -> None:
-    found = Ownership(MemoryStore(), patience_ms=1_000, on_owner=lambda: None)
+    found = MetadataOwnership(MemoryStore(), patience_ms=1_000, on_owner=lambda: None)
     for name, claim in claims.items():
         found.hear(name, claim)
     found.step(0)

@@ -7,22 +7,24 @@ import pytest
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.rebuilds import Rebuilds, refusal, successor_of_suspect
-from popmq.controller.replicas import Replica, Role
+from popmq.controller.replicas import ReplicaHeartbeat, Role
 
 AT = 1_000
 OWN, OTHER = "own", "other"
 
 
-def replica(name: str, **fields: object) -> Replica:
-    made = Replica(f"node-{name}", name, f"{name}:1", epoch=3, end=5_000, role=Role.SLAVE)
+def replica(name: str, **fields: object) -> ReplicaHeartbeat:
+    made = ReplicaHeartbeat(f"node-{name}", name, f"{name}:1", epoch=3, end=5_000, role=Role.SLAVE)
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def equal(name: str, at: int = AT) -> Replica:
+def equal(name: str, at: int = AT) -> ReplicaHeartbeat:
     return replica(name, tables_equal_at=at)
 
 
-def wrong(name: str, tables: str = OWN, reason: int = pb.TABLES_DIFFER, *, at: int = AT) -> Replica:
+def wrong(
+    name: str, tables: str = OWN, reason: int = pb.TABLES_DIFFER, *, at: int = AT
+) -> ReplicaHeartbeat:
     return replica(
         name,
         tables_differ_at=AT,
@@ -67,7 +69,7 @@ def test_one_that_differs_may_rebuild_when_another_has_the_masters_tables() -> N
     ],
 )
 def test_a_store_is_not_removed_when(
-    others: list[Replica], members: tuple[str, ...], least: int, why: str
+    others: list[ReplicaHeartbeat], members: tuple[str, ...], least: int, why: str
 ) -> None:
     asking = wrong("b")
     assert why in refusal(asking, record(*members), [*others, asking], least)
@@ -138,5 +140,5 @@ def test_replicas_agree_by_their_newest_position_whatever_the_first_was() -> Non
         [replica("m", role=Role.HANDING_OVER), wrong("a"), wrong("b")],
     ],
 )
-def test_a_master_stays_when_no_larger_number_agrees(living: list[Replica]) -> None:
+def test_a_master_stays_when_no_larger_number_agrees(living: list[ReplicaHeartbeat]) -> None:
     assert successor_of_suspect(record("a", "b", "c"), living) is None

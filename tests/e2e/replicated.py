@@ -18,7 +18,7 @@ from popmq.common.errors import Code, DeadlineExceeded, PopmqError, Unavailable
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frames import Hello
-from popmq.common.protocol.frames import Role as HelloRole
+from popmq.common.protocol.frames import ProcessRole as HelloRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import MessageType
 from popmq.common.wire import controller_pb2 as pb

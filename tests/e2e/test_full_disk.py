@@ -23,7 +23,7 @@ from e2e import processes
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import (
     Delivery,
     Kind,
@@ -265,7 +265,7 @@ class Run:
     @asynccontextmanager
     async def _port(self) -> AsyncIterator[FramePort]:
         """The broker over its unix socket."""
-        hello = Hello(role=Role.TOOL, name="full-disk", cluster="popmq")
+        hello = Hello(role=ProcessRole.TOOL, name="full-disk", cluster="popmq")
         port = FramePort(f"unix:{self.disk}/frames.sock", hello)
         port.start()
         try:

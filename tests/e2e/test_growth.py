@@ -18,7 +18,7 @@ from e2e.processes import LOCAL
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, PopRequest, PutEntry, PutRequest
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
@@ -117,7 +117,7 @@ class Run:
     async def _port(self) -> AsyncIterator[FramePort]:
         """The broker over its unix socket."""
         address = f"unix:{self.broker.folder}/data/frames.sock"
-        port = FramePort(address, Hello(role=Role.TOOL, name="growth", cluster="popmq"))
+        port = FramePort(address, Hello(role=ProcessRole.TOOL, name="growth", cluster="popmq"))
         port.start()
         try:
             yield port

@@ -21,7 +21,7 @@ from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frames import Hello
-from popmq.common.protocol.frames import Role as FrameRole
+from popmq.common.protocol.frames import ProcessRole as FrameRole
 from popmq.common.protocol.messaging_payloads import AckRequest, Delivery, Kind, PutRequest
 from popmq.common.wire import admin_pb2 as pb
 

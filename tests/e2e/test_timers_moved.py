@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from popmq.cli.client import Client
 from popmq.cli.drain import look
-from popmq.common.drain_remainder import Rest
+from popmq.common.drain_remainder import DrainRemainder
 from popmq.common.errors import Code, PopmqError
 from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2 as admin
@@ -137,7 +137,7 @@ def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_kil
         kill_while_it_moves(client, many)
         first = recall(many.ready.endpoint, handles[of_c[0]])
         assert Code(first.status.code) is Code.OK, first
-        rests: list[Rest] = []
+        rests: list[DrainRemainder] = []
 
         def is_drained() -> bool:
             rests.append(look(client, "broker-c"))

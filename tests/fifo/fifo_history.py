@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from popmq.broker.deliveries.parked_keys import ParkedKey
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.common.errors import Code, InvalidReceiptHandle
 from popmq.common.protocol import messaging_payloads as hop
@@ -153,7 +153,7 @@ class History:
 
     def unpark(self) -> None:
         for key in self.parked():
-            what = self.rng.choice((*Unpark, None))
+            what = self.rng.choice((*UnparkAction, None))
             if what is not None:
                 self.counts[what.name] += 1
                 self.say(key, what)
@@ -162,16 +162,16 @@ class History:
         (group,) = self.core.broker.registry.groups()
         return self.core.broker.table.parked.of_group(group.id)
 
-    def say(self, key: ParkedKey, what: Unpark) -> None:
+    def say(self, key: ParkedKey, what: UnparkAction) -> None:
         broker = self.core.broker
         progress = broker.table.progress(key.group_id, key.parking_id, 0)
         assert isinstance(progress, FifoProgress)
-        if what is not Unpark.RESUME:
+        if what is not UnparkAction.RESUME:
             for origin, offset in key.messages:
                 one = self.messages[(key.queue_id, origin)]
                 if offset not in progress.held:
                     one.over = True
-                elif what is Unpark.DEAD_LETTER:
+                elif what is UnparkAction.DEAD_LETTER:
                     one.doubtful = True  # as soon as it is not in flight any more
         topic = broker.registry.topic("orders")
         group = broker.registry.group("g")
@@ -222,7 +222,7 @@ class History:
         for _ in range(2_000):
             self.core.advance(25_000)
             for key in self.parked():
-                self.say(key, Unpark.RESUME)
+                self.say(key, UnparkAction.RESUME)
             got = self.core.receive("orders", "g", limit=32, invisible_ms=1_000)
             self.take(got, 1_000)
             if not got and not self.parked():

@@ -3,7 +3,7 @@
 import pytest
 from fifo.cores import ack, attempts, made_core, names, progress, receive, restart, send
 
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -141,7 +141,7 @@ def test_explain_tells_of_parked_messages_and_of_those_that_became_dead_letters(
     core.run_steps()
     assert told(core, "a2") == ("BLOCKED", 1)
     assert lag(core).blocked == 1
-    core.broker.parking.change(group, topic, "a", Unpark.DEAD_LETTER)
+    core.broker.parking.change(group, topic, "a", UnparkAction.DEAD_LETTER)
     core.run_steps()
     assert told(core, "a2")[0] == "DEAD_LETTERED"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from fifo.cores import attempts, progress
 
-from popmq.broker.deliveries.pop_check_point import Unpark
-from popmq.broker.persistence.retention import Body
+from popmq.broker.deliveries.pop_check_point import UnparkAction
+from popmq.broker.persistence.retention import LiveBody
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.settings import PopSettings, StoreSettings
@@ -96,7 +96,7 @@ def test_a_returned_message_is_delivered_while_retention_moves_it(tmp_path: Path
     core.advance(1_100)
     topic = core.broker.registry.topic("orders")
     (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
-    core.broker.bodies.move(Body(topic.id, 0, 0, unit))
+    core.broker.bodies.move(LiveBody(topic.id, 0, 0, unit))
     answer = core.ask(Kind.POP, pop("orders", "g"), settle=False)
     core.settle()
     assert answer.body is not None
@@ -165,6 +165,6 @@ def test_parked_messages_outlive_the_retention(tmp_path: Path) -> None:
     core.ack("orders", "g", stuck.handle)
     registry = core.broker.registry
     group, topic = registry.group("g"), registry.topic("orders")
-    assert core.broker.parking.change(group, topic, "a", Unpark.RESUME) == 2
+    assert core.broker.parking.change(group, topic, "a", UnparkAction.RESUME) == 2
     core.run_steps()
     assert attempts(core.receive("orders", "g")) == [("a2", 1), ("a3", 1)]

@@ -4,7 +4,7 @@ import pytest
 from fifo.cores import ack, made_core, names, progress, receive, restart
 from fifo.test_fifo_operators import send_with_ids
 
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.protocol.messaging_payloads import Delivery, Kind
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.harness.core_broker import CoreBroker
@@ -24,7 +24,7 @@ def state(core: CoreBroker, message_id: str) -> str:
     return explained(core, message_id).state
 
 
-def say(core: CoreBroker, key: str, what: Unpark) -> None:
+def say(core: CoreBroker, key: str, what: UnparkAction) -> None:
     registry = core.broker.registry
     core.broker.parking.change(registry.group("g"), registry.topic("orders"), key, what)
     core.settle()
@@ -51,7 +51,7 @@ def test_a_skipped_message_is_told_as_skipped_with_the_record_that_says_so(
     key: str, restarted: bool
 ) -> None:
     core, _ = parked_core()
-    say(core, key, Unpark.SKIP)
+    say(core, key, UnparkAction.SKIP)
     if restarted:
         restart(core)
     for number in (2, 3):
@@ -66,19 +66,19 @@ def test_a_skipped_message_is_told_as_skipped_with_the_record_that_says_so(
 def test_the_skip_of_one_message_group_is_no_proof_for_another() -> None:
     core, stuck = parked_core()
     ack(core, *stuck)
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     ack(core, *receive(core))
-    say(core, "b", Unpark.SKIP)
+    say(core, "b", UnparkAction.SKIP)
     assert [state(core, one) for one in ("a2", "a3")] == ["ACKED", "ACKED"]
 
 
 def test_a_message_that_came_back_and_was_skipped_then_is_told_as_skipped() -> None:
     core, stuck = parked_core()
     ack(core, *stuck)
-    say(core, "b", Unpark.RESUME)
+    say(core, "b", UnparkAction.RESUME)
     assert names(receive(core, invisible_ms=1_000)) == ["b2", "b3"]
     core.advance(1_100)
-    say(core, "b", Unpark.SKIP)
+    say(core, "b", UnparkAction.SKIP)
     told = explained(core, "b3")
     assert told.state == "SKIPPED"
     assert [proof.what for proof in told.proofs][-1] == "skip"
@@ -88,15 +88,15 @@ def test_a_message_that_came_back_and_was_skipped_then_is_told_as_skipped() -> N
 def test_a_message_in_flight_while_its_group_is_skipped_stays_invisible() -> None:
     core, stuck = parked_core()
     ack(core, *stuck)
-    say(core, "b", Unpark.RESUME)
+    say(core, "b", UnparkAction.RESUME)
     (one,) = receive(core, limit=1)
-    say(core, "b", Unpark.SKIP)
+    say(core, "b", UnparkAction.SKIP)
     assert (one.head, state(core, "b2"), state(core, "b3")) == (b"b2", "INVISIBLE", "SKIPPED")
 
 
 def test_the_first_of_a_resumed_message_group_is_ready_and_the_others_wait_for_it() -> None:
     core, stuck = parked_core()
-    say(core, "b", Unpark.RESUME)
+    say(core, "b", UnparkAction.RESUME)
     told = explained(core, "b2")
     assert (told.state, "resumed" in told.text) == ("BLOCKED", True), "b1 is in flight"
     ack(core, *stuck)
@@ -107,7 +107,7 @@ def test_the_first_of_a_resumed_message_group_is_ready_and_the_others_wait_for_i
 
 def test_a_message_on_its_way_to_the_dead_letters_is_told_as_blocked_by_that() -> None:
     core, _ = parked_core()
-    say(core, "b", Unpark.DEAD_LETTER)
+    say(core, "b", UnparkAction.DEAD_LETTER)
     told = explained(core, "b3")
     assert told.state in ("BLOCKED", "DEAD_LETTERED")
     core.run_steps()

@@ -6,7 +6,7 @@ import pytest
 from fifo.cores import attempts, names
 
 from popmq.broker.deliveries.parked_keys import ParkedKeys
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Delivery, Kind
@@ -49,7 +49,7 @@ def parked(core: CoreBroker) -> dict[str, int]:
     }
 
 
-def say(core: CoreBroker, key: str, what: Unpark) -> int:
+def say(core: CoreBroker, key: str, what: UnparkAction) -> int:
     registry = core.broker.registry
     messages = core.broker.parking.change(registry.group("g"), registry.topic("orders"), key, what)
     core.run_steps()
@@ -133,7 +133,7 @@ def test_a_resumed_key_comes_first_in_order_with_its_attempts_and_is_then_as_bef
     if how != "none":
         restart(core, how)
     assert parked(core) == {"a": 11}
-    assert say(core, "a", Unpark.RESUME) == 11
+    assert say(core, "a", UnparkAction.RESUME) == 11
     send(core, "e1", "a12")
     got: list[tuple[str, int]] = []
     for _ in range(8):
@@ -158,7 +158,7 @@ def test_a_resumed_key_comes_first_in_order_with_its_attempts_and_is_then_as_bef
 def test_a_resumed_key_waits_for_its_message_that_is_in_flight() -> None:
     core, stuck = with_a_parked_key()
     ack(core, *receive(core))
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     assert receive(core) == []
     ack(core, stuck)
     core.run_steps()
@@ -169,7 +169,7 @@ def test_failures_of_resumed_messages_are_retried_in_order_and_end_as_dead_lette
     core, stuck = with_a_parked_key()
     ack(core, stuck, *receive(core))
     core.broker.registry.alter_group(replace(core.broker.registry.group("g"), max_attempts=2))
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     assert attempts(receive(core, 1_000, limit=2)) == [("a2", 1), ("a3", 1)]
     core.advance(1_100)
     got = receive(core, 1_000, limit=2)
@@ -188,7 +188,7 @@ def test_a_resumed_message_that_dies_is_a_dead_letter_of_its_topic_and_can_be_se
     core, stuck = with_a_parked_key()
     ack(core, stuck, *receive(core))
     core.broker.registry.alter_group(replace(core.broker.registry.group("g"), max_attempts=1))
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     (first,) = receive(core, 1_000, limit=1)
     if rejected:
         core.reject("orders", "g", first.handle)
@@ -208,7 +208,7 @@ def test_a_resumed_message_that_dies_is_a_dead_letter_of_its_topic_and_can_be_se
 def test_skipped_messages_are_over_and_the_key_is_parked_no_more(how: str) -> None:
     core, stuck = with_a_parked_key()
     ack(core, *receive(core))
-    assert say(core, "a", Unpark.SKIP) == 10
+    assert say(core, "a", UnparkAction.SKIP) == 10
     if how != "none":
         restart(core, how)
     assert parked(core) == {}
@@ -229,7 +229,7 @@ def test_dead_lettered_messages_go_there_in_order_once(how: str) -> None:
     ack(core, stuck, *receive(core))
     registry = core.broker.registry
     core.broker.parking.change(
-        registry.group("g"), registry.topic("orders"), "a", Unpark.DEAD_LETTER
+        registry.group("g"), registry.topic("orders"), "a", UnparkAction.DEAD_LETTER
     )
     assert core.broker.parking.step(limit=4) == 4
     core.settle()
@@ -252,7 +252,7 @@ def test_at_the_bound_of_parked_messages_the_queue_waits() -> None:
     receive(core)
     core.run_steps()
     assert parked(core) == {"a": 4}
-    say(core, "a", Unpark.SKIP)
+    say(core, "a", UnparkAction.SKIP)
     receive(core)
     core.run_steps()
     ack(core, stuck)
@@ -272,7 +272,7 @@ def test_nobody_can_name_or_send_to_a_parking_topic() -> None:
 def test_an_unknown_key_is_refused_with_the_command_that_lists_them() -> None:
     core, _ = with_a_parked_key()
     with pytest.raises(PopmqError, match="popmq group show g") as refused:
-        say(core, "nobody", Unpark.RESUME)
+        say(core, "nobody", UnparkAction.RESUME)
     assert refused.value.code == Code.NOT_FOUND
 
 
@@ -289,7 +289,7 @@ def test_parked_keys_go_with_their_topic_and_their_group(gone: str) -> None:
 def test_the_same_attempt_id_gets_resumed_messages_again() -> None:
     core, stuck = with_a_parked_key()
     ack(core, stuck, *receive(core))
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     first = receive(core, limit=3, attempt_id="one")
     assert names(first) == ["a2", "a3", "a4"]
     assert receive(core, limit=3, attempt_id="one") == first
@@ -338,5 +338,5 @@ def test_a_message_whose_deadline_was_over_before_it_was_parked_comes_to_nobody(
     assert core.broker.pops.metrics.expired == 1
     core.clock.advance(3_600_000)  # what is parked waits for a person
     ack(core, held)
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     assert names(receive(core)) == ["a3", "a4", "b1"]

@@ -4,7 +4,7 @@ import pytest
 from fifo.cores import names
 from fifo.test_parked_keys import ack, parked, receive, restart, say, with_a_parked_key
 
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
@@ -57,7 +57,7 @@ def test_what_was_parked_before_the_offset_stays_parked_and_what_follows_joins_i
     assert parked(core) == {"a": 3}
     assert read_all(core) == ["b1", "b2"]
     assert parked(core) == {"a": 10}
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     assert read_all(core) == numbered(2, 11)
 
 
@@ -65,7 +65,7 @@ def test_what_was_parked_before_the_offset_stays_parked_and_what_follows_joins_i
 def test_deliveries_of_what_was_parked_end_with_a_reset_where_it_is_read_again(how: str) -> None:
     core, stuck = with_a_parked_key()
     ack(core, stuck)
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     resumed = receive(core, limit=5)
     assert names(resumed) == numbered(2, 6)
     reset(core, offset=4, queue_id=0)
@@ -84,7 +84,7 @@ def test_deliveries_of_what_was_parked_end_with_a_reset_where_it_is_read_again(h
 def test_a_changed_delivery_of_what_was_parked_is_refused_with_the_reset(how: str) -> None:
     core, stuck = with_a_parked_key()
     ack(core, stuck)
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     (one,) = receive(core, limit=1)
     changed = core.change("orders", "g", one.handle, 60_000)
     reset(core, oldest=True)
@@ -100,7 +100,7 @@ def test_a_changed_delivery_of_what_was_parked_is_refused_with_the_reset(how: st
 def test_a_reset_to_the_newest_skips_what_is_parked(how: str) -> None:
     core, stuck = with_a_parked_key()
     ack(core, stuck)
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     receive(core, limit=5)
     reset(core, newest=True)
     end(core, how)
@@ -115,5 +115,5 @@ def test_a_reset_to_the_newest_can_keep_what_is_parked(how: str) -> None:
     reset(core, newest=True, skip_retries=False)
     end(core, how)
     assert parked(core) == {"a": 10}
-    say(core, "a", Unpark.RESUME)
+    say(core, "a", UnparkAction.RESUME)
     assert read_all(core) == numbered(2, 11)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ha.replicas import HeldFlusher
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.common.errors import DeadlineExceeded, PopmqError, Unavailable
 from popmq.common.protocol import messaging_payloads as hop
@@ -18,7 +18,7 @@ from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, SubscriptionGroup, TopicConfig
-from popmq.controller.controller import Controller, ControllerTimes
+from popmq.controller.controller import Controller, ControllerTimeouts
 from popmq.controller.metadata_store import MemoryStore
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.clock import MachineClock, ManualClock
@@ -142,7 +142,7 @@ class Node:
             self.disk.restore_power()
 
     @property
-    def role(self) -> Role:
+    def role(self) -> BrokerRole:
         return self.node.role
 
     @property
@@ -190,7 +190,7 @@ class Rig:
             self.store,
             self.clock,
             lambda address: _Peer(self, address),
-            times=ControllerTimes(),
+            times=ControllerTimeouts(),
         )
 
     def stop_controller(self) -> None:

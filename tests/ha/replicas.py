@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from popmq.broker.ha.catch_up_progress import Copying
+from popmq.broker.ha.catch_up_progress import CatchUpProgress
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.replication_client import SlaveSide
-from popmq.broker.ha.replication_server import MasterSide
-from popmq.broker.ha.snapshot_download import SnapshotCopy
+from popmq.broker.ha.replication_client import ReplicationClient
+from popmq.broker.ha.replication_server import ReplicationServer
+from popmq.broker.ha.snapshot_download import SnapshotDownload
 from popmq.broker.ha.snapshot_source import SnapshotSource
-from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.broker.store.message_store import MessageStore
@@ -70,7 +70,7 @@ class DirectPort:
     """A way from a slave to a master; `held` keeps replies back, `cut` loses everything."""
 
     calls: Calls
-    target: MasterSide
+    target: ReplicationServer
     cut: bool = False
     held: bool = False
     kept: list[Callable[[], None]] = field(default_factory=list)
@@ -114,12 +114,12 @@ class Replica:
         self.name = name
         self.disk = LyingDisk()
         self.lives = 0
-        self.side: MasterSide | None = None
-        self.slave: SlaveSide | None = None
+        self.side: ReplicationServer | None = None
+        self.slave: ReplicationClient | None = None
         self.port: DirectPort | None = None
         self.rebuilds: list[str] = []
         self.broken: list[BaseException] = []
-        self.alters: list[Alter] = []
+        self.alters: list[AlterSyncStateSet] = []
         self.reaches_controllers = True
         self.timers: list[MasterTimers] = []
         self.boot()
@@ -140,7 +140,9 @@ class Replica:
         self.epochs = EpochFile(self.disk, "data/epochs")
         self.epochs.cut_suffix(self.store.end)
 
-    def lead(self, epoch: int, *members: "Replica", least: int = 1, version: int = 1) -> MasterSide:
+    def lead(
+        self, epoch: int, *members: "Replica", least: int = 1, version: int = 1
+    ) -> ReplicationServer:
         """Be the master from here on; who was one begins on its disk again first."""
         if self.side is not None:
             self.world.settle()
@@ -159,7 +161,7 @@ class Replica:
             min_in_sync=least,
             confirmed=self.store.confirmed,
         )
-        self.side = MasterSide(
+        self.side = ReplicationServer(
             self.store,
             sync,
             self.epochs,
@@ -186,7 +188,7 @@ class Replica:
         if self.slave is not None:
             self.slave.stop()
         self.port = DirectPort(self.world.calls, master.side)
-        self.slave = SlaveSide(
+        self.slave = ReplicationClient(
             self.store,
             self.identity,
             self.epochs,
@@ -200,8 +202,8 @@ class Replica:
             on_rebuild=self.rebuilds.append,
             on_broken=self.broken.append,
             on_timers=self.timers.append,
-            copying=Copying(16 << 10),
-            snapshot=SnapshotCopy(_no_install),
+            copying=CatchUpProgress(16 << 10),
+            snapshot=SnapshotDownload(_no_install),
         )
         self.slave.step()
         return self.port

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 
 MASTER = "a"
 
@@ -21,7 +21,7 @@ class World:
     fsynced: tuple[int, ...]
     record: frozenset[str]
     record_version: int
-    sent: frozenset[Alter]
+    sent: frozenset[AlterSyncStateSet]
     members: frozenset[str]
     version: int
     pending: frozenset[str]
@@ -181,7 +181,9 @@ def _state(world: World, bounds: Bounds, kind: type[SyncState]) -> SyncState:
     return state
 
 
-def _after(world: World, bounds: Bounds, state: SyncState, alter: Alter | None) -> World:
+def _after(
+    world: World, bounds: Bounds, state: SyncState, alter: AlterSyncStateSet | None
+) -> World:
     copies = sum(
         1
         for store, at in zip(bounds.stores, world.fsynced, strict=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from ha.node_rig import TOPIC, Node, Rig
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import BrokerRole
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -87,7 +87,7 @@ def hand_over(rig: Rig, heir: Node) -> None:
     asked = pb.FailoverRequest(group="group-a", node=heir.name).SerializeToString()
     assert rig.controller is not None
     rig.controller.request(Kind.FAILOVER, asked, 10_000, lambda reply: None)
-    rig.until(lambda: rig.masters == [heir] and old.role is Role.SLAVE)
+    rig.until(lambda: rig.masters == [heir] and old.role is BrokerRole.SLAVE)
 
 
 def fail_over(rig: Rig) -> Node:

@@ -1,6 +1,6 @@
 """What a broker says to its controllers, and whom it believes."""
 
-from popmq.broker.ha.controller_clients import Controllers
+from popmq.broker.ha.controller_clients import ControllerClients
 from popmq.broker.ha.role import GroupRecord, GroupView
 from popmq.common.errors import PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
@@ -39,7 +39,7 @@ class Broker:
         self.all = [OneController() for _ in range(count)]
         self.views: list[GroupView] = []
         self.records: list[GroupRecord] = []
-        self.controllers = Controllers(
+        self.controllers = ControllerClients(
             self.all,
             cluster="popmq",
             group="group-a",

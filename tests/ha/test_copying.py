@@ -5,7 +5,7 @@ from dataclasses import replace
 from ha.node_rig import Node, Rig
 from ha.test_node import others, running, sent
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import BrokerRole
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import StoreSettings
 from popmq.testing.disk.lying_disk import LyingDisk
@@ -61,9 +61,9 @@ def test_a_slave_whose_disk_was_wiped_copies_everything_and_can_lead() -> None:
     gone.kill()
     gone.disk = LyingDisk()
     gone.start()
-    rig.until(lambda: gone.role is Role.COPYING)
+    rig.until(lambda: gone.role is BrokerRole.COPYING)
     sent(rig, b"meanwhile")
-    rig.until(lambda: gone.role is Role.SLAVE and is_in(rig, gone))
+    rig.until(lambda: gone.role is BrokerRole.SLAVE and is_in(rig, gone))
     assert gone.node.identity.store_id != before
     rig.until(lambda: gone.end == rig.master.end)
     assert same_bytes(gone, rig.master)
@@ -121,7 +121,9 @@ def test_a_copy_that_was_interrupted_is_worth_nothing_and_begins_again() -> None
     gone.kill()
     gone.disk = LyingDisk()
     gone.start()
-    rig.until(lambda: gone.role is Role.COPYING and gone.end > rig.master.node.broker.store.start)
+    rig.until(
+        lambda: gone.role is BrokerRole.COPYING and gone.end > rig.master.node.broker.store.start
+    )
     half = gone.node.identity.store_id
     assert not is_in(rig, gone)
     gone.kill(power=True)
@@ -157,7 +159,9 @@ def test_a_copy_goes_on_where_it_was_when_the_connection_breaks() -> None:
     gone.kill()
     gone.disk = LyingDisk()
     gone.start()
-    rig.until(lambda: gone.role is Role.COPYING and gone.end > rig.master.node.broker.store.start)
+    rig.until(
+        lambda: gone.role is BrokerRole.COPYING and gone.end > rig.master.node.broker.store.start
+    )
     store_id, end = gone.node.identity.store_id, gone.end
     rig.cut(gone.name)
     rig.advance(3_500)

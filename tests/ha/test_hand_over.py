@@ -4,7 +4,7 @@ import pytest
 from ha.node_rig import GROUP, TOPIC, Node, Rig
 from ha.test_node import others, running, sent
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import BrokerRole
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -43,8 +43,8 @@ def test_a_hand_over_without_a_new_epoch_ends_by_itself() -> None:
     rig = running()
     old = rig.master
     answer = hand_over(rig, others(rig)[0])
-    assert old.role is Role.HANDING_OVER
-    took_ms = rig.until(lambda: old.role is Role.MASTER)
+    assert old.role is BrokerRole.HANDING_OVER
+    took_ms = rig.until(lambda: old.role is BrokerRole.MASTER)
     assert took_ms == rig.settings.replication.hand_over_ms
     assert answer.body is not None
     sent(rig, b"it goes on")
@@ -59,7 +59,7 @@ def test_a_hand_over_to_a_slave_that_does_not_follow_is_refused_in_the_end() -> 
     rig.until(lambda: answer.heard)
     assert answer.error is not None
     assert "not handed over: node" in str(answer.error)
-    assert old.role is Role.MASTER
+    assert old.role is BrokerRole.MASTER
 
 
 @pytest.mark.parametrize("mistake", ["epoch", "to", "role"])
@@ -75,7 +75,7 @@ def test_a_hand_over_that_is_not_this_masters_is_refused(mistake: str) -> None:
     else:
         answer = hand_over(rig, heir, epoch=7)
     assert answer.error is not None
-    assert old.role is Role.MASTER
+    assert old.role is BrokerRole.MASTER
 
 
 def test_an_operator_hands_over_and_nobody_notices_but_a_moment() -> None:
@@ -88,7 +88,7 @@ def test_an_operator_hands_over_and_nobody_notices_but_a_moment() -> None:
     rig.controller.request(Kind.FAILOVER, asked, 10_000, answer.hear)
     gap_ms = rig.until(lambda: rig.masters == [heir])
     assert gap_ms <= 1_000
-    rig.until(lambda: answer.heard and old.role is Role.SLAVE)
+    rig.until(lambda: answer.heard and old.role is BrokerRole.SLAVE)
     assert answer.body is not None
     assert pb.FailoverReply.FromString(answer.body).handed_over
     sent(rig, b"after")
@@ -108,7 +108,7 @@ def test_a_waiting_receive_is_answered_when_its_master_is_deposed() -> None:
     asked = pb.FailoverRequest(group=GROUP, node=others(rig)[0].name).SerializeToString()
     assert rig.controller is not None
     rig.controller.request(Kind.FAILOVER, asked, 10_000, lambda reply: None)
-    rig.until(lambda: old.role is Role.SLAVE)
+    rig.until(lambda: old.role is BrokerRole.SLAVE)
     assert waiting.body is not None
     assert hop.decode_pop_reply(waiting.body).deliveries == []
     assert old.drops == 1

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from ha.node_rig import TOPIC, Node, Rig
 
-from popmq.broker.ha.role import GroupRecord, Role
-from popmq.broker.node.pacing import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaRest
+from popmq.broker.ha.role import BrokerRole, GroupRecord
+from popmq.broker.node.pacing import BUSY_MS, QUIET_MS, REPLICA_REST_MS, ReplicaPacing
 from popmq.broker.node.replication_metrics import replication_metrics
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
@@ -39,7 +39,11 @@ def sent(rig: Rig, *bodies: bytes) -> None:
 
 def test_a_new_group_elects_its_first_node_and_the_others_follow() -> None:
     rig = running()
-    assert [node.role for node in rig.nodes] == [Role.MASTER, Role.SLAVE, Role.SLAVE]
+    assert [node.role for node in rig.nodes] == [
+        BrokerRole.MASTER,
+        BrokerRole.SLAVE,
+        BrokerRole.SLAVE,
+    ]
     assert len({node.node.identity.store_id for node in rig.nodes}) == 3
     assert {node.node.identity.epoch for node in rig.nodes} == {1}
 
@@ -61,7 +65,7 @@ def test_what_was_acknowledged_survives_its_master() -> None:
 
 def test_master_and_slaves_rest_while_nothing_happens_and_not_while_a_role_changes() -> None:
     rig = running()
-    rests = {node: ReplicaRest(node.node, rig.clock) for node in rig.nodes}
+    rests = {node: ReplicaPacing(node.node, rig.clock) for node in rig.nodes}
     waits = {node: rest.wait_ms() for node, rest in rests.items()}
     assert set(waits.values()) == {BUSY_MS}
     rig.advance(QUIET_MS + 100)
@@ -111,7 +115,7 @@ def test_a_deposed_master_cuts_what_nobody_else_has_and_follows() -> None:
     assert not any(one.heard for one in lost)
     sent(rig, b"new")
     rig.heal()
-    rig.until(lambda: old.role is Role.SLAVE and old.end == rig.master.end)
+    rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
     assert old.drops == 1
     assert old.node.following.truncations == 1
     assert old.log() == rig.master.log()
@@ -127,7 +131,7 @@ def test_a_master_that_restarts_waits_for_a_new_epoch() -> None:
     rig.stop_controller()
     old.start()
     rig.advance(3_000)
-    assert old.role is Role.NOBODY
+    assert old.role is BrokerRole.NOBODY
     assert not old.node.gate.clients.is_open
     rig.start_controller()
     rig.ready()
@@ -286,7 +290,7 @@ def test_a_broker_alone_needs_no_controller_and_counts_its_own_epochs() -> None:
     (alone,) = rig.nodes
     rig.stop_controller()
     rig.advance(20)
-    assert alone.role is Role.MASTER
+    assert alone.role is BrokerRole.MASTER
     assert alone.node.port is alone.node._server
     for epoch in (1, 2, 3):
         assert alone.node.identity.epoch == epoch == alone.node.epochs.last_epoch
@@ -334,7 +338,7 @@ def test_a_broker_that_crashed_still_refuses_the_orders_of_old_epochs() -> None:
     assert slave.node.identity.epoch == 2
     slave.node.on_record(first)
     rig.advance(100)
-    assert slave.role is Role.NOBODY
+    assert slave.role is BrokerRole.NOBODY
 
 
 def test_an_order_is_on_the_disk_before_anything_is_done_about_it() -> None:
@@ -427,7 +431,7 @@ def test_a_refusal_waits_until_what_it_rests_on_is_confirmed() -> None:
     assert not again.heard
     assert not unknown.heard
     rig.heal()
-    rig.until(lambda: old.role is Role.SLAVE and old.end == rig.master.end)
+    rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
     assert again.error is None or again.error.code is not Code.BAD_REQUEST
     settled = rig.ask(Kind.CREATE_TOPIC, create)
     rig.until(lambda: settled.heard)

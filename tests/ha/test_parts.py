@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from popmq.broker.ha.catch_up_progress import Copying
-from popmq.broker.ha.flusher_group import OwnFlushers
-from popmq.broker.ha.slave_progress import Rate
+from popmq.broker.ha.catch_up_progress import CatchUpProgress
+from popmq.broker.ha.flusher_group import FlusherGroup
+from popmq.broker.ha.slave_progress import ByteRate
 from popmq.broker.node.gate import Gate
 from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
@@ -148,7 +148,7 @@ class Later:
 
 
 def test_the_next_life_begins_when_the_last_work_of_the_old_one_ended() -> None:
-    own, disk = OwnFlushers(), Later()
+    own, disk = FlusherGroup(), Later()
     flusher = own.over(disk)
     said: list[str] = []
 
@@ -164,13 +164,13 @@ def test_the_next_life_begins_when_the_last_work_of_the_old_one_ended() -> None:
 
 
 def test_a_life_without_work_ends_at_once() -> None:
-    own, said = OwnFlushers(), []
+    own, said = FlusherGroup(), []
     own.retire(lambda: said.append("over"))
     assert said == ["over"]
 
 
 def test_a_rate_lets_so_many_bytes_through_in_a_second_and_saves_up_no_more_than_a_burst() -> None:
-    rate = Rate(1_000, 200, now_ms=0)
+    rate = ByteRate(1_000, 200, now_ms=0)
     sent = 0
     for now_ms in range(0, 10_000, 10):
         if rate.left(now_ms) > 0:
@@ -181,13 +181,13 @@ def test_a_rate_lets_so_many_bytes_through_in_a_second_and_saves_up_no_more_than
 
 
 def test_without_a_rate_nothing_is_held_back() -> None:
-    rate = Rate(0, 200, now_ms=0)
+    rate = ByteRate(0, 200, now_ms=0)
     rate.take(1 << 40)
     assert rate.left(0) > 1 << 40
 
 
 def test_a_copy_is_active_from_far_behind_until_it_is_near() -> None:
-    copying = Copying(near_bytes=100)
+    copying = CatchUpProgress(near_bytes=100)
     copying.begin(50, 100, now_ms=0)
     assert not copying.active
     copying.begin(0, 1_000, now_ms=0)

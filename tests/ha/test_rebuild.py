@@ -10,7 +10,7 @@ import pytest
 from ha.node_rig import CONTROLLER, Node, Rig
 from ha.test_node import others, sent
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.node.slave_role import COPY_AGAIN_MS
 from popmq.broker.persistence.snapshot import read_snapshot
 from popmq.common.errors import PopmqError
@@ -387,7 +387,7 @@ def test_a_store_that_differs_again_after_its_rebuild_is_kept_and_stays_out() ->
     wrong = others(rig)[0]
     plant(wrong)
     load.until(lambda: wrong.node.rebuilds == 1)
-    load.until(lambda: wrong.role is Role.SLAVE and not wrong.node.changing)
+    load.until(lambda: wrong.role is BrokerRole.SLAVE and not wrong.node.changing)
     plant(wrong, 6)
     load.until(lambda: differs(wrong))
     store_id = wrong.node.identity.store_id

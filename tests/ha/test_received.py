@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 from ha.node_rig import TOPIC, Node, Rig
 
-from popmq.broker.ha.memory_confirmation import Received
-from popmq.broker.ha.role import Role
-from popmq.broker.ha.slave_progress import Follower
+from popmq.broker.ha.memory_confirmation import MemoryConfirmation
+from popmq.broker.ha.role import BrokerRole
+from popmq.broker.ha.slave_progress import SlaveProgress
 from popmq.broker.ha.sync_state import SyncState
-from popmq.broker.ha.sync_state_set_updater import SetKeeper
+from popmq.broker.ha.sync_state_set_updater import SyncStateSetUpdater
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -138,7 +138,7 @@ def test_a_master_that_is_cut_off_answers_no_send_in_memory(rig: Rig) -> None:
     rig.until(lambda: rig.master is not old and len(rig.masters) == 2)
     rig.advance(3_000)
     rig.heal()
-    rig.until(lambda: old.role is Role.SLAVE and old.end == rig.master.end)
+    rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
     assert not any(one.body for one in lost)
 
 
@@ -202,7 +202,7 @@ def test_a_master_that_is_cut_off_gives_no_buffered_receive_an_answer(rig: Rig) 
     late = rig.ask(Kind.POP, asked, of=old)
     rig.advance(1_000)
     rig.heal()
-    rig.until(lambda: old.role is Role.SLAVE and old.end == rig.master.end)
+    rig.until(lambda: old.role is BrokerRole.SLAVE and old.end == rig.master.end)
     assert early.body is None
     assert late.body is None or not hop.decode_pop_reply(late.body).deliveries
 
@@ -246,7 +246,7 @@ def test_a_candidate_that_is_gone_is_left_out() -> None:
         "a", epoch=1, epoch_start=0, members={"a"}, version=1, min_in_sync=1, confirmed=0
     )
     sync.awaited = frozenset("b")
-    keeper = SetKeeper(
+    keeper = SyncStateSetUpdater(
         sync,
         {},
         laggard_ms=1_000,
@@ -263,8 +263,8 @@ def test_a_fetch_that_was_sent_before_the_receive_says_nothing_of_the_time_after
     sync = SyncState(
         "a", epoch=1, epoch_start=0, members={"a", "b"}, version=1, min_in_sync=2, confirmed=0
     )
-    slave = Follower("b", "node-b", 7, heard_ms=0, kept_up_ms=0)
-    received = Received(
+    slave = SlaveProgress("b", "node-b", 7, heard_ms=0, kept_up_ms=0)
+    received = MemoryConfirmation(
         sync, {"b": slave}, end=lambda: 0, soon=lambda work: work(), nudge=lambda: None
     )
     told: list[str] = []

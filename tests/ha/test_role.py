@@ -4,36 +4,36 @@ import itertools
 
 import pytest
 
-from popmq.broker.ha.role import MASTERS, GroupRecord, Order, Role, TimersHeard, order
+from popmq.broker.ha.role import MASTERS, BrokerRole, GroupRecord, RoleOrder, TimersHeard, order
 
 OWN, OTHER = "own", "other"
 
 
-def judged(*, leader: str, epoch: int, accepted: int, role: Role) -> Order:
+def judged(*, leader: str, epoch: int, accepted: int, role: BrokerRole) -> RoleOrder:
     record = GroupRecord(leader, epoch, frozenset((OWN, OTHER)), 1)
     return order(record, own_id=OWN, accepted=accepted, role=role)
 
 
 @pytest.mark.parametrize(
-    ("role", "leader", "epoch"), list(itertools.product(Role, (OWN, OTHER), (0, 4)))
+    ("role", "leader", "epoch"), list(itertools.product(BrokerRole, (OWN, OTHER), (0, 4)))
 )
-def test_an_order_of_an_older_epoch_is_void(role: Role, leader: str, epoch: int) -> None:
-    assert judged(leader=leader, epoch=epoch, accepted=5, role=role) is Order.IGNORE
+def test_an_order_of_an_older_epoch_is_void(role: BrokerRole, leader: str, epoch: int) -> None:
+    assert judged(leader=leader, epoch=epoch, accepted=5, role=role) is RoleOrder.IGNORE
 
 
-@pytest.mark.parametrize("role", list(Role))
-def test_a_new_epoch_makes_its_leader_master_whatever_it_was(role: Role) -> None:
-    assert judged(leader=OWN, epoch=6, accepted=5, role=role) is Order.LEAD
+@pytest.mark.parametrize("role", list(BrokerRole))
+def test_a_new_epoch_makes_its_leader_master_whatever_it_was(role: BrokerRole) -> None:
+    assert judged(leader=OWN, epoch=6, accepted=5, role=role) is RoleOrder.LEAD
 
 
-@pytest.mark.parametrize(("role", "epoch"), list(itertools.product(Role, (5, 6))))
-def test_who_is_not_the_leader_follows(role: Role, epoch: int) -> None:
-    assert judged(leader=OTHER, epoch=epoch, accepted=5, role=role) is Order.FOLLOW
+@pytest.mark.parametrize(("role", "epoch"), list(itertools.product(BrokerRole, (5, 6))))
+def test_who_is_not_the_leader_follows(role: BrokerRole, epoch: int) -> None:
+    assert judged(leader=OTHER, epoch=epoch, accepted=5, role=role) is RoleOrder.FOLLOW
 
 
-@pytest.mark.parametrize("role", list(Role))
-def test_a_master_learns_and_one_that_was_it_before_a_restart_waits(role: Role) -> None:
-    wanted = Order.LEARN if role in MASTERS else Order.WAIT
+@pytest.mark.parametrize("role", list(BrokerRole))
+def test_a_master_learns_and_one_that_was_it_before_a_restart_waits(role: BrokerRole) -> None:
+    wanted = RoleOrder.LEARN if role in MASTERS else RoleOrder.WAIT
     assert judged(leader=OWN, epoch=5, accepted=5, role=role) is wanted
 
 

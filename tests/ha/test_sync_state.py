@@ -5,7 +5,7 @@ import itertools
 import pytest
 from ha.set_model import Bounds, Broken, walk
 
-from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 
 
 def state(
@@ -102,7 +102,7 @@ def test_a_laggard_is_waited_for_until_the_smaller_set_is_known() -> None:
     sync = state("abc")
     sync.fsynced("a", 100)
     sync.fsynced("b", 100)
-    assert sync.shrink("c") == Alter(3, 5, frozenset("ab"))
+    assert sync.shrink("c") == AlterSyncStateSet(3, 5, frozenset("ab"))
     sync.fsynced("a", 101)
     assert sync.confirmed == 0
     assert learned(sync, "ab") is True
@@ -130,7 +130,7 @@ def test_who_is_not_a_member_is_not_taken_out() -> None:
 def test_who_is_being_added_counts_before_the_request_leaves() -> None:
     sync = state("a")
     sync.fsynced("b", 0)
-    assert sync.expand("b") == Alter(3, 5, frozenset("ab"))
+    assert sync.expand("b") == AlterSyncStateSet(3, 5, frozenset("ab"))
     sync.fsynced("a", 100)
     assert sync.confirmed == 0
     sync.fsynced("b", 100)
@@ -194,7 +194,7 @@ def test_a_cancel_is_the_same_set_under_the_next_version_and_proves_nothing_by_i
     sync = state("a")
     sync.fsynced("b", 0)
     sync.expand("b")
-    assert sync.cancel() == Alter(3, 5, frozenset("a"))
+    assert sync.cancel() == AlterSyncStateSet(3, 5, frozenset("a"))
     sync.fsynced("a", 100)
     assert sync.confirmed == 0
     learned(sync, "a")
@@ -226,7 +226,7 @@ def test_every_electable_store_has_all_that_was_confirmed_in_every_order(bounds:
 class ShrinksEarly(SyncState):
     """Confirms with the smaller set before the alter is known to have succeeded."""
 
-    def shrink(self, store_id: str) -> Alter | None:
+    def shrink(self, store_id: str) -> AlterSyncStateSet | None:
         alter = super().shrink(store_id)
         if alter is not None:
             self.members = alter.sync_state_set
@@ -236,7 +236,7 @@ class ShrinksEarly(SyncState):
 class WaitsAfterTheAlter(SyncState):
     """Waits for a new member only once the alter is known to have succeeded."""
 
-    def expand(self, store_id: str) -> Alter | None:
+    def expand(self, store_id: str) -> AlterSyncStateSet | None:
         alter = super().expand(store_id)
         self.pending = frozenset()
         return alter
@@ -257,7 +257,7 @@ class AddsAtTheConfirmedPosition(SyncState):
 class TakesTimeoutForFailure(SyncState):
     """Gives up on who is being added without a word."""
 
-    def cancel(self) -> Alter | None:
+    def cancel(self) -> AlterSyncStateSet | None:
         self.pending = frozenset()
         return None
 

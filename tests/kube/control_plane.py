@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from kube.fake_api import Object
 
-from popmq.operator.kube.api_client import MERGE, Access
+from popmq.operator.kube.api_client import MERGE, ApiAccess
 from popmq.operator.model.certificates import authority, serving
 
 _LIBC = ctypes.CDLL(None)
@@ -136,13 +136,13 @@ class ControlPlane:
     # -- asking it, as its administrator
 
     @property
-    def access(self) -> Access:
+    def access(self) -> ApiAccess:
         return self.access_as("admin")
 
-    def access_as(self, user: str) -> Access:
+    def access_as(self, user: str) -> ApiAccess:
         token = self.tokens.get(user, user)
         tls = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
-        return Access(self.url, lambda: token, tls, "default")
+        return ApiAccess(self.url, lambda: token, tls, "default")
 
     def get(self, path: str) -> Object | None:
         found = self._ask("GET", path)

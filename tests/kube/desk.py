@@ -9,10 +9,10 @@ from kube.world import NOW
 
 from popmq.cli.client import Client
 from popmq.common.wire import admin_pb2 as admin
-from popmq.operator.cluster.reconcile import Outcome
+from popmq.operator.cluster.reconcile import ReconcileResult
 from popmq.operator.declared.declared_reconcile import DeclaredReconciler
-from popmq.operator.declared.metadata_client import LiveDeclared
-from popmq.operator.kube.api_client import Access, Api, ApiAway, ApiError
+from popmq.operator.declared.metadata_client import NetworkMetadataClient
+from popmq.operator.kube.api_client import ApiAccess, ApiClient, ApiError, ApiUnavailable
 
 PLURALS = {"Topic": "topics", "ConsumerGroup": "consumergroups"}
 
@@ -25,12 +25,12 @@ class Desk:
         self.client = Client(endpoint)
         self.now: datetime = NOW
         self._endpoint = endpoint
-        self._asked: Api | None = None
+        self._asked: ApiClient | None = None
 
     async def __aenter__(self) -> "Desk":
         await self.api.start()
-        access = Access(self.api.url, lambda: "operator", None, "apps")
-        self._asked = Api(access, timeout_s=5.0)
+        access = ApiAccess(self.api.url, lambda: "operator", None, "apps")
+        self._asked = ApiClient(access, timeout_s=5.0)
         self.api.put("brokerclusters", cluster())
         return self
 
@@ -48,10 +48,10 @@ class Desk:
 
     def operator(self, endpoint: str = "") -> DeclaredReconciler:
         assert self._asked is not None
-        plane = LiveDeclared(endpoint or self._endpoint)
+        plane = NetworkMetadataClient(endpoint or self._endpoint)
         return DeclaredReconciler(self._asked, plane, default_image="popmq:1", now=lambda: self.now)
 
-    async def look(self, endpoint: str = "") -> Outcome:
+    async def look(self, endpoint: str = "") -> ReconcileResult:
         return await self.operator(endpoint).reconcile("apps", "demo")
 
     async def settle(self) -> None:
@@ -59,7 +59,7 @@ class Desk:
             try:
                 if not (await self.look()).soon:
                     return
-            except (ApiError, ApiAway):
+            except (ApiError, ApiUnavailable):
                 continue
         raise AssertionError("it does not settle")
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from kube.asked import Asked, Fault, answer_of, asked_of, cut
 from kube.control_plane import ControlPlane
 
-from popmq.operator.kube.api_client import Access
+from popmq.operator.kube.api_client import ApiAccess
 from popmq.testing.loop_thread import ThreadServer
 
 _HOP_BY_HOP = ("connection", "content-length", "transfer-encoding", "host", "content-encoding")
@@ -32,9 +32,9 @@ class FaultyWay(ThreadServer):
         self._session: aiohttp.ClientSession | None = None
 
     @property
-    def access(self) -> Access:
+    def access(self) -> ApiAccess:
         token = self._plane.tokens["admin"]
-        return Access(self.url, lambda: token, None, "default")
+        return ApiAccess(self.url, lambda: token, None, "default")
 
     def kubeconfig(self, folder: Path) -> Path:
         path = folder / "faulty-way.kubeconfig"

@@ -11,7 +11,7 @@ from kube.fake_api import Object
 from kube.world import NOW, Brokers
 
 from popmq.operator.cluster.reconcile import Reconciler
-from popmq.operator.kube.api_client import Access, Api, ApiAway, ApiError
+from popmq.operator.kube.api_client import ApiAccess, ApiClient, ApiError, ApiUnavailable
 from popmq.operator.reports.report_reconcile import ReportDefaults
 
 
@@ -30,7 +30,7 @@ class Running:
     def __init__(
         self,
         plane: ControlPlane,
-        access: Access | None = None,
+        access: ApiAccess | None = None,
         *,
         pause_s: float = 0.2,
         reports: ReportDefaults | None = None,
@@ -84,7 +84,7 @@ class Running:
 
     def _look(self, name: str, namespace: str, done: Callable[[], bool], limit_s: float) -> None:
         async def looks() -> None:
-            api = Api(self._access or self.plane.access)
+            api = ApiClient(self._access or self.plane.access)
             operator = Reconciler(
                 api,
                 self.brokers,
@@ -102,7 +102,7 @@ class Running:
                     except ApiError as error:
                         if error.status in (401, 403):
                             raise
-                    except ApiAway:
+                    except ApiUnavailable:
                         pass
                     await asyncio.sleep(self._pause_s)
                 raise AssertionError(f"{name} does not settle: {self.status(name, namespace)}")

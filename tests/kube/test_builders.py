@@ -9,7 +9,7 @@ import pytest
 import yaml
 from kube.clusters import LARGE, SMALL, cluster, read
 
-from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
+from popmq.operator.cluster.desired import ClusterInputs, desired, first_shapes
 from popmq.operator.model.manifest import Manifest, at, kind_of, name_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -18,7 +18,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 def made(given: Manifest) -> list[Manifest]:
     spec = read(given)
-    return desired(spec, first_shapes(spec), Surroundings(NOW))
+    return desired(spec, first_shapes(spec), ClusterInputs(NOW))
 
 
 def of_kind(objects: list[Manifest], kind: str) -> list[Manifest]:

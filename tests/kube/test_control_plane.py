@@ -18,7 +18,7 @@ from kube.watched import Watched
 from kube.whole import check_whole
 from kube.world import NOW
 
-from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
+from popmq.operator.cluster.desired import ClusterInputs, desired, first_shapes
 from popmq.operator.model.manifest import OPTIONAL, kind_of, name_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600), pytest.mark.xdist_group("kube")]
@@ -226,7 +226,7 @@ def test_all_that_a_cluster_can_consist_of_is_let_into_a_restricted_namespace(
     warn = "pod-security.kubernetes.io/warn=restricted"
     plane.kubectl("label", "namespace", namespace, warn)
     spec = read({**LARGE, "metadata": {**LARGE["metadata"], "namespace": namespace}})
-    made = desired(spec, first_shapes(spec), Surroundings(NOW))
+    made = desired(spec, first_shapes(spec), ClusterInputs(NOW))
     ours = [one for one in made if kind_of(one) not in OPTIONAL]  # others need their operator
     assert len(ours) < len(made)
     told = _dry_run(plane, ours)

@@ -14,8 +14,8 @@ from kube.world import NOW
 from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
 from popmq.common.wire import admin_pb2 as admin
 from popmq.operator.cluster.reconcile import LeaseLost
-from popmq.operator.declared.declared_resources import Act, Change
-from popmq.operator.declared.metadata_client import LiveDeclared
+from popmq.operator.declared.declared_resources import Change, ChangeKind
+from popmq.operator.declared.metadata_client import NetworkMetadataClient
 from popmq.operator.model.manifest import CONSUMER_GROUP, TOPIC
 from popmq.testing.running_broker import RunningBroker
 
@@ -359,8 +359,8 @@ def test_nothing_is_concluded_from_a_cluster_that_does_not_answer(popmq: Running
 
 def test_what_is_gone_already_is_deleted(popmq: RunningBroker) -> None:
     async def story(desk: Desk) -> None:
-        plane = LiveDeclared(desk.client.endpoint)
-        gone = [Change(Act.DELETE, kind, "nobody") for kind in (TOPIC, CONSUMER_GROUP)]
+        plane = NetworkMetadataClient(desk.client.endpoint)
+        gone = [Change(ChangeKind.DELETE, kind, "nobody") for kind in (TOPIC, CONSUMER_GROUP)]
         assert await plane.change(read(cluster()), None, gone) == ["", ""]
 
     play(popmq, story)

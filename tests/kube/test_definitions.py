@@ -14,7 +14,7 @@ from popmq.cli.metadata import DURABILITIES, GROUP_TYPES, TOPIC_TYPES
 from popmq.operator.cluster.status import WORST_FIRST
 from popmq.operator.declared.declared_resources import read_declared
 from popmq.operator.model.lag_reports import read_report
-from popmq.operator.model.manifest import CONSUMER_GROUP, TOPIC, Kind
+from popmq.operator.model.manifest import CONSUMER_GROUP, TOPIC, ResourceKind
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "crds"
@@ -81,7 +81,9 @@ def test_the_defaults_of_the_definition_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("topic", TOPIC), ("consumergroup", CONSUMER_GROUP)])
-def test_the_defaults_of_what_is_declared_are_those_of_the_code(name: str, kind: Kind) -> None:
+def test_the_defaults_of_what_is_declared_are_those_of_the_code(
+    name: str, kind: ResourceKind
+) -> None:
     filled = with_defaults(schema_of(name)["properties"]["spec"], {})
     assert filled
     metadata = {"name": "x"}

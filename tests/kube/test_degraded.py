@@ -7,9 +7,9 @@ from kube.clusters import cluster, read
 from kube.world import NOW, World, play, running
 
 from popmq.operator.cluster.observed import GroupHealth, GroupSet, Observed, Pod
-from popmq.operator.cluster.plan import Plan
+from popmq.operator.cluster.plan import ClusterPlan
 from popmq.operator.cluster.status import cluster_status
-from popmq.operator.model.conditions import Verdict, verdict_in
+from popmq.operator.model.conditions import ConditionValue, verdict_in
 from popmq.operator.model.manifest import Manifest
 
 LOST = "demo-broker-0-1"
@@ -41,12 +41,12 @@ NAMES = [f"demo-broker-0-{number}" for number in range(3)]
 PODS = [pod(name) for name in NAMES]
 
 
-def degraded(observed: Observed, **brokers: int) -> Verdict:
+def degraded(observed: Observed, **brokers: int) -> ConditionValue:
     spec = read(cluster(brokers=brokers))
-    return verdict_in(cluster_status(spec, observed, Plan(), {}, NOW), "Degraded")
+    return verdict_in(cluster_status(spec, observed, ClusterPlan(), {}, NOW), "Degraded")
 
 
-def of_one_group(pods: list[Pod], known: GroupHealth | None) -> Verdict:
+def of_one_group(pods: list[Pod], known: GroupHealth | None) -> ConditionValue:
     told = None if known is None else {"broker-0": known}
     return degraded(Observed(sets={0: group_set(0)}, pods={0: pods}, health=told))
 
@@ -70,13 +70,13 @@ def test_a_broker_that_does_not_work_is_named_with_its_group_and_the_copies_left
 ) -> None:
     found = of_one_group(pods, health(NAMES[0], NAMES[2]))
     message = f"broker-0: 2 of 3 in sync ({LOST} {said})"
-    assert found == Verdict("True", "BrokerDown", message)
+    assert found == ConditionValue("True", "BrokerDown", message)
 
 
 def test_a_broker_that_is_ready_and_behind_is_told_apart() -> None:
     found = of_one_group(PODS, health(NAMES[0], NAMES[2]))
     message = f"broker-0: 2 of 3 in sync ({LOST} is not in sync)"
-    assert found == Verdict("True", "NotInSync", message)
+    assert found == ConditionValue("True", "NotInSync", message)
 
 
 def test_a_group_without_a_master_is_the_worst_and_says_what_else_it_lacks() -> None:

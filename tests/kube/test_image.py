@@ -18,7 +18,7 @@ from kube.control_plane import ROOT, free_ports
 from kube.sandbox import Sandbox, Stage, read_dockerfile, stage_line
 from kube.world import NOW
 
-from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
+from popmq.operator.cluster.desired import ClusterInputs, desired, first_shapes
 from popmq.operator.resources.config import DATA_FOLDER
 from popmq.operator.resources.pods import USER
 
@@ -69,7 +69,7 @@ def test_an_image_runs_as_the_user_that_the_operators_pods_have(target: str) -> 
 
 def test_the_operator_starts_roles_as_the_image_understands_them() -> None:
     spec = read(LARGE)
-    for one in desired(spec, first_shapes(spec), Surroundings(NOW)):
+    for one in desired(spec, first_shapes(spec), ClusterInputs(NOW)):
         if one["kind"] in ("Deployment", "StatefulSet"):
             (container,) = one["spec"]["template"]["spec"]["containers"]
             assert "command" not in container

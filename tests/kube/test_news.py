@@ -7,9 +7,9 @@ import pytest
 from kube.world import World, play, running
 
 from popmq.operator.cluster.controller_poll import News
-from popmq.operator.cluster.reconcile import Outcome
-from popmq.operator.cluster.reconcile_queue import Workers
-from popmq.operator.kube.api_client import Access, Api
+from popmq.operator.cluster.reconcile import ReconcileResult
+from popmq.operator.cluster.reconcile_queue import ReconcileQueue
+from popmq.operator.kube.api_client import ApiAccess, ApiClient
 
 
 def _cut_off(world: World) -> None:
@@ -28,7 +28,7 @@ def _silent(world: World) -> None:
 def test_there_is_news_until_the_status_says_the_same(change: Callable[[World], None]) -> None:
     async def story(world: World) -> None:
         await running(world)
-        api = Api(Access(world.api.url, lambda: "operator", None, "apps"), timeout_s=5.0)
+        api = ApiClient(ApiAccess(world.api.url, lambda: "operator", None, "apps"), timeout_s=5.0)
         news = News(api, world.brokers, default_image="popmq:1")
         try:
             assert not await news.of("apps", "demo")
@@ -54,11 +54,11 @@ def test_a_cluster_is_looked_at_again_where_there_is_news_and_only_there(fails: 
         asked: list[str] = []
         again = asyncio.Event()
 
-        async def look(namespace: str, name: str) -> Outcome:
+        async def look(namespace: str, name: str) -> ReconcileResult:
             looks.append(name)
             if len(looks) == 2:
                 again.set()
-            return Outcome(soon=False, ready=True)
+            return ReconcileResult(soon=False, ready=True)
 
         async def news(namespace: str, name: str) -> bool:
             asked.append(name)
@@ -66,7 +66,7 @@ def test_a_cluster_is_looked_at_again_where_there_is_news_and_only_there(fails: 
                 raise RuntimeError("unheard of")
             return len(asked) == 3
 
-        workers = Workers(
+        workers = ReconcileQueue(
             look, resync_s=3600, monotonic=loop.time, lost=lambda: None, news=news, news_s=0.01
         )
         try:

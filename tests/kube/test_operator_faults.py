@@ -8,7 +8,7 @@ from kube.clusters import cluster
 from kube.world import World, play, running
 
 from popmq.operator.cluster.reconcile import LeaseLost
-from popmq.operator.kube.api_client import ApiAway, ApiError
+from popmq.operator.kube.api_client import ApiError, ApiUnavailable
 
 
 def _writes(world: World) -> int:
@@ -74,7 +74,7 @@ def test_an_operator_that_is_killed_at_any_step_of_a_roll_is_followed_by_one_tha
                 for _ in range(40):
                     if not (await doomed.reconcile("apps", "demo")).soon:
                         break
-            except (Killed, ApiError, ApiAway):
+            except (Killed, ApiError, ApiUnavailable):
                 pass
             await world.run()
             assert world.images() == {f"popmq:{number + 1}"}

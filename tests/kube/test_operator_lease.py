@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from kube.fake_api import FakeApi
 
-from popmq.operator.kube.api_client import Access, Api
+from popmq.operator.kube.api_client import ApiAccess, ApiClient
 from popmq.operator.kube.lease import Elector
 
 Story = Callable[["Two"], Awaitable[None]]
@@ -14,7 +14,7 @@ Story = Callable[["Two"], Awaitable[None]]
 class Two:
     """Two operators, and the time that both see pass."""
 
-    def __init__(self, fake: FakeApi, api: Api) -> None:
+    def __init__(self, fake: FakeApi, api: ApiClient) -> None:
         self.fake = fake
         self.now_s = 1000.0
         self.one, self.other = (
@@ -34,7 +34,7 @@ def play(story: Story) -> None:
     async def whole() -> None:
         fake = FakeApi()
         await fake.start()
-        api = Api(Access(fake.url, lambda: "", None, "apps"), timeout_s=2)
+        api = ApiClient(ApiAccess(fake.url, lambda: "", None, "apps"), timeout_s=2)
         try:
             await story(Two(fake, api))
         finally:

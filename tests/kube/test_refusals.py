@@ -7,7 +7,7 @@ from kube.clusters import cluster, read
 from kube.world import NOW, World, play, running
 
 from popmq.operator.cluster.observed import GroupHealth, Observed
-from popmq.operator.cluster.plan import Plan
+from popmq.operator.cluster.plan import ClusterPlan
 from popmq.operator.cluster.status import cluster_status
 from popmq.operator.model.conditions import verdict_in
 from popmq.operator.model.manifest import DEPLOYMENT
@@ -157,12 +157,12 @@ def test_why_nobody_is_served_is_told_by_its_reason(
         objects={(DEPLOYMENT, "demo-proxy"): deployment},
         health={"broker-0": GroupHealth(master=master, in_sync=names, alive=names)},
     )
-    found = verdict_in(cluster_status(read(cluster()), observed, Plan(), {}, NOW), "Ready")
+    found = verdict_in(cluster_status(read(cluster()), observed, ClusterPlan(), {}, NOW), "Ready")
     assert (found.reason, found.status) == (reason, str(reason == "Serving"))
 
 
 def test_volumes_that_are_larger_on_paper_than_on_the_disk_are_told() -> None:
-    grown = cluster_status(read(cluster()), Observed(), Plan(growing=True), {}, NOW)
+    grown = cluster_status(read(cluster()), Observed(), ClusterPlan(growing=True), {}, NOW)
     assert verdict_in(grown, "StorageResizing").reason == "Growing"
-    same = cluster_status(read(cluster()), Observed(), Plan(), {}, NOW)
+    same = cluster_status(read(cluster()), Observed(), ClusterPlan(), {}, NOW)
     assert verdict_in(same, "StorageResizing").status == ""

@@ -20,10 +20,16 @@ from kube.world import NOW
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.lease_store import ApiServer, LeaseStore
 from popmq.operator.declared.declared_reconcile import DeclaredReconciler
-from popmq.operator.declared.metadata_client import LiveDeclared
-from popmq.operator.kube.api_client import Api
+from popmq.operator.declared.metadata_client import NetworkMetadataClient
+from popmq.operator.kube.api_client import ApiClient
 from popmq.operator.kube.event_watch import WATCHED
-from popmq.operator.model.manifest import BROKER_CLUSTER, CONSUMER_GROUP, LAG_REPORT, TOPIC, Kind
+from popmq.operator.model.manifest import (
+    BROKER_CLUSTER,
+    CONSUMER_GROUP,
+    LAG_REPORT,
+    TOPIC,
+    ResourceKind,
+)
 from popmq.operator.reports.report_reconcile import ReportDefaults
 from popmq.testing.running_broker import RunningBroker
 
@@ -168,7 +174,7 @@ def _watch_as_a_process(plane: ControlPlane, token: str, folder: Path) -> None:
         process.wait()
 
 
-def _watches(plane: ControlPlane) -> set[Kind]:
+def _watches(plane: ControlPlane) -> set[ResourceKind]:
     """A log has a watch when its answer begins."""
     watched = {right[1] for right in used(plane, ACCOUNT)["apps"] if right[2] == "watch"}
     return {kind for kind in (*WATCHED, *OWN) if kind.plural in watched}
@@ -230,8 +236,8 @@ def _keep_records(plane: ControlPlane) -> None:
 
 def _keep_topics(plane: ControlPlane, token: str) -> None:
     async def looks(endpoint: str) -> None:
-        api = Api(plane.access_as(token))
-        plane_of_popmq = LiveDeclared(endpoint)
+        api = ApiClient(plane.access_as(token))
+        plane_of_popmq = NetworkMetadataClient(endpoint)
         operator = DeclaredReconciler(api, plane_of_popmq, default_image="popmq:1", now=lambda: NOW)
         try:
             await operator.reconcile("apps", "demo")

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from popmq.operator.cluster.reconcile import Outcome
-from popmq.operator.cluster.reconcile_queue import Workers
-from popmq.operator.kube.api_client import ApiAway
+from popmq.operator.cluster.reconcile import ReconcileResult
+from popmq.operator.cluster.reconcile_queue import ReconcileQueue
+from popmq.operator.kube.api_client import ApiUnavailable
 
 
 def test_workers_stop_although_a_request_turns_their_cancellation_into_a_timeout() -> None:
@@ -13,16 +13,16 @@ def test_workers_stop_although_a_request_turns_their_cancellation_into_a_timeout
     async def story() -> None:
         looking = asyncio.Event()
 
-        async def look(namespace: str, name: str) -> Outcome:
+        async def look(namespace: str, name: str) -> ReconcileResult:
             looking.set()
             try:
                 await asyncio.sleep(3600)
             except asyncio.CancelledError as error:
-                raise ApiAway("the request timed out") from error
-            return Outcome(soon=False, ready=True)
+                raise ApiUnavailable("the request timed out") from error
+            return ReconcileResult(soon=False, ready=True)
 
         loop = asyncio.get_running_loop()
-        workers = Workers(look, resync_s=3600, monotonic=loop.time, lost=lambda: None)
+        workers = ReconcileQueue(look, resync_s=3600, monotonic=loop.time, lost=lambda: None)
         workers.wake("apps", "demo")
         async with asyncio.timeout(10):
             await looking.wait()

@@ -8,11 +8,11 @@ from kube.world import Brokers
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.frame_server import FrameServer
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
 from popmq.operator.cluster.observed import GroupHealth
-from popmq.operator.kube.admin_client import DataPlaneAway
+from popmq.operator.kube.admin_client import DataPlaneUnavailable
 from popmq.operator.model.spec import ClusterSpec
 from popmq.testing.loop_thread import ThreadServer
 
@@ -33,7 +33,7 @@ class Voice(ThreadServer):
         self._plane = plane
         self._path = f"/apis/popmq.io/v1beta1/namespaces/{namespace}/brokerclusters/{name}"
         self._frames: FrameServer | None = None
-        self._hello = Hello(role=Role.CONTROLLER, name="controller", cluster=name)
+        self._hello = Hello(role=ProcessRole.CONTROLLER, name="controller", cluster=name)
 
     async def _open(self) -> None:
         self._frames = FrameServer(self, self._hello)
@@ -70,7 +70,7 @@ class Voice(ThreadServer):
             raise Refused(Code.HA_NOT_AVAILABLE, "as the test wants it")
         try:
             self.brokers.give_way(spec, asked.group, asked.node)
-        except DataPlaneAway as error:
+        except DataPlaneUnavailable as error:
             raise Refused(Code.HA_NOT_AVAILABLE, str(error)) from error
         return pb.FailoverReply(handed_over=True).SerializeToString()
 

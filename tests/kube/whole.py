@@ -6,8 +6,16 @@ from typing import Any
 from kube.control_plane import ControlPlane
 from kube.world import NOW, is_ready
 
-from popmq.operator.cluster.desired import Surroundings, desired, first_shapes
-from popmq.operator.model.manifest import CLAIM, POD, SECRET, Kind, Manifest, kind_of, name_of
+from popmq.operator.cluster.desired import ClusterInputs, desired, first_shapes
+from popmq.operator.model.manifest import (
+    CLAIM,
+    POD,
+    SECRET,
+    Manifest,
+    ResourceKind,
+    kind_of,
+    name_of,
+)
 from popmq.operator.model.names import BROKER, CLUSTER_LABEL, FIELD_MANAGER, ROLE_LABEL
 from popmq.operator.model.spec import read_spec
 
@@ -20,7 +28,7 @@ def check_whole(plane: ControlPlane, namespace: str, name: str) -> None:
     given = plane.get(f"/apis/popmq.io/v1beta1/namespaces/{namespace}/brokerclusters/{name}")
     assert given is not None
     spec = read_spec(given, default_image=IMAGE)
-    wanted = desired(spec, first_shapes(spec), Surroundings(NOW))
+    wanted = desired(spec, first_shapes(spec), ClusterInputs(NOW))
     own = f"{CLUSTER_LABEL}={name}"
     kinds = {kind_of(one) for one in wanted}
     found = {(kind, one) for kind in kinds for one in _names(plane, kind, namespace, own)}
@@ -57,9 +65,11 @@ def _counted(one: Manifest, part: str) -> Any:
     return json.dumps(one.get(part), sort_keys=True)
 
 
-def _names(plane: ControlPlane, kind: Kind, namespace: str, selector: str) -> list[str]:
+def _names(plane: ControlPlane, kind: ResourceKind, namespace: str, selector: str) -> list[str]:
     return sorted(name_of(one) for one in _listed(plane, kind, namespace, selector))
 
 
-def _listed(plane: ControlPlane, kind: Kind, namespace: str, selector: str) -> list[Manifest]:
+def _listed(
+    plane: ControlPlane, kind: ResourceKind, namespace: str, selector: str
+) -> list[Manifest]:
     return plane.items(f"{kind.path(namespace)}?labelSelector={selector}")

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from kube.clusters import cluster
 from kube.fake_api import FakeApi, Object, copied
 
-from popmq.operator.cluster.observed import Drained, GroupHealth
-from popmq.operator.cluster.reconcile import LeaseLost, Outcome, Reconciler
-from popmq.operator.kube.admin_client import DataPlaneAway
-from popmq.operator.kube.api_client import Access, Api, ApiAway, ApiError
+from popmq.operator.cluster.observed import DrainState, GroupHealth
+from popmq.operator.cluster.reconcile import LeaseLost, Reconciler, ReconcileResult
+from popmq.operator.kube.admin_client import DataPlaneUnavailable
+from popmq.operator.kube.api_client import ApiAccess, ApiClient, ApiError, ApiUnavailable
 from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.reports.report_reconcile import ReportDefaults
 
@@ -102,7 +102,7 @@ class Brokers:
     def give_way(self, spec: ClusterSpec, group: str, to: str) -> None:
         key = self.key(spec, group)
         if to not in self.in_sync.get(key, set()):
-            raise DataPlaneAway(f"{to} is not in the SyncStateSet")
+            raise DataPlaneUnavailable(f"{to} is not in the SyncStateSet")
         self.handed_over.append((group, self.masters[key], to))
         self.masters[key] = to
 
@@ -111,9 +111,9 @@ class Brokers:
     ) -> None:
         self.draining[self.key(spec, group)] = not undo
 
-    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> Drained:
+    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
         left = self.left.get(group, 0)
-        return Drained(left == 0, f"{group} still has {left} messages")
+        return DrainState(left == 0, f"{group} still has {left} messages")
 
 
 class World:
@@ -129,13 +129,13 @@ class World:
         self.down: dict[str, int] = {}
         self.restarted: list[str] = []
         self.api.after = self.settle
-        self._client: Api | None = None
+        self._client: ApiClient | None = None
         self._born = 0
 
     async def __aenter__(self) -> "World":
         await self.api.start()
-        access = Access(self.api.url, lambda: "operator", None, "apps")
-        self._client = Api(access, timeout_s=5.0)
+        access = ApiAccess(self.api.url, lambda: "operator", None, "apps")
+        self._client = ApiClient(access, timeout_s=5.0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,7 +154,7 @@ class World:
             now=lambda: self.now,
         )
 
-    async def look(self, name: str = "demo", namespace: str = "apps") -> Outcome:
+    async def look(self, name: str = "demo", namespace: str = "apps") -> ReconcileResult:
         return await self.operator().reconcile(namespace, name)
 
     async def run(self, name: str = "demo", namespace: str = "apps", *, looks: int = 80) -> None:
@@ -163,7 +163,7 @@ class World:
             try:
                 if not (await self.look(name, namespace)).soon:
                     return
-            except (ApiError, ApiAway, LeaseLost):
+            except (ApiError, ApiUnavailable, LeaseLost):
                 continue
         raise AssertionError(f"{name} does not settle: {self.status(name, namespace)}")
 

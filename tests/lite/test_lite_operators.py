@@ -8,9 +8,9 @@ from lite.lites import TOPIC, live, made, named, put, receive, small, sync, take
 
 from popmq.broker.diagnostics.audit import APART_MS, Balance
 from popmq.broker.diagnostics.lag import lags, queue_lags
-from popmq.broker.doctor.finding import Need
+from popmq.broker.doctor.finding import RequiredAction
 from popmq.cli.doctor import examine
-from popmq.common.drain_remainder import Rest, rest_of
+from popmq.common.drain_remainder import DrainRemainder, rest_of
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.lite_settings import LiteSettings
@@ -183,7 +183,7 @@ def test_a_blocked_lite_topic_parks_nothing_and_holds_up_no_other() -> None:
 
 def findings(folder: Path) -> Sequence[str]:
     found = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
-    return [str(one) for one in found if one.need is not Need.NOTHING]
+    return [str(one) for one in found if one.need is not RequiredAction.NOTHING]
 
 
 def test_a_store_with_lite_topics_is_whole_for_the_doctor(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_store_with_lite_topics_is_whole_for_the_doctor(tmp_path: Path) -> Non
     assert findings(tmp_path / "data") == []
 
 
-def drained(core: CoreBroker) -> Rest:
+def drained(core: CoreBroker) -> DrainRemainder:
     """What a look of `popmq drain` finds."""
     name = core.settings.broker.name
     core.broker.registry.owner = "somebody"  # who owns the topics cannot be drained

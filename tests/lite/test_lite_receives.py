@@ -4,7 +4,7 @@ import pytest
 from lite.lites import TOPIC, live, made, put, receive, sync, take
 
 from popmq.broker.diagnostics.lag import lags
-from popmq.broker.lite.lite_service import Action, Begin
+from popmq.broker.lite.lite_service import Action, LiteStart
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.lite_settings import LiteSettings
@@ -249,7 +249,7 @@ def test_a_lite_topic_needs_a_parent_of_its_type_and_a_parent_takes_nothing_else
             1,
             Action.PARTIAL_ADD,
             ["one"],
-            begin=Begin(),
+            begin=LiteStart(),
             now_ms=0,
         )
     assert refusal.value.code is Code.BAD_REQUEST

@@ -7,7 +7,7 @@ from popmq.broker.deliveries.client_liveness import client_number
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.proxy.brokers.broker_ports import StaticBrokers
-from popmq.proxy.messaging.client_reporter import Clients
+from popmq.proxy.messaging.client_reporter import ClientReporter
 from popmq.testing.harness.core_broker import CoreBroker, pop
 
 
@@ -32,9 +32,11 @@ def alive(core: CoreBroker, client_id: str) -> bool:
     return broker.liveness.alive(client_number(client_id), broker.store.log_ms())
 
 
-def deaf(ports: Mapping[str, Port]) -> Clients:
+def deaf(ports: Mapping[str, Port]) -> ClientReporter:
     """None of them listens."""
-    return Clients(StaticBrokers(ports), lambda client_id: False, lambda client_id, names: None)
+    return ClientReporter(
+        StaticBrokers(ports), lambda client_id: False, lambda client_id, names: None
+    )
 
 
 def test_every_broker_learns_once_a_second_whom_the_proxy_heard() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popmq.common.errors import Code, NotYet, PopmqError
+from popmq.common.errors import Code, FeatureNotImplemented, PopmqError
 from popmq.common.protocol.messaging_payloads import Delivery
 from popmq.common.topics import MessageType, Permission
 from popmq.common.wire import admin_pb2
@@ -235,7 +235,7 @@ def test_a_namespace_that_no_header_names_is_refused_and_not_ignored() -> None:
 def test_the_status_of_every_reply_is_its_first_field(name: str) -> None:
     if not name.endswith("Response"):
         return
-    reply = getattr(service, name).FromString(status_only(NotYet("later")))
+    reply = getattr(service, name).FromString(status_only(FeatureNotImplemented("later")))
     assert reply.status.code == Code.NOT_IMPLEMENTED
     assert reply.status.message == "later"
 

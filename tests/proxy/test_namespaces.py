@@ -15,7 +15,7 @@ from popmq.common.namespaces import check_namespace, short_name, whole_name
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.rpc.namespaces import Translator, _fields
+from popmq.proxy.rpc.namespaces import NamespaceTranslator, _fields
 from popmq.proxy.transport.interface import GrpcStatus
 
 METHODS = [one.name for one in service.DESCRIPTOR.services_by_name["MessagingService"].methods]
@@ -72,7 +72,7 @@ def count(fields: tuple[Any, ...]) -> int:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_resource_of_every_request_and_reply_is_known(method: str) -> None:
-    translator = Translator("eu", method)
+    translator = NamespaceTranslator("eu", method)
     for kind in (translator._request, translator._reply):
         assert count(_fields(kind.DESCRIPTOR)) == holders(kind.DESCRIPTOR)
     if method not in ("Heartbeat", "NotifyClientTermination"):
@@ -85,7 +85,7 @@ def test_only_the_names_of_a_request_are_changed() -> None:
     message.body, message.user_properties["a"] = b"orders" * 100, "orders"
     message.system_properties.tag = "orders"
     whole = service.SendMessageRequest.FromString(
-        Translator("eu", "SendMessage").inward(sent.SerializeToString())
+        NamespaceTranslator("eu", "SendMessage").inward(sent.SerializeToString())
     )
     message.topic.CopyFrom(pb.Resource(name="eu%orders"))
     assert whole == sent

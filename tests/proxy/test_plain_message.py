@@ -12,7 +12,7 @@ from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.messaging.delay import NO_DELAY, delay_of
-from popmq.proxy.messaging.fast_path_send import PlainMessage, read_plain
+from popmq.proxy.messaging.fast_path_send import FastPathMessage, read_plain
 from popmq.proxy.rpc.convert import sent_messages
 from popmq.proxy.rpc.validate import check_message, check_stored_size, check_type
 
@@ -22,7 +22,7 @@ PEER = "10.0.0.9:999"
 ANY = TopicConfig(1, "orders", type=MessageType.MIXED)
 
 
-def the_long_way(data: bytes) -> PlainMessage | None:
+def the_long_way(data: bytes) -> FastPathMessage | None:
     """What the full handler would store of a plain message; None if it refuses it or more is to
     be said of it."""
     try:
@@ -37,7 +37,7 @@ def the_long_way(data: bytes) -> PlainMessage | None:
         check_stored_size(len(head) + len(properties), LIMITS)
     except (PopmqError, ValueError):
         return None
-    return PlainMessage(
+    return FastPathMessage(
         sent.topic,
         kind,
         facts.message_id.encode(),

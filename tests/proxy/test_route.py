@@ -10,7 +10,12 @@ from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.topics import TopicConfig
 from popmq.common.wire import admin_pb2
 from popmq.proxy.brokers.broker_ports import StaticBrokers
-from popmq.proxy.brokers.metadata_cache import DESCRIBE_TIMEOUT_MS, NEWER_STATE_MS, TTL_MS, Routes
+from popmq.proxy.brokers.metadata_cache import (
+    DESCRIBE_TIMEOUT_MS,
+    NEWER_STATE_MS,
+    TTL_MS,
+    MetadataCache,
+)
 from popmq.testing.harness.clock import ManualClock
 
 
@@ -20,7 +25,7 @@ class Describing:
     def __init__(self) -> None:
         self.asked: list[OnReply] = []
         self.clock = ManualClock()
-        self.routes = Routes(StaticBrokers({"a": self}), self.clock, auto_create=False)
+        self.routes = MetadataCache(StaticBrokers({"a": self}), self.clock, auto_create=False)
         self.heard: list[TopicConfig | PopmqError] = []
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:

@@ -11,7 +11,14 @@ import grpc.aio
 import pytest
 
 from popmq.proxy.transport.grpcio_server import MAX_UNSENT, GrpcioTransport
-from popmq.proxy.transport.interface import Call, GrpcStatus, Inbound, Method, Shape, Transport
+from popmq.proxy.transport.interface import (
+    Call,
+    GrpcStatus,
+    Method,
+    MethodType,
+    StreamListener,
+    Transport,
+)
 from popmq.proxy.transport.lean.server import LeanTransport
 
 LOCAL = "127.0.0.1"
@@ -57,7 +64,7 @@ async def serving(make: Make, *methods: Method) -> AsyncIterator[Any]:
 
 
 def unary(path: str, start: Callable[[Call, bytes], None]) -> Method:
-    return Method(path, Shape.UNARY, start=start)
+    return Method(path, MethodType.UNARY, start=start)
 
 
 def echo(call: Call, data: bytes) -> None:
@@ -116,7 +123,7 @@ def test_a_server_stream_keeps_its_order_and_ends_with_ok(served: Served) -> Non
         call.finish()
 
     async def test() -> None:
-        async with served(Method("/s/count", Shape.SERVER_STREAM, start=start)) as channel:
+        async with served(Method("/s/count", MethodType.SERVER_STREAM, start=start)) as channel:
             call = channel.unary_stream("/s/count")(b"n")
             assert [one async for one in call] == [f"n{n}".encode() for n in range(100)]
             assert await call.code() is grpc.StatusCode.OK
@@ -126,7 +133,7 @@ def test_a_server_stream_keeps_its_order_and_ends_with_ok(served: Served) -> Non
 
 def test_a_half_closed_stream_is_answered_to_its_end_and_ends_with_ok(served: Served) -> None:
     async def test() -> None:
-        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=Echo)) as channel:
+        async with served(Method("/s/talk", MethodType.BIDI_STREAM, open=Echo)) as channel:
             call = channel.stream_stream("/s/talk")()
             await call.write(b"one")
             assert await call.read() == b"one"
@@ -146,7 +153,7 @@ def test_a_server_may_end_a_stream_while_the_client_still_talks(served: Served) 
             self.call.finish(GrpcStatus.INVALID_ARGUMENT, "no settings")
 
     async def test() -> None:
-        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=Rude)) as channel:
+        async with served(Method("/s/talk", MethodType.BIDI_STREAM, open=Rude)) as channel:
             call = channel.stream_stream("/s/talk")()
             await call.write(b"one")
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -156,12 +163,12 @@ def test_a_server_may_end_a_stream_while_the_client_still_talks(served: Served) 
 
 
 def test_a_server_may_talk_before_the_client_does(served: Served) -> None:
-    def open_(call: Call) -> Inbound:
+    def open_(call: Call) -> StreamListener:
         call.send(b"welcome")
         return Echo(call)
 
     async def test() -> None:
-        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=open_)) as channel:
+        async with served(Method("/s/talk", MethodType.BIDI_STREAM, open=open_)) as channel:
             call = channel.stream_stream("/s/talk")()
             assert await call.read() == b"welcome"
             call.cancel()
@@ -169,8 +176,8 @@ def test_a_server_may_talk_before_the_client_does(served: Served) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("shape", [Shape.UNARY, Shape.SERVER_STREAM])
-def test_a_handler_hears_once_that_its_client_cancelled(served: Served, shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [MethodType.UNARY, MethodType.SERVER_STREAM])
+def test_a_handler_hears_once_that_its_client_cancelled(served: Served, shape: MethodType) -> None:
     async def test() -> None:
         waiting, gone = asyncio.Event(), asyncio.Event()
         heard: list[Call] = []
@@ -181,7 +188,7 @@ def test_a_handler_hears_once_that_its_client_cancelled(served: Served, shape: S
             waiting.set()
 
         async with served(Method("/s/wait", shape, start=start)) as channel:
-            if shape is Shape.UNARY:
+            if shape is MethodType.UNARY:
                 pending: Any = channel.unary_unary("/s/wait")(b"")
             else:
                 pending = channel.unary_stream("/s/wait")(b"")
@@ -199,11 +206,11 @@ def test_a_stream_handler_hears_that_its_client_disconnected(served: Served) -> 
     async def test() -> None:
         gone = asyncio.Event()
 
-        def open_(call: Call) -> Inbound:
+        def open_(call: Call) -> StreamListener:
             call.on_gone(gone.set)
             return Echo(call)
 
-        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=open_)) as channel:
+        async with served(Method("/s/talk", MethodType.BIDI_STREAM, open=open_)) as channel:
             call = channel.stream_stream("/s/talk")()
             await call.write(b"here")
             assert await call.read() == b"here"
@@ -328,7 +335,7 @@ def test_a_stream_handler_that_fails_on_a_message_ends_its_call(
             raise RuntimeError("boom")
 
     async def test() -> None:
-        async with served(Method("/s/talk", Shape.BIDI_STREAM, open=Broken)) as channel:
+        async with served(Method("/s/talk", MethodType.BIDI_STREAM, open=Broken)) as channel:
             call = channel.stream_stream("/s/talk")()
             await call.write(b"x")
             assert await call.code() is grpc.StatusCode.INTERNAL
@@ -347,7 +354,7 @@ def test_grpcio_cuts_off_a_client_that_does_not_read() -> None:
                 call.send(b"x")
 
         async with serving(
-            MAKES["grpcio"], Method("/s/flood", Shape.SERVER_STREAM, start=start)
+            MAKES["grpcio"], Method("/s/flood", MethodType.SERVER_STREAM, start=start)
         ) as channel:
             call = channel.unary_stream("/s/flood")(b"")
             assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -360,11 +367,11 @@ def test_a_transport_that_stops_cuts_what_is_left_after_its_grace(make: Make) ->
     async def test() -> None:
         gone = asyncio.Event()
 
-        def open_(call: Call) -> Inbound:
+        def open_(call: Call) -> StreamListener:
             call.on_gone(gone.set)
             return Echo(call)
 
-        transport = make([Method("/s/talk", Shape.BIDI_STREAM, open=open_)])
+        transport = make([Method("/s/talk", MethodType.BIDI_STREAM, open=open_)])
         port = await transport.start()
         async with grpc.aio.insecure_channel(f"{LOCAL}:{port}") as channel:
             call: Any = channel.stream_stream("/s/talk")()

@@ -16,7 +16,7 @@ from timer.timer_client import recall, send_all
 from transaction.rig import FIRST_MS, INTERVAL_MS, begin, end, names, wait
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.lite_settings import LiteSettings
 from popmq.common.settings.send_settings import DedupSettings, TransactionSettings
@@ -116,7 +116,7 @@ def parked_keys_that_operators_end(core: CoreBroker) -> None:
     parked_keys(core)
     registry = core.broker.registry
     owners = registry.group("g"), registry.topic("orders")
-    core.broker.parking.change(*owners, "a", Unpark.DEAD_LETTER)
+    core.broker.parking.change(*owners, "a", UnparkAction.DEAD_LETTER)
     core.run_steps()
     assert core.broker.parking.dead_lettered > 0
 

@@ -8,7 +8,7 @@ from replica.pair import OF_TWO, SHORT, Pair, Slave, fill
 from timer.timer_client import HOUR, MINUTE, SECOND, recall, received, send, send_all
 
 from popmq.broker.log.commit_log import CommitLog
-from popmq.broker.log.store_metrics import Lived
+from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.state_hashes import Compared
 from popmq.common.disk import ColdRead
@@ -96,7 +96,7 @@ def test_a_delivery_that_was_answered_for_sure_is_renewed_by_the_next_master(
     if known == "of the master":
         pair.follow()
         pair.clock.advance(6_000)
-        lived = Lived(epoch, pair.master.broker.store.log_ms())
+        lived = EpochLogTime(epoch, pair.master.broker.store.log_ms())
         pair.slave.broker.following.master_lived = lived
     else:
         pair.clock.advance(6_000)
@@ -120,7 +120,7 @@ def test_what_another_master_told_of_its_life_says_nothing_of_the_last_one(
 ) -> None:
     pair.follow()
     store = pair.master.broker.store
-    lived = Lived(store.epoch + other, store.log_ms() + 60_000)
+    lived = EpochLogTime(store.epoch + other, store.log_ms() + 60_000)
     pair.slave.broker.following.master_lived = lived
     pair.master.send("orders", b"lost")
     pair.master.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))

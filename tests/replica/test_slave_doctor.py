@@ -7,7 +7,7 @@ from pathlib import Path
 from replica.pair import OF_TWO, Pair
 from timer.timer_client import SECOND
 
-from popmq.broker.doctor.finding import Need
+from popmq.broker.doctor.finding import RequiredAction
 from popmq.cli.doctor import examine
 from popmq.common.settings.settings import StoreSettings
 
@@ -55,7 +55,7 @@ def test_the_torn_tail_of_a_slave_is_no_loss(tmp_path: Path) -> None:
     torn = [one for one in findings if one.what == "torn tail of a slave"]
     assert len(torn) == 1
     assert "its master has them" in torn[0].consequence
-    assert all(one.need is Need.NOTHING for one in findings), findings
+    assert all(one.need is RequiredAction.NOTHING for one in findings), findings
 
 
 def test_a_copy_that_was_not_finished_is_told(tmp_path: Path) -> None:

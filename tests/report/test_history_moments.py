@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.history_progress import Moments
+from popmq.reports.history_progress import HistoryProgress
 
 
 def at(broker: str, epoch: int, end_position: int, sample: int) -> pb.BrokerTables:
@@ -13,10 +13,10 @@ def at(broker: str, epoch: int, end_position: int, sample: int) -> pb.BrokerTabl
 
 
 def test_the_shared_moment_is_the_earliest_of_the_tables(tmp_path: Path) -> None:
-    moments = Moments.load(tmp_path)
+    moments = HistoryProgress.load(tmp_path)
     moments.add(["offsets", "timers"], [at("a", 1, 100, 5), at("b", 9, 70, 3)])
     moments.add(["timers"], [at("a", 2, 200, 1)])
-    found = Moments.load(tmp_path)
+    found = HistoryProgress.load(tmp_path)
     assert [(one.broker, one.epoch, one.sample) for one in found.shared(["timers"])] == [
         ("a", 2, 1),
         ("b", 9, 3),
@@ -26,18 +26,18 @@ def test_the_shared_moment_is_the_earliest_of_the_tables(tmp_path: Path) -> None
 
 
 def test_a_broker_group_that_one_of_the_tables_lacks_has_no_shared_moment(tmp_path: Path) -> None:
-    moments = Moments.load(tmp_path)
+    moments = HistoryProgress.load(tmp_path)
     moments.add(["offsets", "timers"], [at("a", 1, 100, 5)])
     moments.add(["timers"], [at("b", 1, 10, 1)])
     assert [one.broker for one in moments.shared(["offsets", "timers"])] == ["a"]
     assert moments.shared(["revive"]) == ()
-    assert Moments.load(tmp_path / "nothing").shared(["offsets"]) == ()
+    assert HistoryProgress.load(tmp_path / "nothing").shared(["offsets"]) == ()
 
 
 def test_what_is_written_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    moments = Moments.load(tmp_path)
+    moments = HistoryProgress.load(tmp_path)
     moments.add(["revive"], [at("a", 1, 100, 0)])
     moments.add(["revive"], [at("a", 1, 150, 0)])
     assert [path.name for path in tmp_path.iterdir()] == ["moments.json"], "no temporary file stays"
-    (one,) = Moments.load(tmp_path).shared(["revive"])
+    (one,) = HistoryProgress.load(tmp_path).shared(["revive"])
     assert (one.end_position, one.wall_ms, one.log_ms) == (150, 7, 8)

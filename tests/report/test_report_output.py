@@ -14,7 +14,7 @@ from popmq.reports.output.exposition import exposition, push, write_file
 from popmq.reports.output.files import to_json, write_csv
 from popmq.reports.output.formatting import cell, span
 from popmq.reports.output.page import to_html
-from popmq.reports.report import Moment, Report, ReportTable
+from popmq.reports.report import BrokerMoment, Report, ReportTable
 
 GROUP = {
     "group": "g<1>",
@@ -48,7 +48,7 @@ def lag_report(incomplete: str = "", **more: object) -> Report:
         name="lag",
         source="127.0.0.1:8081",
         made_ms=1_700_000_000_000,
-        moments=(Moment("broker-a", 1, 1_234, 1_700_000_000_000, 5),),
+        moments=(BrokerMoment("broker-a", 1, 1_234, 1_700_000_000_000, 5),),
         tables=(groups, dead, empty),
         incomplete=incomplete,
         series={"g<1> · orders": [(1_699_999_000_000, 10.0), (1_700_000_000_000, 1_200.0)]},

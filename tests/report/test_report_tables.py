@@ -18,7 +18,7 @@ from popmq.common.topics import CheckPoints, GroupType, MessageType, StartAt
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.records.record_layout import RecordLayout
-from popmq.reports.records.recount import Ends, Recount
+from popmq.reports.records.recount import DeliveryCounts, Recount
 from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 
@@ -127,7 +127,7 @@ def test_the_records_of_the_revive_topic_and_their_ends_recount_to_the_same(
     counted = recount.finish()
     for _, row in reports.rows(found, "offsets"):
         place = row["group_id"], row["read_topic_id"], row["queue_id"]
-        ends = counted.get(place, Ends())
+        ends = counted.get(place, DeliveryCounts())
         assert ends.in_flight == row["in_flight"], place
         assert max(ends.next_offset, row["min_offset"]) == row["next_offset"], place
         ready = row["max_offset"] - max(ends.next_offset, row["min_offset"])

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from popmq.broker.core import record_applier
-from popmq.broker.deliveries.check_point_table import CheckPointTable, Fate
-from popmq.broker.deliveries.client_liveness import Liveness
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
-from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
+from popmq.broker.deliveries.client_liveness import ClientLiveness
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
+from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.operations.offset_reset import apply_offset
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.revive_service import ReviveService
@@ -43,27 +43,27 @@ def reset_leaves_what_is_in_flight(patch: Patch) -> None:
 def handle_accepted_after_a_reset(patch: Patch) -> None:
     fate = CheckPointTable.fate
 
-    def wrong(self: CheckPointTable, epoch: int, sequence: int, member: int) -> Fate:
+    def wrong(self: CheckPointTable, epoch: int, sequence: int, member: int) -> DeliveryStatus:
         found = fate(self, epoch, sequence, member)
-        return Fate.ACKED if found is Fate.RESET else found
+        return DeliveryStatus.ACKED if found is DeliveryStatus.RESET else found
 
     patch.setattr(CheckPointTable, "fate", wrong)
 
 
 def reset_forgotten_at_recovery(patch: Patch) -> None:
     def wrong(table: Any, record: OffsetRecord, log_ms: int, **more: Any) -> None:
-        if record.reason is not Reason.RESET:
+        if record.reason is not OffsetReason.RESET:
             apply_offset(table, record, log_ms, **more)
 
     patch.setattr(record_applier, "apply_offset", wrong)
 
 
 def redriven_twice(patch: Patch) -> None:
-    patch.setattr(RedrivenLetters, "has", lambda self, topic_id, offset: False)
+    patch.setattr(RedrivenDeadLetters, "has", lambda self, topic_id, offset: False)
 
 
 def snapshot_forgets_what_was_redriven(patch: Patch) -> None:
-    patch.setattr(RedrivenLetters, "begin_snapshot", lambda self: iter(()))
+    patch.setattr(RedrivenDeadLetters, "begin_snapshot", lambda self: iter(()))
 
 
 def renewed_delivery_comes_back(patch: Patch) -> None:
@@ -72,7 +72,7 @@ def renewed_delivery_comes_back(patch: Patch) -> None:
 
 
 def silent_client_keeps_its_deliveries(patch: Patch) -> None:
-    patch.setattr(Liveness, "alive", lambda self, client, now_ms: True)
+    patch.setattr(ClientLiveness, "alive", lambda self, client, now_ms: True)
 
 
 def good_bye_ignored(patch: Patch) -> None:

@@ -12,10 +12,10 @@ from popmq.broker.deliveries.parked_keys import ParkedKeys
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.persistence import retention
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
 from popmq.broker.persistence.log_time import LogTime
 from popmq.broker.persistence.retention import Retention
-from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
+from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
@@ -29,7 +29,7 @@ def live_body_not_moved(patch: Patch) -> None:
 
 
 def deleted_above_the_older_snapshot(patch: Patch) -> None:
-    patch.setattr(SnapshotKeeper, "older_position", property(lambda self: self.position))
+    patch.setattr(SnapshotScheduler, "older_position", property(lambda self: self.position))
 
 
 def minimum_not_raised_before_the_moves(patch: Patch) -> None:
@@ -50,10 +50,10 @@ def deleted_before_the_moves_are_confirmed(patch: Patch) -> None:
 def log_start_not_durable_before_the_cut(patch: Patch) -> None:
     """Only the next checkpoint says it."""
 
-    def wrong(self: CheckpointKeeper, position: int) -> None:
+    def wrong(self: CheckpointScheduler, position: int) -> None:
         self.log_start = position
 
-    patch.setattr(CheckpointKeeper, "log_starts_at", wrong)
+    patch.setattr(CheckpointScheduler, "log_starts_at", wrong)
 
 
 def moved_record_ignored_at_recovery(patch: Patch) -> None:

@@ -10,15 +10,15 @@ from popmq.broker.index import index_tail, key_index
 from popmq.broker.index.index_tail import IndexTail
 from popmq.broker.index.message_keys import name_hash
 from popmq.broker.log import commit_log, consume_queue, message_reader
-from popmq.broker.log.commit_log import Batch, CommitLog
+from popmq.broker.log.commit_log import CommitLog, FlushBatch
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.group_commit import GroupCommit
-from popmq.broker.log.queue_unit import POSITION_LIMIT, UNIT, Unit
-from popmq.broker.log.segment_file import MappedFile, MappedFileQueue
-from popmq.broker.log.store_checkpoint import Checkpoint
-from popmq.broker.persistence.index_flusher import IndexKeeper
-from popmq.broker.persistence.recovery import Apply, Recovery, Replayed
-from popmq.broker.persistence.snapshot import SnapshotHead
+from popmq.broker.log.queue_unit import POSITION_LIMIT, UNIT, QueueUnit
+from popmq.broker.log.segment_file import SegmentFile, SegmentFiles
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
+from popmq.broker.persistence.index_flusher import IndexFlusher
+from popmq.broker.persistence.recovery import Apply, Recovery, RecoveryResult
+from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.store import lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.record.message import BadRecord, Header, decode_header
@@ -38,7 +38,7 @@ def batch_handed_over_by_the_flusher(patch: Patch) -> None:
     """What a swap of lists in the flusher comes to: more is confirmed than was synced."""
     flushed = GroupCommit._flushed
 
-    def wrong(self: GroupCommit, batch: Batch, error: BaseException | None) -> None:
+    def wrong(self: GroupCommit, batch: FlushBatch, error: BaseException | None) -> None:
         flushed(self, replace(batch, end=self._log.end), error)
 
     patch.setattr(GroupCommit, "_flushed", wrong)
@@ -77,23 +77,23 @@ def fsync_error_ignored(patch: Patch) -> None:
 
 
 def fsync_retried(patch: Patch) -> None:
-    sync = MappedFile.sync
+    sync = SegmentFile.sync
 
-    def wrong(self: MappedFile) -> None:
+    def wrong(self: SegmentFile) -> None:
         try:
             sync(self)
         except OSError:
             sync(self)
 
-    patch.setattr(MappedFile, "sync", wrong)
+    patch.setattr(SegmentFile, "sync", wrong)
 
 
 def index_trusted_beyond_the_checkpoint(patch: Patch) -> None:
     """Units have a check since then, and what it finds is mended: both have to be missing."""
 
-    def wrong(data: bytes, at: int, seed: int, offset: int) -> Unit:
+    def wrong(data: bytes, at: int, seed: int, offset: int) -> QueueUnit:
         position, size, tag_hash = UNIT.unpack_from(data, at)
-        return Unit(position % POSITION_LIMIT, size, tag_hash)
+        return QueueUnit(position % POSITION_LIMIT, size, tag_hash)
 
     patch.setattr(consume_queue, "intact_unit", wrong)
     patch.setattr(ConsumeQueue, "_is_trusted", lambda self, offset, position: True)
@@ -104,7 +104,7 @@ def queues_not_synced(patch: Patch) -> None:
 
 
 def checkpoint_ahead_of_the_confirmed_position(patch: Patch) -> None:
-    checkpoint, opened = IndexKeeper._checkpoint, MessageStore.open
+    checkpoint, opened = IndexFlusher._checkpoint, MessageStore.open
 
     def wrong(self: MessageStore) -> None:
         opened(self)
@@ -122,10 +122,10 @@ def snapshot_without_its_tail(patch: Patch) -> None:
     """A start takes the tables of a snapshot for those of the log's end."""
     replay = Recovery.replay
 
-    def wrong(self: Recovery, apply: Apply, trusted: Checkpoint) -> Replayed:
+    def wrong(self: Recovery, apply: Apply, trusted: StoreCheckpoint) -> RecoveryResult:
         load, used = self._load_snapshot, False
 
-        def noted() -> SnapshotHead | None:
+        def noted() -> SnapshotHeader | None:
             nonlocal used
             found = load()
             used = found is not None
@@ -142,11 +142,11 @@ def recovery_does_not_sync(patch: Patch) -> None:
 
 
 def recovery_syncs_no_names(patch: Patch) -> None:
-    def wrong(self: MappedFileQueue) -> None:
+    def wrong(self: SegmentFiles) -> None:
         for file in self:
             file.sync()
 
-    patch.setattr(MappedFileQueue, "sync", wrong)
+    patch.setattr(SegmentFiles, "sync", wrong)
 
 
 def clean_pages_trusted(patch: Patch) -> None:
@@ -155,28 +155,28 @@ def clean_pages_trusted(patch: Patch) -> None:
 
 
 def torn_unit_trusted(patch: Patch) -> None:
-    def wrong(data: bytes, at: int, seed: int, offset: int) -> Unit | None:
+    def wrong(data: bytes, at: int, seed: int, offset: int) -> QueueUnit | None:
         position, size, tag_hash = UNIT.unpack_from(data, at)
-        return Unit(position % POSITION_LIMIT, size, tag_hash) if size else None
+        return QueueUnit(position % POSITION_LIMIT, size, tag_hash) if size else None
 
     patch.setattr(consume_queue, "intact_unit", wrong)
 
 
 def segments_cut_from_the_front(patch: Patch) -> None:
-    cut = MappedFileQueue.cut
+    cut = SegmentFiles.cut
 
-    def wrong(self: MappedFileQueue, position: int) -> None:
+    def wrong(self: SegmentFiles, position: int) -> None:
         for start in [start for start in self._files if start > position]:
             self._remove(start)
         cut(self, position)
 
-    patch.setattr(MappedFileQueue, "cut", wrong)
+    patch.setattr(SegmentFiles, "cut", wrong)
 
 
 def segment_name_not_synced(patch: Patch) -> None:
-    made = MappedFileQueue.at_or_new
+    made = SegmentFiles.at_or_new
 
-    def wrong(self: Any, position: int) -> MappedFile:
+    def wrong(self: Any, position: int) -> SegmentFile:
         disk: Any = self._disk
         try:
             self._disk = _WithoutFolderSync(disk)
@@ -184,8 +184,8 @@ def segment_name_not_synced(patch: Patch) -> None:
         finally:
             self._disk = disk
 
-    patch.setattr(MappedFileQueue, "at_or_new", wrong)
-    patch.setattr(MappedFileQueue, "reserve", lambda self, position, segments: None)
+    patch.setattr(SegmentFiles, "at_or_new", wrong)
+    patch.setattr(SegmentFiles, "reserve", lambda self, position, segments: None)
 
 
 def flush_of_the_live_list(patch: Patch) -> None:
@@ -195,10 +195,10 @@ def flush_of_the_live_list(patch: Patch) -> None:
     """
     write = CommitLog.write
 
-    def take_live(self: CommitLog) -> Batch | None:
-        return Batch(self.end, self._runs) if self._runs else None
+    def take_live(self: CommitLog) -> FlushBatch | None:
+        return FlushBatch(self.end, self._runs) if self._runs else None
 
-    def write_live(self: CommitLog, batch: Batch) -> None:
+    def write_live(self: CommitLog, batch: FlushBatch) -> None:
         batch.end = self.end
         write(self, replace(batch, runs=[(at, list(parts)) for at, parts in self._runs]))
         self._runs, self._run_end, self.pending_bytes = [], -1, 0
@@ -215,7 +215,7 @@ def position_confirmed_by_the_flusher(patch: Patch) -> None:
         opened(self)
         log = self._log
 
-        def write(batch: Batch) -> None:
+        def write(batch: FlushBatch) -> None:
             touched = {}
             for position, parts in batch.runs:
                 file = log._files.at_or_new(position)
@@ -237,7 +237,7 @@ def key_index_torn_chunk_trusted(patch: Patch) -> None:
 
 def key_index_vouches_for_the_tail(patch: Patch) -> None:
     """Its checkpoint says the log's end, though it holds confirmed messages only."""
-    flush, opened = IndexKeeper._flush, MessageStore.open
+    flush, opened = IndexFlusher._flush, MessageStore.open
 
     def wrong(self: MessageStore) -> None:
         opened(self)

@@ -11,9 +11,9 @@ from popmq.broker.deliveries.check_point_snapshot import TableRestorer, TableSna
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
 from popmq.broker.handlers.server import BrokerServer
-from popmq.broker.meta.send_deduplication import FirstReceipts
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.persistence.log_time import LogTime
-from popmq.broker.pop.long_polling import Attempt, LongPolling, Waiter
+from popmq.broker.pop.long_polling import LongPolling, Waiter, WaiterResult
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.record.message import RecordKind
@@ -105,7 +105,7 @@ def waiter_looks_at_the_end_only(patch: Patch) -> None:
         give_up = waiter.give_up
 
         def last_look() -> None:
-            if waiter.attempt() is not Attempt.ANSWERED:
+            if waiter.attempt() is not WaiterResult.ANSWERED:
                 give_up()
 
         waiter.give_up = last_look
@@ -185,8 +185,8 @@ def receipts_not_entered_at_recovery(patch: Patch) -> None:
 
 
 def receipts_not_restored(patch: Patch) -> None:
-    patch.setattr(FirstReceipts, "restore", lambda *_: None)
+    patch.setattr(SendDeduplication, "restore", lambda *_: None)
 
 
 def resend_stored_again(patch: Patch) -> None:
-    patch.setattr(FirstReceipts, "find", lambda *_: None)
+    patch.setattr(SendDeduplication, "find", lambda *_: None)

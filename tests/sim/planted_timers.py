@@ -14,7 +14,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer import timer_log, timer_recall
 from popmq.broker.timer.due_timers import DueTimers
 from popmq.broker.timer.timer_bodies import TimerBodies
-from popmq.broker.timer.timer_count_audit import TimerCheck
+from popmq.broker.timer.timer_count_audit import TimerCountAudit
 from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue
@@ -23,7 +23,7 @@ from popmq.broker.timer.timer_service import TimerService
 from popmq.broker.timer.timer_state import TimerState
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerUnit, intact_unit
 from popmq.common.record.message import HEADER_SIZE, RecordKind
-from popmq.common.record.timer_token import RECOUNT_VERSION, Outcome, encode_fired
+from popmq.common.record.timer_token import RECOUNT_VERSION, TimerEnd, encode_fired
 from popmq.testing.timer_world.overtaken import OvertakenTimers
 from popmq.testing.timer_world.run import TimerSimulator
 
@@ -80,21 +80,21 @@ def recall_forgotten_at_recovery(patch: Patch) -> None:
     apply_ended = TimerService.apply_ended
 
     def wrong(self: TimerService, token: Any) -> None:
-        if token.outcome is not Outcome.CANCELLED:
+        if token.outcome is not TimerEnd.CANCELLED:
             apply_ended(self, token)
 
     patch.setattr(TimerService, "apply_ended", wrong)
 
 
 def recount_outside_the_log(patch: Patch) -> None:
-    finish = TimerCheck._finish
+    finish = TimerCountAudit._finish
 
-    def wrong(self: TimerCheck, count: Any) -> None:
+    def wrong(self: TimerCountAudit, count: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(self, "mend", self._state.recounted)
             finish(self, count)
 
-    patch.setattr(TimerCheck, "_finish", wrong)
+    patch.setattr(TimerCountAudit, "_finish", wrong)
 
 
 def recount_forgotten_at_recovery(patch: Patch) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from popmq.broker.core.record_applier import RecordApplier
-from popmq.broker.handlers.request_runner import JobRunner
+from popmq.broker.handlers.request_runner import RequestRunner
 from popmq.broker.transaction.half_bodies import HalfBodies
 from popmq.broker.transaction.half_service import HalfService
 from popmq.broker.transaction.transaction_table import TransactionTable
 from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
-from popmq.common.record.transaction_token import Ending, EndToken
+from popmq.common.record.transaction_token import TransactionEnd, TransactionEndToken
 
 Patch = pytest.MonkeyPatch
 
@@ -45,10 +45,10 @@ def commits_ignored_at_recovery(patch: Patch) -> None:
 def commit_leaves_it_pending(patch: Patch) -> None:
     apply = TransactionTable.apply
 
-    def wrong(self: TransactionTable, token: EndToken, log_ms: int) -> None:
+    def wrong(self: TransactionTable, token: TransactionEndToken, log_ms: int) -> None:
         half = self.pending.get(token.half_offset)
         apply(self, token, log_ms)
-        if token.ending is Ending.COMMITTED and half is not None:
+        if token.ending is TransactionEnd.COMMITTED and half is not None:
             self.pending[half.offset] = half
 
     patch.setattr(TransactionTable, "apply", wrong)
@@ -57,9 +57,9 @@ def commit_leaves_it_pending(patch: Patch) -> None:
 def check_not_logged(patch: Patch) -> None:
     write = HalfService.write_op
 
-    def wrong(self: HalfService, half: Any, ending: Ending, checks: int = 0) -> None:
-        if ending is Ending.CHECKED:
-            token = EndToken(ending, half.topic_id, half.offset, checks)
+    def wrong(self: HalfService, half: Any, ending: TransactionEnd, checks: int = 0) -> None:
+        if ending is TransactionEnd.CHECKED:
+            token = TransactionEndToken(ending, half.topic_id, half.offset, checks)
             self._table.apply(token, self._store.log_ms())
         else:
             write(self, half, ending, checks)
@@ -104,15 +104,15 @@ def moved_place_forgotten_at_recovery(patch: Patch) -> None:
 
 
 def end_answered_before_it_is_durable(patch: Patch) -> None:
-    turn = JobRunner._turn
+    turn = RequestRunner._turn
 
-    def wrong(self: JobRunner, job: Any, on_reply: Any) -> None:
+    def wrong(self: RequestRunner, job: Any, on_reply: Any) -> None:
         store = self._store
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(store, "when_confirmed", lambda callback: callback())
             turn(self, job, on_reply)
 
-    patch.setattr(JobRunner, "_turn", wrong)
+    patch.setattr(RequestRunner, "_turn", wrong)
 
 
 def half_message_in_its_topic(patch: Patch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.pop_check_point import UNCOUNTED, PopCheckPoint, ReviveRecord
-from popmq.broker.pop.pop_rollback import PopUndo
+from popmq.broker.pop.pop_rollback import PopRollback
 from popmq.broker.pop.revive_service import ReviveService
 
 Patch = pytest.MonkeyPatch
@@ -49,17 +49,17 @@ def last_attempt_dies_unseen(patch: Patch) -> None:
 
 
 def cancel_ignored(patch: Patch) -> None:
-    def wrong(self: PopUndo, number: int) -> bool:
+    def wrong(self: PopRollback, number: int) -> bool:
         return self._leaving.pop(number, None) is not None
 
-    patch.setattr(PopUndo, "cancel", wrong)
+    patch.setattr(PopRollback, "cancel", wrong)
 
 
 def crossed_answer_not_undone(patch: Patch) -> None:
-    cancel = PopUndo.cancel
+    cancel = PopRollback.cancel
 
-    def wrong(self: PopUndo, number: int) -> bool:
+    def wrong(self: PopRollback, number: int) -> bool:
         self._left.clear()
         return cancel(self, number)
 
-    patch.setattr(PopUndo, "cancel", wrong)
+    patch.setattr(PopRollback, "cancel", wrong)

@@ -3,13 +3,20 @@
 import random
 
 from popmq.common.settings.settings import GroupSettings, MessageSettings, Settings, StoreSettings
-from popmq.testing.harness.sometimes import Tally
-from popmq.testing.oracle.client_history import Held, Life, Place, Pop, Reader, Sent
+from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.oracle.client_history import (
+    GroupReader,
+    Held,
+    MessageHistory,
+    ReceiveCall,
+    ResourceIncarnation,
+    SentMessageHistory,
+)
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.oracle.unanswered_deliveries import Unanswered
+from popmq.testing.oracle.unanswered_deliveries import UnansweredDeliveries
 from popmq.testing.sim.operators import Operators
 from popmq.testing.sim.producers import FIFO_QUEUES
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 SECOND = 1_000
 
@@ -23,27 +30,29 @@ class Script:
             message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
             group=GroupSettings(auto_create=False),
         )
-        rng, tally = random.Random(1), Tally()
+        rng, tally = random.Random(1), StateCounts()
         self.oracle = Oracle()
-        self.machine = Machine(settings, rng, tally)
+        self.machine = SimulatedBroker(settings, rng, tally)
         self.machine.start()
         self.clients = Operators(self.machine, self.oracle, rng, tally, lambda line: None)
         self.clients.make_topic("t", FIFO_QUEUES, fifo=fifo)
         self.clients.make_group("g", 40, fifo=fifo)
         self.machine.settle()
         topic, group = self.clients.topics["t"], self.clients.groups["g"]
-        assert isinstance(topic, Place)
-        assert isinstance(group, Place)
-        self.topic, self.reader = topic, Reader(group, topic)
+        assert isinstance(topic, ResourceIncarnation)
+        assert isinstance(group, ResourceIncarnation)
+        self.topic, self.reader = topic, GroupReader(group, topic)
         self.oracle.readers.append(self.reader)
 
     @property
     def found(self) -> list[str]:
         return [one.invariant for one in self.oracle.violations]
 
-    def pop_of_now(self) -> Pop:
+    def pop_of_now(self) -> ReceiveCall:
         oracle, now_ms = self.oracle, self.machine.clock.boot_ms()
-        return Pop(self.reader, (), -1, 60 * SECOND, 0, oracle.at + 1, now_ms, oracle.log_ms)
+        return ReceiveCall(
+            self.reader, (), -1, 60 * SECOND, 0, oracle.at + 1, now_ms, oracle.log_ms
+        )
 
     def receive(self, *, invisible_ms: int = 60 * SECOND, client_id: str = "") -> None:
         self.clients.receive(self.reader, invisible_ms=invisible_ms, client_id=client_id)
@@ -105,25 +114,29 @@ def test_a_letter_that_was_sent_back_holds_its_key_up_though_the_first_copy_was_
     """Seed 501104: the second copy was in flight, and a receive that found nothing was blamed."""
     script = Script(fifo=True)
     order, reader = script.oracle.order, script.reader
-    first, second = (Sent(number, script.topic, "", b"", b"", 1) for number in range(2))
+    first, second = (
+        SentMessageHistory(number, script.topic, "", b"", b"", 1) for number in range(2)
+    )
     order.put(first)
     order.put(second)
-    reader.lives[0] = life = Life(acked=2, acked_at=2)
+    reader.lives[0] = life = MessageHistory(acked=2, acked_at=2)
     assert order.is_first(reader, second, before=3)
     life.loose = True
     assert not order.is_first(reader, second, before=3)
 
 
-def delivered(unanswered: Unanswered, at_ms: int, process: int, *, buffered: bool = False) -> Held:
-    place = Place("p", buffered=buffered)
-    sent = Sent(0, place, "", b"", b"", 0)
-    held = Held(Reader(place, place), sent, 1, b"", at_ms, at_ms, 1, process=process)
+def delivered(
+    unanswered: UnansweredDeliveries, at_ms: int, process: int, *, buffered: bool = False
+) -> Held:
+    place = ResourceIncarnation("p", buffered=buffered)
+    sent = SentMessageHistory(0, place, "", b"", b"", 0)
+    held = Held(GroupReader(place, place), sent, 1, b"", at_ms, at_ms, 1, process=process)
     unanswered.delivered(held, at_ms)
     return held
 
 
 def test_a_crash_excuses_deliveries_of_5_s_before_the_newest_record_and_none_older() -> None:
-    unanswered = Unanswered()
+    unanswered = UnansweredDeliveries()
     old, young = (delivered(unanswered, at_ms, 0) for at_ms in (14_999, 15_000))
     written = delivered(unanswered, 5_000, 0, buffered=True)
     early = delivered(unanswered, 4_999, 0, buffered=True)
@@ -137,7 +150,7 @@ def test_a_crash_excuses_deliveries_of_5_s_before_the_newest_record_and_none_old
 
 
 def test_a_clean_stop_excuses_nothing_and_the_next_crash_what_it_may_take_for_young() -> None:
-    unanswered = Unanswered()
+    unanswered = UnansweredDeliveries()
     held = [delivered(unanswered, at_ms, 0) for at_ms in (15_999, 16_000)]
     unanswered.recorded(20_000)
     unanswered.started(90_000)  # by a clock that was set back, log time stood still meanwhile

@@ -13,14 +13,14 @@ from popmq.broker.core import record_applier
 from popmq.broker.core.broker import Broker
 from popmq.broker.persistence import epoch_start
 from popmq.broker.persistence.epoch_start import EpochStart
-from popmq.testing.harness.sometimes import Sometimes, Tally
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
 from popmq.testing.sim.pushes import PushSimulator
 
 Patch = pytest.MonkeyPatch
 
 
-def run(seeds: range) -> Tally:
-    tally = Tally()
+def run(seeds: range) -> StateCounts:
+    tally = StateCounts()
     for seed in seeds:
         outcome = PushSimulator(seed).run()
         assert not outcome.violations, outcome.story(40)

@@ -13,8 +13,8 @@ import pytest
 
 from popmq.broker.core import record_applier
 from popmq.broker.log.commit_log import CommitLog
-from popmq.broker.persistence.recovery import Followed, Recovery
-from popmq.broker.store.slave_applier import SlaveApply
+from popmq.broker.persistence.recovery import Recovery, SlaveRecoveryResult
+from popmq.broker.store.slave_applier import SlaveApplier
 from popmq.broker.timer.timer_service import TimerService
 from popmq.testing.replica_worlds import ReplicaSimulator, TimerReplicaSimulator
 
@@ -71,15 +71,15 @@ def test_a_slave_is_its_masters_equal_in_a_thousand_seeds(kind: Simulators) -> N
 
 
 def applies_what_is_not_confirmed(patch: Patch) -> None:
-    patch.setattr(SlaveApply, "bound", property(lambda self: self._commit.durable))
+    patch.setattr(SlaveApplier, "bound", property(lambda self: self._commit.durable))
 
 
 def takes_its_log_for_confirmed_at_a_start(patch: Patch) -> None:
     follow = Recovery.follow
 
-    def wrong(self: Recovery, *arguments: Any) -> Followed:
+    def wrong(self: Recovery, *arguments: Any) -> SlaveRecoveryResult:
         found = follow(self, *arguments)
-        return Followed(found.begin, found.apply_from, self._log.end, found.passed)
+        return SlaveRecoveryResult(found.begin, found.apply_from, self._log.end, found.passed)
 
     patch.setattr(Recovery, "follow", wrong)
 
@@ -97,7 +97,7 @@ def does_not_judge_at_the_mark(patch: Patch) -> None:
 
 def does_not_cut_physically(patch: Patch) -> None:
     patch.setattr(CommitLog, "cut", lambda self, position, known: None)
-    patch.setattr(SlaveApply, "cut", lambda self, position: None)
+    patch.setattr(SlaveApplier, "cut", lambda self, position: None)
 
 
 def fires_on_where_it_enqueued(patch: Patch) -> None:
@@ -123,10 +123,10 @@ def applies_no_moved_bodies(patch: Patch) -> None:
 def forgets_what_it_read_of_a_block(patch: Patch) -> None:
     """A cut leaves the rest of a block in memory."""
 
-    def wrong(self: SlaveApply, position: int) -> None:
+    def wrong(self: SlaveApplier, position: int) -> None:
         return
 
-    patch.setattr(SlaveApply, "cut", wrong)
+    patch.setattr(SlaveApplier, "cut", wrong)
 
 
 @dataclass(frozen=True, slots=True)

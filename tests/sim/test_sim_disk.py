@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from popmq.broker.log.commit_log import Batch, CommitLog
+from popmq.broker.log.commit_log import CommitLog, FlushBatch
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.queue_unit import UNIT_SIZE, index_unit, queue_seed, with_check
-from popmq.broker.log.segment_file import MappedFileQueue, Synced
-from popmq.broker.log.store_checkpoint import Checkpoint
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
-from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
+from popmq.broker.log.segment_file import SegmentFiles, Syncable
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
+from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.disk_faults import FailedPages
 from popmq.testing.disk.lying_disk import PowerCut
@@ -27,8 +27,8 @@ def unit(offset: int, position: int) -> bytes:
     return with_check(index_unit(position, 50, 0), queue_seed(FOLDER), offset)
 
 
-def segments(disk: SimDisk) -> MappedFileQueue:
-    return MappedFileQueue(disk, "data/log", segment_bytes=SEGMENT, preallocate=True)
+def segments(disk: SimDisk) -> SegmentFiles:
+    return SegmentFiles(disk, "data/log", segment_bytes=SEGMENT, preallocate=True)
 
 
 def test_a_crash_while_the_tail_is_cut_leaves_no_gap_between_segments() -> None:
@@ -88,7 +88,7 @@ def test_a_segment_that_recovery_kept_has_a_durable_name() -> None:
     log = CommitLog(disk, "data/log", segment_bytes=SEGMENT)
     log.load()
     log.sync()
-    log.write(Batch(SEGMENT + 5, [(SEGMENT, [b"bytes"])]))
+    log.write(FlushBatch(SEGMENT + 5, [(SEGMENT, [b"bytes"])]))
     disk.crash(Loss.ALL)
     assert disk.exists(f"data/log/{SEGMENT:020d}")
 
@@ -123,10 +123,10 @@ def test_what_a_failed_fsync_left_in_the_page_cache_is_not_taken_for_durable() -
     disk = SimDisk(random.Random(1))
     disk.faults.failed_pages = FailedPages.CLEAN
     first = CommitLog(disk, "data/log", segment_bytes=SEGMENT)
-    first.write(Batch(4, [(0, [b"kept"])]))
+    first.write(FlushBatch(4, [(0, [b"kept"])]))
     disk.faults.fail_sync_at(0)
     with suppress(OSError):
-        first.write(Batch(9, [(4, [b"bytes"])]))
+        first.write(FlushBatch(9, [(4, [b"bytes"])]))
     disk.crash(Loss.NOTHING)
     log = CommitLog(disk, "data/log", segment_bytes=SEGMENT)
     log.load()
@@ -178,18 +178,18 @@ def test_a_stop_does_not_vouch_for_files_whose_sync_failed_just_before() -> None
     disk = SimDisk(random.Random(1))
     calls: deque[Callable[[], None]] = deque()
     queue = ConsumeQueue(disk, FOLDER)
-    keeper = CheckpointKeeper(disk, "data", QueuedFlusher(calls), lambda error: None)
+    keeper = CheckpointScheduler(disk, "data", QueuedFlusher(calls), lambda error: None)
 
-    def flush() -> list[Synced]:
+    def flush() -> list[Syncable]:
         queue.flush()
         return queue.files()
 
     queue.append(index_unit(100, 50, 0), 100)
-    keeper.step(flush, lambda: Checkpoint(150), now_ms=20_000, wanted=False)
+    keeper.step(flush, lambda: StoreCheckpoint(150), now_ms=20_000, wanted=False)
     disk.faults.fail_sync_at(0)
     calls.popleft()()
     with suppress(OSError):
-        keeper.write_now(flush, Checkpoint(150))
+        keeper.write_now(flush, StoreCheckpoint(150))
     assert keeper.read().position == 0
 
 
@@ -205,7 +205,7 @@ def test_a_snapshot_that_a_start_counts_on_is_there_after_a_power_cut() -> None:
             disk.replace(f"data/snapshot/{name}.new", f"data/snapshot/{name}")
         disk.faults.heal()
     disk.crash(Loss.NOTHING)
-    keeper = SnapshotKeeper(disk, "data", QueuedFlusher(deque()), every_bytes=1)
+    keeper = SnapshotScheduler(disk, "data", QueuedFlusher(deque()), every_bytes=1)
     keeper.load()
     assert keeper.older_position == int(older)
     disk.crash(Loss.ALL)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.disk.sim_disk import SimDisk
-from popmq.testing.sim.sim_thread import Lane
+from popmq.testing.sim.sim_thread import SimThread
 
 
 class Thread:
@@ -16,7 +16,7 @@ class Thread:
         self.disk = SimDisk(random.Random(1))
         self.soon: list[Callable[[], None]] = []
         self.seen: list[str] = []
-        self.lane = Lane(self.disk, lambda: 0, lambda: 0, self.soon.append)
+        self.lane = SimThread(self.disk, lambda: 0, lambda: 0, self.soon.append)
 
     def submit(self, work: Callable[[], None]) -> None:
         self.lane.submit(work, lambda error: self.seen.append(f"done {error}"))

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from popmq.common.settings.settings import MessageSettings, Settings, StoreSettings, TimerSettings
-from popmq.testing.harness.sometimes import Tally
-from popmq.testing.oracle.client_history import Place
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.oracle.client_history import ResourceIncarnation
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.timer_world.clients import TimerClients
 from popmq.testing.timer_world.oracle import TimerOracle
 from popmq.testing.timer_world.sometimes_states import TimerSometimes
@@ -16,22 +16,22 @@ HOUR_MS = 3_600_000
 FEW = 40  # steps
 
 
-def machine_with_timers(ahead: list[int]) -> Machine:
+def machine_with_timers(ahead: list[int]) -> SimulatedBroker:
     """A wheel of a minute, a timer a step; and timers that are due so many ms ahead."""
     settings = Settings(
         store=StoreSettings(segment_bytes=64 << 10, reserved_segments=1),
         message=MessageSettings(max_body_bytes=2048, max_properties_bytes=64),
         timer=TimerSettings(wheel_slots=60, slot_ms=1_000, log_segment_bytes=4 << 10),
     )
-    rng, tally = random.Random(1), Tally(TimerSometimes)
-    machine, oracle = Machine(settings, rng, tally), TimerOracle()
+    rng, tally = random.Random(1), StateCounts(TimerSometimes)
+    machine, oracle = SimulatedBroker(settings, rng, tally), TimerOracle()
     machine.start()
     oracle.watch(machine)
     clients = TimerClients(machine, oracle, rng, tally, lambda line: None)
     clients.make_topic("d", 1, fifo=True)
     machine.settle()
     topic = clients.topics["d"]
-    assert isinstance(topic, Place)
+    assert isinstance(topic, ResourceIncarnation)
     clients.send_delayed(topic, [(-one, 0) for one in ahead])
     service = machine.broker.timers.service
     service.enqueue_limit = service.load_limit = service.fire_limit = 1

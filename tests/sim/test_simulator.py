@@ -11,16 +11,16 @@ import time
 
 import pytest
 
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.sim.seed_runs import outcomes
 from popmq.testing.simulator import run_seed
 
 FEWEST = 300  # in which every rare state is reached
 
 
-def run(first: int, seeds: int, *, seconds: float = 1e9, processes: int = 1) -> Tally:
+def run(first: int, seeds: int, *, seconds: float = 1e9, processes: int = 1) -> StateCounts:
     """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
-    tally, began, done = Tally(), time.monotonic(), 0
+    tally, began, done = StateCounts(), time.monotonic(), 0
     for outcome in outcomes(run_seed, range(first, first + seeds), processes=processes):
         assert not outcome.violations, outcome.story(40)
         tally.add(outcome.tally)

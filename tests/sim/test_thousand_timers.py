@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterable
 import pytest
 from sim import planted_timers as planted
 
-from popmq.testing.harness.sometimes import Tally
-from popmq.testing.timer_world.crash_everywhere import CrashEverywhere, Found, OneCrash, everywhere
+from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.timer_world.crash_everywhere import (
+    CrashEverywhere,
+    CrashEverywhereResult,
+    OneCrash,
+    everywhere,
+)
 from popmq.testing.timer_world.thousand_timers import (
     LOSSES,
     MOST,
@@ -39,9 +44,9 @@ def operations(script: int) -> int:
     return world.operations
 
 
-def run_all(seeds: Iterable[int]) -> Tally:
+def run_all(seeds: Iterable[int]) -> StateCounts:
     """What happened in them, added up."""
-    tally, began = Tally(CrashedAt), time.monotonic()
+    tally, began = StateCounts(CrashedAt), time.monotonic()
     runs = crashes = timers = 0
     for seed in seeds:
         world = run(seed)
@@ -74,7 +79,9 @@ def test_none_of_a_thousand_timers_is_early_lost_or_twice_wherever_it_crashes_fi
     assert [state.value for state in REACHED if not tally.counts[state]] == []
 
 
-def crash_everywhere(script: int, wants: Callable[[int, int], bool] = everywhere) -> Found:
+def crash_everywhere(
+    script: int, wants: Callable[[int, int], bool] = everywhere
+) -> CrashEverywhereResult:
     """Also prints what it came to."""
     began, world = time.monotonic(), CrashEverywhere(script, copies=2, wants=wants)
     found = world.run_all()

@@ -11,7 +11,7 @@ import time
 import pytest
 from sim.planted_timers import PLANTED_TIMERS, PlantedTimer
 
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.simulator import run_overtaken_seed, run_timer_seed
 from popmq.testing.timer_world.sometimes_states import TimerSometimes
 
@@ -19,9 +19,9 @@ FEWEST = 200  # in which every rare state is reached
 HEAVY = 4_000  # seeds of a planted mistake; more are run by hand
 
 
-def run(first: int, seeds: int, *, seconds: float = 1e9) -> Tally:
+def run(first: int, seeds: int, *, seconds: float = 1e9) -> StateCounts:
     """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
-    tally, began, done = Tally(TimerSometimes), time.monotonic(), 0
+    tally, began, done = StateCounts(TimerSometimes), time.monotonic(), 0
     for seed in range(first, first + seeds):
         if done >= FEWEST and time.monotonic() - began > seconds:
             break

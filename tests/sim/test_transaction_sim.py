@@ -9,16 +9,16 @@ import time
 import pytest
 from sim.planted_transactions import PLANTED_TRANSACTIONS, PlantedTransaction
 
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.simulator import run_transaction_seed
 from popmq.testing.transaction_world.sometimes_states import TransactionSometimes
 
 FEWEST = 120  # in which every rare state is reached
 
 
-def run(first: int, seeds: int, *, seconds: float = 1e9) -> Tally:
+def run(first: int, seeds: int, *, seconds: float = 1e9) -> StateCounts:
     """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
-    tally, began, done = Tally(TransactionSometimes), time.monotonic(), 0
+    tally, began, done = StateCounts(TransactionSometimes), time.monotonic(), 0
     for seed in range(first, first + seeds):
         if done >= FEWEST and time.monotonic() - began > seconds:
             break

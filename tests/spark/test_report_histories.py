@@ -19,10 +19,10 @@ from report.reports_rig import CoreReports, lag_of
 
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
-from popmq.reports.records.id_names import Names
+from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.record_layout import RecordLayout
 from popmq.reports.records.recount import Recount
-from popmq.reports.report import Moment, Report
+from popmq.reports.report import BrokerMoment, Report
 from popmq.testing.harness.core_broker import CoreBroker
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -38,12 +38,12 @@ class Recorded:
 
     lives: list[Life] = field(default_factory=list)
     batches: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[BrokerMoment, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
 
     def take(self, life: Life) -> None:
         recount = self.read(life.core, f"broker-{life.seed}")
-        life.names = Names.from_wire(CoreReports(life.core).names()).clients
+        life.names = IdNames.from_wire(CoreReports(life.core).names()).clients
         _check_recount(life, recount)
         _check_model(life)
         self.lives.append(life)
@@ -57,7 +57,7 @@ class Recorded:
 
         reports = CoreReports(core)
         found = reports.describe(*TABLES)
-        names = Names.from_wire(reports.names())
+        names = IdNames.from_wire(reports.names())
         layouts = {one.name: RecordLayout.from_wire(one) for one in found.layouts}
         recount = Recount(found.end_position)
         takes = {"revive": recount.take_revive, "head": recount.take_heads}
@@ -73,7 +73,7 @@ class Recorded:
                 record_batch(schema, layouts[partition.layout], data, source)
             )
         moment = (found.epoch, found.end_position, found.wall_ms, found.log_ms, found.sample)
-        self.moments += (Moment(broker, *moment),)
+        self.moments += (BrokerMoment(broker, *moment),)
         return recount
 
 
@@ -91,7 +91,7 @@ class FrameInputs:
     incomplete: str = ""
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def moments(self) -> tuple[BrokerMoment, ...]:
         return self.recorded.moments
 
     def table(self, name: str, columns: Sequence[str] = ()) -> Any:
@@ -141,15 +141,15 @@ def _recorded(seeds: range) -> Recorded:
 
 
 def _run(spark: Any, folder: Path, count: int) -> Recorded:
-    from popmq.reports.report_builder import Wanted, make_report
+    from popmq.reports.report_builder import ReportOptions, make_report
 
     fixed = os.environ.get("POPMQ_TEST_SEED")
     first = int(fixed) if fixed else random.SystemRandom().randrange(1 << 20)
     count = int(os.environ.get("POPMQ_REPORT_HISTORIES", 1 if fixed else count))
     recorded = _recorded(range(first, first + count))
     inputs = FrameInputs(spark, recorded, folder)
-    lag = make_report("lag", inputs, Wanted())
-    revive = make_report("revive", inputs, Wanted())
+    lag = make_report("lag", inputs, ReportOptions())
+    revive = make_report("revive", inputs, ReportOptions())
     wrong = [
         line
         for life in recorded.lives
@@ -272,7 +272,7 @@ def _totals(lag: Report, revive: Report) -> dict[str, int]:
 
 def test_what_a_reset_or_a_deletion_ended_is_in_flight_no_more(spark: Any, tmp_path: Path) -> None:
     """Half an hour after the last receive; each group has one client of the same name."""
-    from popmq.reports.report_builder import Wanted, make_report
+    from popmq.reports.report_builder import ReportOptions, make_report
 
     core = CoreBroker()
     core.topic("orders", queues=1)
@@ -303,7 +303,7 @@ def test_what_a_reset_or_a_deletion_ended_is_in_flight_no_more(spark: Any, tmp_p
     core.advance(35 * 60_000)
     recorded = Recorded()
     recorded.read(core, "broker")
-    report = make_report("revive", FrameInputs(spark, recorded, tmp_path), Wanted())
+    report = make_report("revive", FrameInputs(spark, recorded, tmp_path), ReportOptions())
     consumers = {row["group"]: row for row in report.table("consumers").rows}
     shown = {name: (row["in_flight"], row["stuck"]) for name, row in consumers.items()}
     assert shown == {

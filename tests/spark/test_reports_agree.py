@@ -20,9 +20,9 @@ from spark.report_load import FAR, HELD, ORDERS, REMINDERS, Ledger, work
 
 from popmq.common.errors import PopmqError
 from popmq.reports.records.endpoint import ReportEndpoint
-from popmq.reports.records.id_names import Names
+from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.record_layout import RecordLayout
-from popmq.reports.records.recount import Ends, Recount
+from popmq.reports.records.recount import DeliveryCounts, Recount
 
 pytestmark = pytest.mark.heavy
 
@@ -65,10 +65,10 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
 
 def made(spark: Any, rest: Rest, name: str, told: list[str] | None = None) -> Any:
     from popmq.reports.inputs import LiveInputs
-    from popmq.reports.report_builder import TABLES, Wanted, make_report
+    from popmq.reports.report_builder import TABLES, ReportOptions, make_report
 
     tell = ([] if told is None else told).append
-    return make_report(name, LiveInputs(spark, rest.endpoint, TABLES[name]), Wanted(), tell)
+    return make_report(name, LiveInputs(spark, rest.endpoint, TABLES[name]), ReportOptions(), tell)
 
 
 def by_pair(rows: Any) -> dict[tuple[str, str], Any]:
@@ -167,7 +167,7 @@ def test_the_delay_report_says_what_everybody_else_says(spark: Any, rest: Rest) 
 
 @pytest.mark.timeout(120)
 def test_the_recount_in_plain_python_agrees(rest: Rest) -> None:
-    ledger, sums = rest.ledger, Ends()
+    ledger, sums = rest.ledger, DeliveryCounts()
     with ReportEndpoint(rest.endpoint) as endpoint:
         brokers, incomplete = endpoint.describe(["revive", "offsets"])
         names = endpoint.names()
@@ -181,7 +181,7 @@ def test_the_recount_in_plain_python_agrees(rest: Rest) -> None:
                     if partition.layout == layout:
                         for piece in endpoint.read(tables.broker, partition):
                             take(layouts[layout].rows(piece.data))
-            found = Names.from_wire(names[tables.broker])
+            found = IdNames.from_wire(names[tables.broker])
             assert recount.unknown_ends == 0
             for (group, _, _), ends in recount.finish().items():
                 for name in ("delivered", "acked", "retried", "undone", "dead"):
@@ -229,7 +229,7 @@ def test_a_history_has_each_row_once_and_makes_the_same_report(
 ) -> None:
     from popmq.reports.history import TableHistory, append, compact, read_history
     from popmq.reports.inputs import HistoryInputs
-    from popmq.reports.report_builder import TABLES, Wanted, make_report
+    from popmq.reports.report_builder import TABLES, ReportOptions, make_report
 
     tables = ("revive", "offsets", "topics", "timers")
     first = append(spark, rest.endpoint, tmp_path, patience_s=10, tables=tables)
@@ -242,9 +242,9 @@ def test_a_history_has_each_row_once_and_makes_the_same_report(
         assert TableHistory.open(tmp_path / "revive").batches() == {}
         assert read_history(spark, tmp_path, "revive").count() == first["revive"]
     live, kept = made(spark, rest, "revive"), HistoryInputs(spark, str(tmp_path), TABLES["revive"])
-    groups = make_report("revive", kept, Wanted()).table("groups").rows
+    groups = make_report("revive", kept, ReportOptions()).table("groups").rows
     assert by_pair(groups) == by_pair(live.table("groups").rows)
-    lag = make_report("lag", HistoryInputs(spark, str(tmp_path), TABLES["lag"]), Wanted())
+    lag = make_report("lag", HistoryInputs(spark, str(tmp_path), TABLES["lag"]), ReportOptions())
     rows = by_pair(lag.table("groups").rows)
     assert {pair: row["lag"] for pair, row in rows.items()} == {
         ("good", "orders"): 0,

@@ -8,9 +8,9 @@ from functools import partial
 from timer.timer_client import send
 
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.node.timer_migrator import TimerMover
+from popmq.broker.node.timer_migrator import TimerMigrator
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.protocol.messaging_payloads import Kind, OnReply, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, OnReply, RecallResult
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as admin
@@ -38,7 +38,7 @@ def named(name: str, **timer: int) -> Settings:
 class Member(CoreBroker):
     """One broker group, and its mover; `died` hears of a crash."""
 
-    mover: TimerMover
+    mover: TimerMigrator
     died: Callable[[], None]
 
     def __init__(self, rig: "MoveRig", name: str, seed: int, **timer: int) -> None:
@@ -51,7 +51,7 @@ class Member(CoreBroker):
 
     def start(self) -> None:
         self.lives += 1
-        self.mover = TimerMover(
+        self.mover = TimerMigrator(
             self.settings, open_port=self.rig.port, clock=self.clock, rng=self.rig.rng
         )
         super().start()
@@ -225,4 +225,4 @@ def send_ids(member: Member, ids: list[str], ahead_ms: int) -> None:
     member.run_steps()
 
 
-__all__ = ["LOSSES", "Answer", "Member", "MoveRig", "PowerCut", "TimerOutcome", "named", "send_ids"]
+__all__ = ["LOSSES", "Answer", "Member", "MoveRig", "PowerCut", "RecallResult", "named", "send_ids"]

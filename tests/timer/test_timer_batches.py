@@ -7,10 +7,10 @@ import pytest
 from timer.timer_client import HOUR, SECOND, core_with_topic, received, send, send_all
 
 from popmq.broker.log.log_tail import LogTail
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.persistence.bulk_copy import Copy
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.persistence.bulk_copy import MessageCopy
 from popmq.broker.timer import timer_service
-from popmq.broker.timer.due_timers import Due
+from popmq.broker.timer.due_timers import DueTimer
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common.record.message import MESSAGE_HEADER_SIZE, Stamp, encode_message, intact_message
 from popmq.common.record.timer_body import intact_bodies
@@ -40,7 +40,7 @@ def test_a_batch_of_firings_leaves_the_state_that_each_of_them_leaves(late: bool
     one, many = state_with(40), state_with(40)
     due_ms = sorted(rng.randrange(4 * HOUR) for _ in range(30))
     batch = [
-        Due(at, 1_000 + number, Unit(0, 1, 0), 64 + number % 3, late)
+        DueTimer(at, 1_000 + number, QueueUnit(0, 1, 0), 64 + number % 3, late)
         for number, at in enumerate(due_ms)
     ]
     for due in batch:
@@ -63,7 +63,12 @@ def test_the_daily_count_hears_of_each_timer_of_a_batch() -> None:
 
     state, heard = state_with(3), Heard()
     state.watch = heard
-    state.fired([Due(5, 7, Unit(0, 1, 0), 64, False), Due(5, 9, Unit(0, 1, 0), 65, False)])
+    state.fired(
+        [
+            DueTimer(5, 7, QueueUnit(0, 1, 0), 64, False),
+            DueTimer(5, 9, QueueUnit(0, 1, 0), 65, False),
+        ]
+    )
     assert heard.ends == [(7, 64), (9, 65)]
 
 
@@ -77,7 +82,7 @@ def test_copies_are_the_records_that_messages_are_put_as() -> None:
         if many:
             store.put_copies(
                 [
-                    Copy(topic_id, 0, 9, token, len(head), head + slices)
+                    MessageCopy(topic_id, 0, 9, token, len(head), head + slices)
                     for token, head, slices in parts
                 ],
                 stamp,
@@ -121,7 +126,9 @@ def test_copies_fill_segments_as_messages_do(follows: bool) -> None:
             some = parts[last : last + 64]
             last += len(some)
             if many:
-                copies = [Copy(topic_id, at % 2, 9, t, len(h), h) for at, (t, h) in enumerate(some)]
+                copies = [
+                    MessageCopy(topic_id, at % 2, 9, t, len(h), h) for at, (t, h) in enumerate(some)
+                ]
                 positions = store.put_copies(copies, stamp)
                 assert positions[-1] == store.last_position
             else:
@@ -153,7 +160,7 @@ def test_a_body_on_its_short_way_is_the_message_of_its_record() -> None:
             queue_offset=number, tag_hash=77, head=rng.randbytes(rng.randrange(40)),
             properties=rng.randbytes(rng.randrange(40)), token=tokens[-1].encode(),
         )  # fmt: skip
-        units.append(Unit(1_000 + len(data), len(record), 0))
+        units.append(QueueUnit(1_000 + len(data), len(record), 0))
         data += record
     bodies = intact_bodies(data, 1_000, units)
     for body, token, unit in zip(bodies, tokens, units, strict=True):

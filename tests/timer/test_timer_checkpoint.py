@@ -6,7 +6,7 @@ import pytest
 
 from popmq.broker.timer.timer_checkpoint import (
     COPY_SIZE,
-    TimerCheckPoint,
+    TimerFilesCheckPoint,
     decode_checkpoint,
     read_checkpoint,
     write_checkpoint,
@@ -16,8 +16,8 @@ from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.disk.sim_disk import SimDisk
 
 PATH = "data/timercheckpoint"
-FIRST = TimerCheckPoint(1, 2, 3, 4, 5, 6, counter=7, early_ms=8)
-SECOND = TimerCheckPoint(10, 20, 30, 40, 50, 60, counter=8, early_ms=80)
+FIRST = TimerFilesCheckPoint(1, 2, 3, 4, 5, 6, counter=7, early_ms=8)
+SECOND = TimerFilesCheckPoint(10, 20, 30, 40, 50, 60, counter=8, early_ms=80)
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 from timer.timer_client import MINUTE, SECOND, recall, received, send
 
 from popmq.broker.timer import due_timers, timer_log
-from popmq.broker.timer.timer_log import Chain, TimerLog
+from popmq.broker.timer.timer_log import SlotChain, TimerLog
 from popmq.broker.timer.timer_unit import UNIT_SIZE, TimerDamaged, TimerUnit
 from popmq.broker.timer.timer_wheel import Slot
 from popmq.common.disk import ColdRead, RealDisk
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, RecallResult
 from popmq.common.step_loop import Done, Work
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
@@ -221,7 +221,7 @@ def test_what_comes_for_a_slot_that_was_loaded_early_fires_in_its_place(
     disk.evict("timerlog")
     wait_until(core, first_ms - due_timers.EARLY_MS)
     assert trips(core, reader) == 1
-    assert recall(core, str(SLOTS)) is TimerOutcome.DONE
+    assert recall(core, str(SLOTS)) is RecallResult.DONE
     send(core, "5000000", first_ms + 1)
     wait_until(core, first_ms + 2)
     assert names(core) == [0, 5_000_000, 2 * SLOTS]
@@ -264,7 +264,7 @@ def log_with_chain(
     return log, Slot(5_000, 0, prev, units)
 
 
-def read_all(chain: Chain) -> tuple[int, int]:
+def read_all(chain: SlotChain) -> tuple[int, int]:
     """Units and trips."""
     units = waits = 0
     while True:

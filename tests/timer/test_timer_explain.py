@@ -11,7 +11,7 @@ from timer.timer_client import (
     send_all,
 )
 
-from popmq.common.protocol.messaging_payloads import Kind, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, RecallResult
 from popmq.common.record.message import RecordKind, check_record
 from popmq.common.topics import TIMER_DLQ_TOPIC
 from popmq.common.wire import admin_pb2 as pb
@@ -84,7 +84,7 @@ def test_a_fired_timer_lives_on_from_its_firing(core: CoreBroker) -> None:
     assert received(core) == [b"A"]
     (told,) = explained(core, "A", "g").groups
     assert (told.state, whats(told)[:3]) == ("ACKED", ["timer", "firing", "check point"])
-    assert recall(core, "A") is TimerOutcome.ALREADY_VISIBLE
+    assert recall(core, "A") is RecallResult.ALREADY_VISIBLE
 
 
 def test_a_timer_of_a_deleted_topic_is_told_until_it_is_a_dead_letter(core: CoreBroker) -> None:

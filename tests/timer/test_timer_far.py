@@ -19,7 +19,7 @@ from popmq.common.protocol.messaging_payloads import (
     PutEntry,
     PutRequest,
     PutResult,
-    TimerOutcome,
+    RecallResult,
 )
 from popmq.common.topics import MessageType
 from popmq.proxy.api.definition_pb2 import SystemProperties
@@ -103,7 +103,7 @@ def test_a_timer_that_was_recalled_counts_until_its_unit_is_met(core: CoreBroker
     for name in ("A", "B", "C"):
         assert put(core, due_ms, name).code == Code.OK
     core.run_steps()
-    assert recall(core, "B") is TimerOutcome.DONE
+    assert recall(core, "B") is RecallResult.DONE
     forget_counts(core)
     assert not takes(core, due_ms)
     core.advance(2 * HOUR)

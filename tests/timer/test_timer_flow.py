@@ -13,7 +13,7 @@ from popmq.common.protocol.messaging_payloads import (
     PutEntry,
     PutRequest,
     PutResult,
-    TimerOutcome,
+    RecallResult,
 )
 from popmq.common.record.message import LARGEST_TOKEN, MESSAGE_HEADER_SIZE
 from popmq.common.topics import TIMER_DLQ_TOPIC, MessageType
@@ -65,7 +65,7 @@ def crash(core: CoreBroker) -> None:
     core.start()
 
 
-def recall(core: CoreBroker, message_id: str) -> TimerOutcome:
+def recall(core: CoreBroker, message_id: str) -> RecallResult:
     broker: Broker = core.broker
     outcome = broker.timers.recall.recall(broker.registry.topic("orders").id, message_id)
     core.settle()
@@ -230,21 +230,21 @@ def test_a_recalled_timer_never_comes_and_the_recall_may_be_repeated(core: CoreB
     sent(core, b"recalled", due_ms, message_id="A")
     sent(core, b"kept", due_ms, message_id="B")
     core.broker.directory.topic("orders")
-    assert recall(core, "A") is TimerOutcome.DONE
-    assert recall(core, "A") is TimerOutcome.DONE
+    assert recall(core, "A") is RecallResult.DONE
+    assert recall(core, "A") is RecallResult.DONE
     crash(core)
-    assert recall(core, "A") is TimerOutcome.DONE
+    assert recall(core, "A") is RecallResult.DONE
     core.advance(120_000)
     assert received(core) == [b"kept"]
-    assert recall(core, "B") is TimerOutcome.ALREADY_VISIBLE
-    assert recall(core, "nobody") is TimerOutcome.NOT_FOUND
+    assert recall(core, "B") is RecallResult.ALREADY_VISIBLE
+    assert recall(core, "nobody") is RecallResult.NOT_FOUND
 
 
 def test_a_recall_of_the_same_id_in_another_topic_finds_nothing(core: CoreBroker) -> None:
     core.topic("others", type=MessageType.MIXED)
     sent(core, b"kept", core.clock.wall_ms() + 1_000, message_id="A")
     other = core.broker.registry.topic("others").id
-    assert core.broker.timers.recall.recall(other, "A") is TimerOutcome.NOT_FOUND
+    assert core.broker.timers.recall.recall(other, "A") is RecallResult.NOT_FOUND
     core.advance(2_000)
     assert received(core) == [b"kept"]
 
@@ -257,8 +257,8 @@ def test_long_after_its_time_a_recalled_timer_is_not_called_visible(core: CoreBr
     sent(core, b"later", now + 24 * HOUR)
     core.advance(25 * HOUR)
     assert received(core) == [b"fired", b"later"]
-    assert recall(core, "A") is TimerOutcome.NOT_FOUND
-    assert recall(core, "B") is TimerOutcome.ALREADY_VISIBLE
+    assert recall(core, "A") is RecallResult.NOT_FOUND
+    assert recall(core, "B") is RecallResult.ALREADY_VISIBLE
 
 
 def test_a_rescheduled_timer_comes_at_its_new_time_only(core: CoreBroker) -> None:
@@ -267,8 +267,8 @@ def test_a_rescheduled_timer_comes_at_its_new_time_only(core: CoreBroker) -> Non
         sent(core, name.encode(), now + 60_000, message_id=name)
     timers = core.broker.timers
     topic = core.broker.registry.topic("orders").id
-    assert timers.recall.reschedule(topic, "A", now + 90_000) == (TimerOutcome.DONE, now + 90_000)
-    assert timers.recall.reschedule(topic, "B", -5_000) == (TimerOutcome.DONE, now + 5_000)
+    assert timers.recall.reschedule(topic, "A", now + 90_000) == (RecallResult.DONE, now + 90_000)
+    assert timers.recall.reschedule(topic, "B", -5_000) == (RecallResult.DONE, now + 5_000)
     core.settle()
     crash(core)
     advance_to(core, now + 5_000)

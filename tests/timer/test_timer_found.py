@@ -7,7 +7,7 @@ import pytest
 from popmq.broker.timer.timer_recall import TimerRecall
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.common.protocol import messaging_payloads as hop
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, RecallResult
 from popmq.common.record.timer_token import FiringToken, TimerToken
 from popmq.common.settings.settings import Settings, StoreSettings
 from popmq.common.topics import MessageType
@@ -83,17 +83,17 @@ def test_a_timer_that_fired_earlier_than_it_was_first_to_is_not_called_recalled(
     core.settle()
     core.advance(2_000)
     assert received(core) == [b"A"]
-    assert recall.recall(topic_id, "A") is TimerOutcome.ALREADY_VISIBLE
-    assert recall.reschedule(topic_id, "A", -1_000)[0] is TimerOutcome.ALREADY_VISIBLE
+    assert recall.recall(topic_id, "A") is RecallResult.ALREADY_VISIBLE
+    assert recall.reschedule(topic_id, "A", -1_000)[0] is RecallResult.ALREADY_VISIBLE
 
 
 def test_a_recall_right_behind_a_reschedule_finds_the_new_timer(core: CoreBroker) -> None:
     """Seed 13: no lookup finds what is not confirmed."""
     send(core, "A", core.clock.wall_ms() + HOUR)
     recall, topic_id = recalls(core)
-    assert recall.reschedule(topic_id, "A", -1_000)[0] is TimerOutcome.DONE
-    assert recall.reschedule(topic_id, "A", -2_000)[0] is TimerOutcome.DONE
-    assert recall.recall(topic_id, "A") is TimerOutcome.DONE
+    assert recall.reschedule(topic_id, "A", -1_000)[0] is RecallResult.DONE
+    assert recall.reschedule(topic_id, "A", -2_000)[0] is RecallResult.DONE
+    assert recall.recall(topic_id, "A") is RecallResult.DONE
     core.settle()
     core.advance(2 * HOUR)
     assert received(core) == []
@@ -108,7 +108,7 @@ def test_a_recall_between_a_firing_and_its_confirmation_says_visible(core: CoreB
     core.clock.advance(2 * HOUR)
     fire(core, 2)
     recall, topic_id = recalls(core)
-    assert recall.recall(topic_id, "A") is TimerOutcome.ALREADY_VISIBLE
+    assert recall.recall(topic_id, "A") is RecallResult.ALREADY_VISIBLE
 
 
 def test_a_timer_survives_a_recall_that_a_crash_took_back(core: CoreBroker) -> None:
@@ -162,8 +162,8 @@ def test_a_recall_is_remembered_until_its_timer_was_looked_at() -> None:
     send(core, "B", begin_ms + 5 * HOUR // 2)
     core.run_steps()
     recall, topic_id = recalls(core)
-    assert recall.reschedule(topic_id, "A", -60_000)[0] is TimerOutcome.DONE
-    assert recall.recall(topic_id, "A") is TimerOutcome.DONE
+    assert recall.reschedule(topic_id, "A", -60_000)[0] is RecallResult.DONE
+    assert recall.recall(topic_id, "A") is RecallResult.DONE
     core.clock.step_wall(3 * HOUR)
     fire(core, 1)
     core.settle()
@@ -320,7 +320,7 @@ def test_a_start_from_a_snapshot_before_records_were_judged_that_are_gone_goes_o
     send(core, "A", core.clock.wall_ms() + 5 * HOUR)
     position = store.last_position
     recall, topic_id = recalls(core)
-    assert recall.recall(topic_id, "A") is TimerOutcome.DONE
+    assert recall.recall(topic_id, "A") is RecallResult.DONE
     for _ in range(30):  # segments, and in neither of two snapshots it is judged
         core.send("noise", bytes(60_000))
         core.run_steps()

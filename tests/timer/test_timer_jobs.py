@@ -26,7 +26,7 @@ from popmq.broker.store import lookup
 from popmq.broker.timer import timer_scan
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, RecallResult
 from popmq.common.settings.send_settings import DedupSettings
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
@@ -45,7 +45,7 @@ def test_a_recall_is_answered_when_it_survives_a_crash(core: CoreBroker) -> None
     assert not answer.heard
     core.settle()
     assert answer.body is not None
-    assert pb.RecallReply.FromString(answer.body).outcome == TimerOutcome.DONE
+    assert pb.RecallReply.FromString(answer.body).outcome == RecallResult.DONE
     crash(core)
     core.advance(2 * MINUTE)
     assert received(core) == []
@@ -57,7 +57,7 @@ def test_a_handle_from_before_a_rescheduling_cancels_the_timer_all_the_same(
     due_ms = core.clock.wall_ms() + MINUTE
     send(core, "A", due_ms)
     assert reschedule(core, "A", due_ms + HOUR).due_ms == due_ms + HOUR
-    assert recall(core, "A", due_ms=due_ms) is TimerOutcome.DONE
+    assert recall(core, "A", due_ms=due_ms) is RecallResult.DONE
     core.advance(2 * HOUR)
     assert received(core) == []
 
@@ -67,24 +67,24 @@ def test_a_rescheduled_timer_that_fired_is_visible_and_not_recalled(core: CoreBr
     send(core, "A", due_ms)
     reschedule(core, "A", due_ms - HOUR + SECOND)
     core.advance(2 * SECOND)
-    assert recall(core, "A", due_ms=due_ms) is TimerOutcome.ALREADY_VISIBLE
-    assert reschedule(core, "A", -1).outcome == TimerOutcome.ALREADY_VISIBLE
+    assert recall(core, "A", due_ms=due_ms) is RecallResult.ALREADY_VISIBLE
+    assert reschedule(core, "A", -1).outcome == RecallResult.ALREADY_VISIBLE
     assert received(core) == [b"A"]
 
 
 def test_a_timer_is_recalled_until_it_fires_and_then_it_is_visible(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE})
     core.advance(MINUTE)
-    assert recall(core, "A") is TimerOutcome.ALREADY_VISIBLE
-    assert reschedule(core, "A", -1).outcome == TimerOutcome.ALREADY_VISIBLE
+    assert recall(core, "A") is RecallResult.ALREADY_VISIBLE
+    assert reschedule(core, "A", -1).outcome == RecallResult.ALREADY_VISIBLE
     assert received(core) == [b"A"]
-    assert recall(core, "B") is TimerOutcome.NOT_FOUND
+    assert recall(core, "B") is RecallResult.NOT_FOUND
 
 
 def test_a_timer_that_is_about_to_fire_is_recalled(core: CoreBroker) -> None:
     send_all(core, {"A": 500, "B": 500})
     assert core.broker.timers.service.due.next_due_ms is not None  # its slot is loaded
-    assert recall(core, "A") is TimerOutcome.DONE
+    assert recall(core, "A") is RecallResult.DONE
     core.advance(SECOND)
     assert received(core) == [b"B"]
 
@@ -119,7 +119,7 @@ def test_every_timer_of_an_id_is_recalled_however_many_there_are(repeating: Core
         send(core, "A", core.clock.wall_ms() + HOUR)
     core.run_steps()
     assert core.broker.timers.state.pending_total == 100
-    assert recall(core, "A") is TimerOutcome.DONE
+    assert recall(core, "A") is RecallResult.DONE
     assert core.broker.timers.state.pending == {}
     core.advance(HOUR)
     assert received(core) == []
@@ -131,10 +131,10 @@ def test_what_was_recalled_with_another_of_its_id_is_not_called_visible() -> Non
     core = core_with_topic(settings=timer)
     send_all(core, {"A": 3 * HOUR, "fires": 2 * HOUR})
     send_all(core, {"A": HOUR})
-    assert recall(core, "A") is TimerOutcome.DONE
+    assert recall(core, "A") is RecallResult.DONE
     core.advance(2 * HOUR)
     assert received(core) == [b"fires"]
-    assert recall(core, "A") is TimerOutcome.NOT_FOUND
+    assert recall(core, "A") is RecallResult.NOT_FOUND
 
 
 def test_a_message_that_was_rescheduled_very_often_is_recalled_and_rescheduled(
@@ -146,7 +146,7 @@ def test_a_message_that_was_rescheduled_very_often_is_recalled_and_rescheduled(
     assert reschedule(core, "A", -MINUTE).outcome == "DONE"
     core.advance(MINUTE)
     assert received(core) == [b"first"]
-    assert recall(core, "A") is TimerOutcome.ALREADY_VISIBLE
+    assert recall(core, "A") is RecallResult.ALREADY_VISIBLE
 
 
 def test_what_cannot_be_looked_through_in_one_request_is_refused_and_left_as_it_is(
@@ -300,7 +300,7 @@ def test_a_list_beside_traffic_is_what_a_plain_list_says(
         waiting[f"M{number}"] = due_ms
         if rng.random() < 0.1:
             gone = rng.choice(list(waiting))
-            assert recall(core, gone) in (TimerOutcome.DONE, TimerOutcome.ALREADY_VISIBLE)
+            assert recall(core, gone) in (RecallResult.DONE, RecallResult.ALREADY_VISIBLE)
             del waiting[gone]
         if rng.random() < 0.1:
             core.advance(rng.randrange(5 * MINUTE))

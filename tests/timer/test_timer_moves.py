@@ -5,7 +5,7 @@ from timer.move_rig import Member, MoveRig, send_ids
 from timer.timer_client import HOUR, MINUTE, SECOND, forecast, list_timers, reschedule, send
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.protocol.messaging_payloads import Kind, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, RecallResult
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.common.wire.replication_pb2 import TakeTimersRequest
 from popmq.testing.disk.crash_loss import Loss
@@ -172,7 +172,7 @@ def test_a_tenth_of_what_may_be_remembered_is_left_to_recalls() -> None:
     told = rig["a"].drain(look=True)
     assert (told.moved, told.timers) == (90, 30)
     assert "timer.cancelled_limit" in told.waits
-    assert rig["a"].recall("T119").outcome == TimerOutcome.DONE
+    assert rig["a"].recall("T119").outcome == RecallResult.DONE
 
 
 def test_a_recall_of_a_moved_timer_names_the_group_that_has_it() -> None:
@@ -181,11 +181,11 @@ def test_a_recall_of_a_moved_timer_names_the_group_that_has_it() -> None:
     rig["a"].drain()
     rig.move_all("a")
     told = rig["a"].recall("T0")
-    assert (told.outcome, list(told.moved_to)) == (TimerOutcome.NOT_FOUND, ["b"])
-    assert rig["b"].recall("T0").outcome == TimerOutcome.DONE
-    assert rig["b"].recall("T0").outcome == TimerOutcome.DONE
-    assert reschedule(rig["a"], "T1", -MINUTE).outcome == TimerOutcome.NOT_FOUND
-    assert reschedule(rig["b"], "T1", -MINUTE).outcome == TimerOutcome.DONE
+    assert (told.outcome, list(told.moved_to)) == (RecallResult.NOT_FOUND, ["b"])
+    assert rig["b"].recall("T0").outcome == RecallResult.DONE
+    assert rig["b"].recall("T0").outcome == RecallResult.DONE
+    assert reschedule(rig["a"], "T1", -MINUTE).outcome == RecallResult.NOT_FOUND
+    assert reschedule(rig["b"], "T1", -MINUTE).outcome == RecallResult.DONE
     rig.run(2 * HOUR)
     assert rig.fired() == ["T1"]
 
@@ -193,11 +193,11 @@ def test_a_recall_of_a_moved_timer_names_the_group_that_has_it() -> None:
 def test_a_timer_that_was_recalled_before_it_left_does_not_move() -> None:
     rig = MoveRig("a", "b")
     send_ids(rig["a"], ids(3), HOUR)
-    assert rig["a"].recall("T1").outcome == TimerOutcome.DONE
+    assert rig["a"].recall("T1").outcome == RecallResult.DONE
     rig["a"].drain()
     rig.move_all("a")
     assert rig["b"].pending == 2
-    assert rig["a"].recall("T1").outcome == TimerOutcome.DONE
+    assert rig["a"].recall("T1").outcome == RecallResult.DONE
     rig.run(2 * HOUR)
     assert rig.fired() == ["T0", "T2"]
 

@@ -5,7 +5,7 @@ import pytest
 from timer.move_rig import LOSSES, MoveRig, PowerCut, send_ids
 from timer.timer_client import HOUR, recall
 
-from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.sim_disk import SimDisk
 
@@ -52,7 +52,7 @@ def test_a_crash_at_every_operation_loses_no_timer_and_doubles_none(who: str, lo
     while crashed:
         rig, crashed = crashed_move(who, operations, loss)
         assert rig["b"].pending == len(IDS), operations
-        assert recall(rig["b"], IDS[operations % len(IDS)]) is TimerOutcome.DONE
+        assert recall(rig["b"], IDS[operations % len(IDS)]) is RecallResult.DONE
         rig.run(2 * HOUR, parts=6)
         left = sorted(one for one in IDS if one != IDS[operations % len(IDS)])
         assert rig.fired() == left, operations

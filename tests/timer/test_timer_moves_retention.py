@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from timer.test_timer_retention import DAY_MS, on, pass_days, send_in
 
-from popmq.broker.node.timer_migrator import TimerMover
+from popmq.broker.node.timer_migrator import TimerMigrator
 from popmq.common.errors import Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire.controller_pb2 import BrokerAddress
@@ -22,13 +22,13 @@ class Link:
     core: CoreBroker
     up: bool = False
     asked: list[TakeTimersRequest] = field(default_factory=list)
-    mover: TimerMover = field(init=False)
+    mover: TimerMigrator = field(init=False)
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        self.mover = TimerMover(
+        self.mover = TimerMigrator(
             self.core.settings,
             open_port=lambda address: self,
             clock=self.core.clock,

@@ -11,7 +11,7 @@ from timer.move_rig import LOSSES, Member, MoveRig, PowerCut
 from timer.timer_client import HOUR, MINUTE, SECOND, send
 
 from popmq.common.errors import PopmqError, Unavailable
-from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.testing.disk.sim_disk import SimDisk
 
 SEEDS = int(os.environ.get("POPMQ_MOVE_SEEDS", "60"))
@@ -120,7 +120,7 @@ class Run:
             return
         name = self.rng.choice(sorted(self.due))
         asks, asked = [self.first[name]], set[str]()
-        best, unknown = TimerOutcome.NOT_FOUND, False
+        best, unknown = RecallResult.NOT_FOUND, False
         while asks:
             member = asks.pop()
             if member in asked:
@@ -133,19 +133,19 @@ class Run:
                 unknown = True
                 continue
             asks += told.moved_to
-            if told.outcome == TimerOutcome.DONE:
-                best = TimerOutcome.DONE
-            elif told.outcome == TimerOutcome.ALREADY_VISIBLE and best != TimerOutcome.DONE:
-                best = TimerOutcome.ALREADY_VISIBLE
+            if told.outcome == RecallResult.DONE:
+                best = RecallResult.DONE
+            elif told.outcome == RecallResult.ALREADY_VISIBLE and best != RecallResult.DONE:
+                best = RecallResult.ALREADY_VISIBLE
         self.seen[str(best) if not unknown else "unknown"] += 1
-        if best == TimerOutcome.DONE:
+        if best == RecallResult.DONE:
             assert self.count(name) == 0, f"{name} was recalled and is visible"
             self.cancelled.add(name)
-        elif best == TimerOutcome.ALREADY_VISIBLE:
+        elif best == RecallResult.ALREADY_VISIBLE:
             assert self.count(name) == 1, f"{name} is said to be visible, and is not"
         elif not unknown:
             raise AssertionError(f"{name} is found nowhere")
-        if best != TimerOutcome.DONE and name not in self.cancelled and not unknown:
+        if best != RecallResult.DONE and name not in self.cancelled and not unknown:
             self.perhaps_cancelled.discard(name)
 
     def count(self, name: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from popmq.common.disk import RealDisk
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, RecallResult
 from popmq.common.record.message import HEADER_SIZE
 from popmq.common.settings.settings import MessageSettings, StoreSettings
 from popmq.common.topics import MessageType
@@ -103,7 +103,7 @@ def log_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in (folder / "commitlog").iterdir())
 
 
-def recall(core: CoreBroker, name: str) -> TimerOutcome:
+def recall(core: CoreBroker, name: str) -> RecallResult:
     topic = core.broker.registry.topic("orders").id
     outcome = core.broker.timers.recall.recall(topic, name)
     core.settle()
@@ -132,10 +132,10 @@ def test_a_timer_that_was_moved_can_be_recalled_and_rescheduled(tmp_path: Path) 
         send_in(core, name, 9 * DAY_MS)
     pass_days(core, 4)
     assert core.broker.timers.bodies.moved >= 3
-    assert recall(core, "recalled") is TimerOutcome.DONE
+    assert recall(core, "recalled") is RecallResult.DONE
     topic = core.broker.registry.topic("orders").id
     outcome, _ = core.broker.timers.recall.reschedule(topic, "rescheduled", -DAY_MS)
-    assert outcome is TimerOutcome.DONE
+    assert outcome is RecallResult.DONE
     pass_days(core, 1)
     assert received(core) == [b"rescheduled"]
     pass_days(core, 5)
@@ -175,7 +175,7 @@ def test_a_timer_that_is_about_to_be_moved_can_be_recalled(tmp_path: Path) -> No
             break
     assert retention.moving
     assert core.broker.timers.bodies.moved == 0
-    assert recall(core, "recalled") is TimerOutcome.DONE
+    assert recall(core, "recalled") is RecallResult.DONE
     pass_days(core, 10)
     assert core.broker.timers.bodies.moved == 0
     assert received(core) == []

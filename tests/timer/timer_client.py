@@ -9,7 +9,7 @@ from popmq.common.protocol.messaging_payloads import (
     PutEntry,
     PutRequest,
     PutResult,
-    TimerOutcome,
+    RecallResult,
 )
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
@@ -63,11 +63,11 @@ def crash(core: CoreBroker) -> None:
 
 def recall(
     core: CoreBroker, message_id: str, *, topic: str = "orders", due_ms: int = 0
-) -> TimerOutcome:
+) -> RecallResult:
     request = pb.RecallRequest(topic=topic, message_id=message_id, due_ms=due_ms)
     reply = pb.RecallReply.FromString(core.reply(Kind.RECALL, request.SerializeToString()))
     assert reply.status.code == Code.OK
-    return TimerOutcome(reply.outcome)
+    return RecallResult(reply.outcome)
 
 
 def reschedule(core: CoreBroker, message_id: str, new_due_ms: int) -> pb.RescheduleReply:

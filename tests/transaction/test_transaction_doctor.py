@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transaction.rig import begin, broker, end, wait
 
-from popmq.broker.doctor.finding import Need
+from popmq.broker.doctor.finding import RequiredAction
 from popmq.cli.doctor import examine
 from popmq.testing.disk.lying_disk import ResidentDisk
 from popmq.testing.harness.core_broker import SMALL, CoreBroker
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Path:
 
 def findings(folder: Path) -> list[str]:
     found = examine(str(folder), segment_bytes=SMALL.store.segment_bytes).findings
-    return [str(one) for one in found if one.need is not Need.NOTHING]
+    return [str(one) for one in found if one.need is not RequiredAction.NOTHING]
 
 
 def test_a_store_with_transactions_is_whole(store: Path) -> None:

@@ -7,7 +7,7 @@ from transaction.rig import begin, broker, end, received, restart
 
 from popmq.common import topics
 from popmq.common.record.message import HEADER_SIZE
-from popmq.common.record.transaction_token import Ending
+from popmq.common.record.transaction_token import TransactionEnd
 from popmq.common.settings.settings import MessageSettings, StoreSettings
 from popmq.testing.disk.lying_disk import LyingDisk
 from popmq.testing.harness.core_broker import SMALL
@@ -49,11 +49,11 @@ def test_one_that_cannot_be_given_up_on_a_full_disk_waits_and_is_no_work() -> No
     begin(core, "a")
     transactions, store = core.broker.transactions, core.broker.store
     half = transactions.table.pending[0]
-    transactions.halves.write_op(half, Ending.CHECKED, 1)
+    transactions.halves.write_op(half, TransactionEnd.CHECKED, 1)
     disk.capacity -= disk.space("")[0] - 1_000  # no room for a segment
     while store.guard.copies_allowed:  # another's records take the room, before it is due
         for _ in range(100):
-            transactions.halves.write_op(half._replace(offset=1_000), Ending.CHECKED, 1)
+            transactions.halves.write_op(half._replace(offset=1_000), TransactionEnd.CHECKED, 1)
         core.clock.advance(10)
         core.broker.step()
         core.settle()

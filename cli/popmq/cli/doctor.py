@@ -14,8 +14,8 @@ from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
 from popmq.broker.doctor import examination as doctor
 from popmq.broker.doctor.examination import Diagnosis, Summary
-from popmq.broker.doctor.finding import Finding, Need, Repair
-from popmq.broker.doctor.rehearsal import Rehearsed
+from popmq.broker.doctor.finding import Finding, Repair, RequiredAction
+from popmq.broker.doctor.rehearsal import RehearsalResult
 from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
 from popmq.broker.doctor.repair import ReadLock, as_fields, chosen, repair
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
@@ -116,7 +116,7 @@ def _without_identity(diagnosis: Diagnosis, damage: str) -> Diagnosis:
         "it is no identity, or its crc does not match",
         "the broker refuses to start",
         damage,
-        Need.HUMAN,
+        RequiredAction.HUMAN,
     )
     summary = replace(diagnosis.summary, starts=False, starts_after_repair=False)
     return replace(diagnosis, findings=(finding, *diagnosis.findings), summary=summary)
@@ -124,7 +124,7 @@ def _without_identity(diagnosis: Diagnosis, damage: str) -> Diagnosis:
 
 def rehearse(
     data: str, repairs: Sequence[Repair], *, segment_bytes: int, cluster: str
-) -> Rehearsed:
+) -> RehearsalResult:
     """A start of the broker in memory; see `Rehearse`."""
     disk = RehearsalDisk()
     for one in repairs:
@@ -148,8 +148,8 @@ def rehearse(
     try:
         broker.start()
     except Exception as error:  # whatever a start raises ends the process
-        return Rehearsed(disk, None, " ".join(f"{error or type(error).__name__}".split()))
-    return Rehearsed(
+        return RehearsalResult(disk, None, " ".join(f"{error or type(error).__name__}".split()))
+    return RehearsalResult(
         disk,
         broker.store,
         topics={topic.id: topic.name for topic in broker.registry.topics()},
@@ -189,7 +189,7 @@ def _examine(args: argparse.Namespace) -> Diagnosis:
 def _why_nothing(diagnosis: Diagnosis) -> str:
     if diagnosis.healthy:
         return "nothing to repair"
-    if any(finding.need is Need.ACCEPT_LOSS for finding in diagnosis.findings):
+    if any(finding.need is RequiredAction.ACCEPT_LOSS for finding in diagnosis.findings):
         return "nothing repaired: this gives up intact records, which needs --accept-loss"
     if diagnosis.summary.starts:
         return "nothing repaired: a broker starts as it is; what is left needs a person"
@@ -243,5 +243,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
         return "healthy"
     if diagnosis.healthy:
         return "healthy: a normal start mends what is noted above"
-    needs = sorted({one.need.value for one in diagnosis.findings if one.need is not Need.NOTHING})
+    needs = sorted(
+        {one.need.value for one in diagnosis.findings if one.need is not RequiredAction.NOTHING}
+    )
     return f"needs {', '.join(needs)}"

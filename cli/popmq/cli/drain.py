@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from popmq.cli.client import Client
 from popmq.cli.messages import Subparsers, duration_argument
-from popmq.common.drain_remainder import Rest, rest_line, rest_of
+from popmq.common.drain_remainder import DrainRemainder, rest_line, rest_of
 from popmq.common.wire import admin_pb2 as admin
 
 LOOK_S = 1.0
@@ -50,7 +50,7 @@ def run_drain(args: argparse.Namespace) -> int:
             time.sleep(LOOK_S)
 
 
-def look(client: Client, group: str) -> Rest:
+def look(client: Client, group: str) -> DrainRemainder:
     """What is left; FIFO topics of which nothing is left are given to the others on the way."""
     told = client.drain(admin.DrainRequest(group=group, look=True))
     topics = client.topics(system=False)
@@ -71,7 +71,7 @@ def _all_but(client: Client, group: str) -> Sequence[str]:
     return [state.group for state in client.brokers("").groups if state.group != group]
 
 
-def rest_json(group: str, rest: Rest) -> str:
+def rest_json(group: str, rest: DrainRemainder) -> str:
     return json.dumps(
         {
             "group": group,

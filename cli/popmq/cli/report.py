@@ -135,7 +135,7 @@ def run_report(args: argparse.Namespace) -> int:
     try:
         from popmq.reports.output import exposition, files, page
         from popmq.reports.output.terminal import print_report, progress
-        from popmq.reports.run import Place, run
+        from popmq.reports.run import SparkTarget, run
     except ImportError as error:
         raise _missing(error) from None
     with progress() as tell:
@@ -143,7 +143,7 @@ def run_report(args: argparse.Namespace) -> int:
             args.report,
             endpoint=args.endpoint,
             history=args.history or "",
-            place=Place(args.master, dict(args.conf), args.executors, args.executor_ca),
+            place=SparkTarget(args.master, dict(args.conf), args.executors, args.executor_ca),
             skip_down=args.on_broker_down == "skip",
             patience_s=args.patience / 1_000,
             group=args.group,

@@ -22,7 +22,7 @@ from popmq.cli.messages import (
 from popmq.cli.metadata import columns, format_duration, say_incomplete
 from popmq.cli.namespace_option import need_topic
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.wire import admin_pb2 as admin
 
@@ -193,11 +193,11 @@ def check_outcome(
     reply: admin.RecallReply | admin.RescheduleReply, topic: str, message_id: str
 ) -> None:
     """Raise unless it was done."""
-    if reply.outcome == TimerOutcome.DONE:
+    if reply.outcome == RecallResult.DONE:
         say_incomplete(reply.incomplete)
         return
     missing = f"; not everything: {reply.incomplete}" if reply.incomplete else ""
-    if reply.outcome == TimerOutcome.ALREADY_VISIBLE:
+    if reply.outcome == RecallResult.ALREADY_VISIBLE:
         raise Refused(
             Code.ILLEGAL_DELIVERY_TIME,
             f"message {message_id} of topic {topic} is visible already{missing}",

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from popmq.common.page_residency import Residency
+from popmq.common.page_residency import PageResidency
 
 
 class DiskFile(Protocol):
@@ -232,10 +232,10 @@ def _scratch() -> bytearray:
     return found
 
 
-def _residency() -> Residency:
-    found: Residency | None = getattr(_LOCAL, "residency", None)
+def _residency() -> PageResidency:
+    found: PageResidency | None = getattr(_LOCAL, "residency", None)
     if found is None:
-        found = _LOCAL.residency = Residency()
+        found = _LOCAL.residency = PageResidency()
     return found
 
 

@@ -8,7 +8,7 @@ from popmq.common.wire import admin_pb2 as admin
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class DrainRemainder:
     """What a broker group that is drained still has; `homed` are topics that place there.
 
     Of its timers `leaving` are being handed to another group, which may have them already, and
@@ -37,7 +37,7 @@ def rest_of(
     lag: admin.LagReply,
     topics: Iterable[admin.Topic],
     told: admin.DrainReply,
-) -> tuple[Rest, list[admin.Topic]]:
+) -> tuple[DrainRemainder, list[admin.Topic]]:
     """What is left, and the topics with a place (FIFO, lite) of which nothing is: they may go to
     other groups.
 
@@ -61,7 +61,7 @@ def rest_of(
     unknown = lag.incomplete
     if not unknown and group not in lag.brokers:  # this proxy may not know the group just now
         unknown = f"broker group {group} did not say what it has"
-    rest = Rest(
+    rest = DrainRemainder(
         messages=sum(left.values()),
         timers=told.timers,
         homed=tuple(topic.name for topic in here if left.get(topic.name)),
@@ -78,7 +78,7 @@ def rest_of(
     return rest, [] if unknown else free
 
 
-def rest_line(group: str, rest: Rest) -> str:
+def rest_line(group: str, rest: DrainRemainder) -> str:
     if rest.is_drained:
         dead = f"; it has {rest.dead_letters} dead letters" if rest.dead_letters else ""
         return f"{group} is drained: its brokers can be stopped and removed{dead}"

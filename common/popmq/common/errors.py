@@ -135,7 +135,7 @@ class OtherIncarnation(PopmqError):
     code = Code.OTHER_INCARNATION
 
 
-class NotYet(PopmqError):
+class FeatureNotImplemented(PopmqError):
     """Part of the protocol that popmq does not serve yet."""
 
     code = Code.NOT_IMPLEMENTED

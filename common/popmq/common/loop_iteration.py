@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 Soon = Callable[[Callable[[], None]], None]
 
 
-class TurnEnd:
+class LoopIteration:
     """One for all that work together on one loop."""
 
     __slots__ = ("_callbacks",)

@@ -25,7 +25,7 @@ class _Pages(ctypes.Structure):
     )
 
 
-class Residency:
+class PageResidency:
     """Asks the kernel; `in_memory` is True for everything where it cannot be asked.
 
     One thread uses one of these: the arguments of the call are made once.

@@ -16,7 +16,7 @@ from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.observability import Metric
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.failover import Failover, OpenPeer, Plan, plan
+from popmq.controller.failover import Failover, FailoverPlan, OpenPeer, plan
 from popmq.controller.heartbeat_wire import (
     replica_from_wire,
     route_from_wire,
@@ -26,11 +26,11 @@ from popmq.controller.heartbeat_wire import (
     timers_from_wire,
 )
 from popmq.controller.long_polls import LongPolls
-from popmq.controller.metadata_ownership import Claim, Ownership
+from popmq.controller.metadata_ownership import MetadataOwnership, OwnershipClaim
 from popmq.controller.metadata_store import MetadataStore
 from popmq.controller.metrics import controller_metrics
 from popmq.controller.replica_group import ReplicaGroup
-from popmq.controller.replicas import Replica
+from popmq.controller.replicas import ReplicaHeartbeat
 from popmq.controller.routes import BROKER_LIMIT, IN_PROCESS, Route, Routes, check_broker_name
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ REST_MS = 500  # at most
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerTimes:
+class ControllerTimeouts:
     heartbeat_ms: int = 500
     dead_after_ms: int = 2_000
 
@@ -59,7 +59,7 @@ class Controller:
         clock: Clock,
         open_peer: OpenPeer,
         *,
-        times: ControllerTimes,
+        times: ControllerTimeouts,
         first_version: int = 1,
         on_request: Callable[[], None] = lambda: None,
     ) -> None:
@@ -76,12 +76,12 @@ class Controller:
         self._open_peer = open_peer
         self._number = 0
         self._stepped_ms = clock.boot_ms()
-        self._singles: dict[str, Replica] = {}  # brokers without replicas
+        self._singles: dict[str, ReplicaHeartbeat] = {}  # brokers without replicas
         self._refused: dict[str, int] = {}  # by broker name, what was refused last
         self._watchers: dict[int, tuple[str, str]] = {}  # request -> group and store id
         self._probing: set[str] = set()
         self._failovers = 0
-        self.ownership = Ownership(
+        self.ownership = MetadataOwnership(
             store,
             patience_ms=times.dead_after_ms,
             on_owner=self._owner_known,
@@ -193,7 +193,9 @@ class Controller:
         """Of masters alone: a slave may be behind."""
         if request.replicas > 1 and request.role != pb.MASTER:
             return
-        self.ownership.hear(request.broker.broker, Claim(request.owner, request.meta_version))
+        self.ownership.hear(
+            request.broker.broker, OwnershipClaim(request.owner, request.meta_version)
+        )
         self._step_ownership(self.clock.boot_ms())
         self._hide_strangers()
 
@@ -395,7 +397,7 @@ class Controller:
         self._failovers += 1
         failover.start()
 
-    def _planned(self, group: ReplicaGroup, planned: Plan, on_reply: OnReply) -> Failover:
+    def _planned(self, group: ReplicaGroup, planned: FailoverPlan, on_reply: OnReply) -> Failover:
         def done(answer: pb.FailoverReply | PopmqError) -> None:
             self._failovers -= 1
             if isinstance(answer, PopmqError):
@@ -418,7 +420,7 @@ class Controller:
             extra={"broker": group.name, "to": successor.node},
         )
         self._failovers += 1
-        self._planned(group, Plan(successor, master), lambda reply: None).start()
+        self._planned(group, FailoverPlan(successor, master), lambda reply: None).start()
 
     def _check_cluster(self, cluster: str, group: str) -> None:
         if cluster != self._cluster:

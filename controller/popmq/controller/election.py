@@ -7,10 +7,10 @@ knowledge fails there (R1).
 from collections.abc import Iterable, Sequence
 
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.replicas import Replica
+from popmq.controller.replicas import ReplicaHeartbeat
 
 
-def best(candidates: Iterable[Replica]) -> Replica | None:
+def best(candidates: Iterable[ReplicaHeartbeat]) -> ReplicaHeartbeat | None:
     """By (epoch, position, priority): it loses the fewest unacknowledged records.
 
     Any member of the set would be as safe.  One whose tables are not the master's comes last.  Of
@@ -29,13 +29,17 @@ def best(candidates: Iterable[Replica]) -> Replica | None:
     return ranked[0] if ranked else None
 
 
-def candidates(record: GroupRecord, living: Sequence[Replica]) -> list[Replica]:
+def candidates(record: GroupRecord, living: Sequence[ReplicaHeartbeat]) -> list[ReplicaHeartbeat]:
     """Members of the recorded set whose store is alive, and nobody else (R2, R5)."""
     return [one for one in living if one.store_id in record.sync_state_set]
 
 
 def elected(
-    record: GroupRecord, leader: Replica, living: Sequence[Replica], *, min_in_sync: int
+    record: GroupRecord,
+    leader: ReplicaHeartbeat,
+    living: Sequence[ReplicaHeartbeat],
+    *,
+    min_in_sync: int,
 ) -> GroupRecord:
     """The record that makes `leader`, a member of the set, master of the next epoch (R2)."""
     assert leader.store_id in record.sync_state_set, "only a member of the set is elected"
@@ -44,7 +48,11 @@ def elected(
 
 
 def _kept(
-    record: GroupRecord, leader: Replica, living: Sequence[Replica], *, min_in_sync: int
+    record: GroupRecord,
+    leader: ReplicaHeartbeat,
+    living: Sequence[ReplicaHeartbeat],
+    *,
+    min_in_sync: int,
 ) -> tuple[str, ...]:
     """The set without the dead, but with the leader and not smaller than min_in_sync (R3).
 
@@ -57,7 +65,7 @@ def _kept(
     return tuple(sorted(kept + dead[:missing]))
 
 
-def first_record(living: Sequence[Replica]) -> GroupRecord | str:
+def first_record(living: Sequence[ReplicaHeartbeat]) -> GroupRecord | str:
     """The first record of a group that has none, or why there can be none yet.
 
     All its brokers have to be there: a record that is missing may be one that was lost, and a new
@@ -89,7 +97,9 @@ def first_record(living: Sequence[Replica]) -> GroupRecord | str:
     return GroupRecord(first.store_id, 1, tuple(sorted(one.store_id for one in living)), 1)
 
 
-def forced(record: GroupRecord | None, leader: Replica, *, highest_epoch: int) -> GroupRecord:
+def forced(
+    record: GroupRecord | None, leader: ReplicaHeartbeat, *, highest_epoch: int
+) -> GroupRecord:
     """An unclean election: what only the old set has is lost (R5).
 
     The epoch is above all that any broker is known to have accepted, or it would be refused (R7).

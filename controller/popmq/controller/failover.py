@@ -15,35 +15,35 @@ from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best, candidates, elected, forced
 from popmq.controller.group_record import GroupRecord, record_to_wire
-from popmq.controller.metadata_store import Outcome, Swapped
+from popmq.controller.metadata_store import WriteOutcome, WriteResult
 from popmq.controller.replica_group import ReplicaGroup
-from popmq.controller.replicas import SERVING, Replica
+from popmq.controller.replicas import SERVING, ReplicaHeartbeat
 
 HAND_OVER_MS = 1_000  # how long the master waits for us before it admits again
 ANSWER_MS = 500  # beyond that, for its answer
 WRITES = 3  # the master may change its set meanwhile
 
 
-class Peer(Port, Protocol):
+class ClosablePort(Port, Protocol):
     """A way to one broker that was opened for a question."""
 
     def close(self) -> None: ...
 
 
-OpenPeer = Callable[[str], Peer]
+OpenPeer = Callable[[str], ClosablePort]
 OnDone = Callable[[pb.FailoverReply | PopmqError], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FailoverPlan:
     """`master` is the one that hands over; None: nobody serves, the record is written at once."""
 
-    to: Replica
-    master: Replica | None = None
+    to: ReplicaHeartbeat
+    master: ReplicaHeartbeat | None = None
     unclean: bool = False
 
 
-def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> Plan:
+def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> FailoverPlan:
     """Who shall lead, and how. Raises a refusal that says what is in the way and what would do."""
     if not group.is_read:
         raise Refused(
@@ -66,10 +66,10 @@ def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> Plan:
             f"broker group {group.name}: no member of the SyncStateSet but the master is heard, "
             "so nobody could take over without a loss",
         )
-    return Plan(to, master)
+    return FailoverPlan(to, master)
 
 
-def _named(group: ReplicaGroup, node: str) -> Replica:
+def _named(group: ReplicaGroup, node: str) -> ReplicaHeartbeat:
     found = group.replicas.node(node)
     if found is None:
         known = ", ".join(one.node for one in group.replicas)
@@ -85,8 +85,12 @@ def _named(group: ReplicaGroup, node: str) -> Replica:
 
 
 def _outside_the_set(
-    group: ReplicaGroup, named: Replica | None, able: list[Replica], *, unclean: bool
-) -> Plan:
+    group: ReplicaGroup,
+    named: ReplicaHeartbeat | None,
+    able: list[ReplicaHeartbeat],
+    *,
+    unclean: bool,
+) -> FailoverPlan:
     """Only with --unclean, by name, and while no member of the set is heard: a living one may
     confirm still what the new one will not have (R5)."""
     if named is None:
@@ -110,13 +114,15 @@ def _outside_the_set(
             "heard: start one of them, or give up what only they have with --unclean, after "
             "making sure that none of them runs",
         )
-    return Plan(named, unclean=True)
+    return FailoverPlan(named, unclean=True)
 
 
 class Failover:
     """One command on its way; `done` hears its end, once."""
 
-    def __init__(self, group: ReplicaGroup, planned: Plan, open_peer: OpenPeer, done: OnDone):
+    def __init__(
+        self, group: ReplicaGroup, planned: FailoverPlan, open_peer: OpenPeer, done: OnDone
+    ):
         self._group = group
         self._plan = planned
         self._open_peer = open_peer
@@ -144,7 +150,7 @@ class Failover:
         else:
             self._ask(self._plan.master)
 
-    def _ask(self, master: Replica) -> None:
+    def _ask(self, master: ReplicaHeartbeat) -> None:
         record = self._group.record
         assert record is not None, "a group with a master has a record"
         request = pb.HandOverRequest(
@@ -193,12 +199,12 @@ class Failover:
         self._writes += 1
         self._group.write(wanted.version - 1, wanted, lambda got: self._written(wanted, got))
 
-    def _written(self, wanted: GroupRecord, result: Swapped) -> None:
-        if result.outcome is Outcome.WRITTEN:
+    def _written(self, wanted: GroupRecord, result: WriteResult) -> None:
+        if result.outcome is WriteOutcome.WRITTEN:
             self._reply.after.CopyFrom(record_to_wire(wanted))
             self._step(f"{self._to} leads in epoch {wanted.epoch}")
             self._done(self._reply)
-        elif result.outcome is Outcome.UNKNOWN:
+        elif result.outcome is WriteOutcome.UNKNOWN:
             text = f"the metadata store did not say whether it wrote: {result.reason}; look again"
             self._done(Refused(Code.HA_NOT_AVAILABLE, text))
         elif self._writes < WRITES and self._still_fits(result.record):

@@ -13,7 +13,12 @@ from contextlib import contextmanager
 
 from popmq.common.errors import ConfigError
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_store import Outcome, StoreAway, Swapped, judge
+from popmq.controller.metadata_store import (
+    MetadataStoreUnavailable,
+    WriteOutcome,
+    WriteResult,
+    judge,
+)
 
 LOCK_WAIT_S = 5.0
 LOCK_LOOK_S = 0.005
@@ -42,31 +47,31 @@ class FileStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise StoreAway(f"{path} cannot be read: {error}") from error
+            raise MetadataStoreUnavailable(f"{path} cannot be read: {error}") from error
 
-    def swap(self, key: str, expected_version: int, record: GroupRecord) -> Swapped:
+    def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
         assert record.version == expected_version + 1, "each write moves the version by one"
         try:
             with self._locked():
                 found = self.read(key)
                 if (found.version if found else 0) != expected_version:
-                    return Swapped(Outcome.CONFLICT, found)
+                    return WriteResult(WriteOutcome.CONFLICT, found)
                 self._write(self._path(key), record_to_json(record))
-                return Swapped(Outcome.WRITTEN, record)
-        except StoreAway as error:  # nothing was tried
-            return Swapped(Outcome.UNKNOWN, None, str(error))
+                return WriteResult(WriteOutcome.WRITTEN, record)
+        except MetadataStoreUnavailable as error:  # nothing was tried
+            return WriteResult(WriteOutcome.UNKNOWN, None, str(error))
         except OSError as error:
             return self._look_again(key, expected_version, record, str(error))
 
     def _look_again(
         self, key: str, expected_version: int, record: GroupRecord, reason: str
-    ) -> Swapped:
+    ) -> WriteResult:
         """A record whose rename is not durable may be gone after the next power cut."""
         try:
             _sync_folder(self._folder)
             return judge(record, expected_version, self.read(key), reason)
-        except (OSError, StoreAway):
-            return Swapped(Outcome.UNKNOWN, None, reason)
+        except (OSError, MetadataStoreUnavailable):
+            return WriteResult(WriteOutcome.UNKNOWN, None, reason)
 
     def _write(self, path: str, text: str) -> None:
         """Whole or not at all, and durable when this returns."""
@@ -96,7 +101,7 @@ class FileStore:
                 return
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    raise StoreAway(
+                    raise MetadataStoreUnavailable(
                         f"another controller has held {self._lock_path} for {LOCK_WAIT_S} s"
                     ) from None
             time.sleep(LOCK_LOOK_S)

@@ -2,7 +2,7 @@
 
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.replica_group import ReplicaGroup
-from popmq.controller.replicas import Replica, Role, TimerCheckPoint
+from popmq.controller.replicas import ReplicaHeartbeat, Role, TimerCheckPoint
 from popmq.controller.routes import Route
 
 
@@ -28,9 +28,9 @@ def route_to_wire(route: Route) -> pb.BrokerAddress:
     )
 
 
-def replica_from_wire(request: pb.RegisterRequest) -> Replica:
+def replica_from_wire(request: pb.RegisterRequest) -> ReplicaHeartbeat:
     broker = request.broker
-    return Replica(
+    return ReplicaHeartbeat(
         node=broker.node or broker.broker,
         store_id=broker.store_id,
         address=broker.address,
@@ -81,7 +81,9 @@ def route_of(group: ReplicaGroup) -> Route | None:
     return Route(group.name, leader.address, epoch, leader.store_id, leader.node, leader.draining)
 
 
-def single_state(name: str, single: Replica, *, silent_ms: int, alive: bool) -> pb.GroupState:
+def single_state(
+    name: str, single: ReplicaHeartbeat, *, silent_ms: int, alive: bool
+) -> pb.GroupState:
     """A broker without replicas, which needs no record."""
     member = pb.Member(
         broker=pb.BrokerAddress(

@@ -19,7 +19,12 @@ from urllib.parse import urlsplit
 from popmq.common.errors import ConfigError
 from popmq.controller.file_store import record_from_json, record_to_json
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_store import Outcome, StoreAway, Swapped, judge
+from popmq.controller.metadata_store import (
+    MetadataStoreUnavailable,
+    WriteOutcome,
+    WriteResult,
+    judge,
+)
 
 ANNOTATION = "popmq.io/record"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -73,37 +78,39 @@ class LeaseStore:
     def read(self, key: str) -> GroupRecord | None:
         return self._get(key)[0]
 
-    def swap(self, key: str, expected_version: int, record: GroupRecord) -> Swapped:
+    def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
         assert record.version == expected_version + 1, "each write moves the version by one"
         try:
             found, version = self._get(key)
-        except StoreAway as error:  # nothing was tried
-            return Swapped(Outcome.UNKNOWN, None, str(error))
+        except MetadataStoreUnavailable as error:  # nothing was tried
+            return WriteResult(WriteOutcome.UNKNOWN, None, str(error))
         if (found.version if found else 0) != expected_version:
             return self._behind(expected_version, found)
         try:
             status, text = self._write(key, record, version)
-        except StoreAway as error:
+        except MetadataStoreUnavailable as error:
             return self._look_again(key, expected_version, record, str(error))
         if status in (200, 201):
-            return Swapped(Outcome.WRITTEN, record)
+            return WriteResult(WriteOutcome.WRITTEN, record)
         return self._look_again(key, expected_version, record, f"{status}: {text}")
 
-    def _behind(self, expected_version: int, found: GroupRecord | None) -> Swapped:
+    def _behind(self, expected_version: int, found: GroupRecord | None) -> WriteResult:
         """The record is not the expected one.  An older one than somebody read before is a stale
         read: it decides nothing."""
         if found is None or found.version < expected_version:
-            return Swapped(Outcome.UNKNOWN, found, "the API server answers with an old Lease")
-        return Swapped(Outcome.CONFLICT, found)
+            return WriteResult(
+                WriteOutcome.UNKNOWN, found, "the API server answers with an old Lease"
+            )
+        return WriteResult(WriteOutcome.CONFLICT, found)
 
     def _look_again(
         self, key: str, expected_version: int, record: GroupRecord, reason: str
-    ) -> Swapped:
+    ) -> WriteResult:
         """A refusal or a silence is no answer: an attempt of ours may have won before."""
         try:
             found, _ = self._get(key)
-        except StoreAway as error:
-            return Swapped(Outcome.UNKNOWN, None, f"{reason}; then {error}")
+        except MetadataStoreUnavailable as error:
+            return WriteResult(WriteOutcome.UNKNOWN, None, f"{reason}; then {error}")
         return judge(record, expected_version, found, reason)
 
     def _get(self, key: str) -> tuple[GroupRecord | None, str]:
@@ -112,14 +119,18 @@ class LeaseStore:
         if status == _NOT_FOUND:
             return None, ""
         if status != 200:
-            raise StoreAway(f"the API server answers {status} for a Lease: {text[:200]}")
+            raise MetadataStoreUnavailable(
+                f"the API server answers {status} for a Lease: {text[:200]}"
+            )
         try:
             found = json.loads(text)["metadata"]
             version = str(found["resourceVersion"])
             stored = (found.get("annotations") or {}).get(ANNOTATION, "")
             return (record_from_json(stored) if stored else None), version
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreAway(f"Lease {self._name(key)} cannot be read: {error}") from error
+            raise MetadataStoreUnavailable(
+                f"Lease {self._name(key)} cannot be read: {error}"
+            ) from error
 
     def _write(self, key: str, record: GroupRecord, version: str) -> tuple[int, str]:
         name = self._name(key)
@@ -142,7 +153,8 @@ class LeaseStore:
         return self._ask("POST", self._path(""), lease)
 
     def _ask(self, method: str, path: str, body: object) -> tuple[int, str]:
-        """One request on a connection of its own; StoreAway when no whole answer came."""
+        """One request on a connection of its own; MetadataStoreUnavailable when no whole answer
+        came."""
         where = urlsplit(self._server.url)
         connection: http.client.HTTPConnection
         if self._tls is not None:
@@ -160,7 +172,7 @@ class LeaseStore:
             answer = connection.getresponse()
             return answer.status, answer.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
-            raise StoreAway(
+            raise MetadataStoreUnavailable(
                 f"the API server at {self._server.url}: {error or type(error).__name__}"
             ) from error
         finally:
@@ -185,4 +197,4 @@ def _read_text(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()
     except OSError as error:
-        raise StoreAway(f"{path} cannot be read: {error.strerror}") from error
+        raise MetadataStoreUnavailable(f"{path} cannot be read: {error.strerror}") from error

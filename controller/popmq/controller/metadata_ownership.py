@@ -9,7 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_store import MetadataStore, Outcome, StoreAway, Swapped
+from popmq.controller.metadata_store import (
+    MetadataStore,
+    MetadataStoreUnavailable,
+    WriteOutcome,
+    WriteResult,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +23,7 @@ READ_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class OwnershipClaim:
     """What a group's log says: whose topics it has copied, or how many changes of its own."""
 
     owner: str
@@ -29,7 +34,7 @@ class Claim:
         return not self.owner and self.changes > 0
 
 
-class Ownership:
+class MetadataOwnership:
     """Waits `patience_ms` for other groups before it chooses; `at_once`, for a single broker in
     this process, it does not."""
 
@@ -41,12 +46,12 @@ class Ownership:
         self._patience_ms = patience_ms
         self._patient_until_ms: int | None = None  # counted from the first group that is heard
         self._on_owner = on_owner
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, OwnershipClaim] = {}
         self._busy = False
         self._is_read = False
         self._read_ms = -READ_MS
 
-    def hear(self, group: str, claim: Claim) -> None:
+    def hear(self, group: str, claim: OwnershipClaim) -> None:
         self._claims[group] = claim
 
     def has_joined(self, group: str) -> bool:
@@ -78,18 +83,18 @@ class Ownership:
         self._busy = True
         self._read_ms = now_ms
 
-        def read(found: GroupRecord | StoreAway | None) -> None:
+        def read(found: GroupRecord | MetadataStoreUnavailable | None) -> None:
             self._busy = False
-            if not isinstance(found, StoreAway):
+            if not isinstance(found, MetadataStoreUnavailable):
                 self._is_read = True
                 self._take(found)
 
         self._store.read(KEY, read)
 
-    def _written(self, result: Swapped) -> None:
+    def _written(self, result: WriteResult) -> None:
         self._busy = False
         self._take(result.record)
-        if result.outcome is Outcome.UNKNOWN:
+        if result.outcome is WriteOutcome.UNKNOWN:
             self._is_read = False  # read again, and then compare
 
     def _take(self, found: GroupRecord | None) -> None:

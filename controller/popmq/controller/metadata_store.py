@@ -1,7 +1,7 @@
 """Where the records of the broker groups are kept, and the one way to write them (R1).
 
 Every write is a compare-and-set on the record's version.  A store may answer late or not at all:
-then nobody knows whether it was written, and `Outcome.UNKNOWN` says so.
+then nobody knows whether it was written, and `WriteOutcome.UNKNOWN` says so.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from popmq.common.errors import Code, PopmqError
 from popmq.controller.group_record import GroupRecord
 
 
-class Outcome(Enum):
+class WriteOutcome(Enum):
     UNKNOWN = "unknown"  # it may be written later still
     WRITTEN = "written"
     CONFLICT = "conflict"  # not written, and never will be: the version has moved on
 
 
 @dataclass(frozen=True, slots=True)
-class Swapped:
+class WriteResult:
     """`record` is the newest that was read after the attempt; None with CONFLICT: there is none."""
 
-    outcome: Outcome
+    outcome: WriteOutcome
     record: GroupRecord | None = None
     reason: str = ""  # of UNKNOWN
 
 
-class StoreAway(PopmqError):
+class MetadataStoreUnavailable(PopmqError):
     """The metadata store did not answer, or not what it should; trying again is right."""
 
     code = Code.HA_NOT_AVAILABLE
 
 
-OnRead = Callable[[GroupRecord | StoreAway | None], None]
-OnSwapped = Callable[[Swapped], None]
+OnRead = Callable[[GroupRecord | MetadataStoreUnavailable | None], None]
+OnSwapped = Callable[[WriteResult], None]
 
 
 class MetadataStore(Protocol):
@@ -54,10 +54,10 @@ class BlockingStore(Protocol):
     """A store that makes its caller wait; `ThreadedStore` in process.py makes one of the others."""
 
     def read(self, key: str) -> GroupRecord | None:
-        """Raises StoreAway."""
+        """Raises MetadataStoreUnavailable."""
         ...
 
-    def swap(self, key: str, expected_version: int, record: GroupRecord) -> Swapped: ...
+    def swap(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult: ...
 
 
 class MemoryStore:
@@ -73,15 +73,15 @@ class MemoryStore:
         assert record.version == expected_version + 1, "each write moves the version by one"
         found = self._records.get(key)
         if (found.version if found else 0) != expected_version:
-            then(Swapped(Outcome.CONFLICT, found))
+            then(WriteResult(WriteOutcome.CONFLICT, found))
             return
         self._records[key] = record
-        then(Swapped(Outcome.WRITTEN, record))
+        then(WriteResult(WriteOutcome.WRITTEN, record))
 
 
 def judge(
     wanted: GroupRecord, expected_version: int, found: GroupRecord | None, reason: str
-) -> Swapped:
+) -> WriteResult:
     """What became of a write whose answer is lost, by what was read afterwards.
 
     Equal content means that it, or one just like it, was written.  A version that has moved on
@@ -89,7 +89,7 @@ def judge(
     its way, and the read may be old.
     """
     if found == wanted:
-        return Swapped(Outcome.WRITTEN, found)
+        return WriteResult(WriteOutcome.WRITTEN, found)
     if found is not None and found.version > expected_version:
-        return Swapped(Outcome.CONFLICT, found)
-    return Swapped(Outcome.UNKNOWN, found, reason)
+        return WriteResult(WriteOutcome.CONFLICT, found)
+    return WriteResult(WriteOutcome.UNKNOWN, found, reason)

@@ -14,22 +14,22 @@ from popmq.common.observability import Metric
 from popmq.common.protocol.frame_metrics import frame_metrics
 from popmq.common.protocol.frame_port import FramePort
 from popmq.common.protocol.frame_server import FrameServer
-from popmq.common.protocol.frames import FrameSettings, Hello, Role
+from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.settings.settings import Settings
 from popmq.common.step_loop import StepLoop
-from popmq.controller.controller import Controller, ControllerTimes
+from popmq.controller.controller import Controller, ControllerTimeouts
 from popmq.controller.file_store import FileStore
 from popmq.controller.group_record import GroupRecord
 from popmq.controller.metadata_store import (
     BlockingStore,
     MemoryStore,
     MetadataStore,
+    MetadataStoreUnavailable,
     OnRead,
     OnSwapped,
-    Outcome,
-    StoreAway,
-    Swapped,
+    WriteOutcome,
+    WriteResult,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,9 @@ class ControllerProcess:
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._hello = Hello(role=Role.CONTROLLER, name="controller", cluster=settings.cluster.name)
+        self._hello = Hello(
+            role=ProcessRole.CONTROLLER, name="controller", cluster=settings.cluster.name
+        )
         self._frame_settings = FrameSettings(
             max_frame_bytes=settings.frames.max_frame_bytes,
             max_buffered_bytes=settings.frames.max_buffered_bytes,
@@ -62,7 +64,7 @@ class ControllerProcess:
             self._store,
             self._clock,
             self._open_peer,
-            times=ControllerTimes(times.heartbeat_ms, times.dead_after_ms),
+            times=ControllerTimeouts(times.heartbeat_ms, times.dead_after_ms),
             first_version=1 + secrets.randbits(48),
             on_request=lambda: self._loop.wake(),
         )
@@ -96,7 +98,7 @@ class ControllerProcess:
             self._store.stop()
 
     def metrics(self) -> list[Metric]:
-        return [*self.port.metrics(), *frame_metrics(self._frames, Role.CONTROLLER)]
+        return [*self.port.metrics(), *frame_metrics(self._frames, ProcessRole.CONTROLLER)]
 
     def _open_peer(self, address: str) -> "_Peer":
         port = FramePort(
@@ -153,19 +155,19 @@ class ThreadedStore:
         self._threads = ThreadPoolExecutor(STORE_THREADS, "metadata-store")
 
     def read(self, key: str, then: OnRead) -> None:
-        def work() -> GroupRecord | StoreAway | None:
+        def work() -> GroupRecord | MetadataStoreUnavailable | None:
             try:
                 return self._store.read(key)
-            except StoreAway as error:
+            except MetadataStoreUnavailable as error:
                 return error
 
-        self._run(work, then, lambda why: StoreAway(why))
+        self._run(work, then, lambda why: MetadataStoreUnavailable(why))
 
     def swap(self, key: str, expected_version: int, record: GroupRecord, then: OnSwapped) -> None:
         self._run(
             lambda: self._store.swap(key, expected_version, record),
             then,
-            lambda why: Swapped(Outcome.UNKNOWN, None, why),
+            lambda why: WriteResult(WriteOutcome.UNKNOWN, None, why),
         )
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.replicas import SERVING, Replica, Role
+from popmq.controller.replicas import SERVING, ReplicaHeartbeat, Role
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +22,14 @@ class Rebuilds:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._granted: Replica | None = None
+        self._granted: ReplicaHeartbeat | None = None
         self._refused: dict[str, str] = {}  # store id -> the reason that was logged
 
     def ask(
         self,
-        asking: Replica,
+        asking: ReplicaHeartbeat,
         record: GroupRecord | None,
-        living: Sequence[Replica],
+        living: Sequence[ReplicaHeartbeat],
         least: int,
         *,
         trouble: str = "",
@@ -57,7 +57,7 @@ class Rebuilds:
         self._granted = asking
         return True
 
-    def _busy(self, asking: Replica, living: Sequence[Replica]) -> str:
+    def _busy(self, asking: ReplicaHeartbeat, living: Sequence[ReplicaHeartbeat]) -> str:
         """Another replica is being rebuilt, or copies what it lacks."""
         granted = self._granted
         for one in living:
@@ -70,7 +70,10 @@ class Rebuilds:
 
 
 def refusal(
-    asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+    asking: ReplicaHeartbeat,
+    record: GroupRecord | None,
+    living: Sequence[ReplicaHeartbeat],
+    least: int,
 ) -> str:
     """Why this replica may not rebuild its store; empty: it may."""
     # A master that opens may wait for this very replica, whose log cannot be brought to its own.
@@ -103,7 +106,10 @@ def refusal(
 
 
 def _queued(
-    asking: Replica, record: GroupRecord | None, living: Sequence[Replica], least: int
+    asking: ReplicaHeartbeat,
+    record: GroupRecord | None,
+    living: Sequence[ReplicaHeartbeat],
+    least: int,
 ) -> str:
     """Of several the first by name goes first, whichever controller is asked."""
     for one in living:
@@ -113,7 +119,9 @@ def _queued(
     return ""
 
 
-def successor_of_suspect(record: GroupRecord | None, living: Sequence[Replica]) -> Replica | None:
+def successor_of_suspect(
+    record: GroupRecord | None, living: Sequence[ReplicaHeartbeat]
+) -> ReplicaHeartbeat | None:
     """Who should lead in place of a master whose tables are not those that most replicas have: one
     of the two or more that agree with each other, in the SyncStateSet; None: nobody."""
     leader = _leader(record, living, (Role.MASTER,))
@@ -130,8 +138,8 @@ def successor_of_suspect(record: GroupRecord | None, living: Sequence[Replica]) 
 
 
 def _leader(
-    record: GroupRecord | None, living: Sequence[Replica], roles: Sequence[int]
-) -> Replica | None:
+    record: GroupRecord | None, living: Sequence[ReplicaHeartbeat], roles: Sequence[int]
+) -> ReplicaHeartbeat | None:
     return next(
         (
             one
@@ -145,26 +153,30 @@ def _leader(
     )
 
 
-def _parties(record: GroupRecord, living: Sequence[Replica]) -> list[list[Replica]]:
+def _parties(
+    record: GroupRecord, living: Sequence[ReplicaHeartbeat]
+) -> list[list[ReplicaHeartbeat]]:
     """The replicas that differ from the master, by their own tables at the newest position."""
-    parties: dict[tuple[int, str], list[Replica]] = {}
+    parties: dict[tuple[int, str], list[ReplicaHeartbeat]] = {}
     for one in living:
         if one.tables_differ_at and one.epoch == record.epoch:
             parties.setdefault((one.tables_hash_at, one.tables_hash), []).append(one)
     return list(parties.values())
 
 
-def _largest_party(record: GroupRecord, living: Sequence[Replica]) -> list[Replica]:
+def _largest_party(
+    record: GroupRecord, living: Sequence[ReplicaHeartbeat]
+) -> list[ReplicaHeartbeat]:
     """The replicas that have the same tables at a position where the master has others."""
     return max(_parties(record, living), key=len, default=[])
 
 
-def _most_that_may_agree(record: GroupRecord, living: Sequence[Replica]) -> int:
+def _most_that_may_agree(record: GroupRecord, living: Sequence[ReplicaHeartbeat]) -> int:
     """With each other, and not with the master. Whether two that name different positions agree
     is not known before both name the same one."""
     parties = _parties(record, living)
 
-    def with_unknown(party: list[Replica]) -> int:
+    def with_unknown(party: list[ReplicaHeartbeat]) -> int:
         position = party[0].tables_hash_at
         return sum(len(one) for one in parties if one is party or one[0].tables_hash_at != position)
 

@@ -12,9 +12,14 @@ from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.wire import controller_pb2 as pb
 from popmq.controller.election import best, candidates, elected, first_record
 from popmq.controller.group_record import GroupRecord, record_to_wire
-from popmq.controller.metadata_store import MetadataStore, Outcome, StoreAway, Swapped
+from popmq.controller.metadata_store import (
+    MetadataStore,
+    MetadataStoreUnavailable,
+    WriteOutcome,
+    WriteResult,
+)
 from popmq.controller.rebuilds import Rebuilds, successor_of_suspect
-from popmq.controller.replicas import SERVING, Replica, Replicas, TimerCheckPoint
+from popmq.controller.replicas import SERVING, ReplicaHeartbeat, Replicas, TimerCheckPoint
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +72,9 @@ class ReplicaGroup:
 
     # -- what brokers say
 
-    def register(self, replica: Replica, timers: TimerCheckPoint | None, *, now_ms: int) -> None:
+    def register(
+        self, replica: ReplicaHeartbeat, timers: TimerCheckPoint | None, *, now_ms: int
+    ) -> None:
         """Raises PRECONDITION_FAILED for a second broker under a name that is taken."""
         self._now_ms = max(self._now_ms, now_ms)
         self.replicas.register(replica, now_ms=now_ms)
@@ -94,7 +101,7 @@ class ReplicaGroup:
                     f"master of epoch {wanted.epoch}",
                 )
 
-        def swapped(result: Swapped) -> None:
+        def swapped(result: WriteResult) -> None:
             then(_alter_reply(result, request.expected_version))
             self._take_result(result)
 
@@ -127,22 +134,22 @@ class ReplicaGroup:
         self._look()
 
     def write(
-        self, expected_version: int, record: GroupRecord, then: Callable[[Swapped], None]
+        self, expected_version: int, record: GroupRecord, then: Callable[[WriteResult], None]
     ) -> None:
         """One compare-and-set; what came of it is taken in before `then` is called."""
 
-        def swapped(result: Swapped) -> None:
+        def swapped(result: WriteResult) -> None:
             self._take_result(result)
             then(result)
 
         self._store.swap(self.name, expected_version, record, swapped)
 
     @property
-    def leader(self) -> Replica | None:
+    def leader(self) -> ReplicaHeartbeat | None:
         return self.replicas.get(self.record.leader) if self.record else None
 
     @property
-    def living(self) -> list[Replica]:
+    def living(self) -> list[ReplicaHeartbeat]:
         return self.replicas.living(now_ms=self._now_ms)
 
     def alive(self, store_id: str) -> bool:
@@ -164,7 +171,7 @@ class ReplicaGroup:
             asking, self.record, self.living, least, trouble=trouble
         )
 
-    def successor_of_suspect(self) -> Replica | None:
+    def successor_of_suspect(self) -> ReplicaHeartbeat | None:
         """To whom a master with wrong tables should hand over now."""
         if self._now_ms < self._suspect_ms:
             return None
@@ -234,9 +241,9 @@ class ReplicaGroup:
         expected = wanted.version - 1
         self._writing = True
 
-        def written(result: Swapped) -> None:
+        def written(result: WriteResult) -> None:
             self._writing = False
-            if result.outcome is Outcome.WRITTEN:
+            if result.outcome is WriteOutcome.WRITTEN:
                 self.elections += 1
                 logger.warning(
                     "elected a master",
@@ -260,9 +267,9 @@ class ReplicaGroup:
         self._reads += 1
         began_ms = self._now_ms
 
-        def read(found: GroupRecord | StoreAway | None) -> None:
+        def read(found: GroupRecord | MetadataStoreUnavailable | None) -> None:
             self._reading = False
-            if isinstance(found, StoreAway):
+            if isinstance(found, MetadataStoreUnavailable):
                 self._store_is_away(str(found))
                 return
             self._is_read = True
@@ -276,12 +283,12 @@ class ReplicaGroup:
     def _read_soon(self) -> None:
         self._read_ms = min(self._read_ms, self._now_ms - READ_MS + SOON_MS)
 
-    def _take_result(self, result: Swapped) -> None:
+    def _take_result(self, result: WriteResult) -> None:
         """Whatever it says, a record that came with it is true; the rest is read again (R1)."""
-        if result.outcome is Outcome.UNKNOWN:
+        if result.outcome is WriteOutcome.UNKNOWN:
             self._store_is_away(result.reason)
         self._take(result.record)
-        if result.outcome is not Outcome.WRITTEN:
+        if result.outcome is not WriteOutcome.WRITTEN:
             self._read_ms = self._now_ms - READ_MS
 
     def _take(self, found: GroupRecord | None) -> None:
@@ -341,7 +348,7 @@ class ReplicaGroup:
             age_ms=max(0, self._now_ms - timers.taken_ms),
         )
 
-    def _member(self, one: Replica) -> pb.Member:
+    def _member(self, one: ReplicaHeartbeat) -> pb.Member:
         return pb.Member(
             broker=pb.BrokerAddress(
                 broker=self.name,
@@ -377,10 +384,10 @@ def _wanted(request: pb.AlterSyncStateSetRequest) -> GroupRecord:
     return GroupRecord(request.leader, request.epoch, wanted, request.expected_version + 1)
 
 
-def _alter_reply(result: Swapped, expected_version: int) -> pb.AlterSyncStateSetReply:
+def _alter_reply(result: WriteResult, expected_version: int) -> pb.AlterSyncStateSetReply:
     outcomes = pb.AlterSyncStateSetReply
     found = result.record
-    if result.outcome is Outcome.WRITTEN and found is not None:
+    if result.outcome is WriteOutcome.WRITTEN and found is not None:
         return pb.AlterSyncStateSetReply(outcome=outcomes.WRITTEN, record=record_to_wire(found))
     # A record that is older than what the master read says nothing about its request.
     if found is None or found.version <= expected_version:

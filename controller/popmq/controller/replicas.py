@@ -17,7 +17,7 @@ SERVING = (Role.OPENING, Role.MASTER, Role.HANDING_OVER)
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaHeartbeat:
     """One heartbeat. `epoch` is the accepted one, positions are bytes of log."""
 
     node: str
@@ -67,7 +67,7 @@ class _Heard:
 
     __slots__ = ("gone", "heard_ms", "idle_since_ms", "replica")
 
-    def __init__(self, replica: Replica, now_ms: int) -> None:
+    def __init__(self, replica: ReplicaHeartbeat, now_ms: int) -> None:
         self.replica = replica
         self.heard_ms = now_ms
         self.gone = False
@@ -88,7 +88,7 @@ class Replicas:
         self.timer_check_point: TimerCheckPoint | None = None
         self.furthest_end = 0  # of any that was ever heard
 
-    def register(self, replica: Replica, *, now_ms: int) -> None:
+    def register(self, replica: ReplicaHeartbeat, *, now_ms: int) -> None:
         """Take a heartbeat.  One of an epoch that its store has left is passed over.
 
         Refuses a second store under a node's name, and a second process on one store, unless the
@@ -108,7 +108,7 @@ class Replicas:
         self._heard[replica.store_id] = heard
         self.furthest_end = max(self.furthest_end, replica.end)
 
-    def _check_alone(self, replica: Replica, *, now_ms: int) -> None:
+    def _check_alone(self, replica: ReplicaHeartbeat, *, now_ms: int) -> None:
         for other in self:
             same = [other.node == replica.node, other.store_id == replica.store_id]
             if not any(same) or other.address == replica.address:
@@ -125,7 +125,7 @@ class Replicas:
                 f"{self._dead_after_ms} ms (controller.dead_after_ms)",
             )
 
-    def _make_room(self, replica: Replica, *, now_ms: int) -> None:
+    def _make_room(self, replica: ReplicaHeartbeat, *, now_ms: int) -> None:
         if replica.store_id in self._heard or len(self._heard) < MEMBER_LIMIT:
             return
         silent = max(self, key=lambda one: self.silent_ms(one.store_id, now_ms=now_ms))
@@ -152,17 +152,17 @@ class Replicas:
             if heard.idle_since_ms is not None:
                 heard.idle_since_ms += ms
 
-    def __iter__(self) -> Iterator[Replica]:
+    def __iter__(self) -> Iterator[ReplicaHeartbeat]:
         return iter(sorted((one.replica for one in self._heard.values()), key=lambda one: one.node))
 
     def __len__(self) -> int:
         return len(self._heard)
 
-    def get(self, store_id: str) -> Replica | None:
+    def get(self, store_id: str) -> ReplicaHeartbeat | None:
         heard = self._heard.get(store_id)
         return heard.replica if heard else None
 
-    def node(self, name: str) -> Replica | None:
+    def node(self, name: str) -> ReplicaHeartbeat | None:
         return next((one for one in self if one.node == name), None)
 
     def name(self, store_id: str) -> str:
@@ -175,7 +175,7 @@ class Replicas:
         silent = heard is None or heard.gone
         return not silent and self.silent_ms(store_id, now_ms=now_ms) <= self._dead_after_ms
 
-    def living(self, *, now_ms: int) -> list[Replica]:
+    def living(self, *, now_ms: int) -> list[ReplicaHeartbeat]:
         return [one for one in self if self.alive(one.store_id, now_ms=now_ms)]
 
     def silent_ms(self, store_id: str, *, now_ms: int) -> int:

@@ -17,12 +17,12 @@ from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
 from popmq.common.settings.settings import Settings
 from popmq.operator.cluster.controller_poll import News
-from popmq.operator.cluster.data_plane import LivePlane
+from popmq.operator.cluster.data_plane import NetworkDataPlane
 from popmq.operator.cluster.reconcile import Reconciler
-from popmq.operator.cluster.reconcile_queue import Workers
+from popmq.operator.cluster.reconcile_queue import ReconcileQueue
 from popmq.operator.declared.declared_reconcile import DeclaredReconciler
-from popmq.operator.declared.metadata_client import LiveDeclared
-from popmq.operator.kube.api_client import Api, find_access
+from popmq.operator.declared.metadata_client import NetworkMetadataClient
+from popmq.operator.kube.api_client import ApiClient, find_access
 from popmq.operator.kube.event_watch import registry_of, watch
 from popmq.operator.kube.lease import Elector
 from popmq.operator.reports.report_reconcile import ReportDefaults
@@ -42,8 +42,8 @@ class OperatorProcess:
         self._ended = ended
         self._access = find_access(wanted.kubeconfig)
         duration_s = wanted.lease_duration_ms / 1000
-        self._api = Api(self._access)
-        self._lease_api = Api(self._access, timeout_s=duration_s / REQUEST_SHARE)
+        self._api = ApiClient(self._access)
+        self._lease_api = ApiClient(self._access, timeout_s=duration_s / REQUEST_SHARE)
         self.elector = Elector(
             self._lease_api,
             namespace=wanted.lease_namespace or self._access.namespace,
@@ -52,7 +52,7 @@ class OperatorProcess:
             duration_s=duration_s,
             monotonic=time.monotonic,
         )
-        plane = LivePlane(wanted.controller_address, wanted.proxy_address)
+        plane = NetworkDataPlane(wanted.controller_address, wanted.proxy_address)
         reconciler = Reconciler(
             self._api,
             plane,
@@ -61,7 +61,7 @@ class OperatorProcess:
             now=lambda: datetime.now(UTC),
             may_write=lambda: self.elector.holds,
         )
-        self.workers = Workers(
+        self.workers = ReconcileQueue(
             reconciler.reconcile,
             resync_s=wanted.resync_ms / 1000,
             monotonic=time.monotonic,
@@ -70,14 +70,14 @@ class OperatorProcess:
         )
         self._declaring = DeclaredReconciler(
             self._api,
-            LiveDeclared(wanted.proxy_address),
+            NetworkMetadataClient(wanted.proxy_address),
             default_image=wanted.image,
             now=lambda: datetime.now(UTC),
             may_write=lambda: self.elector.holds,
         )
         # Each look opens a connection to each controller and closes it: no news to anybody.
         logging.getLogger("popmq.common.protocol.frame_port").setLevel(logging.WARNING)
-        self.declared = Workers(
+        self.declared = ReconcileQueue(
             self._declaring.reconcile,
             resync_s=wanted.declared_resync_ms / 1000,
             monotonic=time.monotonic,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.errors import ConfigError
-from popmq.common.loop_iteration import TurnEnd
+from popmq.common.loop_iteration import LoopIteration
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
 from popmq.common.protocol.frame_port import FramePort
-from popmq.common.protocol.frames import FrameSettings, Hello, Role
+from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Port
 from popmq.common.settings.settings import Settings, parse_address
 from popmq.proxy.brokers.broker_ports import ClosablePort, RoutedBrokers
@@ -34,7 +34,7 @@ class ProxyProcess:
         *,
         clock: Clock | None = None,
         tls_folder: Path | None = None,
-        turn: TurnEnd | None = None,
+        turn: LoopIteration | None = None,
     ) -> None:
         """In `tls_folder` a certificate of our own making is kept, if none is set.
 
@@ -44,7 +44,7 @@ class ProxyProcess:
         self._tls_folder = tls_folder
         clock = clock or SystemClock()
         self._routed = RoutedBrokers(controllers, open_port, clock)
-        self._turn = turn or TurnEnd()
+        self._turn = turn or LoopIteration()
         self._proxy = Proxy(settings, self._routed, clock, controllers, self._turn.at_end)
         self._routed.on_new_master = self._proxy.lites.tell_again
         self._transport: Transport | None = None
@@ -58,8 +58,8 @@ class ProxyProcess:
         `worker` counts those that share a port, from 1; 0 has it alone.
         """
         name = f"{settings.proxy.listen}/{worker}" if worker else settings.proxy.listen
-        hello = Hello(role=Role.PROXY, name=name, cluster=settings.cluster.name)
-        turn = TurnEnd()
+        hello = Hello(role=ProcessRole.PROXY, name=name, cluster=settings.cluster.name)
+        turn = LoopIteration()
         frames = FrameSettings(
             max_frame_bytes=settings.frames.max_frame_bytes,
             max_buffered_bytes=settings.frames.max_buffered_bytes,

@@ -16,15 +16,15 @@ from popmq.proxy.admin.admin_service import Admin
 from popmq.proxy.admin.cluster_admin import ClusterAdmin
 from popmq.proxy.admin.public_admin import PublicAdmin
 from popmq.proxy.admin.reports import Reports
-from popmq.proxy.brokers.broker_ports import Brokers
-from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.brokers.broker_ports import BrokerPorts
+from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.messaging.ack import AckMessage, ChangeInvisibleDuration, refuse_ack, refuse_change
-from popmq.proxy.messaging.client_reporter import Clients
-from popmq.proxy.messaging.connected_subscriptions import Subscribed
+from popmq.proxy.messaging.client_reporter import ClientReporter
+from popmq.proxy.messaging.connected_subscriptions import ConnectedSubscriptions
 from popmq.proxy.messaging.dead_letter import ForwardToDeadLetterQueue
 from popmq.proxy.messaging.lite import SyncLiteSubscription
-from popmq.proxy.messaging.pull import Offsets, PullMessage
-from popmq.proxy.messaging.query import EndpointChooser, Query
+from popmq.proxy.messaging.pull import ConsumerOffsets, PullMessage
+from popmq.proxy.messaging.query import EndpointChooser, RouteQueries
 from popmq.proxy.messaging.recall import RecallMessage
 from popmq.proxy.messaging.receive import ReceiveMessage
 from popmq.proxy.messaging.send import SendMessage, refuse_send
@@ -33,7 +33,7 @@ from popmq.proxy.messaging.transaction import EndTransaction, OrphanChecks
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import SERVICE, Rpc
 from popmq.proxy.rpc.rpc import method as any_method
-from popmq.proxy.transport.interface import Method, Shape
+from popmq.proxy.transport.interface import Method, MethodType
 
 
 class Proxy:
@@ -42,7 +42,7 @@ class Proxy:
     def __init__(
         self,
         settings: Settings,
-        brokers: Brokers,
+        brokers: BrokerPorts,
         clock: Clock,
         controllers: Sequence[Port] = (),
         soon: Soon = at_once,
@@ -50,9 +50,9 @@ class Proxy:
         """`soon` calls back when a turn of the loop is over: what came in it goes on together."""
         self._soon = soon
         self.metrics = ProxyMetrics()
-        self.routes = Routes(brokers, clock, auto_create=settings.topic.auto_create)
+        self.routes = MetadataCache(brokers, clock, auto_create=settings.topic.auto_create)
         self.telemetry = Telemetry(self.routes, settings, self.metrics)
-        self.clients = Clients(brokers, self.telemetry.hears_lite, self._lite_ended)
+        self.clients = ClientReporter(brokers, self.telemetry.hears_lite, self._lite_ended)
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
         publishers = self.telemetry.publishers
         self.checks = OrphanChecks(brokers, publishers, self.metrics)
@@ -60,17 +60,17 @@ class Proxy:
         self._send = SendMessage(brokers, self.routes, settings, clock, publishers, soon)
         self._receive = ReceiveMessage(brokers, self.routes, settings, clock)
         self._pull = PullMessage(brokers, self.routes, settings)
-        self._offsets = Offsets(brokers, self.routes)
+        self._offsets = ConsumerOffsets(brokers, self.routes)
         self._ack = AckMessage(brokers, self.routes, soon)
         self._recall = RecallMessage(brokers, self.routes)
         self._reject = ForwardToDeadLetterQueue(brokers)
         self._change = ChangeInvisibleDuration(brokers, self.routes, settings)
         self.lites = SyncLiteSubscription(brokers, settings.lite, clock)
-        self._query = Query(brokers, self.routes, self._endpoints)
+        self._query = RouteQueries(brokers, self.routes, self._endpoints)
         self._admin = Admin(brokers, self.metrics)
         self._public_admin = PublicAdmin(
             Admin(brokers, ProxyMetrics()).methods(),  # a refusal is counted once
-            Subscribed(self.telemetry.heard),
+            ConnectedSubscriptions(self.telemetry.heard),
             self.lites,
             self.metrics,
             lambda: self.endpoint,
@@ -111,7 +111,7 @@ class Proxy:
 
     def _messaging(self) -> list[Method]:
         count = self.metrics
-        stream = Shape.SERVER_STREAM
+        stream = MethodType.SERVER_STREAM
         method = partial(any_method, heard=self.clients.heard)
         return [
             method("QueryRoute", self._query.route, count),
@@ -131,7 +131,7 @@ class Proxy:
             method("RecallMessage", self._recall.start, count),
             method("Heartbeat", heartbeat, count),
             method("NotifyClientTermination", self._terminated, count),
-            Method(SERVICE + "Telemetry", Shape.BIDI_STREAM, open=self.telemetry.open),
+            Method(SERVICE + "Telemetry", MethodType.BIDI_STREAM, open=self.telemetry.open),
             method("PullMessage", self._pull.start, count, shape=stream),
             method("UpdateOffset", self._offsets.update, count),
             method("GetOffset", self._offsets.get, count),

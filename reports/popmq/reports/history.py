@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from popmq.common.errors import Code, Refused
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.atomic_file import write_json
-from popmq.reports.history_progress import Moments
+from popmq.reports.history_progress import HistoryProgress
 from popmq.reports.records.endpoint import ReportEndpoint
 from popmq.reports.records.tables import TABLES, TableSchema
 from popmq.reports.source.options import pin
@@ -112,7 +112,7 @@ def append_pinned(
     finally:
         for query in queries:
             query.stop()
-    Moments.load(folder).add(tables, found)
+    HistoryProgress.load(folder).add(tables, found)
     return rows
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.atomic_file import write_json
-from popmq.reports.report import Moment
+from popmq.reports.report import BrokerMoment
 
 _FILE = "moments.json"
 
 
-def moment_of(tables: pb.BrokerTables) -> Moment:
-    return Moment(
+def moment_of(tables: pb.BrokerTables) -> BrokerMoment:
+    return BrokerMoment(
         tables.broker,
         tables.epoch,
         tables.end_position,
@@ -28,21 +28,21 @@ def moment_of(tables: pb.BrokerTables) -> Moment:
 
 
 @dataclass(slots=True)
-class Moments:
+class HistoryProgress:
     """By table and broker group. One process at a time writes."""
 
     folder: Path
-    known: dict[str, dict[str, Moment]] = field(default_factory=dict)
+    known: dict[str, dict[str, BrokerMoment]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path) -> "Moments":
+    def load(cls, folder: Path) -> "HistoryProgress":
         """None are known where nothing was ever appended."""
         path = folder / _FILE
         said = json.loads(path.read_text()) if path.exists() else {}
         return cls(
             folder,
             {
-                table: {broker: Moment(**one) for broker, one in brokers.items()}
+                table: {broker: BrokerMoment(**one) for broker, one in brokers.items()}
                 for table, brokers in said.items()
             },
         )
@@ -57,12 +57,12 @@ class Moments:
         }
         write_json(self.folder / _FILE, said)
 
-    def shared(self, tables: Sequence[str]) -> tuple[Moment, ...]:
+    def shared(self, tables: Sequence[str]) -> tuple[BrokerMoment, ...]:
         """Of each broker group that all of them have, the earliest."""
         each = [self.known.get(table, {}) for table in tables]
         brokers = sorted(set.intersection(*map(set, each)))
         return tuple(min((one[broker] for one in each), key=_order) for broker in brokers)
 
 
-def _order(moment: Moment) -> tuple[int, int, int]:
+def _order(moment: BrokerMoment) -> tuple[int, int, int]:
     return moment.epoch, moment.end_position, moment.sample

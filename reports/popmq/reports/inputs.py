@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from popmq.common.errors import Code, Refused
 from popmq.reports.history import read_history
-from popmq.reports.history_progress import Moments, moment_of
+from popmq.reports.history_progress import HistoryProgress, moment_of
 from popmq.reports.records.endpoint import PATIENCE_S, ReportEndpoint
 from popmq.reports.records.tables import SAMPLES
-from popmq.reports.report import Moment
+from popmq.reports.report import BrokerMoment
 from popmq.reports.source.options import pin
 
 DataFrame = Any
@@ -23,7 +23,7 @@ class Inputs(Protocol):
     @property
     def source(self) -> str: ...
     @property
-    def moments(self) -> tuple[Moment, ...]: ...
+    def moments(self) -> tuple[BrokerMoment, ...]: ...
     @property
     def incomplete(self) -> str: ...
     def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame: ...
@@ -39,7 +39,7 @@ class LiveInputs:
     topics: Sequence[str] = ()
     skip_down: bool = False
     patience_s: float = PATIENCE_S
-    moments: tuple[Moment, ...] = field(default=(), init=False)
+    moments: tuple[BrokerMoment, ...] = field(default=(), init=False)
     incomplete: str = field(default="", init=False)
     _pinned: str = field(default="", init=False)
 
@@ -76,10 +76,10 @@ class HistoryInputs:
     folder: str
     tables: Sequence[str]
     incomplete: str = ""
-    moments: tuple[Moment, ...] = field(default=(), init=False)
+    moments: tuple[BrokerMoment, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        self.moments = Moments.load(Path(self.folder)).shared(self.tables)
+        self.moments = HistoryProgress.load(Path(self.folder)).shared(self.tables)
         if not self.moments:  # an empty report would look as if all were well
             raise Refused(
                 Code.NOT_FOUND,

@@ -20,8 +20,8 @@ from popmq.reports.history import KEPT, append_pinned, compact, read_history
 from popmq.reports.history_progress import moment_of
 from popmq.reports.java import cache_folder, find_java
 from popmq.reports.records.endpoint import ReportEndpoint
-from popmq.reports.report import Moment
-from popmq.reports.report_builder import TABLES, Wanted, make_report
+from popmq.reports.report import BrokerMoment
+from popmq.reports.report_builder import TABLES, ReportOptions, make_report
 from popmq.reports.run import SMALL
 from popmq.reports.session import spark_session
 from popmq.reports.source.options import pin
@@ -39,7 +39,7 @@ class _Nothing:
     folder: Path | None = None
     source: str = ""
     incomplete: str = ""
-    moments: tuple[Moment, ...] = tuple(map(moment_of, _NOTHING))
+    moments: tuple[BrokerMoment, ...] = tuple(map(moment_of, _NOTHING))
 
     def table(self, name: str, columns: Sequence[str] = ()) -> Any:
         if self.folder is not None:
@@ -75,5 +75,5 @@ def _make_all(spark: Any, folder: Path) -> None:
         append_pinned(spark, _NOBODY, folder, _NOTHING, tables=(name,))
     for inputs in (_Nothing(spark), _Nothing(spark, folder)):
         for name in TABLES:
-            make_report(name, inputs, Wanted())
+            make_report(name, inputs, ReportOptions())
     compact(spark, folder, keep_days=1, today="2000-01-01")

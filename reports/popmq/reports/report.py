@@ -18,7 +18,7 @@ class ReportTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BrokerMoment:
     """Where one broker group was when the report was made; positions are bytes of its log."""
 
     broker: str
@@ -34,7 +34,7 @@ class Report:
     name: str  # lag | revive | delay
     source: str  # the endpoint, or the history's folder
     made_ms: int
-    moments: tuple[Moment, ...]
+    moments: tuple[BrokerMoment, ...]
     tables: tuple[ReportTable, ...]
     incomplete: str = ""  # why some broker group is missing
     notes: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ Tell = Callable[[str], None]  # what is being done now, for somebody who waits
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReportOptions:
     """What a report is to look at."""
 
     group: str = ""
@@ -41,7 +41,7 @@ class Wanted:
 
 
 def make_report(
-    name: str, inputs: Inputs, wanted: Wanted, tell: Tell = lambda text: None
+    name: str, inputs: Inputs, wanted: ReportOptions, tell: Tell = lambda text: None
 ) -> Report:
     """`lag`, `revive` or `delay`; the title of each table is told before it is calculated."""
 
@@ -67,7 +67,7 @@ _Table = Callable[[str, str, Any], ReportTable]
 _Made = tuple[list[ReportTable], list[str], dict[str, Sequence[tuple[int, float]]]]
 
 
-def _lag(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
+def _lag(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import lag
 
     rules = lag.LagRules(window_ms=wanted.window_ms, allowed=wanted.allowed)
@@ -107,7 +107,7 @@ def _lag(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     return tables, notes, {name: one[-_SERIES_POINTS:] for name, one in series.items()}
 
 
-def _revive(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
+def _revive(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import revive
 
     now = {one.broker: one.log_ms for one in inputs.moments}
@@ -148,7 +148,7 @@ def _revive(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     return tables, [], {}
 
 
-def _delay(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
+def _delay(inputs: Inputs, wanted: ReportOptions, table: _Table) -> _Made:
     from popmq.reports.jobs import delay
 
     fired = _of(inputs.table("fired"), wanted, "topic").cache()
@@ -161,14 +161,14 @@ def _delay(inputs: Inputs, wanted: Wanted, table: _Table) -> _Made:
     return tables, [], {}
 
 
-_MAKERS: dict[str, Callable[[Inputs, Wanted, _Table], _Made]] = {
+_MAKERS: dict[str, Callable[[Inputs, ReportOptions, _Table], _Made]] = {
     "lag": _lag,
     "revive": _revive,
     "delay": _delay,
 }
 
 
-def _of(frame: Any, wanted: Wanted, *names: str) -> Any:
+def _of(frame: Any, wanted: ReportOptions, *names: str) -> Any:
     for name in names:
         value = getattr(wanted, name)
         if value:

@@ -10,7 +10,7 @@ from popmq.reports.history import append, compact
 from popmq.reports.inputs import HistoryInputs, Inputs, LiveInputs
 from popmq.reports.records.endpoint import PATIENCE_S
 from popmq.reports.report import Report
-from popmq.reports.report_builder import TABLES, Tell, Wanted, make_report
+from popmq.reports.report_builder import TABLES, ReportOptions, Tell, make_report
 from popmq.reports.session import SHORT, spark_session
 
 # Small tables: to compile their plans takes longer than to run them.
@@ -23,7 +23,7 @@ SMALL = SHORT | {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SparkTarget:
     """Where Spark works: `master` as Spark has it ("": `local[2]`, or what spark-submit was told);
     `conf` are settings of Spark's. The others are for a master on Kubernetes."""
 
@@ -42,7 +42,7 @@ def run(
     *,
     endpoint: str = "",
     history: str = "",
-    place: Place | None = None,
+    place: SparkTarget | None = None,
     skip_down: bool = False,
     patience_s: float = PATIENCE_S,
     group: str = "",
@@ -54,9 +54,9 @@ def run(
 ) -> Report:
     """Of the brokers behind `endpoint`, or of a `history`. Raises PopmqError when a broker group
     does not answer, unless `skip_down`. `tell` hears what is being done."""
-    wanted = Wanted(group, topic, since_ms, window_ms, allowed)
+    wanted = ReportOptions(group, topic, since_ms, window_ms, allowed)
     settings = {} if name == "revive" else SMALL
-    place = place or Place()
+    place = place or SparkTarget()
     tell("starting Spark")
     with spark_session(
         f"popmq-{name}",

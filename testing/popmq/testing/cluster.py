@@ -16,7 +16,7 @@ from popmq.testing.cluster_world.sometimes_states import (
     ModelSometimes,
     NetSometimes,
 )
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.model.run import run_model_seed
 
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             print("\n".join(outcome.trace))
         print(outcome.story())
         return 1 if outcome.violations else 0
-    tally = Tally(ModelSometimes if chosen.light else ClusterSometimes, NetSometimes)
+    tally = StateCounts(ModelSometimes if chosen.light else ClusterSometimes, NetSometimes)
     done, failed, began = 0, 0, time.perf_counter()
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         done += 1

@@ -7,8 +7,8 @@ from popmq.broker.core.broker import Broker
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import Settings
 from popmq.testing.sim.replay import ReplayCheck
-from popmq.testing.sim.run import Outcome, Simulator
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.run import SeedResult, Simulator
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.slave import ReplicaMachine
 from popmq.testing.timer_world.run import TimerSimulator
 
@@ -26,14 +26,14 @@ class ReplicaSimulator(Simulator):
         self._actions += [(self._compare, 3), (self._lose_slave, 4)]
         self.compared = 0
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         return _with_replica(super().run())
 
     def reached(self) -> dict[str, int]:
         """How often rare states were."""
         return {"comparisons": self.compared, **self.machine.reached()}
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> SimulatedBroker:
         return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
 
     def _lose_slave(self) -> None:
@@ -61,14 +61,14 @@ class TimerReplicaSimulator(TimerSimulator):
         self.machine.fails_over = not self.retains
         self.compared = 0
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         return _with_replica(super().run())
 
     def reached(self) -> dict[str, int]:
         """How often rare states were."""
         return {"comparisons": self.compared, **self.machine.reached()}
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> SimulatedBroker:
         return ReplicaMachine(_of_two(self._settings()), self.rng, self.tally)
 
     def weighted(self) -> list[tuple[Callable[[], None], int]]:
@@ -81,7 +81,7 @@ class TimerReplicaSimulator(TimerSimulator):
         self.compared += _compare(self.machine, self.replay)
 
 
-def _with_replica(outcome: Outcome) -> Outcome:
+def _with_replica(outcome: SeedResult) -> SeedResult:
     return replace(outcome, world=f"--replica {outcome.world}")
 
 

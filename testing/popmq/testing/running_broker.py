@@ -16,7 +16,7 @@ from popmq.common.settings.settings import Settings, load_settings
 from popmq.common.step_loop import FlusherThread
 from popmq.testing.broker_calls import BrokerCalls, Duration, milliseconds
 from popmq.testing.disk.lying_disk import LyingDisk
-from popmq.testing.harness.clock import Patience, SkippingClock
+from popmq.testing.harness.clock import ClientClock, SkippingClock
 from popmq.testing.loop_thread import LoopFlusher, LoopThread
 
 START_S = STOP_S = 30.0
@@ -56,7 +56,7 @@ class RunningBroker(BrokerCalls):
         self._settings = load_settings(None, {}, wanted, defaults=DEFAULTS).settings
         self._disk = None if folder else LyingDisk()
         self._clock = SkippingClock(frozen=freeze)
-        self._patience = Patience(self._clock)
+        self._patience = ClientClock(self._clock)
         self._loop: LoopThread | None = None
         self._one: OneProcess | None = None
 

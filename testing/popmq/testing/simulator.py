@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from popmq.testing.harness.sometimes import Sometimes, Tally
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
 from popmq.testing.replica_worlds import ReplicaSimulator, TimerReplicaSimulator
 from popmq.testing.sim.pushes import PushSimulator
-from popmq.testing.sim.run import Outcome, Simulator
+from popmq.testing.sim.run import SeedResult, Simulator
 from popmq.testing.sim.seed_runs import outcomes, silence
 from popmq.testing.timer_world.crash_everywhere import OneCrash
 from popmq.testing.timer_world.overtaken import OvertakenTimers
@@ -24,39 +24,39 @@ from popmq.testing.transaction_world.run import TransactionSimulator
 from popmq.testing.transaction_world.sometimes_states import TransactionSometimes
 
 
-def run_seed(seed: int) -> Outcome:
+def run_seed(seed: int) -> SeedResult:
     return Simulator(seed).run()
 
 
-def run_push_seed(seed: int) -> Outcome:
+def run_push_seed(seed: int) -> SeedResult:
     return PushSimulator(seed).run()
 
 
-def run_timer_seed(seed: int) -> Outcome:
+def run_timer_seed(seed: int) -> SeedResult:
     return TimerSimulator(seed).run()
 
 
-def run_overtaken_seed(seed: int) -> Outcome:
+def run_overtaken_seed(seed: int) -> SeedResult:
     return OvertakenTimers(seed).run()
 
 
-def run_thousand_timers(seed: int) -> Outcome:
+def run_thousand_timers(seed: int) -> SeedResult:
     return ThousandTimers(seed).run()
 
 
-def run_one_crash(seed: int) -> Outcome:
+def run_one_crash(seed: int) -> SeedResult:
     return OneCrash(seed).run()
 
 
-def run_transaction_seed(seed: int) -> Outcome:
+def run_transaction_seed(seed: int) -> SeedResult:
     return TransactionSimulator(seed).run()
 
 
-def run_replica_seed(seed: int) -> Outcome:
+def run_replica_seed(seed: int) -> SeedResult:
     return ReplicaSimulator(seed).run()
 
 
-def run_timer_replica_seed(seed: int) -> Outcome:
+def run_timer_replica_seed(seed: int) -> SeedResult:
     return TimerReplicaSimulator(seed).run()
 
 
@@ -86,10 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if outcome.violations else 0
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     found = outcomes(run, seeds, processes=chosen.processes)
-    return _tell(found, Tally(states), keep_going=chosen.keep_going)
+    return _tell(found, StateCounts(states), keep_going=chosen.keep_going)
 
 
-def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[Enum]]:
+def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], SeedResult], type[Enum]]:
     if chosen.timers:
         return run_timer_replica_seed if chosen.replica else run_timer_seed, TimerSometimes
     if chosen.overtaken_timers:
@@ -105,7 +105,7 @@ def _world(chosen: argparse.Namespace) -> tuple[Callable[[int], Outcome], type[E
     return run_replica_seed if chosen.replica else run_seed, Sometimes
 
 
-def _tell(found: Iterator[Outcome], tally: Tally, *, keep_going: bool) -> int:
+def _tell(found: Iterator[SeedResult], tally: StateCounts, *, keep_going: bool) -> int:
     done, failed, began = 0, 0, time.perf_counter()
     for outcome in found:
         done += 1

@@ -175,5 +175,5 @@ def written(peer: Peer) -> None:
     """What was sent is frames, none longer than the client takes."""
     while peer.core.outbox.has_output:
         data = peer.core.outbox.take()
-        got = list(frames.FrameReader(frames.LARGEST_FRAME_BYTES).feed(data))
+        got = list(frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES).feed(data))
         assert sum(9 + len(payload) for _, _, _, payload in got) == len(data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hpack import Decoder, Encoder
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import Call, Inbound, Method, Shape
+from popmq.proxy.transport.interface import Call, Method, MethodType, StreamListener
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.connection import LeanConnection
@@ -85,10 +85,10 @@ class Peer:
         self.counters = LeanCounters()
         self.limits = replace(LeanSettings(), **limits)
         methods = [
-            Method("/s/echo", Shape.UNARY, start=echo),
-            Method("/s/held", Shape.UNARY, start=self.held.start),
-            Method("/s/flow", Shape.SERVER_STREAM, start=self.held.start),
-            Method("/s/talk", Shape.BIDI_STREAM, open=self._talk),
+            Method("/s/echo", MethodType.UNARY, start=echo),
+            Method("/s/held", MethodType.UNARY, start=self.held.start),
+            Method("/s/flow", MethodType.SERVER_STREAM, start=self.held.start),
+            Method("/s/talk", MethodType.BIDI_STREAM, open=self._talk),
         ]
         self.wakes = 0
         self.core = LeanConnection(
@@ -108,7 +108,7 @@ class Peer:
         if greet:
             self.send(frames.PREFACE, frames.settings(settings or {}), frames.SETTINGS_ACK)
 
-    def _talk(self, call: Call) -> Inbound:
+    def _talk(self, call: Call) -> StreamListener:
         self.talks.append(Talk(call))
         return self.talks[-1]
 
@@ -153,7 +153,7 @@ class Peer:
         new: list[Frame] = []
         while self.core.outbox.has_output:
             data = self.core.outbox.take()
-            new += frames.FrameReader(frames.LARGEST_FRAME_BYTES).feed(data)
+            new += frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES).feed(data)
         for frame in new:
             self._note(*frame)
         self.frames += new

@@ -10,7 +10,7 @@ import grpc.aio
 from proxy.lean.peer import Held, Peer, echo
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import Method, Shape
+from popmq.proxy.transport.interface import Method, MethodType
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.connection_timeouts import RETIRING_MS
 from popmq.proxy.transport.lean.frames import ErrorCode
@@ -141,8 +141,8 @@ def test_a_real_client_loses_no_call_while_its_connections_come_and_go() -> None
     async def test() -> None:
         held = Held()
         methods = [
-            Method("/s/echo", Shape.UNARY, start=echo),
-            Method("/s/held", Shape.UNARY, start=held.start),
+            Method("/s/echo", MethodType.UNARY, start=echo),
+            Method("/s/held", MethodType.UNARY, start=held.start),
         ]
         limits = replace(LeanSettings(), max_age_ms=1)
         transport = LeanTransport(methods, "127.0.0.1", 0, limits=limits)

@@ -17,7 +17,14 @@ from proxy.lean.peer import END, WHOLE, Answer, decoded, prefixed, request_heade
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.transport.grpcio_server import GrpcioTransport
-from popmq.proxy.transport.interface import Call, GrpcStatus, Inbound, Method, Shape, Transport
+from popmq.proxy.transport.interface import (
+    Call,
+    GrpcStatus,
+    Method,
+    MethodType,
+    StreamListener,
+    Transport,
+)
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.server import LeanTransport
 
@@ -159,15 +166,15 @@ class Recorder:
         call.send(b"dropped or not")
         call.finish(GrpcStatus(int(number)), detail.decode())
 
-    def talk(self, call: Call) -> Inbound:
+    def talk(self, call: Call) -> StreamListener:
         return Counting(call)
 
     def methods(self) -> list[Method]:
         return [
-            Method("/s/tell", Shape.UNARY, start=self.tell),
-            Method("/s/fail", Shape.UNARY, start=self.fail),
-            Method("/s/fail_stream", Shape.SERVER_STREAM, start=self.fail),
-            Method("/s/talk", Shape.BIDI_STREAM, open=self.talk),
+            Method("/s/tell", MethodType.UNARY, start=self.tell),
+            Method("/s/fail", MethodType.UNARY, start=self.fail),
+            Method("/s/fail_stream", MethodType.SERVER_STREAM, start=self.fail),
+            Method("/s/talk", MethodType.BIDI_STREAM, open=self.talk),
         ]
 
 
@@ -243,7 +250,7 @@ async def raw_status(port: int, path: str, content: bytes, encoding: str) -> str
         + frames.frame(frames.HEADERS, WHOLE, 1, block)
         + frames.frame(frames.DATA, END, 1, content)
     )
-    got, decoder, cutter = Answer(), Decoder(), frames.FrameReader(1 << 24)
+    got, decoder, cutter = Answer(), Decoder(), frames.Http2FrameReader(1 << 24)
     while not got.ended and got.reset is None:
         data = await reader.read(65_536)
         if not data:

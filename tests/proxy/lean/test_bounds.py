@@ -8,7 +8,7 @@ import pytest
 from proxy.lean.peer import END, WHOLE, Peer, zipped
 
 from popmq.proxy.transport.lean import frames
-from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, Rate
+from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TokenBucket
 from popmq.proxy.transport.lean.frames import ErrorCode
 from popmq.proxy.transport.lean.headers import MAX_HEADER_FRAMES
 
@@ -34,7 +34,7 @@ def cut_off(peer: Peer, bound: str, setting: str) -> None:
 
 
 def test_a_rate_lets_a_burst_pass_and_then_so_many_a_second() -> None:
-    rate = Rate(10, 30)
+    rate = TokenBucket(10, 30)
     assert sum(rate.take(1_000) for _ in range(100)) == 30
     assert sum(rate.take(1_500) for _ in range(100)) == 5
     assert sum(rate.take(60_000) for _ in range(100)) == 30

@@ -11,7 +11,7 @@ import pytest
 from proxy.lean.peer import Peer, echo
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import Method, Shape
+from popmq.proxy.transport.interface import Method, MethodType
 from popmq.proxy.transport.lean.server import LeanTransport
 
 LONG = b"again and " * 100
@@ -51,7 +51,7 @@ def test_every_other_answer_is_sent_as_it_is(
 def test_a_real_client_reads_compressed_answers() -> None:
     async def test() -> None:
         limits = replace(LeanSettings(), compress_bytes=100)
-        methods = [Method("/s/echo", Shape.UNARY, start=echo)]
+        methods = [Method("/s/echo", MethodType.UNARY, start=echo)]
         transport = LeanTransport(methods, "127.0.0.1", 0, limits=limits)
         port = await transport.start()
         client: Any = grpc.aio.insecure_channel(f"127.0.0.1:{port}")

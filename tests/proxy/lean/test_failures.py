@@ -12,11 +12,11 @@ from proxy.lean.peer import echo
 from proxy.lean.test_sockets import LOCAL, channel, run
 
 from popmq.common.unhandled import UnhandledExceptions
-from popmq.proxy.transport.interface import Method, Shape
+from popmq.proxy.transport.interface import Method, MethodType
 from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
 
-ECHO = Method("/s/echo", Shape.UNARY, start=echo)
+ECHO = Method("/s/echo", MethodType.UNARY, start=echo)
 TLS_HANDSHAKE = b"\x16\x03\x01"
 
 

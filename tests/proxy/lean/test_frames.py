@@ -10,7 +10,7 @@ from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.frames import (
     ConnectionFault,
     ErrorCode,
-    FrameReader,
+    Http2FrameReader,
     StreamFault,
 )
 
@@ -24,7 +24,7 @@ def test_any_split_of_the_stream_gives_the_same_frames(
     wanted: list[frames.Frame], chance: random.Random
 ) -> None:
     data = b"".join(frames.frame(*one) for one in wanted)
-    reader, at = FrameReader(300), 0
+    reader, at = Http2FrameReader(300), 0
     got: list[frames.Frame] = []
     while at < len(data):
         size = chance.randint(1, 40)
@@ -36,14 +36,14 @@ def test_any_split_of_the_stream_gives_the_same_frames(
 
 def test_a_frame_over_the_limit_is_refused_as_soon_as_its_header_is_there() -> None:
     with pytest.raises(ConnectionFault) as caught:
-        list(FrameReader(100).feed(frames.frame_header(101, 0, 0, 1)))
+        list(Http2FrameReader(100).feed(frames.frame_header(101, 0, 0, 1)))
     assert caught.value.code is ErrorCode.FRAME_SIZE_ERROR
 
 
 def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
     data = bytearray(frames.frame(frames.PING, 0, 0, b"12345678"))
     data[5] |= 0x80
-    assert list(FrameReader(100).feed(bytes(data))) == [(frames.PING, 0, 0, b"12345678")]
+    assert list(Http2FrameReader(100).feed(bytes(data))) == [(frames.PING, 0, 0, b"12345678")]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_is_built_is_read_back() -> None:
         frames.goaway(7, 11, "why"),
         frames.window_update(9, 1000),
     ]
-    one, two, three, four, five = FrameReader(100).feed(b"".join(built))
+    one, two, three, four, five = Http2FrameReader(100).feed(b"".join(built))
     assert frames.settings_content(one[1], one[2], one[3]) == [(1, 2), (3, 4)]
     assert (two[1], frames.ping_content(two[2], two[3])) == (frames.ACK, b"12345678")
     assert frames.reset_content(three[2], three[3]) == 8

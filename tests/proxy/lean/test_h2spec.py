@@ -17,7 +17,7 @@ import pytest
 from proxy.lean.peer import echo
 
 from popmq.common.settings.settings import ProxySettings
-from popmq.proxy.transport.interface import Method, Shape
+from popmq.proxy.transport.interface import Method, MethodType
 from popmq.proxy.transport.lean.self_signed import certificates_of
 from popmq.proxy.transport.lean.server import LeanTransport
 
@@ -61,7 +61,7 @@ def h2spec() -> Path:
 async def judged(binary: Path, report: Path, *, over_tls: bool) -> tuple[int, set[str]]:
     """How many cases ran, and those that did not pass."""
     certificates = certificates_of(ProxySettings(), None)
-    methods = [Method("/s/echo", Shape.UNARY, start=echo)]
+    methods = [Method("/s/echo", MethodType.UNARY, start=echo)]
     transport = LeanTransport(methods, "127.0.0.1", 0, certificates=certificates)
     port = await transport.start()
     flags = ["--strict", "-o", "5", "-j", str(report), *(["-t", "-k"] if over_tls else [])]

@@ -9,7 +9,7 @@ from proxy.lean.peer import decoded, request_headers
 
 from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import replies
-from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, FrameReader
+from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, Http2FrameReader
 from popmq.proxy.transport.lean.headers import (
     KEPT_HEADS,
     HeaderBlock,
@@ -268,7 +268,7 @@ def test_what_is_answered_is_decoded_by_the_library() -> None:
     detail = "größer als 100 %\n"
     answer = replies.unary_start(7, 3) + b"abc" + replies.unary_end(7)
     answer += replies.trailers(9, GrpcStatus.INTERNAL, detail)
-    head, data, trailers, failed = FrameReader(1000).feed(answer)
+    head, data, trailers, failed = Http2FrameReader(1000).feed(answer)
     assert [one[:3] for one in (head, data, trailers, failed)] == [
         (1, 4, 7),
         (0, 0, 7),
@@ -285,7 +285,7 @@ def test_what_is_answered_is_decoded_by_the_library() -> None:
 
 
 def test_a_long_detail_is_decoded_by_the_library() -> None:
-    (frame,) = FrameReader(10_000).feed(replies.trailers(1, GrpcStatus.INTERNAL, "x" * 500))
+    (frame,) = Http2FrameReader(10_000).feed(replies.trailers(1, GrpcStatus.INTERNAL, "x" * 500))
     assert decoded(Decoder(), frame[3])["grpc-message"] == "x" * 500
 
 

@@ -14,7 +14,7 @@ from hpack import Encoder
 from proxy.lean.peer import END, WHOLE, Held, Talk, echo, prefixed, request_headers
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import Call, GrpcStatus, Method, Shape
+from popmq.proxy.transport.interface import Call, GrpcStatus, Method, MethodType
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.client_socket import WRITE_BUFFER_BYTES
 from popmq.proxy.transport.lean.outbox import MAX_TICK_BYTES
@@ -58,9 +58,9 @@ def repeat(call: Call, data: bytes) -> None:
     call.finish()
 
 
-ECHO = Method("/s/echo", Shape.UNARY, start=echo)
-REPEAT = Method("/s/repeat", Shape.SERVER_STREAM, start=repeat)
-TALK = Method("/s/talk", Shape.BIDI_STREAM, open=Talk)
+ECHO = Method("/s/echo", MethodType.UNARY, start=echo)
+REPEAT = Method("/s/repeat", MethodType.SERVER_STREAM, start=repeat)
+TALK = Method("/s/talk", MethodType.BIDI_STREAM, open=Talk)
 
 
 def test_forty_messages_of_a_mebibyte_go_through_the_windows_of_a_real_client() -> None:
@@ -110,7 +110,7 @@ def test_a_real_client_reads_the_sentence_of_an_error() -> None:
         call.finish(GrpcStatus.RESOURCE_EXHAUSTED, detail)
 
     async def test() -> None:
-        refused = Method("/s/refuse", Shape.UNARY, start=refuse)
+        refused = Method("/s/refuse", MethodType.UNARY, start=refuse)
         async with listening(refused) as (_, port), channel(port) as client:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.unary_unary("/s/refuse")(b"")
@@ -123,7 +123,7 @@ def test_a_real_client_reads_the_sentence_of_an_error() -> None:
 def test_a_thousand_long_polls_of_one_client_are_freed_when_it_leaves() -> None:
     async def test() -> None:
         held = Held()
-        method = Method("/s/held", Shape.UNARY, start=held.start)
+        method = Method("/s/held", MethodType.UNARY, start=held.start)
         async with listening(method) as (transport, port), channel(port) as client:
             calls = [client.unary_unary("/s/held")(b"") for _ in range(1_000)]
             await until(lambda: len(held.calls) == 1_000)
@@ -141,7 +141,10 @@ def test_a_thousand_long_polls_of_one_client_are_freed_when_it_leaves() -> None:
 def test_a_poll_is_freed_when_its_connection_is_cut() -> None:
     async def test() -> None:
         held = Held()
-        async with listening(Method("/s/held", Shape.UNARY, start=held.start)) as (server, port):
+        async with listening(Method("/s/held", MethodType.UNARY, start=held.start)) as (
+            server,
+            port,
+        ):
             _, writer = await asyncio.open_connection(LOCAL, port)
             asked = frames.frame(
                 frames.HEADERS, WHOLE, 1, Encoder().encode(request_headers("/s/held"))
@@ -170,7 +173,7 @@ def test_who_is_cut_off_reads_why_even_if_it_was_still_writing() -> None:
 def test_a_server_that_stops_lets_running_calls_finish_and_sends_later_ones_elsewhere() -> None:
     async def test() -> None:
         held = Held()
-        method = Method("/s/held", Shape.UNARY, start=held.start)
+        method = Method("/s/held", MethodType.UNARY, start=held.start)
         async with listening(method, ECHO) as (transport, port), channel(port) as client:
             running = asyncio.ensure_future(client.unary_unary("/s/held")(b""))
             await until(lambda: len(held.calls) == 1)
@@ -233,7 +236,7 @@ def test_a_client_that_reads_nothing_fills_no_memory() -> None:
             assert one._transport.get_write_buffer_size() < WRITE_BUFFER_BYTES + MAX_TICK_BYTES * 2
             assert dict(transport.counters.cut_off).keys() == {"unsent"}
             # Once it reads, every call comes to its end.
-            cutter = frames.FrameReader(frames.LARGEST_FRAME_BYTES)
+            cutter = frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES)
             ended: set[int] = set()
             while len(ended) < 50:
                 data = await loop.sock_recv(sock, 1 << 16)

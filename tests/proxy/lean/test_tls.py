@@ -17,7 +17,7 @@ import pytest
 from proxy.lean.peer import echo
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import Call, Method, Shape
+from popmq.proxy.transport.interface import Call, Method, MethodType
 from popmq.proxy.transport.lean import frames, self_signed, tls
 from popmq.proxy.transport.lean.certificates import Certificates
 from popmq.proxy.transport.lean.server import LeanTransport
@@ -33,8 +33,8 @@ def repeat(call: Call, data: bytes) -> None:
     call.finish()
 
 
-ECHO = Method("/s/echo", Shape.UNARY, start=echo)
-REPEAT = Method("/s/repeat", Shape.SERVER_STREAM, start=repeat)
+ECHO = Method("/s/echo", MethodType.UNARY, start=echo)
+REPEAT = Method("/s/repeat", MethodType.SERVER_STREAM, start=repeat)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -141,7 +141,7 @@ def test_a_client_that_does_not_name_http_2_is_told_so(
         async with listening(Certificates.of_files(*files)) as (transport, port):
             context = trusting(files[0], *protocols)
             http_2 = await said_over_tls(port, context, frames.PREFACE + frames.settings({}))
-            cut = list(frames.FrameReader(frames.LARGEST_FRAME_BYTES).feed(http_2))
+            cut = list(frames.Http2FrameReader(frames.LARGEST_FRAME_BYTES).feed(http_2))
             assert cut[0][0] == frames.SETTINGS
             kind, _, _, payload = cut[-1]
             assert kind == frames.GOAWAY

@@ -9,30 +9,30 @@ import random
 from collections.abc import Callable
 
 from popmq.broker.core.record_applier import RecordApplier
-from popmq.broker.core.replica_record_writer import ReplicaRecords
+from popmq.broker.core.replica_record_writer import ReplicaRecordWriter
 from popmq.broker.core.send_service import SendService
-from popmq.broker.core.slave_lifecycle import Following
-from popmq.broker.core.wakeups import Arrivals
+from popmq.broker.core.slave_lifecycle import SlaveLifecycle
+from popmq.broker.core.wakeups import Wakeups
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.client_liveness import ClientNames, Liveness
+from popmq.broker.deliveries.client_liveness import ClientLiveness, ClientNames
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
 from popmq.broker.diagnostics.audit import Audit
 from popmq.broker.diagnostics.explain import Explainer
-from popmq.broker.diagnostics.fifo_block_reason import FifoHold
+from popmq.broker.diagnostics.fifo_block_reason import FifoBlockReason
 from popmq.broker.diagnostics.head_times import HeadTimes
-from popmq.broker.diagnostics.lag_monitor import LagWatch
+from popmq.broker.diagnostics.lag_monitor import LagMonitor
 from popmq.broker.diagnostics.sampler import Sampler
 from popmq.broker.fifo.fifo_service import FifoService
 from popmq.broker.fifo.parking_service import ParkingService
 from popmq.broker.filter.sql92 import SqlFilters
 from popmq.broker.lite.lite_expiry import LiteExpiry
 from popmq.broker.lite.lite_service import LiteService
-from popmq.broker.meta.metadata_resolver import Directory
+from popmq.broker.meta.metadata_resolver import MetadataResolver
 from popmq.broker.meta.registry import Registry
-from popmq.broker.meta.send_deduplication import FirstReceipts
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.broker.operations.offset_reset import OffsetReset
 from popmq.broker.operations.pull_offsets import PullOffsets
@@ -41,9 +41,9 @@ from popmq.broker.operations.redrive_service import RedriveService
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.wipe import wipe
 from popmq.broker.pop.ack_service import AckService
-from popmq.broker.pop.catch_up_throttle import CatchUp
+from popmq.broker.pop.catch_up_throttle import CatchUpThrottle
 from popmq.broker.pop.long_polling import LongPolling
-from popmq.broker.pop.pop_rollback import PopUndo
+from popmq.broker.pop.pop_rollback import PopRollback
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.lookup import Lookup
@@ -81,16 +81,16 @@ class Broker:
             disk, settings.broker.data, settings.store, clock, flusher, housekeeper, log_clock
         )
         self.registry = Registry(self.store)
-        self.directory = Directory(self.registry, settings)
-        self.receipts = FirstReceipts(settings.dedup)
+        self.directory = MetadataResolver(self.registry, settings)
+        self.receipts = SendDeduplication(settings.dedup)
         self.table = CheckPointTable(settings.pop.revive_step_ms)
         self.buffer = CheckPointBuffer(self.store, self.table, settings.pop)
-        self.catch_up = CatchUp(
+        self.catch_up = CatchUpThrottle(
             percent=settings.pop.catch_up_percent,
             behind_bytes=settings.pop.catch_up_behind_bytes,
             now_ms=self._waits.boot_ms,
         )
-        self.redriven = RedrivenLetters()
+        self.redriven = RedrivenDeadLetters()
         self.pops = PopService(
             self.store,
             self.registry,
@@ -101,11 +101,11 @@ class Broker:
             broker=settings.broker.name,
             rng=rng,
         )
-        self.undo = PopUndo(self.table)
+        self.undo = PopRollback(self.table)
         self.pulls = PullReader(self.store)
         self.pull_offsets = PullOffsets(self.store, self.table, self.buffer, self.pops)
         self.bodies = InFlightBodies(self.store, self.table)
-        self.liveness = Liveness()
+        self.liveness = ClientLiveness()
         self.clients = ClientNames()
         self.revive = ReviveService(
             self.store, self.registry, self.table, self.buffer, self.bodies, self.liveness
@@ -155,7 +155,7 @@ class Broker:
             *(self.registry.lites, settings.lite.max_topics),
         )
         self.head_times = HeadTimes(self.store, self.registry)
-        self.lag_watch = LagWatch(
+        self.lag_watch = LagMonitor(
             self.store, self.registry, self.table, self.head_times, clock.boot_ms
         )
         self.audit = Audit(self.store, self.registry, self.table, clock.boot_ms)
@@ -164,7 +164,7 @@ class Broker:
             *(self.head_times, self.sends.stored_by_topic, settings.reports, clock),
         )
         self.explainer = Explainer(self.store, self.registry, self.table, self.lookup)
-        self.explainer.holds.append(FifoHold(self.table))
+        self.explainer.holds.append(FifoBlockReason(self.table))
         self.explainer.filters = self.pops.filters
         self.explainer.redriven = self.redriven
         self.offset_reset = OffsetReset(
@@ -180,9 +180,9 @@ class Broker:
         )
         self.expiry = TopicExpiry(self.store, self.registry, self.lookup)
         self.lite_expiry = LiteExpiry(self.store, self.registry, self.table, self.lites)
-        self.arrivals = Arrivals(self.registry, self.polling, self.applier, self.lites)
-        self.replica_records = ReplicaRecords(self.store, self.buffer, self.timers.state)
-        self.following = Following(self.store, self.timers, self.applier, self._lead)
+        self.arrivals = Wakeups(self.registry, self.polling, self.applier, self.lites)
+        self.replica_records = ReplicaRecordWriter(self.store, self.buffer, self.timers.state)
+        self.following = SlaveLifecycle(self.store, self.timers, self.applier, self._lead)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.replica_records.before_snapshot
         self.store.on_grown = self.arrivals.grown

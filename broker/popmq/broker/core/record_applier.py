@@ -6,16 +6,16 @@ import logging
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.message_group import message_group
 from popmq.broker.deliveries.pop_check_point import ReviveRecord
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
 from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.log.commit_log import ScannedRecord
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.offset_record import OffsetRecord
 from popmq.broker.meta.registry import Registry
-from popmq.broker.meta.send_deduplication import FirstReceipts
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.operations.offset_reset import apply_offset
 from popmq.broker.persistence.epoch_start import EpochStart
-from popmq.broker.persistence.retention import Body
+from popmq.broker.persistence.retention import LiveBody
 from popmq.broker.store.replica_records import LogStart, SnapshotMark
 from popmq.broker.timer.timers import Timers
 from popmq.broker.transaction.transactions import Transactions
@@ -28,14 +28,18 @@ from popmq.common.record.message import (
     decode_message,
     peek_message,
 )
-from popmq.common.record.timer_migration import Departure, Settled, decode_timer_record
+from popmq.common.record.timer_migration import (
+    TimerMigrationBatch,
+    TimerMigrationDone,
+    decode_timer_record,
+)
 from popmq.common.record.timer_token import (
     MOVED_BIT,
     FiringToken,
     TimerRecount,
     TimerToken,
 )
-from popmq.common.record.transaction_token import EndToken, HalfToken
+from popmq.common.record.transaction_token import HalfToken, TransactionEndToken
 from popmq.common.topics import GroupType, MessageType, TopicConfig
 
 logger = logging.getLogger(__name__)
@@ -46,9 +50,9 @@ class RecordApplier:
         self,
         registry: Registry,
         table: CheckPointTable,
-        redriven: RedrivenLetters,
+        redriven: RedrivenDeadLetters,
         timers: Timers,
-        receipts: FirstReceipts,
+        receipts: SendDeduplication,
         transactions: Transactions,
     ) -> None:
         self._registry = registry
@@ -79,8 +83,8 @@ class RecordApplier:
                 apply_offset(self._table, offset, record.header.log_ms, fifo=fifo)
             case RecordKind.MOVED:
                 header = record.header
-                unit = Unit(header.position, header.size, peek_message(record.data)[0])
-                self.moved(Body(header.topic_id, header.queue_id, header.queue_offset, unit))
+                unit = QueueUnit(header.position, header.size, peek_message(record.data)[0])
+                self.moved(LiveBody(header.topic_id, header.queue_id, header.queue_offset, unit))
             case RecordKind.TRANSACTION:
                 self._transactions.apply_op(record)
             case RecordKind.TIMER:
@@ -106,7 +110,7 @@ class RecordApplier:
         """On a slave: some of what only counts for a while; returns how much."""
         return self._receipts.step(log_ms)
 
-    def moved(self, body: Body) -> None:
+    def moved(self, body: LiveBody) -> None:
         """Retention appended a live body again."""
         if body.topic_id == topics.HALF_TOPIC_ID:
             self._transactions.table.moved(body)
@@ -130,10 +134,10 @@ class RecordApplier:
         match decode_timer_record(record.data[HEADER_SIZE:]):
             case TimerRecount() as recount:
                 self._timers.state.recounted(recount)
-            case Departure() as departure:
+            case TimerMigrationBatch() as departure:
                 self._timers.apply_judged(departure.judged)
                 self._departures.apply_departure(departure, record.header.end)
-            case Settled() as settled:
+            case TimerMigrationDone() as settled:
                 self._departures.apply_settled(settled)
             case ending:
                 self._timers.apply_ended(ending)
@@ -158,7 +162,7 @@ class RecordApplier:
             case HalfToken() as token:
                 self._transactions.apply_half(record, token, tag_hash)
                 self._apply_sent(record, token.topic_id, token.queue_id, half=True)
-            case EndToken() as token:
+            case TransactionEndToken() as token:
                 self._transactions.table.apply(token, record.header.log_ms)
             case FiringToken() as token:
                 self._timers.apply_ended(token)

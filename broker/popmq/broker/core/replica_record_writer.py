@@ -1,4 +1,4 @@
-"""ReplicaRecords: what a master writes so that its slaves can stay, and prove to be, equal."""
+"""ReplicaRecordWriter: what a master writes so that its slaves can stay, and prove to be, equal."""
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.store.message_store import MessageStore
@@ -7,7 +7,7 @@ from popmq.broker.timer.timer_state import TimerState
 from popmq.common.record.message import RecordKind
 
 
-class ReplicaRecords:
+class ReplicaRecordWriter:
     """Writes nothing until `begin`, which a broker without replicas never says."""
 
     def __init__(self, store: MessageStore, buffer: CheckPointBuffer, timers: TimerState) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from popmq.broker.deliveries.message_group import lite_topic
-from popmq.broker.meta.lite_topics import LiteTopics
-from popmq.broker.meta.send_deduplication import FirstReceipts
+from popmq.broker.meta.lite_topics import LiteTopicTable
+from popmq.broker.meta.send_deduplication import SendDeduplication
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.transaction.half_service import HalfService
@@ -19,10 +19,10 @@ class SendService:
     def __init__(
         self,
         store: MessageStore,
-        receipts: FirstReceipts,
+        receipts: SendDeduplication,
         timers: TimerAdmission,
         halves: HalfService,
-        lites: LiteTopics,
+        lites: LiteTopicTable,
         max_lite_topics: int,
     ) -> None:
         self._store = store

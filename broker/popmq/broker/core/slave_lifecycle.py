@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from popmq.broker.core.record_applier import RecordApplier
-from popmq.broker.log.store_metrics import NEVER, Lived
+from popmq.broker.log.store_metrics import NEVER, EpochLogTime
 from popmq.broker.persistence.epoch_start import EpochStart
 from popmq.broker.persistence.retention import EVERYTHING
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
@@ -19,7 +19,7 @@ from popmq.broker.timer.timers import Timers
 logger = logging.getLogger(__name__)
 
 
-class Following:
+class SlaveLifecycle:
     def __init__(
         self,
         store: MessageStore,
@@ -67,7 +67,7 @@ class Following:
         slave = self._store.slave
         assert slave is not None, "a master is not promoted"
         newest = slave.apply.newest(self._store.confirmed)
-        start = EpochStart.after(Lived(newest.epoch, newest.log_ms), self.master_lived)
+        start = EpochStart.after(EpochLogTime(newest.epoch, newest.log_ms), self.master_lived)
         self._store.lead(epoch, start.encode())
 
     def step(self) -> int:

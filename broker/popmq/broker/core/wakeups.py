@@ -8,7 +8,7 @@ from popmq.common import topics
 from popmq.common.topics import MessageType
 
 
-class Arrivals:
+class Wakeups:
     def __init__(
         self, registry: Registry, polling: LongPolling, applier: RecordApplier, lites: LiteService
     ) -> None:

@@ -18,10 +18,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, Fate, Place
-from popmq.broker.deliveries.ended_check_points import Key, Outcomes
+from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus, Place
+from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
-from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.record.message import RecordKind
@@ -49,7 +49,7 @@ class CheckPointBuffer:
         self._acked: dict[Key, PopCheckPoint] = {}  # since the last group commit
         self._unwritten: dict[Key, int] = {}  # acks of check points that are records
         self._replies: list[Callable[[], None]] = []
-        self.ended = Outcomes()
+        self.ended = EndedCheckPoints()
         self.held = 0
         self.opened = 0
         self.written = 0
@@ -96,11 +96,11 @@ class CheckPointBuffer:
                 record = ReviveRecord(ReviveKind.ACK, *key, bits)
                 self._table.apply(record, self._append(record))
 
-    def fate(self, epoch: int, sequence: int, member: int) -> Fate:
+    def fate(self, epoch: int, sequence: int, member: int) -> DeliveryStatus:
         """Of a delivery that the table does not know."""
         masks = self.ended.get((epoch, sequence))
         acked = masks is not None and masks[0] >> member & 1
-        return Fate.ACKED if acked else Fate.UNKNOWN
+        return DeliveryStatus.ACKED if acked else DeliveryStatus.UNKNOWN
 
     def when_confirmed(self, callback: Callable[[], None]) -> None:
         """Run `callback` once everything that was appended or acked so far is confirmed."""
@@ -194,7 +194,7 @@ class CheckPointBuffer:
                 RecordKind.OFFSET,
                 topic_id=topics.OFFSETS_TOPIC_ID,
                 queue_id=0,
-                body=OffsetRecord(*place, offset, Reason.COMMITTED).encode(),
+                body=OffsetRecord(*place, offset, OffsetReason.COMMITTED).encode(),
             )
             self._table.commit(*place, offset)
             self.commits += 1

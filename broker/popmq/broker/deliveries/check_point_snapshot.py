@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from popmq.broker.deliveries.pop_check_point import FIFO, PopCheckPoint, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.log.entry_hash import Row, entry_hash
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.persistence.retention import Body
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.persistence.retention import LiveBody
 
 if TYPE_CHECKING:
     from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
@@ -192,7 +192,7 @@ class TableRestorer:
             self._fifo(data)
         elif kind == _MOVED:
             for topic_id, queue_id, offset, *unit in _BODY.iter_unpack(data):
-                self._table.moved.apply(Body(topic_id, queue_id, offset, Unit(*unit)))
+                self._table.moved.apply(LiveBody(topic_id, queue_id, offset, QueueUnit(*unit)))
         else:
             for log_ms, epoch, sequence, *masks in _ENDED.iter_unpack(data):
                 acked, revived, moved = masks

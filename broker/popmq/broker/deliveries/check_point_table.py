@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 from popmq.broker.deliveries.check_point_snapshot import TableRestorer, TableSnapshot
-from popmq.broker.deliveries.ended_check_points import Key, Outcomes
+from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
 from popmq.broker.deliveries.parked_keys import ParkedKeys
 from popmq.broker.deliveries.parking_records import ParkingRecords
 from popmq.broker.deliveries.pop_check_point import (
@@ -22,9 +22,9 @@ from popmq.broker.deliveries.pop_check_point import (
     ReviveRecord,
 )
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
-from popmq.broker.deliveries.receive_attempt_index import ReceiveIndex
-from popmq.broker.deliveries.relocated_bodies import MovedBodies
-from popmq.broker.deliveries.revive_buckets import STEP_MS, DueTimes
+from popmq.broker.deliveries.receive_attempt_index import ReceiveAttemptIndex
+from popmq.broker.deliveries.relocated_bodies import RelocatedBodies
+from popmq.broker.deliveries.revive_buckets import STEP_MS, ReviveBuckets
 from popmq.common.record.message import BadRecord, RevivalToken
 
 Place = tuple[int, int, int]  # group, topic, queue
@@ -32,7 +32,7 @@ Place = tuple[int, int, int]  # group, topic, queue
 _ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
 
 
-class Fate(Enum):
+class DeliveryStatus(Enum):
     """What became of one delivery."""
 
     WAITING = "waiting"
@@ -50,13 +50,13 @@ class CheckPointTable:
     def __init__(self, revive_step_ms: int = STEP_MS) -> None:
         self._live: dict[Key, PopCheckPoint] = {}
         self._progress: dict[Place, QueueProgress] = {}
-        self.due_times = DueTimes(revive_step_ms)
-        self.outcomes = Outcomes()
+        self.due_times = ReviveBuckets(revive_step_ms)
+        self.outcomes = EndedCheckPoints()
         self._saving: TableSnapshot | None = None
         self._snapshots = 0
         self._restorer: TableRestorer | None = None
-        self.moved = MovedBodies()
-        self.receives = ReceiveIndex()
+        self.moved = RelocatedBodies()
+        self.receives = ReceiveAttemptIndex()
         self.in_flight = 0
         self.parked = ParkedKeys()
         self.parking = ParkingRecords(self, self.parked)
@@ -95,24 +95,24 @@ class CheckPointTable:
             return 0
         return progress.attempts.get(ck.offset_of(member), 0)
 
-    def fate(self, epoch: int, sequence: int, member: int) -> Fate:
+    def fate(self, epoch: int, sequence: int, member: int) -> DeliveryStatus:
         ck = self._live.get((epoch, sequence))
         masks = (ck.acked, ck.revived, ck.moved) if ck else self.outcomes.get((epoch, sequence))
         if masks is None:
-            return Fate.UNKNOWN
+            return DeliveryStatus.UNKNOWN
         bit = 1 << member
         acked, revived, moved = masks
         if moved & bit:
-            return Fate.MOVED
+            return DeliveryStatus.MOVED
         if ck is not None and not ck.members & bit:
-            return Fate.RESET
+            return DeliveryStatus.RESET
         if acked & revived & bit:
-            return Fate.DEAD_LETTERED
+            return DeliveryStatus.DEAD_LETTERED
         if acked & bit:
-            return Fate.ACKED
+            return DeliveryStatus.ACKED
         if revived & bit:
-            return Fate.REVIVED
-        return Fate.WAITING if ck is not None else Fate.RESET
+            return DeliveryStatus.REVIVED
+        return DeliveryStatus.WAITING if ck is not None else DeliveryStatus.RESET
 
     # -- apply
 

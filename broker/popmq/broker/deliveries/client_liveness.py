@@ -48,7 +48,7 @@ class ClientNames:
         return self._names.get(number) or f"#{number:016x}"
 
 
-class Liveness:
+class ClientLiveness:
     def __init__(self) -> None:
         # A plain dict looks past all that was ever deleted to find its first.
         self._heard_ms: OrderedDict[int, int] = OrderedDict()

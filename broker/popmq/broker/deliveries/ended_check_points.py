@@ -10,7 +10,7 @@ OUTCOME_MS = 600_000
 OUTCOME_LIMIT = 500_000
 
 
-class Outcomes:
+class EndedCheckPoints:
     def __init__(self) -> None:
         self._masks: dict[Key, Masks] = {}
         self._order: deque[tuple[int, Key]] = deque()

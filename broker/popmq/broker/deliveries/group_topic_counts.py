@@ -1,4 +1,4 @@
-"""PairCounts: a counter for each group in each topic, as many as the metrics may show.
+"""GroupTopicCounts: a counter for each group in each topic, as many as the metrics may show.
 
 Plain integers in a dict; the pairs beyond the bound are counted together.
 """
@@ -8,7 +8,7 @@ from popmq.common.metric_table.row import OTHERS
 PAIRS_LIMIT = 10_000
 
 
-class PairCounts:
+class GroupTopicCounts:
     """Keys are (topic, group), by name."""
 
     def __init__(self) -> None:

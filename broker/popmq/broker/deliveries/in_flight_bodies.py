@@ -6,8 +6,8 @@ from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.deliveries.relocated_bodies import Identity
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.persistence.retention import EVERYTHING, Body
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.persistence.retention import EVERYTHING, LiveBody
 from popmq.broker.store.message_store import MessageStore
 
 _PER_PIECE = 64
@@ -19,13 +19,13 @@ class InFlightBodies:
     def __init__(self, store: MessageStore, table: CheckPointTable) -> None:
         self._store = store
         self._table = table
-        self._before: dict[Identity, Unit] = {}  # where bodies were that a round moves
+        self._before: dict[Identity, QueueUnit] = {}  # where bodies were that a round moves
 
-    def unit_of(self, ck: PopCheckPoint, member: int, *, wait: bool = True) -> Unit:
+    def unit_of(self, ck: PopCheckPoint, member: int, *, wait: bool = True) -> QueueUnit:
         """Where the member's message is now; ColdRead instead of a wait for the disk."""
         return self.unit_at((ck.topic_id, ck.queue_id, ck.offset_of(member)), wait=wait)
 
-    def unit_at(self, identity: Identity, *, wait: bool = True) -> Unit:
+    def unit_at(self, identity: Identity, *, wait: bool = True) -> QueueUnit:
         topic_id, queue_id, offset = identity
         moved = self.moved_to(identity)
         if moved is not None:
@@ -33,7 +33,7 @@ class InFlightBodies:
         (unit,) = self._store.queue(topic_id, queue_id).units(offset, 1, wait=wait)
         return unit
 
-    def moved_to(self, identity: Identity) -> Unit | None:
+    def moved_to(self, identity: Identity) -> QueueUnit | None:
         """Where retention moved the message to, if it did; until that record is on the disk,
         where it was before: that stays until then."""
         moved = self._table.moved.get(identity)
@@ -45,11 +45,11 @@ class InFlightBodies:
     def keep_from(self) -> int:
         return EVERYTHING
 
-    def move(self, body: Body) -> None:
+    def move(self, body: LiveBody) -> None:
         self._store.move(body)
         self._before[body[:3]] = body.unit
 
-    def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
+    def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:
         """Each body once, whichever groups hold it.
 
         Only first check points are looked at: a change gives a member a check point of its own
@@ -69,7 +69,7 @@ class InFlightBodies:
         yield from self._returned_below(position, held)
         self._table.moved.keep(held)
 
-    def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[Body]]:
+    def _returned_below(self, position: int, held: set[Identity]) -> Iterator[Sequence[LiveBody]]:
         """Messages of FIFO groups that wait in place for their next attempt, or are parked."""
         found = []
         for (_, topic_id, queue_id), progress in list(self._table.progress_items()):
@@ -83,14 +83,14 @@ class InFlightBodies:
             some = [one for one in identities[at : at + _PER_PIECE] if there(one[0])]
             # What was parked just now is in its queue when it is confirmed; it is at the log's end.
             entered = [one for one in some if one[2] < self._store.queue(*one[:2]).count]
-            bodies = [Body(*one, self.unit_at(one)) for one in entered]
+            bodies = [LiveBody(*one, self.unit_at(one)) for one in entered]
             yield [body for body in bodies if body.unit.position < position]
 
-    def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[Body]:
+    def _bodies_of(self, ck: PopCheckPoint, held: set[Identity]) -> Iterator[LiveBody]:
         if self._table.find(ck.epoch, ck.sequence) is not ck:
             return
         for member in member_bits(ck.members & ~(ck.acked | ck.revived)):
             identity = (ck.topic_id, ck.queue_id, ck.offset_of(member))
             if identity not in held:
                 held.add(identity)
-                yield Body(*identity, self.unit_of(ck, member))
+                yield LiveBody(*identity, self.unit_of(ck, member))

@@ -8,10 +8,10 @@ none of its messages is in flight, and its messages leave in the order of their 
 
 import heapq
 
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 
 
-class Line:
+class KeyBacklog:
     """The open messages of one key."""
 
     __slots__ = ("held", "oldest", "since_ms", "waiting")
@@ -26,8 +26,8 @@ class Line:
 class OrderInfo:
     def __init__(self, start: int) -> None:
         self.scanned = start  # everything below was looked at
-        self._open: dict[int, tuple[bytes, Unit]] = {}
-        self._lines: dict[bytes, Line] = {}
+        self._open: dict[int, tuple[bytes, QueueUnit]] = {}
+        self._lines: dict[bytes, KeyBacklog] = {}
         # Heads of available keys.  An entry counts only while it is its line's head and the
         # line has nothing in flight: changes leave old entries behind.
         self._ready: list[tuple[int, bytes]] = []
@@ -43,7 +43,7 @@ class OrderInfo:
     def __contains__(self, offset: int) -> bool:
         return offset in self._open
 
-    def look(self, offset: int, key: bytes, unit: Unit, *, held: bool) -> None:
+    def look(self, offset: int, key: bytes, unit: QueueUnit, *, held: bool) -> None:
         """A message that is not over was read; `held` when it is in flight."""
         self._open[offset] = (key, unit)
         if held:
@@ -54,7 +54,7 @@ class OrderInfo:
     def key_of(self, offset: int) -> bytes:
         return self._open[offset][0]
 
-    def next_ready(self) -> tuple[int, Unit] | None:
+    def next_ready(self) -> tuple[int, QueueUnit] | None:
         """The first message that may leave now, taken out of its line.
 
         The caller holds it (its check point was written), gives it back, or passes over it;
@@ -161,7 +161,7 @@ class OrderInfo:
         if key in self._lines:
             self._offer(key, self._lines[key])
 
-    def next_follower(self, key: bytes) -> tuple[int, Unit] | None:
+    def next_follower(self, key: bytes) -> tuple[int, QueueUnit] | None:
         """The first waiting message of a parked key, taken out of its line; None: no more."""
         line = self._lines.get(key)
         if line is None or not line.waiting or key not in self._parked:
@@ -192,10 +192,10 @@ class OrderInfo:
             return self.scanned < offset
         return any(one < offset for one in (*line.held, *line.waiting[:1]))
 
-    def _line(self, key: bytes) -> Line:
+    def _line(self, key: bytes) -> KeyBacklog:
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line()
+            line = self._lines[key] = KeyBacklog()
         return line
 
     def _wait(self, offset: int, key: bytes) -> None:
@@ -204,18 +204,18 @@ class OrderInfo:
         if line.waiting[0] == offset:
             self._offer(key, line)
 
-    def _settle(self, key: bytes, line: Line) -> None:
+    def _settle(self, key: bytes, line: KeyBacklog) -> None:
         if line.waiting:
             self._offer(key, line)
         elif not line.held:
             del self._lines[key]
 
-    def _offer(self, key: bytes, line: Line) -> None:
+    def _offer(self, key: bytes, line: KeyBacklog) -> None:
         if key in self._parked:
             if line.waiting:
                 self.followers[key] = None
         elif line.waiting and not line.held:
             heapq.heappush(self._ready, (line.waiting[0], key))
 
-    def _is_head(self, offset: int, line: Line) -> bool:
+    def _is_head(self, offset: int, line: KeyBacklog) -> bool:
         return not line.held and bool(line.waiting) and line.waiting[0] == offset

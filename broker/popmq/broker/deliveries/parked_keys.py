@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.broker.log.entry_hash import Row, entry_hash
 
 _KEY = struct.Struct(
@@ -29,7 +29,7 @@ class ParkedKey:
     queue_id: int
     name: bytes
     since_ms: int
-    state: Unpark | None = None  # None: parked
+    state: UnparkAction | None = None  # None: parked
     until: int = 0  # DEAD_LETTER: below this offset of the parking queue
     left: int = 0  # DEAD_LETTER: messages below `until`
     messages: list[tuple[int, int]] = field(default_factory=list)
@@ -142,11 +142,11 @@ class ParkedKeys:
         at = next(at for at, (_, one) in enumerate(key.messages) if one == offset)
         del key.messages[at]
         self._count(key, -1)
-        if key.state is Unpark.DEAD_LETTER and offset < key.until:
+        if key.state is UnparkAction.DEAD_LETTER and offset < key.until:
             key.left -= 1
         self._settle(key)
 
-    def say(self, key: ParkedKey, what: Unpark, until: int) -> None:
+    def say(self, key: ParkedKey, what: UnparkAction, until: int) -> None:
         """RESUME, or DEAD_LETTER for the messages that are there now (below `until`)."""
         self._keep(key)
         key.state, key.until = what, until
@@ -194,7 +194,7 @@ class ParkedKeys:
         at = _KEY.size + name_size
         name = content[_KEY.size : at]
         key = ParkedKey(group_id, topic_id, parking_id, queue_id, name, since)
-        key.state, key.until = Unpark(state) if state else None, until
+        key.state, key.until = UnparkAction(state) if state else None, until
         key.messages = [
             (origin, offset)
             for origin, offset in _MESSAGE.iter_unpack(content[at : at + count * _MESSAGE.size])
@@ -226,7 +226,7 @@ class ParkedKeys:
             key.state = None
             self._index(key)
             self.on_unparked(key)
-        elif key.state is Unpark.DEAD_LETTER and not key.left:
+        elif key.state is UnparkAction.DEAD_LETTER and not key.left:
             key.state = None  # what came later waits for a word of its own
             self._index(key)
 
@@ -236,9 +236,9 @@ class ParkedKeys:
         resumed = self._resumed.setdefault(place, {})
         resumed.pop(name, None)
         self._dead_lettering.pop((*place, *name), None)
-        if key.state is Unpark.RESUME:
+        if key.state is UnparkAction.RESUME:
             resumed[name] = key
-        elif key.state is Unpark.DEAD_LETTER:
+        elif key.state is UnparkAction.DEAD_LETTER:
             self._dead_lettering[(*place, *name)] = key
         if not resumed:
             del self._resumed[place]

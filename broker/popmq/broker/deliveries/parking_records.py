@@ -8,7 +8,7 @@ Part of the check-point table's `apply`: a function of the log.
 from typing import TYPE_CHECKING
 
 from popmq.broker.deliveries.parked_keys import ParkedKey, ParkedKeys
-from popmq.broker.deliveries.pop_check_point import ReviveRecord, Unpark, member_bits
+from popmq.broker.deliveries.pop_check_point import ReviveRecord, UnparkAction, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class ParkingRecords:
         key = self._parked.owner(record.topic_id, record.start_offset)
         if key is None:
             return
-        if record.flags != Unpark.SKIP:
-            self._parked.say(key, Unpark(record.flags), record.link)
+        if record.flags != UnparkAction.SKIP:
+            self._parked.say(key, UnparkAction(record.flags), record.link)
         else:
             held = self._table.changing((key.group_id, key.parking_id, 0)).held
             low, end = record.members, record.link

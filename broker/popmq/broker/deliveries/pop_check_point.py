@@ -65,7 +65,7 @@ class ReviveKind(IntEnum):
 _KINDS = frozenset(int(kind) for kind in ReviveKind)
 
 
-class Unpark(IntEnum):
+class UnparkAction(IntEnum):
     """What is to become of a parked key's messages."""
 
     RESUME = 1

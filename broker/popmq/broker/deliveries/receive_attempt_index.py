@@ -1,4 +1,4 @@
-"""ReceiveIndex: live FIFO check points by the receive that they answer.
+"""ReceiveAttemptIndex: live FIFO check points by the receive that they answer.
 
 A receive that names its attempt and comes again is given the same messages again
 (docs/concepts/pop.md); a check point whose receive had no attempt id is not in here.
@@ -10,7 +10,7 @@ from popmq.broker.deliveries.pop_check_point import PopCheckPoint
 Receive = tuple[int, int, int, int]  # group, topic, client, attempt id
 
 
-class ReceiveIndex:
+class ReceiveAttemptIndex:
     def __init__(self) -> None:
         self._receives: dict[Receive, dict[Key, PopCheckPoint]] = {}
 

@@ -16,7 +16,7 @@ _RUN = struct.Struct(">IQQ")  # dead-letter topic, first offset, end offset
 _PER_PIECE = 512
 
 
-class RedrivenLetters:
+class RedrivenDeadLetters:
     """Which dead letters were redriven: runs of offsets by dead-letter topic."""
 
     table_number = 4

@@ -12,7 +12,7 @@ STEP_MS = 16
 _NEVER = -(1 << 62)  # as a due time: it waits in no bucket, and what it rounds to is none either
 
 
-class _Bucket:
+class _ReviveBucket:
     """Check points in the order in which they came; a list takes a fifth of what a dict would."""
 
     __slots__ = ("line", "live", "taken")
@@ -23,10 +23,10 @@ class _Bucket:
         self.live = 1  # of the rest; the others were removed, or moved to another bucket
 
 
-class DueTimes:
+class ReviveBuckets:
     def __init__(self, step_ms: int = STEP_MS) -> None:
         self._step_ms = step_ms
-        self._buckets: dict[int, _Bucket] = {}  # by the time at which they are due
+        self._buckets: dict[int, _ReviveBucket] = {}  # by the time at which they are due
         self._order: list[int] = []  # a heap of those times; some buckets may be gone by now
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class DueTimes:
         time_ms = self._time_of(ck)
         bucket = self._buckets.get(time_ms)
         if bucket is None:
-            self._buckets[time_ms] = _Bucket(ck)
+            self._buckets[time_ms] = _ReviveBucket(ck)
             heapq.heappush(self._order, time_ms)
         else:
             _share_times(bucket.line[-1], ck)

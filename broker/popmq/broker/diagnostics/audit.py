@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
 from popmq.broker.deliveries.queue_progress import FifoProgress
-from popmq.broker.diagnostics.audit_ledger import AuditLedger, Ends
+from popmq.broker.diagnostics.audit_ledger import AuditLedger, DeliveryEndCounts
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -40,10 +40,10 @@ OPEN_LIMIT = 200_000  # and that are followed; with more it waits
 Source = tuple[int, int]  # topic, queue
 _MOVES_END = (0, 0)  # no source: all of the revive topic is read
 _OVER = object()
-_NO_ENDS = Ends()  # before the ledger has said
+_NO_ENDS = DeliveryEndCounts()  # before the ledger has said
 
 
-class Noted(NamedTuple):
+class QueueCounts(NamedTuple):
     """What the tables say of one group in one queue, at a cut."""
 
     stored: int  # in the queue, since ever
@@ -53,7 +53,7 @@ class Noted(NamedTuple):
     expired: int
     blocked: int
     ordered: bool
-    ends: Ends  # by the ledger, at the same cut
+    ends: DeliveryEndCounts  # by the ledger, at the same cut
 
     @property
     def alive(self) -> int:
@@ -86,7 +86,7 @@ class Balance:
 class _Cut:
     end: int
     taken_ms: int
-    places: dict[Place, Noted]
+    places: dict[Place, QueueCounts]
     sources: list[Source] = field(default_factory=list)
 
 
@@ -107,7 +107,7 @@ class Audit:
         self._cut: _Cut | None = None
         self._ledger: AuditLedger | None = None
         self._at: dict[Source, int] = {}
-        self._base: dict[Place, Noted] = {}
+        self._base: dict[Place, QueueCounts] = {}
         self._ordered: set[int] = set()  # groups of which only what is in flight is compared
         self._left_out: set[int] = set()  # groups whose deliveries are not all in the log
         self._missed = False  # retries or dead letters went unread, with their topic
@@ -191,7 +191,7 @@ class Audit:
                 ledger.take_over(ck.key, ck.place, ck.start_offset, ck.waiting)
         return ledger
 
-    def _noted(self, place: Place) -> Noted | None:
+    def _noted(self, place: Place) -> QueueCounts | None:
         """None for what is not audited: deliveries that are in memory only, parked messages."""
         group, topic = self._registry.group_by_id(place[0]), self._registry.topic_by_id(place[1])
         progress = self._table.progress(*place)
@@ -203,7 +203,7 @@ class Audit:
         if group.id in self._left_out or topics.is_parked_topic(topic.name):
             return None
         count = self._store.queue(topic.id, place[2]).count
-        return Noted(
+        return QueueCounts(
             stored=count,
             waiting=progress.waiting(count),
             in_flight=progress.in_flight,
@@ -274,10 +274,10 @@ class Audit:
 
     def _take_offset(self, data: bytes, ledger: AuditLedger) -> None:
         record = OffsetRecord.decode(data[HEADER_SIZE:])
-        if record.reason in (Reason.RESET, Reason.PULLED):
+        if record.reason in (OffsetReason.RESET, OffsetReason.PULLED):
             place = record.group_id, record.topic_id, record.queue_id
             ledger.reset(place, decode_header(data).position)
-        elif record.reason is Reason.COMMITTED:  # its check points were buffered for a while
+        elif record.reason is OffsetReason.COMMITTED:  # its check points were buffered for a while
             self._left_out.add(record.group_id)
 
     def _begin_anew(self, now_ms: int) -> None:
@@ -304,7 +304,7 @@ class Audit:
                 yield
             if place[0] in self._left_out:
                 continue
-            noted = taken._replace(ends=ledger.ends.get(place, Ends()).copy())
+            noted = taken._replace(ends=ledger.ends.get(place, DeliveryEndCounts()).copy())
             base = self._base.get(place)
             if base is None or base.ends.resets != noted.ends.resets:
                 base = self._base[place] = noted
@@ -362,7 +362,7 @@ def _read_cold(cold: ColdRead) -> None:
     cold.warm()
 
 
-def _missing(base: Noted, now: Noted) -> int:
+def _missing(base: QueueCounts, now: QueueCounts) -> int:
     """What was stored since the base, or waited then, and is neither there nor ended."""
     ended = (
         (now.ends.acked - base.ends.acked)
@@ -375,7 +375,7 @@ def _missing(base: Noted, now: Noted) -> int:
     return base.alive + (now.stored - base.stored) - now.alive - ended
 
 
-def _add(balance: Balance, base: Noted, now: Noted) -> None:
+def _add(balance: Balance, base: QueueCounts, now: QueueCounts) -> None:
     """A retry is the message that it repeats, and is stored once; one lost to a damaged disk is
     as dead as a dead letter."""
     revived = now.ends.revived - base.ends.revived

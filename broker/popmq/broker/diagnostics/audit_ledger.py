@@ -20,7 +20,7 @@ _OPENS = (ReviveKind.CHECK_POINT, ReviveKind.CHANGE)
 
 
 @dataclass(slots=True)
-class Delivered:
+class OpenDelivery:
     """A check point, or what a change made of one; `bits` are members that have not ended."""
 
     place: Place
@@ -30,7 +30,7 @@ class Delivered:
 
 
 @dataclass(slots=True)
-class Ends:
+class DeliveryEndCounts:
     """How deliveries of one place ended, in messages."""
 
     acked: int = 0
@@ -39,21 +39,21 @@ class Ends:
     lost: int = 0
     resets: int = 0
 
-    def copy(self) -> "Ends":
-        return Ends(self.acked, self.dead, self.revived, self.lost, self.resets)
+    def copy(self) -> "DeliveryEndCounts":
+        return DeliveryEndCounts(self.acked, self.dead, self.revived, self.lost, self.resets)
 
 
 @dataclass(slots=True)
 class AuditLedger:
-    open: dict[Key, Delivered] = field(default_factory=dict)
-    ends: dict[Place, Ends] = field(default_factory=dict)
+    open: dict[Key, OpenDelivery] = field(default_factory=dict)
+    ends: dict[Place, DeliveryEndCounts] = field(default_factory=dict)
     in_flight: dict[Place, int] = field(default_factory=dict)  # where there are any
     _reset_at: dict[Place, int] = field(default_factory=dict)
     _moved: list[tuple[Key, int]] = field(default_factory=list)  # old key, offset
 
     def take_over(self, key: Key, place: Place, start_offset: int, bits: int) -> None:
         """A delivery that was open when the audit began: older than every record that it reads."""
-        self.open[key] = Delivered(place, start_offset, bits, position=0)
+        self.open[key] = OpenDelivery(place, start_offset, bits, position=0)
         self._add(place, bits.bit_count())
 
     def take(self, data: bytes, before: int) -> int:
@@ -71,7 +71,7 @@ class AuditLedger:
             if kind in _OPENS:
                 place = record[20], record[19], record[21]
                 if position > self._reset_at.get(place, -1):
-                    self.open[key] = Delivered(place, record[18], bits, position)
+                    self.open[key] = OpenDelivery(place, record[18], bits, position)
                     self._add(place, bits.bit_count())
                 if kind == ReviveKind.CHANGE:
                     # Its check point may stand in another queue, which is read later.
@@ -84,7 +84,7 @@ class AuditLedger:
         """An operator or a pull consumer set the group's offset: what it had open before counts no
         more."""
         self._reset_at[place] = position
-        self.ends.setdefault(place, Ends()).resets += 1
+        self.ends.setdefault(place, DeliveryEndCounts()).resets += 1
         for key in [
             key for key, one in self.open.items() if one.place == place and one.position < position
         ]:
@@ -107,7 +107,7 @@ class AuditLedger:
         bit = 1 << token.member
         if ended is None or not ended.bits & bit:
             return
-        ends = self.ends.setdefault(ended.place, Ends())
+        ends = self.ends.setdefault(ended.place, DeliveryEndCounts())
         if token.dead:
             ends.dead += 1
         else:
@@ -126,14 +126,14 @@ class AuditLedger:
         if ended is None:
             return
         bits &= ended.bits
-        ends = self.ends.setdefault(ended.place, Ends())
+        ends = self.ends.setdefault(ended.place, DeliveryEndCounts())
         if kind == ReviveKind.ACK:
             ends.acked += bits.bit_count()
         elif kind == ReviveKind.LOST:
             ends.lost += bits.bit_count()
         self._close(key, ended, bits)
 
-    def _close(self, key: Key, one: Delivered, bits: int) -> None:
+    def _close(self, key: Key, one: OpenDelivery, bits: int) -> None:
         self._add(one.place, -(one.bits & bits).bit_count())
         one.bits &= ~bits
         if not one.bits:

@@ -9,9 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from popmq.broker.deliveries.pop_check_point import MEMBER_LIMIT, RECORD_SIZE, ReviveKind, Unpark
+from popmq.broker.deliveries.pop_check_point import (
+    MEMBER_LIMIT,
+    RECORD_SIZE,
+    ReviveKind,
+    UnparkAction,
+)
 from popmq.broker.log.consume_queue import ConsumeQueue
-from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.operations.resumable_reads import Steps, read
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -37,7 +42,7 @@ Key = tuple[int, int]  # epoch, sequence of a check point
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupQueueOffset:
     """One message of one queue, to one group."""
 
     group_id: int
@@ -47,7 +52,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class DeliveryRecord:
     """A check point, or a change of one, that holds the place."""
 
     key: Key
@@ -61,7 +66,7 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class DeliveryEnd:
     """A record that says what became of a member: an ack, or another kind."""
 
     kind: int
@@ -77,17 +82,17 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Set:
+class OffsetChange:
     """An OFFSET record of the place's queue."""
 
     offset: int
-    reason: Reason
+    reason: OffsetReason
     position: int
     wall_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class ParkedKeySkip:
     """An operator's word that passed over a parked message group; the place is within its range.
 
     The range holds messages of other message groups too: `key_offset` is that of one which it
@@ -101,10 +106,10 @@ class Skip:
 
 @dataclass(slots=True)
 class Evidence:
-    handed: list[Handed] = field(default_factory=list)  # in log order
-    ended: dict[Key, Ended] = field(default_factory=dict)
-    sets: list[Set] = field(default_factory=list)  # in log order
-    skips: list[Skip] = field(default_factory=list)  # in log order
+    handed: list[DeliveryRecord] = field(default_factory=list)  # in log order
+    ended: dict[Key, DeliveryEnd] = field(default_factory=dict)
+    sets: list[OffsetChange] = field(default_factory=list)  # in log order
+    skips: list[ParkedKeySkip] = field(default_factory=list)  # in log order
     passed_wall_ms: int = 0  # of the first check point behind the place
     scanned: int = 0
     complete: bool = True
@@ -115,7 +120,7 @@ class Evidence:
         rewinds = [
             one.position
             for one in self.sets
-            if one.offset <= offset and one.reason is not Reason.COMMITTED
+            if one.offset <= offset and one.reason is not OffsetReason.COMMITTED
         ]
         if not rewinds:
             return self
@@ -123,23 +128,23 @@ class Evidence:
         sets = [one for one in self.sets if one.position > rewinds[-1]]
         return replace(self, handed=handed, sets=sets)
 
-    def skipped(self, offset: int) -> Set | None:
+    def skipped(self, offset: int) -> OffsetChange | None:
         """The last OFFSET record by which somebody passed over `offset`."""
-        skips = (s for s in reversed(self.sets) if s.reason is not Reason.COMMITTED)
+        skips = (s for s in reversed(self.sets) if s.reason is not OffsetReason.COMMITTED)
         return next((one for one in skips if one.offset > offset), None)
 
-    def committed(self, offset: int) -> Set | None:
+    def committed(self, offset: int) -> OffsetChange | None:
         """The first one that says that `offset` is over, of a group with buffered check points."""
-        commits = (s for s in self.sets if s.reason is Reason.COMMITTED)
+        commits = (s for s in self.sets if s.reason is OffsetReason.COMMITTED)
         return next((one for one in commits if one.offset > offset), None)
 
     @property
-    def last(self) -> Handed | None:
+    def last(self) -> DeliveryRecord | None:
         return self.handed[-1] if self.handed else None
 
 
 def gather(
-    store: MessageStore, place: Place, *, position: int, popped_ms: int | None = None
+    store: MessageStore, place: GroupQueueOffset, *, position: int, popped_ms: int | None = None
 ) -> Steps[Evidence]:
     """All records about the place behind log position `position`.
 
@@ -169,7 +174,7 @@ def gather(
     return found
 
 
-def _take(found: Evidence, place: Place, data: bytes) -> None:
+def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
     """The records of one piece of one queue; a check point's acks stand in its own queue."""
     offset = place.offset
     where = (place.topic_id, place.group_id, place.queue_id)
@@ -189,7 +194,7 @@ def _take(found: Evidence, place: Place, data: bytes) -> None:
                     continue
                 keys[key] = member
                 found.handed.append(
-                    Handed(
+                    DeliveryRecord(
                         key,
                         member,
                         kind == ReviveKind.CHANGE,
@@ -204,18 +209,18 @@ def _take(found: Evidence, place: Place, data: bytes) -> None:
                 wall_ms = record[8]
                 found.passed_wall_ms = min(found.passed_wall_ms or wall_ms, wall_ms)
         elif kind == ReviveKind.UNPARKED:
-            if record[19:22] != where or record[14] != Unpark.SKIP:
+            if record[19:22] != where or record[14] != UnparkAction.SKIP:
                 continue
             if record[17] <= offset < record[23]:
                 if not _is_intact(data, number, record[6]):
                     found.complete = False
                     continue
-                found.skips.append(Skip(record[18], record[6], record[8]))
+                found.skips.append(ParkedKeySkip(record[18], record[6], record[8]))
         elif key in keys and record[17] >> keys[key] & 1:
             if not _is_intact(data, number, record[6]):
                 found.complete = False
                 continue
-            found.ended[key] = Ended(kind, record[6], record[8])
+            found.ended[key] = DeliveryEnd(kind, record[6], record[8])
 
 
 def _is_intact(data: bytes, number: int, position: int) -> bool:
@@ -259,7 +264,9 @@ def first_unit(queue: ConsumeQueue, position: int) -> int:
     return low
 
 
-def _gather_sets(store: MessageStore, place: Place, position: int, found: Evidence) -> Steps[None]:
+def _gather_sets(
+    store: MessageStore, place: GroupQueueOffset, position: int, found: Evidence
+) -> Steps[None]:
     queue = store.queue(topics.OFFSETS_TOPIC_ID, 0)
     first = yield from read(partial(first_unit, queue, position))
     end = queue.count
@@ -273,7 +280,9 @@ def _gather_sets(store: MessageStore, place: Place, position: int, found: Eviden
             if where == (place.group_id, place.topic_id, place.queue_id):
                 header = decode_header(data)
                 found.sets.append(
-                    Set(record.queue_offset, record.reason, header.position, header.wall_ms)
+                    OffsetChange(
+                        record.queue_offset, record.reason, header.position, header.wall_ms
+                    )
                 )
 
 

@@ -9,24 +9,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, Fate
+from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
 from popmq.broker.deliveries.message_group import message_group
 from popmq.broker.deliveries.pop_check_point import AUTO_RENEW, PopCheckPoint, ReviveKind
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
-from popmq.broker.diagnostics.delivery_evidence import Evidence, Handed, Place, Skip, gather
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
+from popmq.broker.diagnostics.delivery_evidence import (
+    DeliveryRecord,
+    Evidence,
+    GroupQueueOffset,
+    ParkedKeySkip,
+    gather,
+)
 from popmq.broker.diagnostics.explanation import (
-    Copy,
-    Explained,
+    Explanation,
     HoldOf,
     Proof,
     State,
+    StoredCopy,
     over,
     skipped,
 )
-from popmq.broker.filter.recent_filters import LastFilters
+from popmq.broker.filter.recent_filters import RecentFilters
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.meta.offset_record import Reason
+from popmq.broker.meta.offset_record import OffsetReason
 from popmq.broker.meta.registry import Registry
 from popmq.broker.operations.resumable_reads import Steps, confirmed, read
 from popmq.broker.store.lookup import Lookup
@@ -48,8 +54,8 @@ class Explainer:
         self._table = table
         self._lookup = lookup
         self.holds: list[HoldOf] = []
-        self.filters = LastFilters()
-        self.redriven = RedrivenLetters()
+        self.filters = RecentFilters()
+        self.redriven = RedrivenDeadLetters()
 
     def readers(self, topic: TopicConfig) -> list[SubscriptionGroup]:
         """Every group that ever read the topic, by name."""
@@ -57,7 +63,9 @@ class Explainer:
         found = [self._registry.group_by_id(group_id) for group_id in ids]
         return sorted((one for one in found if one is not None), key=lambda one: one.name)
 
-    def explain(self, first: Copy, group: SubscriptionGroup, message_id: str) -> Steps[Explained]:
+    def explain(
+        self, first: StoredCopy, group: SubscriptionGroup, message_id: str
+    ) -> Steps[Explanation]:
         """What became of the message whose first copy is `first`."""
         for left in reversed(range(_TRIES)):
             told = yield from self._explain(first, group, message_id, last_try=not left)
@@ -66,8 +74,8 @@ class Explainer:
         return told
 
     def _explain(
-        self, first: Copy, group: SubscriptionGroup, message_id: str, *, last_try: bool
-    ) -> Steps[Explained]:
+        self, first: StoredCopy, group: SubscriptionGroup, message_id: str, *, last_try: bool
+    ) -> Steps[Explanation]:
         evidence = yield from self._evidence(first, group)
         told = self._at_place(first, group, evidence)
         if told is None or told.state not in (State.READY, State.BLOCKED, State.INVISIBLE):
@@ -82,7 +90,9 @@ class Explainer:
         told.proofs.insert(0, first.proof)
         return told
 
-    def _explain_copy(self, first: Copy, copy: Copy, group: SubscriptionGroup) -> Steps[Explained]:
+    def _explain_copy(
+        self, first: StoredCopy, copy: StoredCopy, group: SubscriptionGroup
+    ) -> Steps[Explanation]:
         token, header = copy.message.token, copy.message.header
         assert token is not None, "a copy without a token"
         if token.dead:
@@ -93,7 +103,7 @@ class Explainer:
             # Of a group that keeps order the copy is a message of its own, for every group.
             if self.redriven.has(copy.topic.id, header.queue_offset):
                 then = "was sent back to the end of its queue, as a message that is told by itself"
-            told = Explained(
+            told = Explanation(
                 group.name,
                 State.DEAD_LETTERED,
                 header.wall_ms,
@@ -108,7 +118,7 @@ class Explainer:
         told.proofs[:0] = [first.proof, copy.proof]
         return told
 
-    def _evidence(self, copy: Copy, group: SubscriptionGroup) -> Steps[Evidence]:
+    def _evidence(self, copy: StoredCopy, group: SubscriptionGroup) -> Steps[Evidence]:
         place = copy.place(group)
         progress = self._progress(place)
         if not self._has_ended(copy) and (progress is None or _is_unread(progress, place.offset)):
@@ -124,7 +134,7 @@ class Explainer:
                 return replace(found, skips=[skip]).since_rewind(place.offset)
         return replace(found, skips=[]).since_rewind(place.offset)
 
-    def _is_about(self, skip: Skip, copy: Copy) -> Steps[bool]:
+    def _is_about(self, skip: ParkedKeySkip, copy: StoredCopy) -> Steps[bool]:
         """Whether the word was about the copy's message group; one whose message is gone may be."""
         header = copy.message.header
         if skip.key_offset == header.queue_offset:
@@ -143,12 +153,12 @@ class Explainer:
         )
 
     def _newest_copy(
-        self, first: Copy, group: SubscriptionGroup, message_id: str
-    ) -> Steps[Copy | None]:
+        self, first: StoredCopy, group: SubscriptionGroup, message_id: str
+    ) -> Steps[StoredCopy | None]:
         """The last retry copy, redriven copy or dead letter of this first copy."""
         header = first.message.header
         origin = (header.topic_id, header.queue_id, header.queue_offset)
-        newest: Copy | None = None
+        newest: StoredCopy | None = None
         for name in (
             topics.retry_topic(group.name, first.topic.name),
             topics.parked_topic(group.name, first.topic.name),
@@ -165,15 +175,15 @@ class Explainer:
                     continue
                 position = message.header.position
                 if newest is None or position > newest.message.header.position:
-                    newest = Copy(message, topic)
+                    newest = StoredCopy(message, topic)
         return newest
 
     # -- one place
 
-    def _progress(self, place: Place) -> QueueProgress | None:
+    def _progress(self, place: GroupQueueOffset) -> QueueProgress | None:
         return self._table.progress(place.group_id, place.topic_id, place.queue_id)
 
-    def _has_ended(self, copy: Copy) -> bool:
+    def _has_ended(self, copy: StoredCopy) -> bool:
         """Whether its lite topic was removed, with every group's place in it."""
         header = copy.message.header
         if copy.topic.type is not MessageType.LITE:
@@ -181,7 +191,7 @@ class Explainer:
         lite = self._registry.lites.at(header.topic_id, header.queue_id)
         return lite is None or header.queue_offset < lite.first
 
-    def _attempt(self, copy: Copy, group: SubscriptionGroup) -> int:
+    def _attempt(self, copy: StoredCopy, group: SubscriptionGroup) -> int:
         """The attempt that the copy stands for; in a FIFO group it counts where it stands."""
         place = copy.place(group)
         progress = self._progress(place)
@@ -189,8 +199,8 @@ class Explainer:
         return copy.message.attempt + ended
 
     def _at_place(
-        self, copy: Copy, group: SubscriptionGroup, evidence: Evidence
-    ) -> Explained | None:
+        self, copy: StoredCopy, group: SubscriptionGroup, evidence: Evidence
+    ) -> Explanation | None:
         """The state of a copy by its place and what was found; None when its life went on
         elsewhere, or nobody can say."""
         place = copy.place(group)
@@ -209,11 +219,11 @@ class Explainer:
         ended = evidence.ended.get(last.key)
         fate = self._table.fate(*last.key, last.member)
         attempt = self._attempt(copy, group)
-        if fate is Fate.WAITING:
+        if fate is DeliveryStatus.WAITING:
             return self._invisible(copy, group, last, proofs)
         if ended is not None:
             proofs.append(Proof(ended.name, ended.position, ended.wall_ms))
-        if fate is Fate.ACKED or (ended is not None and ended.kind == ReviveKind.ACK):
+        if fate is DeliveryStatus.ACKED or (ended is not None and ended.kind == ReviveKind.ACK):
             ended_ms = ended.wall_ms if ended else 0
             text = f"acked as attempt {attempt}"
             return over(group, State.ACKED, ended_ms, attempt, text, proofs)
@@ -228,7 +238,7 @@ class Explainer:
             return over(group, State.SKIPPED, skip.wall_ms, attempt, text, proofs)
         return None
 
-    def _unread(self, copy: Copy, group: SubscriptionGroup, *, begun: bool) -> Explained:
+    def _unread(self, copy: StoredCopy, group: SubscriptionGroup, *, begun: bool) -> Explanation:
         header = copy.message.header
         queue = self._store.queue(header.topic_id, header.queue_id)
         attempt = self._attempt(copy, group)
@@ -246,7 +256,7 @@ class Explainer:
         for hold_of in self.holds:
             hold = hold_of(copy, group)
             if hold is not None:
-                return Explained(
+                return Explanation(
                     group.name,
                     hold.state,
                     hold.since_ms,
@@ -255,7 +265,7 @@ class Explainer:
                     hold.next,
                     hold.until_log_ms,
                 )
-        return Explained(
+        return Explanation(
             group.name,
             State.READY,
             header.wall_ms,
@@ -264,7 +274,7 @@ class Explainer:
             f"a receive whose filter accepts it gets it as attempt {attempt}",
         )
 
-    def _reads(self, copy: Copy, group: SubscriptionGroup) -> bool:
+    def _reads(self, copy: StoredCopy, group: SubscriptionGroup) -> bool:
         topic = copy.topic
         places = (
             self._table.progress(group.id, topic.id, q) for q in self._registry.queue_ids(topic)
@@ -272,8 +282,8 @@ class Explainer:
         return topics.is_retry_topic(topic.name) or any(places)
 
     def _passed_over(
-        self, copy: Copy, group: SubscriptionGroup, evidence: Evidence
-    ) -> Explained | None:
+        self, copy: StoredCopy, group: SubscriptionGroup, evidence: Evidence
+    ) -> Explanation | None:
         """The group reads behind it, and no check point holds it."""
         if not evidence.complete:
             return None
@@ -286,12 +296,12 @@ class Explainer:
             text = "acked, or passed over by a filter: buffered check points leave no record of it"
             proof = Proof("committed", done.position, done.wall_ms, f"to {done.offset}")
             return over(group, State.ACKED, done.wall_ms, attempt, text, [proof])
-        if skip is not None and skip.reason is Reason.PULLED:
+        if skip is not None and skip.reason is OffsetReason.PULLED:
             text = f"a pull consumer set the group's offset to {skip.offset}, behind it"
             proof = Proof("offset", skip.position, skip.wall_ms, f"to {skip.offset}")
             return over(group, State.ACKED, skip.wall_ms, attempt, text, [proof])
         if skip is not None:
-            start = skip.reason is Reason.START_AT_NEWEST
+            start = skip.reason is OffsetReason.START_AT_NEWEST
             proof = Proof(
                 "start" if start else "reset", skip.position, skip.wall_ms, f"to {skip.offset}"
             )
@@ -311,8 +321,8 @@ class Explainer:
         return self._not_taken(copy, group, attempt, passed_ms, [])
 
     def _passed_over_again(
-        self, copy: Copy, group: SubscriptionGroup, evidence: Evidence
-    ) -> Explained | None:
+        self, copy: StoredCopy, group: SubscriptionGroup, evidence: Evidence
+    ) -> Explanation | None:
         """What had come back in its place, and nothing says how it ended: a receive passed over
         it, which is no record."""
         back = [one for one in evidence.ended.values() if one.kind == ReviveKind.RETURNED]
@@ -324,12 +334,12 @@ class Explainer:
 
     def _not_taken(
         self,
-        copy: Copy,
+        copy: StoredCopy,
         group: SubscriptionGroup,
         attempt: int,
         passed_ms: int,
         proofs: list[Proof],
-    ) -> Explained:
+    ) -> Explanation:
         """A receive looked at it and did not take it; before `passed_ms`, if that is known."""
         expired_ms = self._store.reader.expired_at_ms(copy.message)
         if expired_ms and (not passed_ms or passed_ms >= expired_ms):
@@ -339,24 +349,28 @@ class Explainer:
         )
         return over(group, State.FILTERED, passed_ms, attempt, text, proofs)
 
-    def _filter(self, copy: Copy, group: SubscriptionGroup) -> str:
+    def _filter(self, copy: StoredCopy, group: SubscriptionGroup) -> str:
         name = copy.topic.name
         topic = topics.of_group_and_topic(name)[1] if topics.is_group_owned(name) else name
         text = self.filters.text((group.name, topic))
         return f"; the last receive's was: {text}" if text else ""
 
-    def _buffered(self, copy: Copy, group: SubscriptionGroup, ck: PopCheckPoint) -> Explained:
+    def _buffered(
+        self, copy: StoredCopy, group: SubscriptionGroup, ck: PopCheckPoint
+    ) -> Explanation:
         """Its check point is in memory only: there is no record of it, and perhaps never will."""
         member = copy.message.header.queue_offset - ck.start_offset
         if ck.acked >> member & 1:
             text = "acked; its check point was in memory only"
             return over(group, State.ACKED, 0, copy.message.attempt, text, [])
-        handed = Handed(ck.key, member, False, 0, 0, ck.popped_at_ms, ck.revive_at_ms, ck.client)
+        handed = DeliveryRecord(
+            ck.key, member, False, 0, 0, ck.popped_at_ms, ck.revive_at_ms, ck.client
+        )
         return self._invisible(copy, group, handed, [])
 
     def _invisible(
-        self, copy: Copy, group: SubscriptionGroup, last: Handed, proofs: list[Proof]
-    ) -> Explained:
+        self, copy: StoredCopy, group: SubscriptionGroup, last: DeliveryRecord, proofs: list[Proof]
+    ) -> Explanation:
         attempt = self._attempt(copy, group)
         live = self._table.find(*last.key)
         then = f"comes back as attempt {attempt + 1}"
@@ -364,7 +378,7 @@ class Explainer:
             then = f"becomes a dead letter: {group.max_attempts} attempts are all that it gets"
         if live is not None and live.flags & AUTO_RENEW:
             then = f"stays away while its client is heard of; then it {then}"
-        return Explained(
+        return Explanation(
             group.name,
             State.INVISIBLE,
             last.wall_ms,
@@ -376,7 +390,9 @@ class Explainer:
             proofs,
         )
 
-    def _unknown(self, copy: Copy, group: SubscriptionGroup, evidence: Evidence) -> Explained:
+    def _unknown(
+        self, copy: StoredCopy, group: SubscriptionGroup, evidence: Evidence
+    ) -> Explanation:
         text = "it was handed out, and neither an ack nor a later copy of it was found"
         if not evidence.complete:
             text = f"no answer within {evidence.scanned} records behind it"

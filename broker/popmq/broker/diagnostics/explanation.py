@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from popmq.broker.diagnostics.delivery_evidence import Place, Skip
+from popmq.broker.diagnostics.delivery_evidence import GroupQueueOffset, ParkedKeySkip
 from popmq.common.record.message import StoredMessage
 from popmq.common.record.timer_token import FiringToken
 from popmq.common.topics import SubscriptionGroup, TopicConfig
@@ -39,7 +39,7 @@ class Proof:
 
 
 @dataclass(slots=True)
-class Explained:
+class Explanation:
     """`until_log_ms` is log time, 0 for no end; every other time is of the wall clock."""
 
     group: str
@@ -54,15 +54,15 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class StoredCopy:
     """One stored copy of the message, as the group would read it."""
 
     message: StoredMessage
     topic: TopicConfig
 
-    def place(self, group: SubscriptionGroup) -> Place:
+    def place(self, group: SubscriptionGroup) -> GroupQueueOffset:
         header = self.message.header
-        return Place(group.id, header.topic_id, header.queue_id, header.queue_offset)
+        return GroupQueueOffset(group.id, header.topic_id, header.queue_id, header.queue_offset)
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class WithheldReason:
     """Why a message that is ready by its place is given to nobody: DELAYED or BLOCKED."""
 
     state: State
@@ -96,7 +96,7 @@ class Hold:
 
 
 # Parts that hold messages back (order by message group) add themselves here.
-HoldOf = Callable[[Copy, SubscriptionGroup], Hold | None]
+HoldOf = Callable[[StoredCopy, SubscriptionGroup], WithheldReason | None]
 
 
 def over(
@@ -106,14 +106,14 @@ def over(
     attempt: int,
     text: str,
     proofs: Sequence[Proof],
-) -> Explained:
+) -> Explanation:
     then = "nothing: for this group it is over"
-    return Explained(group.name, state, since_ms, attempt, text, then, proofs=list(proofs))
+    return Explanation(group.name, state, since_ms, attempt, text, then, proofs=list(proofs))
 
 
 def skipped(
-    group: SubscriptionGroup, word: Skip, attempt: int, proofs: Sequence[Proof]
-) -> Explained:
+    group: SubscriptionGroup, word: ParkedKeySkip, attempt: int, proofs: Sequence[Proof]
+) -> Explanation:
     text = "an operator skipped what was parked of its message group"
     proof = Proof("skip", word.position, word.wall_ms)
     return over(group, State.SKIPPED, word.wall_ms, attempt, text, [*proofs, proof])

@@ -2,18 +2,18 @@
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.parked_keys import ParkedKey
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.broker.deliveries.queue_progress import FifoProgress
-from popmq.broker.diagnostics.explanation import Copy, Hold, State
+from popmq.broker.diagnostics.explanation import State, StoredCopy, WithheldReason
 from popmq.common import topics
 from popmq.common.topics import SubscriptionGroup
 
 
-class FifoHold:
+class FifoBlockReason:
     def __init__(self, table: CheckPointTable) -> None:
         self._table = table
 
-    def __call__(self, copy: Copy, group: SubscriptionGroup) -> Hold | None:
+    def __call__(self, copy: StoredCopy, group: SubscriptionGroup) -> WithheldReason | None:
         place = copy.place(group)
         since_ms = copy.message.header.wall_ms
         key = self._table.parked.owner(place.topic_id, place.offset)
@@ -23,27 +23,31 @@ class FifoHold:
         order = progress.order if isinstance(progress, FifoProgress) else None
         if order is None or not order.is_blocked(place.offset):
             return None
-        return Hold(
+        return WithheldReason(
             State.BLOCKED,
             since_ms,
             "an earlier message of its message group is not over",
             "it is available when that is over",
         )
 
-    def _parked(self, key: ParkedKey, copy: Copy, group: SubscriptionGroup) -> Hold | None:
+    def _parked(
+        self, key: ParkedKey, copy: StoredCopy, group: SubscriptionGroup
+    ) -> WithheldReason | None:
         since_ms, offset = copy.message.header.wall_ms, copy.message.header.queue_offset
-        if key.state is Unpark.RESUME:
+        if key.state is UnparkAction.RESUME:
             if self._is_first(key, offset):
                 return None
             text = "its message group was parked and is resumed; an earlier message is not over"
-            return Hold(State.BLOCKED, since_ms, text, "it is available when that is over")
-        if key.state is Unpark.DEAD_LETTER and offset < key.until:
+            return WithheldReason(
+                State.BLOCKED, since_ms, text, "it is available when that is over"
+            )
+        if key.state is UnparkAction.DEAD_LETTER and offset < key.until:
             text = "its message group is parked, and is being made dead letters"
             then = f"becomes a dead letter: `popmq dlq list {group.name}`"
-            return Hold(State.BLOCKED, since_ms, text, then)
+            return WithheldReason(State.BLOCKED, since_ms, text, then)
         topic = topics.of_group_and_topic(copy.topic.name)[1]
         name = key.name.decode(errors="replace")
-        return Hold(
+        return WithheldReason(
             State.BLOCKED,
             since_ms,
             "its message group was stuck, and is parked",

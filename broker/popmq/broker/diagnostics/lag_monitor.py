@@ -1,4 +1,4 @@
-"""LagWatch: what of a lag takes time to find out, for the metrics' page.
+"""LagMonitor: what of a lag takes time to find out, for the metrics' page.
 
 The age of the oldest ready message takes a look into the log, and the time until the lag is worked
 off takes several looks at the lag.  Both are found in bounded steps, at most every few seconds,
@@ -27,7 +27,7 @@ Pair = tuple[str, str]  # group, topic
 
 
 @dataclass(slots=True)
-class Watched:
+class LagHistory:
     """One pair: when its oldest ready message was stored (0: there is none, or it is not known),
     the number of queues in which it is not known, and its lags."""
 
@@ -44,7 +44,7 @@ class Watched:
         return last[1] * (last[0] - first[0]) / worked_off / 1_000 if worked_off > 0 else inf
 
 
-class LagWatch:
+class LagMonitor:
     def __init__(
         self,
         store: MessageStore,
@@ -65,7 +65,7 @@ class LagWatch:
         self._oldest: dict[Pair, int] = {}
         self._unknown: dict[Pair, int] = {}
         self._warming = False
-        self.pairs: dict[Pair, Watched] = {}
+        self.pairs: dict[Pair, LagHistory] = {}
 
     def asked(self) -> None:
         """Somebody scrapes: keep looking for a while."""
@@ -110,7 +110,7 @@ class LagWatch:
         now_ms, known, self.pairs = self._boot_ms(), self.pairs, {}
         for lag in self._found:
             pair = _pair(lag)
-            watched = self.pairs[pair] = known.get(pair) or Watched()
+            watched = self.pairs[pair] = known.get(pair) or LagHistory()
             watched.oldest_wall_ms = self._oldest.get(pair, 0)
             watched.unknown_ages = self._unknown.get(pair, 0)
             watched.looks.append((now_ms, lag.total))

@@ -17,7 +17,7 @@ from popmq.broker.diagnostics.lag import Lag, QueueLag, lags, queue_lags
 from popmq.broker.diagnostics.read_budget import ReadBudget
 from popmq.broker.diagnostics.sample_log import SampleLog
 from popmq.broker.meta.registry import Registry
-from popmq.broker.operations.resumable_reads import Driver, Steps, read
+from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, read
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.message_store import MessageStore
@@ -84,7 +84,7 @@ class Sampler:
         self._interval_ms = settings.sample_interval_ms
         self._clock = clock
         self._next_ms = clock.boot_ms() + self._interval_ms
-        self._running: Driver | None = None
+        self._running: ResumableRunner | None = None
         self._warming = False
         self.taken = 0
         self.budget = ReadBudget(settings.read_bytes_per_second)  # of all that reports read
@@ -110,7 +110,7 @@ class Sampler:
                 self._warm(cold)
         elif self._interval_ms and self._clock.boot_ms() >= self._next_ms:
             self._next_ms = self._clock.boot_ms() + self._interval_ms
-            self._running = Driver(self._regular())
+            self._running = ResumableRunner(self._regular())
 
     def _regular(self) -> Steps[bytes]:
         yield from self.take(patient=False)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from popmq.broker.doctor.finding import (
-    CutSegment,
     Finding,
     MoveFiles,
-    Need,
     Repair,
+    RequiredAction,
+    TruncateSegment,
 )
 from popmq.broker.doctor.finding_texts import (
     COPY,
@@ -28,7 +28,7 @@ from popmq.broker.doctor.finding_texts import (
 )
 from popmq.broker.doctor.index_check import IndexCheck, QueueKey, expected_unit, unit_position
 from popmq.broker.doctor.log_walk import LogWalk, segment_bytes_of
-from popmq.broker.doctor.rehearsal import Rehearse, Rehearsed
+from popmq.broker.doctor.rehearsal import RehearsalResult, Rehearse
 from popmq.broker.doctor.rehearsal_disk import RehearsalDisk
 from popmq.broker.doctor.small_files import (
     OrderCheck,
@@ -71,7 +71,7 @@ class Diagnosis:
     @property
     def healthy(self) -> bool:
         """Nothing that a normal start does not mend by itself."""
-        return all(finding.need is Need.NOTHING for finding in self.findings)
+        return all(finding.need is RequiredAction.NOTHING for finding in self.findings)
 
 
 def examine(
@@ -150,7 +150,7 @@ class _Examination:
             range(self._walk.end, 1 << 63)
         ]
 
-    def _rehearse(self, repairs: tuple[Repair, ...]) -> Rehearsed:
+    def _rehearse(self, repairs: tuple[Repair, ...]) -> RehearsalResult:
         return self._rehearsal(
             self._data, repairs, segment_bytes=self._segment_bytes, cluster=self._cluster
         )
@@ -160,7 +160,7 @@ class _Examination:
 
     # -- the log's end and its holes
 
-    def _log_findings(self, start: Rehearsed) -> Rehearsed:
+    def _log_findings(self, start: RehearsalResult) -> RehearsalResult:
         """Say what a start makes of each hole and of the tail; returns the start after repair."""
         walk, planned = self._walk, self._planned()
         after = self._rehearse(planned) if planned and start.refusal else start
@@ -197,7 +197,7 @@ class _Examination:
         self._findings += self._tail_findings()
         return after
 
-    def _smallest_cut(self, refused: Rehearsed) -> tuple[int | None, Rehearsed]:
+    def _smallest_cut(self, refused: RehearsalResult) -> tuple[int | None, RehearsalResult]:
         """The last place to cut at so that a broker starts; None when the index is to blame."""
         planned = self._planned()
         index = self._index_repairs(self._bad_queues())
@@ -212,7 +212,7 @@ class _Examination:
                 after.disk.close()
         return None, refused
 
-    def _reaches(self, after: Rehearsed, place: int) -> bool:
+    def _reaches(self, after: RehearsalResult, place: int) -> bool:
         """Whether that start kept the log up to `place`, and did not end it at an earlier hole."""
         return not any(after.kept_end <= hole.position < place for hole in self._walk.holes)
 
@@ -227,7 +227,7 @@ class _Examination:
         repairs: list[Repair] = [MoveFiles(tuple(moves))] if moves else []
         if segment is not None:
             at = position - segment.start
-            repairs.append(CutSegment(f"commitlog/{segment.start:020d}", at, segment.size))
+            repairs.append(TruncateSegment(f"commitlog/{segment.start:020d}", at, segment.size))
         if self._checkpoint is not None and self._checkpoint.vouched > position:
             repairs.append(MoveFiles(("checkpoint",)))
         return tuple(repairs)
@@ -258,7 +258,7 @@ class _Examination:
             f"{reason}; {why}; {where}; {filled} bytes from here on",
             consequence,
             f"{LOSS}: gives up {text or 'no intact record'}, and those in the damaged bytes",
-            Need.ACCEPT_LOSS,
+            RequiredAction.ACCEPT_LOSS,
             self._cut(position),
         )
 
@@ -282,7 +282,7 @@ class _Examination:
             if torn
             else f"start cuts {count} bytes",
             "nothing to do; --repair keeps a copy of them",
-            Need.NOTHING,
+            RequiredAction.NOTHING,
             self._cut(end, keep_empty=True),
         )
 
@@ -297,7 +297,7 @@ class _Examination:
         queues = self._index.queues.items()
         return [key for key, queue in queues if not queue.healthy and not queue.only_short]
 
-    def _index_findings(self, after: Rehearsed) -> Rehearsed:
+    def _index_findings(self, after: RehearsalResult) -> RehearsalResult:
         """Say of every bad queue whether the start mends it; returns the start after repair."""
         queues = self._index.queues
         bad = self._bad_queues()
@@ -323,7 +323,7 @@ class _Examination:
         self._findings += self._stranger_findings(after)
         return after
 
-    def _unmended(self, after: Rehearsed, bad: list[QueueKey]) -> list[QueueKey]:
+    def _unmended(self, after: RehearsalResult, bad: list[QueueKey]) -> list[QueueKey]:
         """Queues that hold a wrong unit even after the start."""
         assert after.store is not None
         dispatch = after.store.dispatch
@@ -350,20 +350,23 @@ class _Examination:
         queue = self._index.queues[key]
         folder = queue.folder or f"consumequeue/*@{key[0]}/{key[1]}"
         if not unmended:
-            consequence, proposal, need = MENDED, "nothing to do", Need.NOTHING
+            consequence, proposal, need = MENDED, "nothing to do", RequiredAction.NOTHING
         elif refusal:
             consequence = f"messages are missed, and the log cannot rebuild it: {refusal}"
-            proposal, need = COPY, Need.HUMAN
+            proposal, need = COPY, RequiredAction.HUMAN
         else:
             consequence = "start keeps them: reports miss records, or the broker stops"
-            proposal, need = "delete the queue's files: the next start rebuilds them", Need.REPAIR
-        repairs = self._index_repairs([key]) if need is Need.REPAIR else ()
+            proposal, need = (
+                "delete the queue's files: the next start rebuilds them",
+                RequiredAction.REPAIR,
+            )
+        repairs = self._index_repairs([key]) if need is RequiredAction.REPAIR else ()
         first = max(queue.first_bad, 0) if queue.first_bad >= 0 else max(queue.following, 0)
         return Finding(
             "bad index", folder, first, queue.describe(), consequence, proposal, need, repairs
         )
 
-    def _stranger_findings(self, after: Rehearsed) -> Iterator[Finding]:
+    def _stranger_findings(self, after: RehearsalResult) -> Iterator[Finding]:
         strangers = list(self._index.strangers)
         if after.store is not None:
             dispatch = after.store.dispatch
@@ -377,7 +380,7 @@ class _Examination:
 
     # -- the rest
 
-    def _summary(self, start: Rehearsed, final: Rehearsed) -> Summary:
+    def _summary(self, start: RehearsalResult, final: RehearsalResult) -> Summary:
         walk = self._walk
         counted, messages = walk.counted, walk.messages
         for hole in walk.holes:

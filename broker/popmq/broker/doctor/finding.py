@@ -17,7 +17,7 @@ from popmq.common.disk import Disk, RealDisk
 _COPY_BYTES = 4 << 20
 
 
-class Need(Enum):
+class RequiredAction(Enum):
     """What a finding asks for."""
 
     NOTHING = "nothing"  # the next start mends it, or nobody reads it
@@ -55,7 +55,7 @@ class Finding:
     detail: str
     consequence: str
     proposal: str
-    need: Need
+    need: RequiredAction
     repairs: tuple[Repair, ...] = ()
 
 
@@ -83,7 +83,7 @@ class MoveFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class CutSegment:
+class TruncateSegment:
     """Cut one segment file at `at` bytes, physically: `size` bytes again, but zeros from there."""
 
     path: str
@@ -108,7 +108,7 @@ class CutSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class MendPadding:
+class RepairPadding:
     """Write the size of a PADDING record anew: no crc covers it, and only one value is right."""
 
     path: str

@@ -3,17 +3,17 @@
 from popmq.broker.doctor.finding import (
     AcceptStart,
     Finding,
-    MendPadding,
     MoveFiles,
-    Need,
+    RepairPadding,
+    RequiredAction,
 )
-from popmq.broker.doctor.log_walk import Hole, Padding
+from popmq.broker.doctor.log_walk import DamagedRange, Padding
 
 MENDED = "rebuilt from the log, at the start or when somebody reads them"
 COPY = "bring the folder back from a copy"
 
 
-def hole_finding(path: str, hole: Hole) -> Finding:
+def hole_finding(path: str, hole: DamagedRange) -> Finding:
     return Finding(
         "damage below a snapshot",
         path,
@@ -22,7 +22,7 @@ def hole_finding(path: str, hole: Hole) -> Finding:
         f"the broker starts; what these {hole.end - hole.position} bytes held is lost, all other "
         "messages are delivered",
         f"{COPY} if they matter",
-        Need.HUMAN,
+        RequiredAction.HUMAN,
     )
 
 
@@ -34,7 +34,7 @@ def lost_tail_finding(path: str, position: int, kept_end: int, reason: str) -> F
         f"{reason}; a snapshot states the log up to {kept_end}",
         f"the broker starts; what these {kept_end - position} bytes held is lost",
         f"{COPY} if they matter",
-        Need.HUMAN,
+        RequiredAction.HUMAN,
     )
 
 
@@ -46,7 +46,7 @@ def slave_tail_finding(path: str, position: int, reason: str, records: int) -> F
         f"{reason}; {records} intact records behind it were written before it was on the disk",
         "a start cuts them, and copies them again from here on: its master has them",
         "nothing to do",
-        Need.NOTHING,
+        RequiredAction.NOTHING,
     )
 
 
@@ -58,8 +58,8 @@ def padding_finding(padding: Padding) -> Finding:
         f"its size says {padding.wrong_size}, the segment leaves {padding.size}",
         "a start ends the log here and cuts what is behind, or refuses",
         "write the only possible size",
-        Need.REPAIR,
-        (MendPadding(padding.path, padding.at, padding.size),),
+        RequiredAction.REPAIR,
+        (RepairPadding(padding.path, padding.at, padding.size),),
     )
 
 
@@ -71,7 +71,7 @@ def snapshot_ahead_finding(path: str, log_end: int) -> Finding:
         f"the log ends at {log_end}",
         "a start passes it over, until the log has grown beyond it; then its state is wrong",
         "remove it",
-        Need.REPAIR,
+        RequiredAction.REPAIR,
         (MoveFiles((path,)),),
     )
 
@@ -84,7 +84,7 @@ def short_finding(queues: int, missing: int) -> Finding:
         f"{missing} units of {queues} queues were not written yet",
         "start enters them from the log",
         "nothing to do",
-        Need.NOTHING,
+        RequiredAction.NOTHING,
     )
 
 
@@ -96,7 +96,7 @@ def stranger_finding(folder: str, paths: list[str]) -> Finding:
         f"{len(paths)} files of a topic that does not exist",
         "nobody reads them",
         "move them away",
-        Need.NOTHING,
+        RequiredAction.NOTHING,
         (MoveFiles(tuple(paths)),),
     )
 
@@ -111,12 +111,12 @@ def missing_head_finding(known_start: int, start: int) -> Finding:
         "the broker refuses to start",
         f"{COPY}; or go on without it with --repair --accept-loss: gives up what these "
         f"{start - known_start} bytes held",
-        Need.ACCEPT_LOSS,
+        RequiredAction.ACCEPT_LOSS,
         (AcceptStart(start),),
     )
 
 
 def refusal_finding(refusal: str) -> Finding:
     return Finding(
-        "start refused", ".", 0, refusal, "the broker refuses to start", COPY, Need.HUMAN
+        "start refused", ".", 0, refusal, "the broker refuses to start", COPY, RequiredAction.HUMAN
     )

@@ -32,7 +32,7 @@ QueueKey = tuple[int, int]  # topic id, queue id
 
 
 @dataclass(slots=True)
-class QueueUnits:
+class QueueIndexCheck:
     """The unit files of one queue, and what the comparison with the log said."""
 
     folder: str  # below the data folder
@@ -129,7 +129,7 @@ class IndexCheck:
         """`cluster` may be empty: each revive topic is taken for this store's then."""
         self._disk = disk
         self._data = data
-        self.queues: dict[QueueKey, QueueUnits] = {}
+        self.queues: dict[QueueKey, QueueIndexCheck] = {}
         self.strangers: list[tuple[str, list[str]]] = []  # folders that belong to no topic id
         self.clusters: list[str] = []  # named by the folders of revive topics
         for room in ("consumequeue", "system"):
@@ -152,7 +152,7 @@ class IndexCheck:
             return
         queue = self.queues.get((header.topic_id, header.queue_id))
         if queue is None:
-            queue = self.queues[(header.topic_id, header.queue_id)] = QueueUnits("", UNIT_SIZE)
+            queue = self.queues[(header.topic_id, header.queue_id)] = QueueIndexCheck("", UNIT_SIZE)
         queue.compare(header.queue_offset, expected_unit(record))
 
     def finish(self, log_start: int, damaged: list[range]) -> None:
@@ -171,8 +171,8 @@ class IndexCheck:
                 continue
             self.queues[(topic_id, int(name))] = self._open(path, unit_size)
 
-    def _open(self, folder: str, unit_size: int) -> QueueUnits:
-        queue = QueueUnits(folder, unit_size)
+    def _open(self, folder: str, unit_size: int) -> QueueIndexCheck:
+        queue = QueueIndexCheck(folder, unit_size)
         for name in self._disk.names(f"{self._data}/{folder}"):
             path = f"{folder}/{name}"
             queue.paths.append(path)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from popmq.broker.doctor.finding import Finding, MoveFiles, Need
-from popmq.broker.log.segment_file import MappedFile
+from popmq.broker.doctor.finding import Finding, MoveFiles, RequiredAction
+from popmq.broker.log.segment_file import SegmentFile
 from popmq.common.disk import Disk
 from popmq.common.record.message import HEADER_SIZE, BadRecord, Header, RecordKind, check_record
 
@@ -64,7 +64,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class DamagedRange:
     """No intact record from `position` on, but again from `end`."""
 
     position: int
@@ -89,11 +89,11 @@ class LogWalk:
 
     def __init__(self, disk: Disk, data: str, segment_bytes: int) -> None:
         self.segment_bytes = segment_bytes
-        self.segments: list[MappedFile] = []
+        self.segments: list[SegmentFile] = []
         self.findings: list[Finding] = []
         self.counted: Counter[str] = Counter()
         self.messages: Counter[int] = Counter()
-        self.holes: list[Hole] = []
+        self.holes: list[DamagedRange] = []
         self.paddings: list[Padding] = []
         self.end_reason = "zeros"
         self._buffer = b""
@@ -122,7 +122,7 @@ class LogWalk:
                     continue
                 if broken:
                     before = Counter(self.counted), Counter(self.messages)
-                    self.holes.append(Hole(broken[0], position, broken[1], *before))
+                    self.holes.append(DamagedRange(broken[0], position, broken[1], *before))
                     broken = None
                 self.end = position = record.header.end
                 if record.header.kind != RecordKind.PADDING:
@@ -148,7 +148,7 @@ class LogWalk:
                 at += len(data)
         return count, first
 
-    def segment_of(self, position: int) -> MappedFile | None:
+    def segment_of(self, position: int) -> SegmentFile | None:
         return next((one for one in self.segments if one.start <= position < one.end), None)
 
     def file_of(self, position: int) -> str:
@@ -168,7 +168,7 @@ class LogWalk:
                     "a segment is named by 20 digits",
                     "the broker refuses to start",
                     "move it away",
-                    Need.REPAIR,
+                    RequiredAction.REPAIR,
                     (MoveFiles((path,)),),
                 )
             )
@@ -183,11 +183,11 @@ class LogWalk:
                     f"does not start at a multiple of {self.segment_bytes} bytes",
                     "the broker refuses to start",
                     "set store.segment_bytes back to what it was, or name it (--segment-bytes)",
-                    Need.HUMAN,
+                    RequiredAction.HUMAN,
                 )
             )
             return
-        segment = MappedFile(
+        segment = SegmentFile(
             disk, f"{data}/{path}", start=start, size=self.segment_bytes, create=False
         )
         self.segments.append(segment)
@@ -203,11 +203,11 @@ class LogWalk:
                     f"{surplus} bytes behind the segment's end",
                     "nobody reads them",
                     "leave them",
-                    Need.NOTHING,
+                    RequiredAction.NOTHING,
                 )
             )
 
-    def _intact(self, segment: MappedFile, position: int) -> Record | str:
+    def _intact(self, segment: SegmentFile, position: int) -> Record | str:
         """The record at `position`, or why there is none."""
         front = self._window(segment, position, HEADER_SIZE)
         if not front.strip(b"\0"):
@@ -225,7 +225,7 @@ class LogWalk:
         known = header.kind in RecordKind._value2member_map_
         return Record(header, data) if known else f"record kind {header.kind} is unknown"
 
-    def _padding(self, segment: MappedFile, position: int, front: bytes) -> Record | str:
+    def _padding(self, segment: SegmentFile, position: int, front: bytes) -> Record | str:
         """A padding fills its segment: its size can only be one, and no crc covers it."""
         right = segment.end - position
         whole = right.to_bytes(4, "big") + front[4:]
@@ -241,7 +241,7 @@ class LogWalk:
                 self.paddings.append(mend)
         return Record(header, whole)
 
-    def _next_intact(self, segment: MappedFile, at: int) -> int | None:
+    def _next_intact(self, segment: SegmentFile, at: int) -> int | None:
         while segment.end - at >= HEADER_SIZE:
             block = segment.read(at, _READ_BYTES)
             for match in _VERSION_AND_KIND.finditer(block, _VERSION_AT):
@@ -255,7 +255,7 @@ class LogWalk:
             at += max(len(block) - HEADER_SIZE + 1, 1)
         return None
 
-    def _window(self, segment: MappedFile, position: int, size: int) -> bytes:
+    def _window(self, segment: SegmentFile, position: int, size: int) -> bytes:
         at = position - self._buffer_at
         if self._buffer_at < 0 or at < 0 or at + size > len(self._buffer):
             self._buffer = segment.read(position, max(size, _READ_BYTES))

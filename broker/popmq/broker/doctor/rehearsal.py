@@ -14,7 +14,7 @@ from popmq.broker.store.message_store import MessageStore
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class RehearsalResult:
     """A start that came to its end (`store`), or why it did not (`refusal`)."""
 
     disk: RehearsalDisk
@@ -34,6 +34,6 @@ class Rehearsed:
 class Rehearse(Protocol):
     def __call__(
         self, data: str, repairs: Sequence[Repair], *, segment_bytes: int, cluster: str
-    ) -> Rehearsed:
+    ) -> RehearsalResult:
         """Start a broker on the folder with the repairs' cuts made, all of it in memory."""
         ...

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from popmq.broker.doctor.examination import Diagnosis
 from popmq.broker.doctor.finding import (
     Finding,
-    Need,
     RealSavingDisk,
     Repair,
+    RequiredAction,
     SavingDisk,
 )
 from popmq.common.errors import ConfigError
@@ -20,7 +20,7 @@ def chosen(diagnosis: Diagnosis, *, accept_loss: bool) -> list[Finding]:
     """Findings that a repair acts on. None at all while a loss is not accepted: any other
     repair could take away what now keeps a start from cutting."""
     findings = [finding for finding in diagnosis.findings if finding.repairs]
-    if any(finding.need is Need.ACCEPT_LOSS for finding in findings) and not accept_loss:
+    if any(finding.need is RequiredAction.ACCEPT_LOSS for finding in findings) and not accept_loss:
         return []
     return findings if diagnosis.summary.starts_after_repair else []
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from popmq.broker.doctor.finding import Finding, MoveFiles, Need
+from popmq.broker.doctor.finding import Finding, MoveFiles, RequiredAction
 from popmq.broker.doctor.finding_texts import missing_head_finding
 from popmq.broker.doctor.log_walk import Record
-from popmq.broker.log.store_checkpoint import Checkpoint, read_checkpoint
+from popmq.broker.log.store_checkpoint import StoreCheckpoint, read_checkpoint
 from popmq.broker.persistence.abort_file import owner
 from popmq.broker.persistence.snapshot import read_snapshot, snapshot_names
 from popmq.common.disk import Disk
@@ -17,7 +17,7 @@ _REPORTED = 20  # findings of one kind; a broken clock would make one per record
 class OrderCheck:
     """Epochs, log time and queue offsets only grow; `take` sees every intact record."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: StoreCheckpoint | None
     findings: list[Finding] = field(default_factory=list)
     at_boundary: bool = False  # a record starts or ends where the checkpoint says
     epoch: int = 0
@@ -59,7 +59,7 @@ class OrderCheck:
                     "the broker starts, but its tables may be wrong",
                     "keep a copy of the folder and report it: intact records are never written "
                     "in such an order",
-                    Need.HUMAN,
+                    RequiredAction.HUMAN,
                 )
             )
 
@@ -83,7 +83,7 @@ def small_file_findings(
                 "no record starts or ends at this position",
                 "a start trusts index units that nobody vouched for",
                 "remove it: the next start rebuilds the index",
-                Need.REPAIR,
+                RequiredAction.REPAIR,
                 (MoveFiles(("checkpoint",)),),
             )
         )
@@ -98,7 +98,7 @@ def small_file_findings(
                 f"process {owner(disk, data) or 'unknown'} was killed, or lost its power",
                 "the next start reads what the checkpoint does not vouch for",
                 "nothing to do",
-                Need.NOTHING,
+                RequiredAction.NOTHING,
             )
         )
     elif checkpoint is not None and checkpoint.position < log_end:
@@ -111,7 +111,7 @@ def small_file_findings(
                 "so its broker was not stopped cleanly",
                 "the next start reports a clean stop; nothing depends on it",
                 "nothing to do",
-                Need.NOTHING,
+                RequiredAction.NOTHING,
             )
         )
     return findings
@@ -135,7 +135,7 @@ def snapshot_findings(disk: Disk, data: str, *, log_end: int) -> list[Finding]:
                     "it is not whole, its crc does not match, or its name is another position",
                     "a start takes an older one, or reads the whole log",
                     "remove it",
-                    Need.NOTHING if snapshot is None else Need.REPAIR,
+                    RequiredAction.NOTHING if snapshot is None else RequiredAction.REPAIR,
                     (MoveFiles((path,)),),
                 )
             )
@@ -156,7 +156,7 @@ def newest_snapshot(disk: Disk, data: str) -> int:
     return 0
 
 
-def load_checkpoint(disk: Disk, data: str) -> Checkpoint | None:
+def load_checkpoint(disk: Disk, data: str) -> StoreCheckpoint | None:
     return read_checkpoint(disk, f"{data}/checkpoint")
 
 
@@ -171,7 +171,7 @@ def _no_checkpoint(disk: Disk, data: str, log_end: int) -> list[Finding]:
                 "its magic, its version or its crc is wrong",
                 consequence,
                 "remove it",
-                Need.NOTHING,
+                RequiredAction.NOTHING,
                 (MoveFiles(("checkpoint",)),),
             )
         ]
@@ -179,7 +179,15 @@ def _no_checkpoint(disk: Disk, data: str, log_end: int) -> list[Finding]:
         return []
     missing = "none was written yet, or it was deleted"
     return [
-        Finding("no checkpoint", "checkpoint", 0, missing, consequence, "nothing", Need.NOTHING)
+        Finding(
+            "no checkpoint",
+            "checkpoint",
+            0,
+            missing,
+            consequence,
+            "nothing",
+            RequiredAction.NOTHING,
+        )
     ]
 
 
@@ -191,6 +199,6 @@ def _leftover(path: str) -> Finding:
         "a file that was being written when the process ended",
         "nobody reads it",
         "remove it",
-        Need.NOTHING,
+        RequiredAction.NOTHING,
         (MoveFiles((path,)),),
     )

@@ -1,4 +1,4 @@
-"""FifoVisit: one receive of a FIFO group at one queue; which messages it takes.
+"""FifoQueueScan: one receive of a FIFO group at one queue; which messages it takes.
 
 Reads on in the queue as far as it must, remembers in OrderInfo whose message group is busy,
 and passes over what no one is to get.  Nothing is delivered here.
@@ -11,8 +11,8 @@ from popmq.broker.deliveries.message_group import message_group
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.filter.message_filter import MessageFilter
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.pop.pop_batch import LOOK_UNITS, Batch
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.pop.pop_batch import LOOK_UNITS, PopBatch
 from popmq.broker.pop.pop_metrics import PopMetrics
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
@@ -23,7 +23,7 @@ _READ_UNITS = 32  # of them in one read
 _READ_BYTES = 1 << 20
 
 
-class FifoVisit:
+class FifoQueueScan:
     def __init__(
         self,
         store: MessageStore,
@@ -64,13 +64,13 @@ class FifoVisit:
         """Messages that may be looked at and were not."""
         return 0 if self.full else max(0, self.queue.count - self.order.scanned)
 
-    def choose(self, batch: Batch, room: int) -> list[tuple[int, Unit]]:
+    def choose(self, batch: PopBatch, room: int) -> list[tuple[int, QueueUnit]]:
         """At most `room` messages of available keys, in the order of their offsets.
 
         They are out of the order info until they are held or given back.  Raises ColdRead when
         there is nothing to take before something was read from the disk.
         """
-        taken: list[tuple[int, Unit]] = []
+        taken: list[tuple[int, QueueUnit]] = []
         while len(taken) < room:
             found = self.order.next_ready()
             if found is None:
@@ -95,7 +95,7 @@ class FifoVisit:
             taken.append(found)
         return taken
 
-    def read(self, taken: list[tuple[int, Unit]]) -> list[tuple[int, StoredMessage]]:
+    def read(self, taken: list[tuple[int, QueueUnit]]) -> list[tuple[int, StoredMessage]]:
         """The chosen messages; a damaged one is passed over. ColdRead gives all of them back."""
         missing = [(offset, unit) for offset, unit in taken if offset not in self._read]
         try:
@@ -147,7 +147,7 @@ class FifoVisit:
         next_over = progress.over.next_start(offset)
         if next_over is not None:
             limit = min(limit, next_over - offset)
-        wanted: list[tuple[int, Unit]] = []
+        wanted: list[tuple[int, QueueUnit]] = []
         passed: list[tuple[int, int]] = []  # runs of them
         end, size = offset, 0
         for unit in self.queue.units(offset, limit, wait=False):
@@ -169,7 +169,7 @@ class FifoVisit:
         progress.cursor = max(progress.cursor, end)
         return True
 
-    def _enter(self, units: list[tuple[int, Unit]]) -> None:
+    def _enter(self, units: list[tuple[int, QueueUnit]]) -> None:
         """Read these messages and remember their keys; ColdRead with nothing changed."""
         for (offset, unit), message in zip(units, self._messages(units), strict=True):
             if offset in self.progress.held:
@@ -193,7 +193,7 @@ class FifoVisit:
         self._metrics.filtered += not accepted
         return accepted
 
-    def _messages(self, units: list[tuple[int, Unit]]) -> list[StoredMessage | DamagedMessage]:
+    def _messages(self, units: list[tuple[int, QueueUnit]]) -> list[StoredMessage | DamagedMessage]:
         where = [self._bodies.moved_to((*self._place, offset)) or unit for offset, unit in units]
         return self._store.reader.read(where, wait=False)
 

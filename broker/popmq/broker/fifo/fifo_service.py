@@ -17,21 +17,21 @@ from popmq.broker.deliveries.pop_check_point import (
     PopCheckPoint,
     ReviveKind,
     ReviveRecord,
-    Unpark,
+    UnparkAction,
     member_bits,
 )
 from popmq.broker.deliveries.queue_progress import FifoProgress
-from popmq.broker.fifo.fifo_queue_scan import FifoVisit, units_to_look_at
+from popmq.broker.fifo.fifo_queue_scan import FifoQueueScan, units_to_look_at
 from popmq.broker.fifo.parking_service import ParkingService
 from popmq.broker.filter.message_filter import EVERYTHING
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.pop_batch import Batch
-from popmq.broker.pop.pop_service import PopService, Want, put_revive
+from popmq.broker.pop.pop_batch import PopBatch
+from popmq.broker.pop.pop_service import PopParams, PopService, put_revive
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
-from popmq.common.protocol.pop_reply import Deliveries, content_of
+from popmq.common.protocol.pop_reply import PopReplyBuilder, content_of
 from popmq.common.record.message import StoredMessage
 from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import TopicConfig
@@ -58,10 +58,10 @@ class FifoService:
         self._pops = pops
         self._settings = settings
 
-    def pop(self, want: Want) -> tuple[Deliveries, int]:
+    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """Like `PopService.pop`, in order; the same attempt id gets the same again."""
         self._pops.begin_pop(want)
-        batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
+        batch = PopBatch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         for ck in self.received(want):
             self.give_again(ck, batch)
         if not batch.deliveries:
@@ -74,7 +74,7 @@ class FifoService:
                 self._take_resumed(want, batch)
         return self._pops.finish(want, batch)
 
-    def take_line(self, want: Want, queue_id: int, batch: Batch) -> bool:
+    def take_line(self, want: PopParams, queue_id: int, batch: PopBatch) -> bool:
         """Fill the batch from a lite topic: a queue in one line, in which nothing leaves while
         something is in flight. Returns whether more could leave at once."""
         look_at = units_to_look_at(want.filter)
@@ -83,7 +83,7 @@ class FifoService:
             return True
         return not visit.progress.held and (visit.order.has_ready() or visit.rest > 0)
 
-    def has_ready(self, want: Want) -> bool:
+    def has_ready(self, want: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
         if self.received(want):
             return True
@@ -96,7 +96,7 @@ class FifoService:
         )
 
     def _take(
-        self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch, share: int
+        self, want: PopParams, topic: TopicConfig, queue_id: int, batch: PopBatch, share: int
     ) -> None:
         """Fill the batch from one queue and write the check points of what was taken; at most
         about `share` units are looked at."""
@@ -108,19 +108,19 @@ class FifoService:
 
     def _visit(
         self,
-        want: Want,
+        want: PopParams,
         topic: TopicConfig,
         queue_id: int,
         look_at: int = 0,
         open_limit: int = 0,
-    ) -> FifoVisit:
+    ) -> FifoQueueScan:
         progress = self._progress(want, topic, queue_id)
         if progress.order is None:
             progress.order = OrderInfo(progress.committed)
             for key in self._table.parked.of_topic(want.group.id, topic.id):
                 if key.queue_id == queue_id:
                     progress.order.park(key.name)
-        return FifoVisit(
+        return FifoQueueScan(
             self._store,
             self._bodies,
             self._pops.metrics,
@@ -132,12 +132,14 @@ class FifoService:
             look_at=look_at,
         )
 
-    def _progress(self, want: Want, topic: TopicConfig, queue_id: int) -> FifoProgress:
+    def _progress(self, want: PopParams, topic: TopicConfig, queue_id: int) -> FifoProgress:
         progress = self._pops.progress(want.group, topic, queue_id)
         assert isinstance(progress, FifoProgress), f"group {want.group.name} keeps no order"
         return progress
 
-    def _fill(self, want: Want, topic: TopicConfig, visit: FifoVisit, batch: Batch) -> bool:
+    def _fill(
+        self, want: PopParams, topic: TopicConfig, visit: FifoQueueScan, batch: PopBatch
+    ) -> bool:
         """Take what fits from the visit; False when a body has to come from the disk first."""
         left = batch.bytes_left
         try:
@@ -154,11 +156,11 @@ class FifoService:
 
     def _deliver(
         self,
-        want: Want,
+        want: PopParams,
         topic: TopicConfig,
-        visit: FifoVisit,
+        visit: FifoQueueScan,
         found: list[tuple[int, StoredMessage]],
-        batch: Batch,
+        batch: PopBatch,
     ) -> None:
         """Check points of at most 64 offsets each, and their deliveries."""
         if found:
@@ -193,7 +195,7 @@ class FifoService:
 
     # -- parked keys that were resumed
 
-    def _take_resumed(self, want: Want, batch: Batch) -> None:
+    def _take_resumed(self, want: PopParams, batch: PopBatch) -> None:
         """Their messages come out of the parking queue, in the order that they had before."""
         keys = self._table.parked.resumed(want.group.id, want.topic.id)
         if not keys:
@@ -204,7 +206,7 @@ class FifoService:
         if progress.order is None:
             progress.order = OrderInfo(0)
         # What is parked had passed the filter already.
-        visit = FifoVisit(
+        visit = FifoQueueScan(
             self._store,
             self._bodies,
             self._pops.metrics,
@@ -229,9 +231,9 @@ class FifoService:
             return
         self._deliver(want, parking, visit, found, batch)
         for offset in {offset for offset, _ in taken} - {offset for offset, _ in found}:
-            self._parking.say(keys[0].group_id, parking.id, offset, Unpark.SKIP, alone=True)
+            self._parking.say(keys[0].group_id, parking.id, offset, UnparkAction.SKIP, alone=True)
 
-    def _feed(self, key: ParkedKey, visit: FifoVisit) -> None:
+    def _feed(self, key: ParkedKey, visit: FifoQueueScan) -> None:
         """Let the key's next messages be chosen: as many as stand in their order there.
 
         A message that was in flight when its key was parked stands behind later ones, and the
@@ -253,7 +255,7 @@ class FifoService:
 
     # -- the same receive once more
 
-    def received(self, want: Want) -> list[PopCheckPoint]:
+    def received(self, want: PopParams) -> list[PopCheckPoint]:
         """What a receive of this attempt id was given and still has."""
         if not want.attempt_id:
             return []
@@ -270,7 +272,7 @@ class FifoService:
             if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
         ]
 
-    def give_again(self, ck: PopCheckPoint, batch: Batch) -> None:
+    def give_again(self, ck: PopCheckPoint, batch: PopBatch) -> None:
         """The client may not have seen the reply: nothing is written, the handles are the same."""
         ck.given_again = True
         members = member_bits(ck.waiting)[: batch.limit - len(batch.deliveries)]

@@ -9,11 +9,11 @@ Each move is one record, which is the end of the message in its first place.
 from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.parked_keys import ParkedKey
-from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord, Unpark
+from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord, UnparkAction
 from popmq.broker.deliveries.queue_progress import FifoProgress
-from popmq.broker.fifo.fifo_queue_scan import FifoVisit
+from popmq.broker.fifo.fifo_queue_scan import FifoQueueScan
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_metrics import PopMetrics
 from popmq.broker.pop.pop_service import put_revive
@@ -54,7 +54,7 @@ class ParkingService:
     # -- what receives tell
 
     def look(
-        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, visit: FifoVisit
+        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, visit: FifoQueueScan
     ) -> None:
         """After a receive's visit: choose keys to park when the queue is at its bound."""
         place = (group.id, topic.id, queue_id)
@@ -136,7 +136,7 @@ class ParkingService:
         group: SubscriptionGroup,
         topic: TopicConfig,
         key: bytes,
-        found: tuple[int, Unit],
+        found: tuple[int, QueueUnit],
     ) -> None:
         offset, unit = found
         order = progress.order
@@ -181,7 +181,7 @@ class ParkingService:
             unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
             (message,) = self._store.reader.read([unit], wait=False)
             if isinstance(message, DamagedMessage):
-                self.say(key.group_id, key.parking_id, offset, Unpark.SKIP, alone=True)
+                self.say(key.group_id, key.parking_id, offset, UnparkAction.SKIP, alone=True)
                 continue
             first = message.token
             assert first is not None, "a parked message without its token"
@@ -241,7 +241,9 @@ class ParkingService:
 
     # -- what operators say
 
-    def change(self, group: SubscriptionGroup, topic: TopicConfig, name: str, what: Unpark) -> int:
+    def change(
+        self, group: SubscriptionGroup, topic: TopicConfig, name: str, what: UnparkAction
+    ) -> int:
         """Resume, skip or dead-letter the parked message group, in every queue that it is in.
 
         Returns how many messages that is about; NOT_FOUND when the message group is not parked.
@@ -264,7 +266,13 @@ class ParkingService:
         return messages
 
     def say(
-        self, group_id: int, parking_id: int, offset: int, what: Unpark, *, alone: bool = False
+        self,
+        group_id: int,
+        parking_id: int,
+        offset: int,
+        what: UnparkAction,
+        *,
+        alone: bool = False,
     ) -> None:
         """Write and apply an operator's word about the key that owns the message at `offset`.
 

@@ -15,7 +15,7 @@ from popmq.common.errors import Code, Refused
 NUMBER_LIMIT = 64
 
 
-class Word(Enum):
+class TokenType(Enum):
     NAME = "a name"
     TEXT = "a text"
     NUMBER = "a number"
@@ -52,13 +52,13 @@ _HINTS = {
 class Token(NamedTuple):
     """`text` is the word as written, keywords in upper case, the content of a text in quotes."""
 
-    word: Word
+    word: TokenType
     text: str
     column: int  # of its first character, from 1
 
     @property
     def shown(self) -> str:
-        if self.word is Word.END:
+        if self.word is TokenType.END:
             return "the end"
         return repr(self.text if len(self.text) <= 24 else self.text[:21] + "...")
 
@@ -80,7 +80,7 @@ def tokens(expression: str) -> list[Token]:
         if match.lastgroup != "blank":
             found.append(_token(match, at + 1))
         at = match.end()
-    found.append(Token(Word.END, "", len(expression) + 1))
+    found.append(Token(TokenType.END, "", len(expression) + 1))
     return found
 
 
@@ -98,12 +98,12 @@ def _token(match: re.Match[str], column: int) -> Token:
             text = text.rstrip("lL")
             if number(text) is None:
                 raise bad_expression(column, f"the number {text[:24]} is too long or too large")
-            return Token(Word.NUMBER, text, column)
+            return Token(TokenType.NUMBER, text, column)
         case "text":
-            return Token(Word.TEXT, text[1:-1].replace("''", "'"), column)
+            return Token(TokenType.TEXT, text[1:-1].replace("''", "'"), column)
         case "name" if text.upper() in KEYWORDS:
-            return Token(Word.KEYWORD, text.upper(), column)
+            return Token(TokenType.KEYWORD, text.upper(), column)
         case "name":
-            return Token(Word.NAME, text, column)
+            return Token(TokenType.NAME, text, column)
         case _:
-            return Token(Word.SIGN, text, column)
+            return Token(TokenType.SIGN, text, column)

@@ -27,7 +27,7 @@ class MessageFilter:
         return True
 
 
-class Everything(MessageFilter):
+class MatchAll(MessageFilter):
     text = ""
 
     @property
@@ -35,4 +35,4 @@ class Everything(MessageFilter):
         return True
 
 
-EVERYTHING = Everything()
+EVERYTHING = MatchAll()

@@ -1,4 +1,4 @@
-"""LastFilters: with which filter a group last asked for a topic; to explain what it passed over.
+"""RecentFilters: with which filter a group last asked for a topic; to explain what it passed over.
 
 Soft: a start forgets it, and the groups that asked longest ago leave at the bound.
 """
@@ -10,7 +10,7 @@ from popmq.broker.filter.message_filter import MessageFilter
 Place = tuple[str, str]  # group, topic
 
 
-class LastFilters:
+class RecentFilters:
     def __init__(self, limit: int = 1_000) -> None:
         self._limit = limit
         self._filters: OrderedDict[Place, MessageFilter] = OrderedDict()

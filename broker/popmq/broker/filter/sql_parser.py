@@ -19,32 +19,32 @@ the next operand, so that its `NOT a IS NULL` asks whether `NOT a` is null.)
 from collections.abc import Callable
 from typing import TypeVar
 
-from popmq.broker.filter.lexer import Token, Word, bad_expression, number, tokens
+from popmq.broker.filter.lexer import Token, TokenType, bad_expression, number, tokens
 from popmq.broker.filter.sql_tree import (
-    Among,
-    Compare,
+    And,
+    BooleanOperand,
     Comparison,
+    ComparisonOperator,
     Constant,
-    Every,
-    Has,
+    InList,
     IsNull,
     Like,
     Node,
     Not,
     Number,
     Operand,
+    Or,
     Property,
-    Search,
-    Some,
-    Truth,
+    StringOperator,
+    StringPredicate,
 )
 
 R = TypeVar("R")
 
 DEPTH_LIMIT = 64  # parentheses in each other
 
-_COMPARES = {compare.value: compare for compare in Compare}
-_SEARCHES = {search.value: search for search in Search}
+_COMPARES = {compare.value: compare for compare in ComparisonOperator}
+_SEARCHES = {search.value: search for search in StringOperator}
 
 
 def parse_sql(expression: str) -> Node:
@@ -61,7 +61,7 @@ class SqlParser:
     def parse(self) -> Node:
         token = self._next
         node = self._truth(token, self._or())
-        if self._next.word is not Word.END:
+        if self._next.word is not TokenType.END:
             raise self._unexpected("AND, OR or the end")
         return node
 
@@ -76,7 +76,7 @@ class SqlParser:
         while self._take("OR"):
             token = self._next
             nodes.append(self._truth(token, self._and()))
-        return Some(tuple(nodes))
+        return Or(tuple(nodes))
 
     def _and(self) -> Node | Operand:
         first = self._next
@@ -87,7 +87,7 @@ class SqlParser:
         while self._take("AND"):
             token = self._next
             nodes.append(self._truth(token, self._not()))
-        return Every(tuple(nodes))
+        return And(tuple(nodes))
 
     def _not(self) -> Node | Operand:
         if not self._is("NOT"):
@@ -103,7 +103,7 @@ class SqlParser:
         """What stands where something true or false must; a property or a boolean may."""
         if isinstance(node, Constant) and not isinstance(node.value, bool | None):
             raise bad_expression(token.column, f"{token.shown} is neither true nor false")
-        return Truth(node) if isinstance(node, Property | Constant) else node
+        return BooleanOperand(node) if isinstance(node, Property | Constant) else node
 
     # -- predicates
 
@@ -129,7 +129,7 @@ class SqlParser:
 
     def _tail(self, token: Token, left: Operand) -> Node | Operand:
         """The rest of a predicate whose first operand, at that token, was read."""
-        compare = _COMPARES.get(self._next.text) if self._next.word is Word.SIGN else None
+        compare = _COMPARES.get(self._next.text) if self._next.word is TokenType.SIGN else None
         if compare is not None:
             self._at += 1
             return self._comparison(token, compare, left)
@@ -149,7 +149,7 @@ class SqlParser:
     def _of_property(self, token: Token, left: Operand) -> Node | None:
         """A predicate that may be turned by a NOT before it; None when there is none."""
         keyword = self._next
-        if keyword.word is not Word.KEYWORD:
+        if keyword.word is not TokenType.KEYWORD:
             return None
         if self._take("BETWEEN"):
             return self._between(token, left)
@@ -161,12 +161,14 @@ class SqlParser:
             )
         self._at += 1
         if keyword.text == "IN":
-            return Among(left.name, self._list())
+            return InList(left.name, self._list())
         if keyword.text == "LIKE":
             return self._like(left.name)
-        return Has(_SEARCHES[keyword.text], left.name, self._text(f"after {keyword.text}").text)
+        return StringPredicate(
+            _SEARCHES[keyword.text], left.name, self._text(f"after {keyword.text}").text
+        )
 
-    def _comparison(self, token: Token, compare: Compare, left: Operand) -> Comparison:
+    def _comparison(self, token: Token, compare: ComparisonOperator, left: Operand) -> Comparison:
         _check_comparable(compare, token, left)
         token = self._next
         right = self._operand()
@@ -179,25 +181,25 @@ class SqlParser:
         return Comparison(compare, left, right)
 
     def _between(self, token: Token, left: Operand) -> Node:
-        _check_comparable(Compare.LESS, token, left)
+        _check_comparable(ComparisonOperator.LESS, token, left)
         first = self._next
         low = self._operand()
-        _check_comparable(Compare.LESS, first, low)
+        _check_comparable(ComparisonOperator.LESS, first, low)
         if not self._take("AND"):
             raise self._unexpected("AND, as in BETWEEN low AND high")
         second = self._next
         high = self._operand()
-        _check_comparable(Compare.LESS, second, high)
+        _check_comparable(ComparisonOperator.LESS, second, high)
         if isinstance(low, Constant) and isinstance(high, Constant):
             lowest, highest = _number_of(low), _number_of(high)
             if lowest > highest:
                 raise bad_expression(
                     first.column, f"nothing is BETWEEN {lowest} AND {highest}: swap them"
                 )
-        return Every(
+        return And(
             (
-                Comparison(Compare.GREATER_EQUAL, left, low),
-                Comparison(Compare.LESS_EQUAL, left, high),
+                Comparison(ComparisonOperator.GREATER_EQUAL, left, low),
+                Comparison(ComparisonOperator.LESS_EQUAL, left, high),
             )
         )
 
@@ -238,33 +240,33 @@ class SqlParser:
         token = self._next
         self._at += 1
         match token.word:
-            case Word.NAME:
+            case TokenType.NAME:
                 return Property(token.text)
-            case Word.TEXT:
+            case TokenType.TEXT:
                 return Constant(token.text)
-            case Word.NUMBER:
+            case TokenType.NUMBER:
                 return Constant(number(token.text))
-            case Word.KEYWORD if token.text in ("TRUE", "FALSE"):
+            case TokenType.KEYWORD if token.text in ("TRUE", "FALSE"):
                 return Constant(token.text == "TRUE")
-            case Word.KEYWORD if token.text == "NULL":
+            case TokenType.KEYWORD if token.text == "NULL":
                 return Constant(None)
-            case Word.SIGN if token.text in "+-":
+            case TokenType.SIGN if token.text in "+-":
                 return self._signed(token)
-            case Word.SIGN if token.text == "(":
+            case TokenType.SIGN if token.text == "(":
                 return self._within(token, self._operand, "')'")
         self._at -= 1
         raise self._unexpected("a property, a text in single quotes, a number, TRUE or FALSE")
 
     def _signed(self, sign: Token) -> Constant:
         token = self._next
-        if token.word is not Word.NUMBER:
+        if token.word is not TokenType.NUMBER:
             raise bad_expression(sign.column, f"{sign.text!r} stands before a number only")
         self._at += 1
         return Constant(number(sign.text + token.text))
 
     def _text(self, where: str) -> Token:
         token = self._next
-        if token.word is not Word.TEXT:
+        if token.word is not TokenType.TEXT:
             raise self._unexpected(f"a text in single quotes {where}")
         self._at += 1
         return token
@@ -277,7 +279,7 @@ class SqlParser:
 
     def _is(self, text: str) -> bool:
         token = self._next
-        return token.text == text and token.word in (Word.KEYWORD, Word.SIGN)
+        return token.text == text and token.word in (TokenType.KEYWORD, TokenType.SIGN)
 
     def _take(self, text: str) -> bool:
         found = self._is(text)
@@ -286,12 +288,12 @@ class SqlParser:
 
     def _unexpected(self, expected: str) -> Exception:
         token = self._next
-        if token.word is Word.SIGN and token.text in "+-":
+        if token.word is TokenType.SIGN and token.text in "+-":
             return bad_expression(token.column, f"there is no arithmetic: {token.shown}")
         return bad_expression(token.column, f"expected {expected}, found {token.shown}")
 
 
-def _check_comparable(compare: Compare, token: Token, operand: Operand) -> None:
+def _check_comparable(compare: ComparisonOperator, token: Token, operand: Operand) -> None:
     if isinstance(operand, Property):
         return
     if operand.value is None:
@@ -302,7 +304,7 @@ def _check_comparable(compare: Compare, token: Token, operand: Operand) -> None:
         )
 
 
-def _only(compare: Compare) -> str:
+def _only(compare: ComparisonOperator) -> str:
     return f"{compare.value} and its like"
 
 

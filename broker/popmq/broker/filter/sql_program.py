@@ -11,22 +11,22 @@ from typing import TypeVar, assert_never
 from popmq.broker.filter.lexer import number
 from popmq.broker.filter.like import like
 from popmq.broker.filter.sql_tree import (
-    Among,
-    Compare,
+    And,
+    BooleanOperand,
     Comparison,
+    ComparisonOperator,
     Constant,
-    Every,
-    Has,
+    InList,
     IsNull,
     Like,
     Node,
     Not,
     Number,
     Operand,
+    Or,
     Property,
-    Search,
-    Some,
-    Truth,
+    StringOperator,
+    StringPredicate,
 )
 
 Properties = Mapping[str, str]
@@ -34,13 +34,13 @@ Test = Callable[[Properties], bool | None]
 _V = TypeVar("_V", str, Number, bool)
 _Read = Callable[[Properties], _V | None]
 
-_ORDERS: dict[Compare, Callable[[Number, Number], bool]] = {
-    Compare.EQUAL: lambda one, other: one == other,
-    Compare.NOT_EQUAL: lambda one, other: one != other,
-    Compare.LESS: lambda one, other: one < other,
-    Compare.LESS_EQUAL: lambda one, other: one <= other,
-    Compare.GREATER: lambda one, other: one > other,
-    Compare.GREATER_EQUAL: lambda one, other: one >= other,
+_ORDERS: dict[ComparisonOperator, Callable[[Number, Number], bool]] = {
+    ComparisonOperator.EQUAL: lambda one, other: one == other,
+    ComparisonOperator.NOT_EQUAL: lambda one, other: one != other,
+    ComparisonOperator.LESS: lambda one, other: one < other,
+    ComparisonOperator.LESS_EQUAL: lambda one, other: one <= other,
+    ComparisonOperator.GREATER: lambda one, other: one > other,
+    ComparisonOperator.GREATER_EQUAL: lambda one, other: one >= other,
 }
 _BOOLEANS = {"true": True, "false": False}
 
@@ -51,19 +51,19 @@ def compiled(node: Node) -> Test:
             return _comparison(node)
         case IsNull(operand):
             return _is_null(operand)
-        case Among():
+        case InList():
             return _among(node)
         case Like(name, pattern, escape):
             return _of_text(name, like(pattern, escape))
-        case Has():
+        case StringPredicate():
             return _has(node)
-        case Truth(operand):
+        case BooleanOperand(operand):
             return _boolean_of(operand)
         case Not(inner):
             return _negated(compiled(inner))
-        case Every(nodes):
+        case And(nodes):
             return _every([compiled(one) for one in nodes])
-        case Some(nodes):
+        case Or(nodes):
             return _some([compiled(one) for one in nodes])
         case _:
             assert_never(node)
@@ -74,13 +74,13 @@ def names_in(node: Node) -> Iterator[str]:
     match node:
         case Comparison(_, left, right):
             yield from (one.name for one in (left, right) if isinstance(one, Property))
-        case IsNull(Property(name)) | Truth(Property(name)):
+        case IsNull(Property(name)) | BooleanOperand(Property(name)):
             yield name
-        case Among(name) | Like(name) | Has(_, name):
+        case InList(name) | Like(name) | StringPredicate(_, name):
             yield name
         case Not(inner):
             yield from names_in(inner)
-        case Every(nodes) | Some(nodes):
+        case And(nodes) | Or(nodes):
             for one in nodes:
                 yield from names_in(one)
 
@@ -113,8 +113,8 @@ def _comparison(node: Comparison) -> Test:
     return test
 
 
-def _equality(compare: Compare, left: _Read[_V], right: _Read[_V]) -> Test:
-    wanted = compare is Compare.EQUAL
+def _equality(compare: ComparisonOperator, left: _Read[_V], right: _Read[_V]) -> Test:
+    wanted = compare is ComparisonOperator.EQUAL
 
     def test(found: Properties) -> bool | None:
         one, other = left(found), right(found)
@@ -157,7 +157,7 @@ def _boolean(text: str) -> bool | None:
     return _BOOLEANS.get(text.lower()) if len(text) <= 5 else None
 
 
-def _among(node: Among) -> Test:
+def _among(node: InList) -> Test:
     """As if the values were compared one after the other, joined by OR."""
     name = node.name
     texts = frozenset(one for one in node.values if isinstance(one, str))
@@ -174,14 +174,14 @@ def _among(node: Among) -> Test:
     return _of_text(name, test)
 
 
-def _has(node: Has) -> Test:
+def _has(node: StringPredicate) -> Test:
     wanted = node.text
     match node.search:
-        case Search.CONTAINS:
+        case StringOperator.CONTAINS:
             return _of_text(node.name, lambda text: wanted in text)
-        case Search.STARTSWITH:
+        case StringOperator.STARTSWITH:
             return _of_text(node.name, lambda text: text.startswith(wanted))
-        case Search.ENDSWITH:
+        case StringOperator.ENDSWITH:
             return _of_text(node.name, lambda text: text.endswith(wanted))
         case _:
             assert_never(node.search)

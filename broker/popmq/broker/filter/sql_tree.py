@@ -7,7 +7,7 @@ from enum import Enum
 Number = Decimal
 
 
-class Compare(Enum):
+class ComparisonOperator(Enum):
     EQUAL = "="
     NOT_EQUAL = "<>"
     LESS = "<"
@@ -17,10 +17,10 @@ class Compare(Enum):
 
     @property
     def of_order(self) -> bool:
-        return self not in (Compare.EQUAL, Compare.NOT_EQUAL)
+        return self not in (ComparisonOperator.EQUAL, ComparisonOperator.NOT_EQUAL)
 
 
-class Search(Enum):
+class StringOperator(Enum):
     CONTAINS = "CONTAINS"
     STARTSWITH = "STARTSWITH"
     ENDSWITH = "ENDSWITH"
@@ -43,7 +43,7 @@ Operand = Property | Constant
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    compare: Compare
+    compare: ComparisonOperator
     left: Operand
     right: Operand
 
@@ -54,7 +54,7 @@ class IsNull:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class InList:
     """IN"""
 
     name: str
@@ -69,16 +69,16 @@ class Like:
 
 
 @dataclass(frozen=True, slots=True)
-class Has:
+class StringPredicate:
     """CONTAINS, STARTSWITH, ENDSWITH"""
 
-    search: Search
+    search: StringOperator
     name: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class BooleanOperand:
     """An operand that stands for itself: TRUE, or a property whose text is `true`."""
 
     operand: Operand
@@ -90,17 +90,17 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class And:
     """AND of two or more."""
 
     nodes: tuple["Node", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class Or:
     """OR of two or more."""
 
     nodes: tuple["Node", ...]
 
 
-Node = Comparison | IsNull | Among | Like | Has | Truth | Not | Every | Some
+Node = Comparison | IsNull | InList | Like | StringPredicate | BooleanOperand | Not | And | Or

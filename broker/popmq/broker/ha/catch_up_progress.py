@@ -7,7 +7,7 @@ logger = logging.getLogger(__name__)
 SAY_EVERY_MS = 10_000
 
 
-class Copying:
+class CatchUpProgress:
     """`active` from a start far behind until the slave has nearly what the master has."""
 
     def __init__(self, near_bytes: int) -> None:

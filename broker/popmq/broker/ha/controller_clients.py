@@ -38,7 +38,7 @@ class _Controller:
         self.refused: Code | None = None  # said once, not at every beat
 
 
-class Controllers:
+class ControllerClients:
     """`registration` makes a heartbeat; `on_view` hears what the group looks like, `on_record`
     what the record is."""
 

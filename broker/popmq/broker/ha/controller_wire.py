@@ -1,7 +1,7 @@
 """Between the controller's protobuf and this package's values."""
 
 from popmq.broker.ha.role import GroupRecord, GroupView, Member, TimersHeard
-from popmq.broker.ha.sync_state import Alter
+from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.common.wire import controller_pb2 as pb
 
 
@@ -39,7 +39,7 @@ def record_from_wire(record: pb.GroupRecord) -> GroupRecord:
     )
 
 
-def alter_to_wire(alter: Alter, *, cluster: str, group: str, leader: str) -> bytes:
+def alter_to_wire(alter: AlterSyncStateSet, *, cluster: str, group: str, leader: str) -> bytes:
     return pb.AlterSyncStateSetRequest(
         cluster=cluster,
         group=group,

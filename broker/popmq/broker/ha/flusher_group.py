@@ -1,4 +1,4 @@
-"""OwnFlushers: the blocking work of one life of a broker, which ends before the next begins.
+"""FlusherGroup: the blocking work of one life of a broker, which ends before the next begins.
 
 A broker that is made anew from its disk (a deposed master, a store to be rebuilt) must not find
 the old one's writes going on underneath.  Once retired, nothing new is begun, nothing that is
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from popmq.common.step_loop import Done, Flusher, Work
 
 
-class OwnFlushers:
+class FlusherGroup:
     def __init__(self) -> None:
         self._busy = 0
         self._retired: Callable[[], None] | None = None
 
-    def over(self, flusher: Flusher) -> "OwnFlusher":
+    def over(self, flusher: Flusher) -> "GroupedFlusher":
         """That flusher's work, as long as this life lasts."""
-        return OwnFlusher(self, flusher)
+        return GroupedFlusher(self, flusher)
 
     def retire(self, then: Callable[[], None]) -> None:
         """Begin nothing more; `then` when nothing is going on, perhaps at once."""
@@ -39,8 +39,8 @@ class OwnFlushers:
             self._retired()
 
 
-class OwnFlusher:
-    def __init__(self, owner: OwnFlushers, flusher: Flusher) -> None:
+class GroupedFlusher:
+    def __init__(self, owner: FlusherGroup, flusher: Flusher) -> None:
         self._owner = owner
         self._flusher = flusher
 

@@ -1,21 +1,21 @@
-"""HandOver: a master that lets another take over, at a moment when nothing is lost by it.
+"""MasterHandOver: a master that lets another take over, at a moment when nothing is lost by it.
 
 Clients are not admitted meanwhile, so it has an end: either another epoch comes, or this broker
 goes on as before (docs/concepts/replication.md).
 """
 
-from popmq.broker.ha.slave_progress import Follower
+from popmq.broker.ha.slave_progress import SlaveProgress
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import OnReply
 from popmq.common.wire.controller_pb2 import HandOverReply
 
 
-class HandOver:
+class MasterHandOver:
     """`to` takes over; who asked is answered once, when it could."""
 
     def __init__(
-        self, store: MessageStore, to: Follower, *, until_ms: int, on_reply: OnReply
+        self, store: MessageStore, to: SlaveProgress, *, until_ms: int, on_reply: OnReply
     ) -> None:
         self._store = store
         self._to = to

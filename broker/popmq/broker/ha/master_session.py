@@ -15,7 +15,7 @@ FIRST_REST_MS = 50
 LONGEST_REST_MS = 1_000
 
 
-class Link:
+class MasterSession:
     """`on_lost` is called once for each session that ends in trouble."""
 
     def __init__(

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from popmq.broker.ha.slave_progress import Follower
+from popmq.broker.ha.slave_progress import SlaveProgress
 from popmq.broker.ha.sync_state import SyncState
 from popmq.common.protocol.replication_payloads import Fetch
 
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 Then = Callable[[], None]
 
 
-class Received:
+class MemoryConfirmation:
     """`end` is that of the log, which this broker holds itself; `nudge` answers the fetches that
     wait, at the end of this turn of the loop, so that everybody speaks again."""
 
     def __init__(
         self,
         sync: SyncState,
-        followers: Mapping[str, Follower],
+        followers: Mapping[str, SlaveProgress],
         *,
         end: Callable[[], int],
         soon: Callable[[Then], object],
@@ -54,7 +54,7 @@ class Received:
             self._soon(self._begin_round)
         self._receives.append((self.round, then))
 
-    def heard(self, follower: Follower, asked: Fetch) -> None:
+    def heard(self, follower: SlaveProgress, asked: Fetch) -> None:
         """It asks for what comes behind that which it holds."""
         holds = self._sync.holds
         held = min(asked.position, self._end())

@@ -1,4 +1,5 @@
-"""SlaveSide: follows the master of one epoch: agrees where the logs part, copies, acknowledges.
+"""ReplicationClient: follows the master of one epoch: agrees where the logs part, copies,
+acknowledges.
 
 The invariant (R21, R23): nothing is appended, acknowledged or taken for confirmed before this
 log was cut to what the master has, on the answer of this very connection; and what is
@@ -9,12 +10,12 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 
-from popmq.broker.ha.catch_up_progress import Copying
+from popmq.broker.ha.catch_up_progress import CatchUpProgress
 from popmq.broker.ha.differing_snapshots import OnPiece
 from popmq.broker.ha.epoch_file import EpochFile, consistent_point
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.master_session import Link
-from popmq.broker.ha.snapshot_download import SnapshotCopy
+from popmq.broker.ha.master_session import MasterSession
+from popmq.broker.ha.snapshot_download import SnapshotDownload
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.store.slave_store import SlaveStore
 from popmq.common.errors import PopmqError
@@ -43,15 +44,15 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Rebuild(Exception):
+class RebuildRequired(Exception):
     """This log cannot be brought to the master's by cutting and copying: a new store has to be."""
 
 
-class RuleBroken(AssertionError):
+class InvariantBroken(AssertionError):
     """What is confirmed would have to go: the broker stops before it does harm (R22)."""
 
 
-class SlaveSide:
+class ReplicationClient:
     """`members` are the record's set; `store` follows (`MessageStore.follow`).
 
     `on_rebuild` hears why this log is of no use, `on_broken` what must never happen, `on_timers`
@@ -74,8 +75,8 @@ class SlaveSide:
         on_rebuild: Callable[[str], None],
         on_broken: Callable[[BaseException], None],
         on_timers: Callable[[MasterTimers], None],
-        copying: Copying,
-        snapshot: SnapshotCopy,
+        copying: CatchUpProgress,
+        snapshot: SnapshotDownload,
         mark: Callable[[], TablesMark] = lambda: TablesMark.EQUAL,
     ) -> None:
         self.phase = Phase.RESTING
@@ -97,7 +98,7 @@ class SlaveSide:
         self._on_rebuild = on_rebuild
         self._on_broken = on_broken
         self._on_timers = on_timers
-        self._link = Link(port, now_ms, on_lost=self._rest)
+        self._link = MasterSession(port, now_ms, on_lost=self._rest)
         self._epoch = identity.epoch
         self._session = 0
         self._confirmed = 0  # as the master told it, in this session
@@ -172,11 +173,11 @@ class SlaveSide:
         self.master_end = reply.end
         try:
             point = self._point(reply)
-        except Rebuild as reason:
+        except RebuildRequired as reason:
             self.stop()
             self._on_rebuild(str(reason))
             return
-        except RuleBroken as broken:
+        except InvariantBroken as broken:
             self.stop()
             self._on_broken(broken)
             return
@@ -193,25 +194,27 @@ class SlaveSide:
         if not self._epochs.entries:  # nothing was ever appended
             began = not self._identity.copying or self._snapshot.ready
             if began and end < reply.start:
-                raise Rebuild(f"it is empty, and the master's log begins at {reply.start}")
+                raise RebuildRequired(f"it is empty, and the master's log begins at {reply.start}")
             return end
         point = consistent_point(self._epochs.entries, end, reply.entries, reply.end)
         # The first master may lose all that it wrote while nothing is confirmed (R21: none is 0).
         began = self._store.confirmed > 0 or self._store.start > 0
         broken = began if point is None else point < self._store.confirmed
         if own_id in self.members and broken:
-            raise RuleBroken(
+            raise InvariantBroken(
                 f"the master of epoch {self._epoch} agrees with this log up to {point}, but it is "
                 f"confirmed up to {self._store.confirmed}, and this store is in the set"
             )
         if point is None:
-            raise Rebuild("the master's log and this one have no epoch in common")
+            raise RebuildRequired("the master's log and this one have no epoch in common")
         if point < self._store.confirmed:
-            raise Rebuild(f"the master's log parts from this one at {point}, which was applied")
+            raise RebuildRequired(
+                f"the master's log parts from this one at {point}, which was applied"
+            )
         if point < reply.start:
-            raise Rebuild(f"the master's log begins at {reply.start}, behind {point}")
+            raise RebuildRequired(f"the master's log begins at {reply.start}, behind {point}")
         if point <= self._store.start:
-            raise Rebuild(f"the master's log parts from this one at {point}")
+            raise RebuildRequired(f"the master's log parts from this one at {point}")
         return point
 
     def _cut(self, point: int, reply: HandshakeReply) -> None:
@@ -387,7 +390,7 @@ class SlaveSide:
     def _ask_timers(self) -> None:
         self._asking_timers = True
         body = replication.encode_ask_timers(
-            replication.AskTimers(self._epoch, self._identity.store_id, self._session)
+            replication.TimerCheckPointRequest(self._epoch, self._identity.store_id, self._session)
         )
         self._link.ask(Kind.TIMER_CHECK_POINT, body, 2_000, self._timers_told)
 

@@ -1,4 +1,5 @@
-"""MasterSide: gives the log to slaves, and turns what they acknowledge into confirmed (R10, R15).
+"""ReplicationServer: gives the log to slaves, and turns what they acknowledge into confirmed (R10,
+R15).
 
 Everything that a slave says names epoch, store and session; what does not fit is refused and
 counts for nothing.  No waiting in here: a FETCH with nothing to be told stays until `grown`,
@@ -11,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 
 from popmq.broker.ha.epoch_file import EpochFile
-from popmq.broker.ha.memory_confirmation import Received
-from popmq.broker.ha.slave_progress import Follower, Rate, WaitingFetch
+from popmq.broker.ha.memory_confirmation import MemoryConfirmation
+from popmq.broker.ha.slave_progress import ByteRate, SlaveProgress, WaitingFetch
 from popmq.broker.ha.snapshot_source import SnapshotSource
-from popmq.broker.ha.sync_state import Alter, SyncState
-from popmq.broker.ha.sync_state_set_updater import SetKeeper
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
+from popmq.broker.ha.sync_state_set_updater import SyncStateSetUpdater
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, NotMaster, PopmqError, Refused
@@ -40,7 +41,7 @@ COMPARE_AGAIN_MS = 300_000
 NEAR_BLOCKS = 4  # of a slave that is to join: so many fetches behind the end
 
 
-class MasterSide:
+class ReplicationServer:
     def __init__(
         self,
         store: MessageStore,
@@ -51,13 +52,13 @@ class MasterSide:
         *,
         log_id: Callable[[], str],
         timers: Callable[[], MasterTimers],
-        ask: Callable[[Alter], None],
+        ask: Callable[[AlterSyncStateSet], None],
         reachable: Callable[[], bool],
         now_ms: Callable[[], int],
         rng: random.Random,
     ) -> None:
         self.sync = sync
-        self.followers: dict[str, Follower] = {}
+        self.followers: dict[str, SlaveProgress] = {}
         self.refused = 0
         self._store = store
         self._epochs = epochs
@@ -69,16 +70,16 @@ class MasterSide:
         self._rng = rng
         self._number = 0
         self._compared_ms = now_ms() - COMPARE_MS  # when the last such snapshot was asked for
-        self._waiting: dict[int, Follower] = {}
-        self._rate = Rate(settings.catch_up_bytes_per_second, settings.fetch_bytes, now_ms())
-        self.received = Received(
+        self._waiting: dict[int, SlaveProgress] = {}
+        self._rate = ByteRate(settings.catch_up_bytes_per_second, settings.fetch_bytes, now_ms())
+        self.received = MemoryConfirmation(
             sync,
             self.followers,
             end=lambda: store.end,
             soon=lambda work: store.soon(work),
             nudge=self._begin_round,
         )
-        self.keeper = SetKeeper(
+        self.keeper = SyncStateSetUpdater(
             sync,
             self.followers,
             laggard_ms=settings.laggard_ms,
@@ -195,7 +196,7 @@ class MasterSide:
         if epoch != self.sync.epoch:
             raise NotMaster(f"epoch {epoch} was asked for, this is the master of {self.sync.epoch}")
 
-    def _follower(self, epoch: int, store_id: str, session: int) -> Follower:
+    def _follower(self, epoch: int, store_id: str, session: int) -> SlaveProgress:
         """Who speaks, if it is this epoch's newest session of that store (R10)."""
         self._check_epoch(epoch)
         follower = self.followers.get(store_id)
@@ -229,7 +230,7 @@ class MasterSide:
         if known is not None:
             self._refuse_fetch(known, Refused(Code.PRECONDITION_FAILED, "a newer session began"))
         self._make_room(asked.store_id, now_ms)
-        follower = Follower(
+        follower = SlaveProgress(
             store_id=asked.store_id,
             node=asked.node,
             session=self._rng.getrandbits(63) | 1,
@@ -318,7 +319,7 @@ class MasterSide:
         self.received.look()
         self._try(follower)
 
-    def _try(self, follower: Follower) -> None:
+    def _try(self, follower: SlaveProgress) -> None:
         """Answer its fetch if there is something to copy, and it may."""
         fetch = follower.fetch
         if fetch is None or fetch.reading:
@@ -357,12 +358,14 @@ class MasterSide:
             )
         return data
 
-    def _warm(self, follower: Follower, fetch: WaitingFetch, cold: ColdRead) -> None:
+    def _warm(self, follower: SlaveProgress, fetch: WaitingFetch, cold: ColdRead) -> None:
         """Read on a thread that may wait (D3), then try again."""
         fetch.reading = True
         self._store.readers.submit(lambda: _warm(cold), partial(self._warmed, follower, fetch))
 
-    def _warmed(self, follower: Follower, fetch: WaitingFetch, error: BaseException | None) -> None:
+    def _warmed(
+        self, follower: SlaveProgress, fetch: WaitingFetch, error: BaseException | None
+    ) -> None:
         fetch.reading = False
         if follower.fetch is not fetch:
             return
@@ -373,7 +376,7 @@ class MasterSide:
         else:
             self._try(follower)
 
-    def _answer(self, follower: Follower, fetch: WaitingFetch, data: bytes) -> None:
+    def _answer(self, follower: SlaveProgress, fetch: WaitingFetch, data: bytes) -> None:
         self._waiting.pop(fetch.number, None)
         follower.fetch = None
         follower.told_round = self.received.round
@@ -396,7 +399,7 @@ class MasterSide:
         for follower in list(self._waiting.values()):
             self._try(follower)
 
-    def _refuse_fetch(self, follower: Follower, refusal: PopmqError) -> None:
+    def _refuse_fetch(self, follower: SlaveProgress, refusal: PopmqError) -> None:
         fetch, follower.fetch = follower.fetch, None
         if fetch is not None:
             self._waiting.pop(fetch.number, None)

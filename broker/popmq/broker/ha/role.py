@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 
-class Role(IntEnum):
+class BrokerRole(IntEnum):
     """Numbered as in `controller.proto`, which says what each means."""
 
     NOBODY = 0
@@ -19,7 +19,7 @@ class Role(IntEnum):
     HANDING_OVER = 5
 
 
-MASTERS = (Role.OPENING, Role.MASTER, Role.HANDING_OVER)
+MASTERS = (BrokerRole.OPENING, BrokerRole.MASTER, BrokerRole.HANDING_OVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class GroupView:
         return found[0] if found else ""
 
 
-class Order(Enum):
+class RoleOrder(Enum):
     IGNORE = "ignore"  # it is old, or says nothing new
     LEARN = "learn"  # this broker leads, the set may have changed
     WAIT = "wait"  # this broker led that epoch in a former life (R8)
@@ -89,12 +89,12 @@ def newest(record: GroupRecord, known: GroupRecord | None) -> GroupRecord:
     return known
 
 
-def order(record: GroupRecord, *, own_id: str, accepted: int, role: Role) -> Order:
+def order(record: GroupRecord, *, own_id: str, accepted: int, role: BrokerRole) -> RoleOrder:
     """What to do about a record that was read."""
     if record.epoch < accepted:
-        return Order.IGNORE
+        return RoleOrder.IGNORE
     if record.leader != own_id:
-        return Order.FOLLOW
+        return RoleOrder.FOLLOW
     if record.epoch > accepted:
-        return Order.LEAD
-    return Order.LEARN if role in MASTERS else Order.WAIT
+        return RoleOrder.LEAD
+    return RoleOrder.LEARN if role in MASTERS else RoleOrder.WAIT

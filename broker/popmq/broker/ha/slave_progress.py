@@ -26,7 +26,7 @@ class WaitingFetch:
 
 
 @dataclass(slots=True)
-class Follower:
+class SlaveProgress:
     store_id: str
     node: str
     session: int
@@ -77,7 +77,7 @@ class Follower:
         self.kept_up_ms = min(self.kept_up_ms, last_ms)
 
 
-class Rate:
+class ByteRate:
     """How many bytes may go out; 0 a second: as many as anybody wants."""
 
     def __init__(self, bytes_per_second: int, burst_bytes: int, now_ms: int) -> None:

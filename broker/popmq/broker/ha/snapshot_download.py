@@ -1,4 +1,4 @@
-"""SnapshotCopy: a master's snapshot on its way into the empty store of a slave.
+"""SnapshotDownload: a master's snapshot on its way into the empty store of a slave.
 
 The records before the master's first are known to its snapshots only (D1).  Until the log that
 is copied behind it has come up to it, the store is no whole one (Identity.copying).
@@ -6,7 +6,7 @@ is copied behind it has come up to it, the store is no whole one (Identity.copyi
 
 from collections.abc import Callable
 
-from popmq.broker.ha.master_session import Link
+from popmq.broker.ha.master_session import MasterSession
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.common.errors import PopmqError
 from popmq.common.protocol import replication_payloads as replication
@@ -18,7 +18,7 @@ PIECE_MS = 10_000
 UNWRITTEN_BYTES = 8 << 20  # received, and not on the disk yet
 
 
-class SnapshotCopy:
+class SnapshotDownload:
     """One for each life of a store. `ready`: the tables are in, the log may come."""
 
     def __init__(self, begin: Callable[[int], SnapshotInstall]) -> None:
@@ -39,7 +39,7 @@ class SnapshotCopy:
 
     def fetch(
         self,
-        link: Link,
+        link: MasterSession,
         reply: HandshakeReply,
         store_id: str,
         *,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from popmq.broker.ha.controller_wire import timers_to_wire
-from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
+from popmq.broker.ha.role import BrokerRole, GroupRecord, TimersHeard
 from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
 from popmq.common.settings.settings import Settings
 from popmq.common.wire import controller_pb2 as controller
@@ -22,12 +22,12 @@ class SlaveStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class BrokerStatus:
     settings: Settings
     address: str
     store_id: str
     log_id: str
-    role: Role
+    role: BrokerRole
     epoch: int  # accepted
     record: GroupRecord | None
     start: int
@@ -54,7 +54,7 @@ class Status:
         return self.record.members if self.record else frozenset()
 
 
-def registration(status: Status) -> bytes:
+def registration(status: BrokerStatus) -> bytes:
     """A heartbeat."""
     settings = status.settings
     made = controller.RegisterRequest(
@@ -94,7 +94,7 @@ def registration(status: Status) -> bytes:
     return made.SerializeToString()
 
 
-def described(status: Status) -> bytes:
+def described(status: BrokerStatus) -> bytes:
     """The answer to DESCRIBE_ROLE."""
     record = status.record
     return pb.DescribeRoleReply(

@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 
-class Alter(NamedTuple):
+class AlterSyncStateSet(NamedTuple):
     """The request for another SyncStateSet; it goes out as it is, as often as needed (R4)."""
 
     epoch: int
@@ -46,7 +46,7 @@ class SyncState:
         self.confirmed = confirmed
         self.min_in_sync = min_in_sync
         self.acked: dict[str, int] = {}  # fsynced by each store, told in this epoch
-        self.proposal: Alter | None = None  # the newest that is not seen decided
+        self.proposal: AlterSyncStateSet | None = None  # the newest that is not seen decided
         # Of what clients are told before disks have it (D2, `memory`):
         self.holds: dict[str, int] = {}  # received by each store since it connected last
         self.awaited: frozenset[str] = frozenset()  # about to be proposed
@@ -109,7 +109,7 @@ class SyncState:
         everything that is confirmed (R18)."""
         return len(self.members) > self.min_in_sync
 
-    def shrink(self, store_id: str) -> Alter | None:
+    def shrink(self, store_id: str) -> AlterSyncStateSet | None:
         """Ask for the set without a laggard; it is waited for until that is known to be so."""
         if store_id not in self.members or store_id == self.own_id or not self.can_shrink():
             return None
@@ -120,7 +120,7 @@ class SyncState:
         position = self.acked.get(store_id)
         return position is not None and position >= max(self.confirmed, self.epoch_start)
 
-    def expand(self, store_id: str) -> Alter | None:
+    def expand(self, store_id: str) -> AlterSyncStateSet | None:
         """Ask for the set with one more; from now on nothing is confirmed without it (R19)."""
         if store_id in self.in_force or not self.may_join(store_id):
             return None
@@ -131,7 +131,7 @@ class SyncState:
         self.pending |= {store_id}
         return self._propose(self.members | {store_id})
 
-    def cancel(self) -> Alter | None:
+    def cancel(self) -> AlterSyncStateSet | None:
         """Give up on who is being added: the same set under the next version. Of this request and
         the one that adds it one wins, and both are known by the version that follows (R20)."""
         if not self.pending:
@@ -151,6 +151,6 @@ class SyncState:
         self.proposal = None
         return self._confirm()
 
-    def _propose(self, members: frozenset[str]) -> Alter:
-        self.proposal = Alter(self.epoch, self.version, members)
+    def _propose(self, members: frozenset[str]) -> AlterSyncStateSet:
+        self.proposal = AlterSyncStateSet(self.epoch, self.version, members)
         return self.proposal

@@ -1,4 +1,4 @@
-"""SetKeeper: when a master asks for another SyncStateSet.
+"""SyncStateSetUpdater: when a master asks for another SyncStateSet.
 
 SyncState says what is safe; this says what is wanted: laggards and stores with other tables out,
 who caught up in, and no candidate that died waited for.  One request is on its way at a time, again
@@ -8,8 +8,8 @@ and again until the record that answers it was read (R18, R20).
 import logging
 from collections.abc import Callable, Mapping
 
-from popmq.broker.ha.slave_progress import Follower
-from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.slave_progress import SlaveProgress
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.common.protocol.replication_payloads import TablesMark
 
 logger = logging.getLogger(__name__)
@@ -17,18 +17,18 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_MS = 300
 
 
-class SetKeeper:
+class SyncStateSetUpdater:
     """`ask` hands a request to the controllers; `reachable` says whether one answered lately."""
 
     def __init__(
         self,
         sync: SyncState,
-        followers: Mapping[str, Follower],
+        followers: Mapping[str, SlaveProgress],
         *,
         laggard_ms: int,
         near_bytes: int,
         began_ms: int,
-        ask: Callable[[Alter], None],
+        ask: Callable[[AlterSyncStateSet], None],
         reachable: Callable[[], bool],
     ) -> None:
         self._sync = sync
@@ -70,7 +70,7 @@ class SetKeeper:
         others = self._sync.members - {self._sync.own_id}
         return 1 + sum(1 for store_id in others if not self._lags(store_id, now_ms))
 
-    def _shrink(self, now_ms: int) -> Alter | None:
+    def _shrink(self, now_ms: int) -> AlterSyncStateSet | None:
         members = sorted(self._sync.members - {self._sync.own_id})
         laggards = [one for one in members if self._lags(one, now_ms)]
         # The one that is the furthest behind: it is waited for the longest.
@@ -87,7 +87,7 @@ class SetKeeper:
         others = self._sync.members - {self._sync.own_id}
         return any(not self._differs(one) and not self._lags(one, now_ms) for one in others)
 
-    def _expand(self, end: int, now_ms: int) -> Alter | None:
+    def _expand(self, end: int, now_ms: int) -> AlterSyncStateSet | None:
         """Only with a controller there: whoever is being added cannot be dropped without one."""
         if not self._reachable():
             return None
@@ -119,7 +119,7 @@ class SetKeeper:
         follower = self._followers.get(store_id)
         return follower is None or follower.is_silent(now_ms, self._laggard_ms)
 
-    def _send(self, alter: Alter | None, now_ms: int) -> int:
+    def _send(self, alter: AlterSyncStateSet | None, now_ms: int) -> int:
         if alter is None:
             return 0
         self._asked_ms = now_ms

@@ -5,7 +5,7 @@ from popmq.broker.deliveries.client_liveness import attempt_number, client_numbe
 from popmq.broker.fifo.fifo_service import FifoService
 from popmq.broker.filter.request_filter import asked_filter
 from popmq.broker.lite.lite_service import LiteService
-from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.pop.pop_service import PopParams, PopService
 from popmq.common import topics
 from popmq.common.errors import Code, OtherIncarnation, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import (
@@ -14,7 +14,7 @@ from popmq.common.protocol.messaging_payloads import (
     PutRequest,
     PutResult,
 )
-from popmq.common.protocol.pop_reply import Deliveries
+from popmq.common.protocol.pop_reply import PopReplyBuilder
 from popmq.common.topics import MessageType, in_order
 
 
@@ -38,7 +38,7 @@ class ClientRequests:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
         return self._broker.sends.put(topic, request.entries)
 
-    def want(self, request: PopRequest) -> Want:
+    def want(self, request: PopRequest) -> PopParams:
         """The request with its names looked up and its limits applied, or the refusal."""
         topic = self._broker.directory.topic(request.topic, least_id=request.topic_id)
         group = self._broker.directory.group(request.group, least_id=request.group_id)
@@ -53,7 +53,7 @@ class ClientRequests:
                 Code.BAD_REQUEST,
                 f"queue {request.queue_id} of topic {topic.name}, which has {topic.queues}",
             )
-        return Want(
+        return PopParams(
             topic=topic,
             group=group,
             limit=min(request.limit, self._broker.settings.pop.max_batch),
@@ -66,15 +66,15 @@ class ClientRequests:
             attempt_id=attempt_number(request.attempt_id) if request.attempt_id else 0,
         )
 
-    def pop(self, want: Want) -> tuple[Deliveries, int]:
+    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """See `PopService.pop`; a FIFO group's in the order of each message group."""
         return self._pops_of(want).pop(want)
 
-    def has_ready(self, want: Want) -> bool:
+    def has_ready(self, want: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes no check point."""
         return self._pops_of(want).has_ready(want)
 
-    def _pops_of(self, want: Want) -> PopService | FifoService | LiteService:
+    def _pops_of(self, want: PopParams) -> PopService | FifoService | LiteService:
         if not in_order(want.group, want.topic):
             return self._broker.pops
         self._broker.buffer.write_acks()  # a receive that comes again gets what is not acked

@@ -1,12 +1,12 @@
 """LIST_DEAD_LETTERS and REDRIVE: pieces of a group's dead letters, from an offset on."""
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.operations.redrive_service import LetterFilter
+from popmq.broker.operations.redrive_service import DeadLetterFilter
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import StoredMessage, tag_hash
 from popmq.common.record.timer_token import FiringToken
-from popmq.common.record.transaction_token import EndToken
+from popmq.common.record.transaction_token import TransactionEndToken
 from popmq.common.topics import TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
@@ -53,7 +53,7 @@ class _Letters:
         return found
 
 
-class ListLettersJob:
+class ListDeadLettersJob:
     def __init__(self, broker: Broker, request: pb.ListDeadLettersRequest) -> None:
         # Those of system groups too: somebody has to see what was given up.
         if request.group not in _SYSTEM_GROUPS:
@@ -116,7 +116,7 @@ class ListLettersJob:
             head=letter.head if self._bodies else b"",
             properties=letter.properties,
         )
-        if isinstance(letter.any_token, EndToken):
+        if isinstance(letter.any_token, TransactionEndToken):
             origin = broker.registry.topic_by_id(letter.any_token.topic_id)
             told.reason = "transaction without an end"
             told.origin_topic = origin.name if origin else ""
@@ -203,8 +203,8 @@ class RedriveJob:
         ).SerializeToString()
 
 
-def _filter(broker: Broker, request: pb.RedriveRequest) -> LetterFilter:
-    return LetterFilter(
+def _filter(broker: Broker, request: pb.RedriveRequest) -> DeadLetterFilter:
+    return DeadLetterFilter(
         topic_id=broker.registry.topic(request.topic).id if request.topic else None,
         tag_hash=tag_hash(request.tag) if request.HasField("tag") else None,
         key=request.key.encode() if request.HasField("key") else None,

@@ -3,7 +3,7 @@ to another broker group"); and what DRAIN tells of a group, beside its lag."""
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.lag import unread_lites
-from popmq.broker.timer.incoming_timers import Arriving
+from popmq.broker.timer.incoming_timers import IncomingTimer
 from popmq.common.errors import Code, Refused, Unavailable
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire import replication_pb2 as replication
@@ -29,7 +29,7 @@ def take_timers(broker: Broker, body: bytes) -> bytes:
             _check_topic(broker, one)
             broker.timers.arrivals.take(
                 request.origin,
-                Arriving(
+                IncomingTimer(
                     one.move,
                     one.topic_id,
                     one.queue_id,

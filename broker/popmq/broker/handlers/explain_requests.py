@@ -4,9 +4,9 @@ for each group."""
 from functools import partial
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.diagnostics.explanation import Copy, Explained
-from popmq.broker.handlers.timer_explanation import TimersOf
-from popmq.broker.operations.resumable_reads import Driver, Steps, read
+from popmq.broker.diagnostics.explanation import Explanation, StoredCopy
+from popmq.broker.handlers.timer_explanation import TimerExplainer
+from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, read
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import StoredMessage
@@ -18,7 +18,7 @@ MESSAGES_LIMIT = 8  # of one id
 GROUPS_LIMIT = 256
 
 
-def explain_job(broker: Broker, request: pb.ExplainRequest) -> Driver:
+def explain_job(broker: Broker, request: pb.ExplainRequest) -> ResumableRunner:
     if not request.message_id or len(request.message_id) > ID_LIMIT:
         raise Refused(
             Code.ILLEGAL_MESSAGE_ID,
@@ -29,7 +29,7 @@ def explain_job(broker: Broker, request: pb.ExplainRequest) -> Driver:
     if request.topic:
         topics.check_readable_topic_name(request.topic)
         topic = broker.registry.topic(request.topic)
-    return Driver(_explain(broker, request.message_id, topic, group))
+    return ResumableRunner(_explain(broker, request.message_id, topic, group))
 
 
 def _explain(
@@ -39,7 +39,7 @@ def _explain(
     group: SubscriptionGroup | None,
 ) -> Steps[bytes]:
     reply = pb.ExplainReply(status=pb.Status(code=Code.OK, message="OK"))
-    timers = yield from TimersOf.find(broker, message_id, only)
+    timers = yield from TimerExplainer.find(broker, message_id, only)
     everywhere = [one for one in broker.registry.topics() if not one.name.startswith("%")]
     for topic in [only] if only is not None else everywhere:
         look = partial(broker.lookup.by_id, topic.id, message_id, wait=False)
@@ -50,7 +50,7 @@ def _explain(
             if len(reply.messages) >= MESSAGES_LIMIT:
                 reply.incomplete = f"these are the newest {MESSAGES_LIMIT} of that id; name a topic"
                 break
-            told = yield from _message(broker, message_id, Copy(message, topic), group)
+            told = yield from _message(broker, message_id, StoredCopy(message, topic), group)
             for proof in reversed(timers.proofs(message)):
                 for one in told.groups:
                     one.proofs.insert(0, proof)
@@ -63,7 +63,7 @@ def _explain(
 
 
 def _message(
-    broker: Broker, message_id: str, first: Copy, group: SubscriptionGroup | None
+    broker: Broker, message_id: str, first: StoredCopy, group: SubscriptionGroup | None
 ) -> Steps[pb.ExplainedMessage]:
     message: StoredMessage = first.message
     header = message.header
@@ -82,7 +82,7 @@ def _message(
     return told
 
 
-def _to_wire(broker: Broker, told: Explained) -> pb.Explained:
+def _to_wire(broker: Broker, told: Explanation) -> pb.Explained:
     return pb.Explained(
         group=told.group,
         state=told.state.value,

@@ -3,7 +3,7 @@ it is told of them."""
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.client_liveness import client_number
-from popmq.broker.lite.lite_service import Action, Begin
+from popmq.broker.lite.lite_service import Action, LiteStart
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol.messaging_payloads import ClientsReport
 from popmq.common.wire.lite_pb2 import LiteNotices, SyncLite
@@ -49,15 +49,15 @@ def take_notices(broker: Broker, report: ClientsReport) -> bytes:
     return notices.SerializeToString()
 
 
-def _begin(request: SyncLite) -> Begin:
+def _begin(request: SyncLite) -> LiteStart:
     match request.WhichOneof("begin"):
         case "newest":
-            return Begin(newest=True) if request.newest else Begin(offset=0)
+            return LiteStart(newest=True) if request.newest else LiteStart(offset=0)
         case "offset":
-            return Begin(offset=request.offset)
+            return LiteStart(offset=request.offset)
         case "tail":
-            return Begin(tail=request.tail)
+            return LiteStart(tail=request.tail)
         case "stored_ms":
-            return Begin(stored_ms=request.stored_ms)
+            return LiteStart(stored_ms=request.stored_ms)
         case _:
-            return Begin()
+            return LiteStart()

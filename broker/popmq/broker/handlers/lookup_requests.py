@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from popmq.broker.handlers.system_lookup import find_records, holds_messages, system_topic
 from popmq.broker.index.index_file import NO_MS
 from popmq.broker.meta.registry import Registry
-from popmq.broker.store.lookup import MESSAGES_LIMIT, Findings, Lookup
+from popmq.broker.store.lookup import MESSAGES_LIMIT, Lookup, LookupResult
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import StoredMessage
@@ -20,7 +20,7 @@ _Way: TypeAlias = Literal["message_id", "key", "queue_offset", "stored_ms"]
 _WAYS: tuple[_Way, ...] = get_args(_Way)
 
 
-class Found(Protocol):
+class LookupParts(Protocol):
     """The parts of a Broker that a lookup needs."""
 
     @property
@@ -33,7 +33,7 @@ class Found(Protocol):
     def settings(self) -> Settings: ...
 
 
-def find_messages(broker: Found, body: bytes) -> bytes:
+def find_messages(broker: LookupParts, body: bytes) -> bytes:
     """The encoded FindMessagesReply. Finding nothing is an answer; refusals are raised."""
     try:
         request = pb.FindMessagesRequest.FromString(body)
@@ -77,7 +77,7 @@ def _check(topic: TopicConfig, queues: Sequence[int], request: pb.FindMessagesRe
         )
 
 
-def _find(lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest) -> Findings:
+def _find(lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest) -> LookupResult:
     (way,) = (way for way in _WAYS if request.HasField(way))
     match way:
         case "message_id":
@@ -96,7 +96,7 @@ def _find(lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest) -
 
 def _find_in_queue(
     lookup: Lookup, topic: TopicConfig, request: pb.FindMessagesRequest, *, by_time: bool
-) -> Findings:
+) -> LookupResult:
     queue_id = request.queue_id
     limit = request.limit or 1
     if not by_time:
@@ -105,7 +105,7 @@ def _find_in_queue(
     try:
         return lookup.at(topic.id, queue_id, offset, limit=limit)
     except Refused:  # nothing was stored since then
-        return Findings()
+        return LookupResult()
 
 
 def _to_wire(

@@ -1,18 +1,22 @@
 """Parked message groups for administrators: what is parked, and what is to become of it."""
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.deliveries.pop_check_point import Unpark
+from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.errors import Code, Refused
 from popmq.common.topics import SubscriptionGroup
 from popmq.common.wire import admin_pb2 as pb
 
 SHOWN_LIMIT = 1_000
 _ACTIONS = {
-    "resume": Unpark.RESUME,
-    "skip": Unpark.SKIP,
-    "dead-letter": Unpark.DEAD_LETTER,
+    "resume": UnparkAction.RESUME,
+    "skip": UnparkAction.SKIP,
+    "dead-letter": UnparkAction.DEAD_LETTER,
 }
-_STATES = {None: "parked", Unpark.RESUME: "resumed", Unpark.DEAD_LETTER: "dead-lettering"}
+_STATES = {
+    None: "parked",
+    UnparkAction.RESUME: "resumed",
+    UnparkAction.DEAD_LETTER: "dead-lettering",
+}
 
 
 def add_parked(broker: Broker, group: SubscriptionGroup, reply: pb.GroupReply) -> None:

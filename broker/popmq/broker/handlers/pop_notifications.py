@@ -11,8 +11,8 @@ from functools import partial
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.client_requests import ClientRequests
 from popmq.broker.lite.lite_service import waiting_client
-from popmq.broker.pop.long_polling import Attempt, Waiter
-from popmq.broker.pop.pop_service import Want
+from popmq.broker.pop.long_polling import Waiter, WaiterResult
+from popmq.broker.pop.pop_service import PopParams
 from popmq.common.protocol.messaging_payloads import OnReply, PopReply, PopRequest, encode_pop_reply
 
 TOLD_MS = 100
@@ -21,14 +21,14 @@ SOMETHING = encode_pop_reply(PopReply([], 1, 0))
 NOTHING = encode_pop_reply(PopReply([], 0, 0))
 
 
-class Notifications:
+class PopNotifications:
     def __init__(self, broker: Broker, clients: ClientRequests) -> None:
         self._broker = broker
         self._clients = clients
         self._waiting: dict[int, Waiter] = {}
         self.told: dict[Told, int] = {}  # until when nobody else is told
 
-    def serve(self, request: PopRequest, want: Want, on_reply: OnReply, number: int) -> None:
+    def serve(self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int) -> None:
         """Answer now, or when something comes, or with nothing when `request.poll_ms` are over."""
         if self._is_ready(want):
             self._tell(want, on_reply)
@@ -44,7 +44,7 @@ class Notifications:
             self._broker.polling.remove(waiter)
         return waiter is not None
 
-    def popped(self, want: Want, *, found: bool) -> None:
+    def popped(self, want: PopParams, *, found: bool) -> None:
         """A receive of the group has looked: what it left is for the next one to be told of.
 
         While there seems to be something that nobody finds, one is told every TOLD_MS.
@@ -59,11 +59,11 @@ class Notifications:
         elif found:
             self._broker.polling.arrived(topic_id, group_id)
 
-    def _is_ready(self, want: Want) -> bool:
+    def _is_ready(self, want: PopParams) -> bool:
         quiet_ms = self.told.get(_told(want), 0)
         return self._broker.waits_ms() >= quiet_ms and self._clients.has_ready(want)
 
-    def _tell(self, want: Want, on_reply: OnReply) -> None:
+    def _tell(self, want: PopParams, on_reply: OnReply) -> None:
         key = _told(want)
         self.told[key] = until_ms = self._broker.waits_ms() + TOLD_MS
         self._broker.polling.look_later(key[:2], until_ms, partial(self._forget, key, until_ms))
@@ -73,13 +73,13 @@ class Notifications:
         if self.told.get(key) == until_ms:
             del self.told[key]
 
-    def _park(self, request: PopRequest, want: Want, on_reply: OnReply, number: int) -> None:
-        def attempt() -> Attempt:
+    def _park(self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int) -> None:
+        def attempt() -> WaiterResult:
             if not self._is_ready(want):
-                return Attempt.EMPTY
+                return WaiterResult.EMPTY
             self._waiting.pop(number, None)
             self._tell(want, on_reply)
-            return Attempt.ANSWERED
+            return WaiterResult.ANSWERED
 
         def give_up() -> None:
             self._waiting.pop(number, None)
@@ -87,7 +87,7 @@ class Notifications:
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
-            filter_key=(Notifications, want.queue_id, waiting_client(want)),
+            filter_key=(PopNotifications, want.queue_id, waiting_client(want)),
             deadline_ms=self._broker.waits_ms() + request.poll_ms,
             attempt=attempt,
             give_up=give_up,
@@ -97,5 +97,5 @@ class Notifications:
         self._waiting[number] = waiter
 
 
-def _told(want: Want) -> Told:
+def _told(want: PopParams) -> Told:
     return want.topic.id, want.group.id, waiting_client(want)

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.handlers.dead_letter_requests import ListLettersJob, RedriveJob
+from popmq.broker.handlers.dead_letter_requests import ListDeadLettersJob, RedriveJob
 from popmq.broker.handlers.explain_requests import explain_job
 from popmq.broker.handlers.lag_requests import LagJob
 from popmq.broker.handlers.pull_offset_requests import OFFSET_JOBS
@@ -63,7 +63,7 @@ def _time_spans(broker: Broker, body: bytes) -> Job:
 
 
 def _list_dead_letters(broker: Broker, body: bytes) -> Job:
-    return ListLettersJob(broker, pb.ListDeadLettersRequest.FromString(body))
+    return ListDeadLettersJob(broker, pb.ListDeadLettersRequest.FromString(body))
 
 
 def _redrive(broker: Broker, body: bytes) -> Job:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.filter.request_filter import asked_filter
-from popmq.broker.operations.pull_reader import Pulled, PullWant
-from popmq.broker.pop.long_polling import Attempt, Waiter
+from popmq.broker.operations.pull_reader import PullParams, PullResult
+from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests
 from popmq.common.protocol.messaging_payloads import OnReply
@@ -26,7 +26,7 @@ _LOOKS = 32  # of a pull with a filter that does not wait, at most
 @dataclass(slots=True, eq=False)
 class _Pull:
     request: pull_pb2.PullRequest
-    want: PullWant
+    want: PullParams
     number: int
     on_reply: OnReply
     offset: int  # reached so far
@@ -41,7 +41,7 @@ class _Pull:
         return self.request.topic, self.request.group
 
 
-class Pulls:
+class PullRequests:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._reader = broker.pulls
@@ -57,7 +57,7 @@ class Pulls:
         limit = min(request.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
         reply_bytes = broker.settings.pop.reply_bytes
         wanted = asked_filter(broker.sql_filters, request.filter_type, request.expression)
-        want = PullWant(topic, queue_id, limit, wanted, min(request.reply_bytes, reply_bytes))
+        want = PullParams(topic, queue_id, limit, wanted, min(request.reply_bytes, reply_bytes))
         self._reader.metrics.pulls += 1
         nearest = self._reader.nearest(want, request.offset)
         if nearest != request.offset:
@@ -98,9 +98,9 @@ class Pulls:
             return
         try:
             outcome = self._look(pull)
-            while outcome is Attempt.MORE and self._may_look_on(pull):
+            while outcome is WaiterResult.MORE and self._may_look_on(pull):
                 outcome = self._look(pull)
-            if outcome is not Attempt.ANSWERED:
+            if outcome is not WaiterResult.ANSWERED:
                 self._wait_or_end(pull, outcome)
         except ColdRead as cold:
             self._warm(pull, cold)
@@ -111,7 +111,7 @@ class Pulls:
         pull.looks += 1
         return not pull.request.poll_ms and pull.looks < _LOOKS
 
-    def _look(self, pull: _Pull) -> Attempt:
+    def _look(self, pull: _Pull) -> WaiterResult:
         """One bounded look; answers when it found something."""
         found = self._reader.read(pull.want, pull.offset)
         pull.offset = found.next_offset
@@ -120,37 +120,37 @@ class Pulls:
             last = found.messages[-1][1].header
             catch_up.delivered(pull.place, last.position, self._broker.store.end)
             self._answer(pull, found)
-            return Attempt.ANSWERED
+            return WaiterResult.ANSWERED
         if found.more:
-            return Attempt.MORE
+            return WaiterResult.MORE
         catch_up.found_nothing(pull.place)
-        return Attempt.EMPTY
+        return WaiterResult.EMPTY
 
-    def _wait_or_end(self, pull: _Pull, outcome: Attempt) -> None:
+    def _wait_or_end(self, pull: _Pull, outcome: WaiterResult) -> None:
         polling = self._broker.polling
         if self._broker.waits_ms() >= pull.deadline_ms:
-            self._answer(pull, Pulled([], pull.offset, more=False))
+            self._answer(pull, PullResult([], pull.offset, more=False))
             return
         pull.waiter = Waiter(
             key=pull.key,
             filter_key=pull,  # each waits at an offset of its own
             deadline_ms=pull.deadline_ms,
             attempt=lambda: self._attempt(pull),
-            give_up=lambda: self._answer(pull, Pulled([], pull.offset, more=False)),
+            give_up=lambda: self._answer(pull, PullResult([], pull.offset, more=False)),
         )
         polling.park(pull.waiter)
-        if outcome is Attempt.MORE:
+        if outcome is WaiterResult.MORE:
             polling.look_again(pull.key)
 
-    def _attempt(self, pull: _Pull) -> Attempt:
+    def _attempt(self, pull: _Pull) -> WaiterResult:
         try:
             return self._look(pull)
         except ColdRead as cold:
             self._warm(pull, cold)
-            return Attempt.EMPTY if pull.number in self._open else Attempt.ANSWERED
+            return WaiterResult.EMPTY if pull.number in self._open else WaiterResult.ANSWERED
         except PopmqError as error:
             self._refuse(pull, error)
-            return Attempt.ANSWERED
+            return WaiterResult.ANSWERED
 
     def _warm(self, pull: _Pull, cold: ColdRead) -> None:
         """Read on a thread that may wait, then look again (D3); one read at a time for a pull."""
@@ -188,7 +188,7 @@ class Pulls:
         if self._open.pop(pull.number, None) is not None:
             pull.on_reply(error)
 
-    def _answer(self, pull: _Pull, found: Pulled) -> None:
+    def _answer(self, pull: _Pull, found: PullResult) -> None:
         if self._open.pop(pull.number, None) is None:
             return
         reply = pull_pb2.PullReply(next_offset=found.next_offset)

@@ -11,8 +11,8 @@ from itertools import islice
 from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.request_runner import Job
 from popmq.broker.log.consume_queue import ConsumeQueue
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.operations.resumable_reads import Driver, Steps, confirmed, read
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, confirmed, read
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol.frame_kinds import Kind
@@ -218,13 +218,13 @@ def _queue(broker: Broker, request: pb.ReadRawRequest) -> ConsumeQueue:
     return broker.store.queue(request.topic_id, request.queue_id)
 
 
-def _units(broker: Broker, request: pb.ReadRawRequest, at: int, limit: int) -> list[Unit]:
+def _units(broker: Broker, request: pb.ReadRawRequest, at: int, limit: int) -> list[QueueUnit]:
     """TopicNotFound: it was deleted since the step before, with the queue's files."""
     queue = broker.store.queue(request.topic_id, request.queue_id)
     return queue.units(at, limit, wait=False)
 
 
-def _fitting(units: list[Unit], limit: int) -> int:
+def _fitting(units: list[QueueUnit], limit: int) -> int:
     """How many of them are at most `limit` bytes together."""
     total = 0
     for number, (_, size, _) in enumerate(units):
@@ -252,15 +252,15 @@ def _names(broker: Broker, request: pb.NamesRequest) -> Steps[bytes]:
 
 
 def _describe_job(broker: Broker, body: bytes) -> Job:
-    return Driver(_describe(broker, pb.DescribeRequest.FromString(body)))
+    return ResumableRunner(_describe(broker, pb.DescribeRequest.FromString(body)))
 
 
 def _read_raw_job(broker: Broker, body: bytes) -> Job:
-    return Driver(_read_raw(broker, pb.ReadRawRequest.FromString(body)))
+    return ResumableRunner(_read_raw(broker, pb.ReadRawRequest.FromString(body)))
 
 
 def _names_job(broker: Broker, body: bytes) -> Job:
-    return Driver(_names(broker, pb.NamesRequest.FromString(body)))
+    return ResumableRunner(_names(broker, pb.NamesRequest.FromString(body)))
 
 
 REPORT_JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {

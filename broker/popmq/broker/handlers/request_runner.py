@@ -29,7 +29,7 @@ class Job(Protocol):
         ...
 
 
-class JobRunner:
+class RequestRunner:
     def __init__(self, store: MessageStore, before: Callable[[], None] = lambda: None) -> None:
         """`before` is called before each step."""
         self._store = store

@@ -15,19 +15,19 @@ from popmq.broker.handlers.client_requests import ClientRequests
 from popmq.broker.handlers.lite_requests import SyncLiteJob, take_notices
 from popmq.broker.handlers.meta_copies import ORDERED, MetaCopies
 from popmq.broker.handlers.metadata_requests import ADMIN_KINDS, answer_admin
-from popmq.broker.handlers.pop_notifications import Notifications
+from popmq.broker.handlers.pop_notifications import PopNotifications
 from popmq.broker.handlers.pop_requests import JOBS
-from popmq.broker.handlers.pull_requests import Pulls
-from popmq.broker.handlers.request_runner import JobRunner
+from popmq.broker.handlers.pull_requests import PullRequests
+from popmq.broker.handlers.request_runner import RequestRunner
 from popmq.broker.handlers.transaction_requests import encode_checks
 from popmq.broker.lite.lite_service import waiting_client
-from popmq.broker.pop.long_polling import Attempt, Waiter
-from popmq.broker.pop.pop_service import Want
+from popmq.broker.pop.long_polling import Waiter, WaiterResult
+from popmq.broker.pop.pop_service import PopParams
 from popmq.common.disk import ColdRead
 from popmq.common.errors import Code, PopmqError, Refused, TooManyRequests, Unavailable
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
-from popmq.common.protocol.pop_reply import Deliveries
+from popmq.common.protocol.pop_reply import PopReplyBuilder
 from popmq.common.step_loop import Done
 from popmq.common.topics import Durability, MessageType
 from popmq.common.wire import transaction_pb2
@@ -47,10 +47,10 @@ class BrokerServer:
         self._cold = 0  # receives that wait for the disk
         self._gone: set[int] = set()  # and those of them whose client left
         self._looking: set[int] = set()  # receives that do not wait, and go on looking
-        self._jobs = JobRunner(broker.store, broker.buffer.write_acks)
-        self._pulls = Pulls(broker)
+        self._jobs = RequestRunner(broker.store, broker.buffer.write_acks)
+        self._pulls = PullRequests(broker)
         self._clients = ClientRequests(broker)
-        self._notifications = Notifications(broker, self._clients)
+        self._notifications = PopNotifications(broker, self._clients)
         self._copies = MetaCopies(broker, self._reply)
         self.refused_by_code: dict[int, int] = {}
         # With replicas (ha/memory_confirmation.py): once all of the set hold what was appended;
@@ -217,7 +217,7 @@ class BrokerServer:
                 ) from None
             self._warm(cold, lambda error: self._pop_again(request, on_reply, number, error))
 
-    def _take(self, want: Want, number: int) -> tuple[Deliveries, int]:
+    def _take(self, want: PopParams, number: int) -> tuple[PopReplyBuilder, int]:
         """Pop for receive `number`, which can be undone until its answer has left."""
         first = self._broker.pops.sequence + 1
         self._popped_ms = self._broker.wall_ms()  # before the first check point counts
@@ -269,7 +269,7 @@ class BrokerServer:
     def _look_through(
         self,
         request: hop.PopRequest,
-        want: Want,
+        want: PopParams,
         on_reply: OnReply,
         rest: int,
         number: int,
@@ -278,7 +278,7 @@ class BrokerServer:
         """A receive that does not wait, with a filter: look on, in turns of the loop, but not for
         ever."""
         if not rest or not looks:
-            self._reply_pop(on_reply, want, Deliveries(), rest, number)
+            self._reply_pop(on_reply, want, PopReplyBuilder(), rest, number)
             return
         self._looking.add(number)
         self._broker.store.soon(lambda: self._look_on(request, on_reply, number, looks - 1))
@@ -307,32 +307,32 @@ class BrokerServer:
     def _park(
         self,
         request: hop.PopRequest,
-        want: Want,
+        want: PopParams,
         on_reply: OnReply,
         number: int,
         *,
         unfinished: bool,
     ) -> None:
-        def attempt() -> Attempt:
+        def attempt() -> WaiterResult:
             try:
                 # Looked up again: the topic may have got more queues meanwhile.
                 deliveries, rest = self._take(self._clients.want(request), number)
             except ColdRead as cold:
                 self._warm(cold, lambda error: self._look_again(waiter, error))
-                return Attempt.EMPTY
+                return WaiterResult.EMPTY
             except PopmqError as error:
                 self._waiting.pop(number, None)
                 on_reply(error)
-                return Attempt.ANSWERED
+                return WaiterResult.ANSWERED
             if not deliveries:
-                return Attempt.MORE if rest else Attempt.EMPTY
+                return WaiterResult.MORE if rest else WaiterResult.EMPTY
             self._waiting.pop(number, None)
             self._reply_pop(on_reply, want, deliveries, rest, number)
-            return Attempt.ANSWERED
+            return WaiterResult.ANSWERED
 
         def give_up() -> None:
             self._waiting.pop(number, None)
-            self._reply_pop(on_reply, want, Deliveries(), 0, number)
+            self._reply_pop(on_reply, want, PopReplyBuilder(), 0, number)
 
         waiter = Waiter(
             key=(want.topic.id, want.group.id),
@@ -350,8 +350,8 @@ class BrokerServer:
     def _reply_pop(
         self,
         on_reply: OnReply,
-        want: Want,
-        deliveries: Deliveries,
+        want: PopParams,
+        deliveries: PopReplyBuilder,
         rest: int,
         number: int,
     ) -> None:

@@ -20,7 +20,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, PopmqError, Refused, TopicNotFound
 from popmq.common.record.message import HEADER_SIZE, BadRecord, Header, RecordKind, decode_header
-from popmq.common.record.transaction_token import EndToken
+from popmq.common.record.transaction_token import TransactionEndToken
 from popmq.common.topics import TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 from popmq.common.wire.meta_pb2 import MetaRecord
@@ -147,7 +147,7 @@ def _fields(kind: int, body: bytes) -> dict[str, object]:
         case RecordKind.REVIVE:
             return _plain_fields(ReviveRecord.decode(body)._asdict())
         case RecordKind.TRANSACTION:
-            token = EndToken.decode(body)
+            token = TransactionEndToken.decode(body)
             fields = token._asdict()
             del fields["topic_id" if token.next_check_ms else "next_check_ms"]  # has no such field
             return _plain_fields(fields)

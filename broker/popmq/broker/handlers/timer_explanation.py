@@ -6,19 +6,19 @@ from functools import partial
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.explanation import State
 from popmq.broker.operations.resumable_reads import Steps, read
-from popmq.broker.timer.timer_recall import Stored
+from popmq.broker.timer.timer_recall import StoredTimer
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
 from popmq.common import topics
 from popmq.common.record.message import StoredMessage
-from popmq.common.record.timer_token import FiringToken, Outcome, TimerToken
+from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerToken
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
 
-class TimersOf:
+class TimerExplainer:
     """The timers of one message id; each is told of once, as it is now."""
 
-    def __init__(self, broker: Broker, message_id: str, found: list[Stored]) -> None:
+    def __init__(self, broker: Broker, message_id: str, found: list[StoredTimer]) -> None:
         self._broker = broker
         self._message_id = message_id
         self._found = found
@@ -31,7 +31,9 @@ class TimersOf:
         self._fired: set[int] = set()  # their life goes on in their topic
 
     @classmethod
-    def find(cls, broker: Broker, message_id: str, topic: TopicConfig | None) -> "Steps[TimersOf]":
+    def find(
+        cls, broker: Broker, message_id: str, topic: TopicConfig | None
+    ) -> "Steps[TimerExplainer]":
         topic_id = topic.id if topic is not None else None
         found = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
         return cls(broker, message_id, found.stored)
@@ -55,7 +57,7 @@ class TimersOf:
             told.append(self._message(stored, explained))
         return told
 
-    def _explain(self, stored: Stored) -> Steps[pb.Explained]:
+    def _explain(self, stored: StoredTimer) -> Steps[pb.Explained]:
         timer, state = stored.timer, self._broker.timers.state
         topic = self._broker.registry.topic_by_id(timer.topic_id)
         told = pb.Explained(attempt=1, proofs=[_proof(stored), *self._replaced_by(stored)])
@@ -105,19 +107,19 @@ class TimersOf:
             if (
                 isinstance(token, FiringToken)
                 and token.identity == identity
-                and token.outcome is Outcome.DEAD_LETTERED
+                and token.outcome is TimerEnd.DEAD_LETTERED
             ):
                 return message
         return None
 
-    def _replaced_by(self, stored: Stored) -> Iterable[pb.Proof]:
+    def _replaced_by(self, stored: StoredTimer) -> Iterable[pb.Proof]:
         """The timer for which this one stands, if it is a rescheduled one."""
         token = stored.message.any_token
         if not isinstance(token, TimerToken) or token.replaces is None:
             return []
         return [_proof(one) for one in self._found if one.timer.identity == token.replaces[1]]
 
-    def _message(self, stored: Stored, told: pb.Explained) -> pb.ExplainedMessage:
+    def _message(self, stored: StoredTimer, told: pb.Explained) -> pb.ExplainedMessage:
         header, token = stored.message.header, stored.message.any_token
         topic = self._broker.registry.topic_by_id(stored.timer.topic_id)
         return pb.ExplainedMessage(
@@ -131,7 +133,7 @@ class TimersOf:
         )
 
 
-def _proof(stored: Stored) -> pb.Proof:
+def _proof(stored: StoredTimer) -> pb.Proof:
     proof = _record("timer", stored.message, topics.TIMER_TOPIC)
     proof.text += f", due at {stored.timer.due_ms}"
     return proof

@@ -9,10 +9,10 @@ from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.request_runner import Job
 from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.operations.resumable_reads import Driver, Steps, confirmed, read
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, confirmed, read
 from popmq.broker.timer.timer_forecast import BUCKETS_MS, DueCounts
-from popmq.broker.timer.timer_recall import Stored
+from popmq.broker.timer.timer_recall import StoredTimer
 from popmq.broker.timer.timer_state import Timer
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol.messaging_payloads import Kind
@@ -62,7 +62,7 @@ class RescheduleJob:
         return pb.RescheduleReply(status=_ok(), outcome=outcome, due_ms=due_ms).SerializeToString()
 
 
-class Want(NamedTuple):
+class TimerFilter(NamedTuple):
     """`topic_id` None: all topics."""
 
     topic_id: int | None
@@ -75,10 +75,10 @@ class Want(NamedTuple):
         return right and self.begin_ms <= timer.due_ms < self.end_ms
 
 
-class Waiting:
+class PendingTimerScan:
     """The pending timers that are due first, as far as they were looked at."""
 
-    def __init__(self, broker: Broker, want: Want) -> None:
+    def __init__(self, broker: Broker, want: TimerFilter) -> None:
         self._broker = broker
         self._timers = broker.timers
         self._want = want
@@ -152,7 +152,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
         raise Refused(Code.BAD_REQUEST, f"limit {limit}: a list has 1 to {LIST_LIMIT} timers")
     topic_id = _topic_id(broker, request.topic) if request.topic else None
     end_ms = request.end_ms or _LATER_MS
-    want = Want(topic_id, request.begin_ms, end_ms, limit)
+    want = TimerFilter(topic_id, request.begin_ms, end_ms, limit)
     reply = pb.ListTimersReply(status=_ok())
     yield from confirmed(broker.store)
     if request.message_id:
@@ -162,7 +162,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
         stored = [one for one in stored if broker.timers.recall.is_pending(one)]
         stored.sort(key=lambda one: one.timer.key)
     else:
-        waiting = Waiting(broker, want)
+        waiting = PendingTimerScan(broker, want)
         yield from waiting.look()
         reply.incomplete = waiting.incomplete
         yield from confirmed(broker.store)
@@ -171,21 +171,21 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
     return reply.SerializeToString()
 
 
-def _with_messages(broker: Broker, timers: list[Timer]) -> Steps[list[Stored]]:
-    found: list[Stored] = []
+def _with_messages(broker: Broker, timers: list[Timer]) -> Steps[list[StoredTimer]]:
+    found: list[StoredTimer] = []
     for at in range(0, len(timers), _BODIES_A_STEP):
         some = timers[at : at + _BODIES_A_STEP]
-        units = [Unit(one.position, one.size, 0) for one in some]
+        units = [QueueUnit(one.position, one.size, 0) for one in some]
         messages = yield from read(partial(broker.store.reader.read, units, wait=False))
         found += [
-            Stored(timer, message, timer.position != timer.identity)
+            StoredTimer(timer, message, timer.position != timer.identity)
             for timer, message in zip(some, messages, strict=True)
             if not isinstance(message, DamagedMessage) and _is_pending(broker, timer)
         ]
     return found
 
 
-def _to_wire(broker: Broker, stored: Stored, message_id: str) -> pb.Timer:
+def _to_wire(broker: Broker, stored: StoredTimer, message_id: str) -> pb.Timer:
     timer, message, _ = stored
     token = message.any_token
     late = timer.identity in broker.timers.state.late
@@ -207,7 +207,7 @@ def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]
     topic_id = _topic_id(broker, request.topic) if request.topic else None
     counted = DueCounts(broker.wall_ms(), broker.settings.timer, broker.timers.state)
     limit = 1 if topic_id is None else LOOKED_LIMIT
-    waiting = Waiting(broker, Want(topic_id, 0, _LATER_MS, limit))
+    waiting = PendingTimerScan(broker, TimerFilter(topic_id, 0, _LATER_MS, limit))
     yield from waiting.look()
     found = waiting.found
     if topic_id is None:
@@ -276,11 +276,11 @@ def _reschedule_job(broker: Broker, body: bytes) -> Job:
 
 
 def _list_job(broker: Broker, body: bytes) -> Job:
-    return Driver(_list(broker, pb.ListTimersRequest.FromString(body)))
+    return ResumableRunner(_list(broker, pb.ListTimersRequest.FromString(body)))
 
 
 def _forecast_job(broker: Broker, body: bytes) -> Job:
-    return Driver(_forecast(broker, pb.ForecastTimersRequest.FromString(body)))
+    return ResumableRunner(_forecast(broker, pb.ForecastTimersRequest.FromString(body)))
 
 
 TIMER_JOBS: dict[Kind, Callable[[Broker, bytes], Job]] = {

@@ -7,14 +7,14 @@ from popmq.broker.handlers.request_runner import Job
 from popmq.broker.operations.resumable_reads import Unconfirmed
 from popmq.broker.transaction.check_service import Check
 from popmq.common.errors import Code, Refused
-from popmq.common.record.transaction_token import Ending
+from popmq.common.record.transaction_token import TransactionEnd
 from popmq.common.wire import transaction_pb2 as pb
 
 
 class EndTransactionJob:
     def __init__(self, broker: Broker, request: pb.EndTransactionRequest) -> None:
         self._halves = broker.transactions.halves
-        self._ending = Ending.COMMITTED if request.commit else Ending.ROLLED_BACK
+        self._ending = TransactionEnd.COMMITTED if request.commit else TransactionEnd.ROLLED_BACK
         self._transaction = self._halves.find(
             request.topic, request.message_id, request.transaction_id
         )

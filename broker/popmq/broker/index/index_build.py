@@ -12,7 +12,7 @@ from popmq.broker.index.index_file import (
     IndexFile,
     IndexFileWriter,
     Span,
-    UnnamedFile,
+    UnpublishedIndexFile,
 )
 from popmq.broker.index.index_tail import BUCKET_BITS, IndexTail
 from popmq.common.disk import Disk
@@ -21,7 +21,7 @@ MERGED_FILES = 16
 _MERGE_BITS = 4  # a merged file has that many bits more than those it was made of
 _BUCKETS_PER_TURN = 8
 
-Job = Generator[None, None, UnnamedFile]
+Job = Generator[None, None, UnpublishedIndexFile]
 
 
 def file_path(folder: str, begin: int, bits: int) -> str:

@@ -35,7 +35,7 @@ _HEADER_SIZE = _FRONT.size + _BODY.size
 _BITS_LIMIT = 16
 
 
-class IndexDamaged(Exception):
+class IndexFileDamaged(Exception):
     """The file is not what its writer finished; the log has everything to build it again."""
 
     def __init__(self, path: str, what: str) -> None:
@@ -60,21 +60,21 @@ class IndexFile:
     """A finished file. Nothing stays open between lookups once it is durable."""
 
     def __init__(self, disk: Disk, path: str, file: DiskFile | None = None) -> None:
-        """Read the header; raises IndexDamaged when it is not intact."""
+        """Read the header; raises IndexFileDamaged when it is not intact."""
         self._disk = disk
         self._file = file  # until the file has its name
         self.path = path
         front = self._read(_HEADER_SIZE, 0)
         if len(front) < _HEADER_SIZE:
-            raise IndexDamaged(path, "it ends inside its header")
+            raise IndexFileDamaged(path, "it ends inside its header")
         magic, version, crc = _FRONT.unpack_from(front)
         begin, end, min_ms, max_ms, self.count, self.bits = _BODY.unpack_from(front, _FRONT.size)
         if magic != _MAGIC or version != 1 or self.bits > _BITS_LIMIT:
-            raise IndexDamaged(path, "no index file of version 1")
+            raise IndexFileDamaged(path, "no index file of version 1")
         size = _BUCKET.size << self.bits
         self._directory = self._read(size, _HEADER_SIZE)
         if crc32c(self._directory, crc32c(front[_FRONT.size :])) != crc:
-            raise IndexDamaged(path, "the header's crc32c does not match")
+            raise IndexFileDamaged(path, "the header's crc32c does not match")
         self.span = Span(begin, end, min_ms, max_ms)
         self._entries_at = _HEADER_SIZE + size
 
@@ -97,7 +97,7 @@ class IndexFile:
         return found
 
     def read_buckets(self, bucket: int, buckets: int) -> bytes:
-        """The entries of some adjacent buckets, in order. Raises IndexDamaged."""
+        """The entries of some adjacent buckets, in order. Raises IndexFileDamaged."""
         firsts = [self._bucket(number) for number in range(bucket, bucket + buckets)]
         last = bucket + buckets
         end = self.count if last == 1 << self.bits else self._bucket(last)[0]
@@ -107,7 +107,7 @@ class IndexFile:
         for (start, crc), stop in zip(firsts, ends, strict=True):
             part = data[(start - first) * ENTRY_SIZE : (stop - first) * ENTRY_SIZE]
             if len(part) != (stop - start) * ENTRY_SIZE or crc32c(part) != crc:
-                raise IndexDamaged(self.path, "a bucket's crc32c does not match")
+                raise IndexFileDamaged(self.path, "a bucket's crc32c does not match")
         return data
 
     def renamed(self) -> None:
@@ -134,7 +134,7 @@ class IndexFile:
         try:
             file = self._disk.open(self.path)
         except FileNotFoundError as error:
-            raise IndexDamaged(self.path, "it is gone") from error
+            raise IndexFileDamaged(self.path, "it is gone") from error
         try:
             return file.read(size, offset)
         finally:
@@ -171,20 +171,20 @@ class IndexFileWriter:
             self._file.write(b"".join(entries), at)
             self._count += len(entries)
 
-    def finish(self, span: Span) -> "UnnamedFile":
+    def finish(self, span: Span) -> "UnpublishedIndexFile":
         assert len(self._directory) == _BUCKET.size << self._bits, "a bucket is missing"
         body = _BODY.pack(*span, self._count, self._bits)
         crc = crc32c(self._directory, crc32c(body))
         self._file.write(_FRONT.pack(_MAGIC, 1, crc) + body + self._directory, 0)
         made = IndexFile(self._disk, self._path, self._file)
-        return UnnamedFile(self._disk, self._file, self.scratch, made)
+        return UnpublishedIndexFile(self._disk, self._file, self.scratch, made)
 
     def close(self) -> None:
         """Give up; the scratch file is deleted when the index is opened again."""
         self._file.close()
 
 
-class UnnamedFile:
+class UnpublishedIndexFile:
     """A file that is complete and not durable yet; `sync` runs on the flusher."""
 
     def __init__(self, disk: Disk, file: DiskFile, scratch: str, made: IndexFile) -> None:

@@ -17,14 +17,14 @@ from popmq.broker.index.index_build import MERGED_FILES, Job, merge, seal
 from popmq.broker.index.index_file import (
     ENTRY,
     NO_MS,
-    IndexDamaged,
     IndexFile,
-    UnnamedFile,
+    IndexFileDamaged,
+    UnpublishedIndexFile,
 )
 from popmq.broker.index.index_tail import IndexTail
 from popmq.broker.index.message_keys import name_hash, names_in
 from popmq.broker.log.commit_log import ScannedRecord
-from popmq.broker.log.segment_file import Synced
+from popmq.broker.log.segment_file import Syncable
 from popmq.common.disk import Disk
 from popmq.common.record.message import RecordKind, decode_message
 
@@ -58,7 +58,7 @@ class KeyIndex:
         self._full: list[IndexTail] = []
         self._tail = IndexTail(disk, folder, 0)
         self._waiting: deque[tuple[int, int, int, int, bytes]] = deque()  # arguments of `add`
-        self._unnamed: list[tuple[UnnamedFile, Sequence[IndexTail | IndexFile]]] = []
+        self._unnamed: list[tuple[UnpublishedIndexFile, Sequence[IndexTail | IndexFile]]] = []
         self._replaced: deque[IndexTail | IndexFile] = deque()  # by files that are durable now
         self._sealing: Job | None = None
         self._merging: tuple[Job, list[IndexFile]] | None = None
@@ -131,7 +131,7 @@ class KeyIndex:
                 continue
             try:
                 found = file.find(wanted)
-            except IndexDamaged as error:
+            except IndexFileDamaged as error:
                 self._condemn(error.path)
                 continue
             yield from (one for one in reversed(found) if one[0] >= self.start)
@@ -239,7 +239,7 @@ class KeyIndex:
             return 1
         return self._drop_oldest()
 
-    def flush(self, covered: int) -> list[Synced]:
+    def flush(self, covered: int) -> list[Syncable]:
         """Write everything to the files; what has to be synced on the flusher.
 
         `covered` is the position up to which every confirmed message was entered.  OSError as
@@ -300,7 +300,7 @@ class KeyIndex:
         self._merge_due = True
         try:
             made = _turn(job)
-        except IndexDamaged as error:
+        except IndexFileDamaged as error:
             self._condemn(error.path)
             return
         if made is None:
@@ -363,18 +363,18 @@ class KeyIndex:
     def _opened(self, path: str) -> IndexFile | None:
         try:
             return IndexFile(self._disk, path)
-        except IndexDamaged:
+        except IndexFileDamaged:
             self.metrics.damaged += 1
             self._disk.remove(path)
             return None
 
 
-def _turn(job: Job) -> UnnamedFile | None:
+def _turn(job: Job) -> UnpublishedIndexFile | None:
     """Run a job's next piece; its file when that was the last."""
     try:
         next(job)
     except StopIteration as stop:
-        made: UnnamedFile = stop.value
+        made: UnpublishedIndexFile = stop.value
         return made
     return None
 

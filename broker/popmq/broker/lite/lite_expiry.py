@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.lite.lite_service import LiteService
-from popmq.broker.meta.lite_topics import LiteTopic, LiteTopics
+from popmq.broker.meta.lite_topics import LiteTopic, LiteTopicTable
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 
@@ -28,7 +28,7 @@ class LiteExpiry:
         self._round: Iterator[LiteTopic] = iter(())
 
     @property
-    def _lites(self) -> LiteTopics:
+    def _lites(self) -> LiteTopicTable:
         return self._registry.lites
 
     def begin(self) -> None:

@@ -14,7 +14,7 @@ EXPIRY_MS = 60_000  # by then a client has said anew what it wants
 _NONE: AbstractSet[str] = frozenset()
 
 
-class _Waiting:
+class _WaitingNotices:
     __slots__ = ("names", "since_ms")
 
     def __init__(self, since_ms: int) -> None:
@@ -24,11 +24,11 @@ class _Waiting:
 
 class LiteNotices:
     def __init__(self) -> None:
-        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # by client, oldest first
+        self._waiting: OrderedDict[int, _WaitingNotices] = OrderedDict()  # by client, oldest first
         self._count = 0
 
     def add(self, client: int, names: Iterable[str], now_ms: int) -> None:
-        waiting = self._waiting.setdefault(client, _Waiting(now_ms))
+        waiting = self._waiting.setdefault(client, _WaitingNotices(now_ms))
         before = len(waiting.names)
         waiting.names.update(dict.fromkeys(names))
         self._count += len(waiting.names) - before

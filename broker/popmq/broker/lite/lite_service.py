@@ -17,12 +17,12 @@ from popmq.broker.lite.lite_notices import LiteNotices
 from popmq.broker.lite.lite_subscriptions import LiteSubscriptions, Subscriber, Who
 from popmq.broker.meta.lite_topics import LiteTopic
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.pop_batch import Batch
-from popmq.broker.pop.pop_service import PopService, Want
+from popmq.broker.pop.pop_batch import PopBatch
+from popmq.broker.pop.pop_service import PopParams, PopService
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.pop_reply import Deliveries
+from popmq.common.protocol.pop_reply import PopReplyBuilder
 from popmq.common.settings.lite_settings import LiteSettings
 from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import (
@@ -47,7 +47,7 @@ class Action(IntEnum):
     TOLD_AGAIN = 4  # by a proxy: adds what a client had said before
 
 
-class Begin(NamedTuple):
+class LiteStart(NamedTuple):
     """Where a group begins in a lite topic that it never read; -1: not said."""
 
     newest: bool = False
@@ -84,12 +84,12 @@ class LiteService:
 
     # -- receives
 
-    def pop(self, want: Want) -> tuple[Deliveries, int]:
+    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """Like `PopService.pop`, of the lite topics that the client subscribed to; the rest is how
         many of these may have something yet."""
         self._pops.begin_pop(want)
         end = self._store.end
-        batch = Batch(want.limit, min(want.reply_bytes, self._limits.reply_bytes))
+        batch = PopBatch(want.limit, min(want.reply_bytes, self._limits.reply_bytes))
         one = self._subscriber(want)
         if one is not None:
             for ck in self._fifo.received(want):
@@ -101,7 +101,7 @@ class LiteService:
         self._pops.wrote = self._store.end != end
         return self._pops.finish(want, batch)
 
-    def has_ready(self, want: Want) -> bool:
+    def has_ready(self, want: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes no check point."""
         one = self._subscriber(want)
         if one is None:
@@ -115,7 +115,7 @@ class LiteService:
             del one.ready[queue_id]
         return False
 
-    def _fill(self, want: Want, one: Subscriber, batch: Batch) -> None:
+    def _fill(self, want: PopParams, one: Subscriber, batch: PopBatch) -> None:
         for queue_id in list(islice(one.ready, _VISITS)):
             if batch.full:
                 break
@@ -127,7 +127,7 @@ class LiteService:
             if more:
                 one.ready[queue_id] = None  # behind the others
 
-    def _subscriber(self, want: Want) -> Subscriber | None:
+    def _subscriber(self, want: PopParams) -> Subscriber | None:
         return self.subscriptions.find((want.topic.id, want.group.id, want.client))
 
     def _wanted(self, one: Subscriber, queue_id: int) -> bool:
@@ -176,7 +176,7 @@ class LiteService:
         client: int,
         action: Action,
         names: Sequence[str],
-        begin: Begin,
+        begin: LiteStart,
         now_ms: int,
     ) -> None:
         """Add to a client's subscriptions, take from them, or set all of them.
@@ -249,7 +249,7 @@ class LiteService:
         return had.union(names)
 
     def _begins(
-        self, group: SubscriptionGroup, topic: TopicConfig, names: set[str], begin: Begin
+        self, group: SubscriptionGroup, topic: TopicConfig, names: set[str], begin: LiteStart
     ) -> list[tuple[int, int]]:
         """Queues that the group never read, and the offset at which it begins there, where that is
         not the oldest."""
@@ -266,7 +266,7 @@ class LiteService:
         return found
 
     def _beginning(
-        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, begin: Begin
+        self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, begin: LiteStart
     ) -> int | None:
         queue = self._store.queue(topic.id, queue_id)
         if begin.stored_ms >= 0:
@@ -275,7 +275,7 @@ class LiteService:
             return max(queue.min_offset, queue.count - begin.tail)
         if begin.offset >= 0:
             return min(max(begin.offset, queue.min_offset), queue.count)
-        if begin.newest or (group.start_at is StartAt.NEWEST and begin == Begin()):
+        if begin.newest or (group.start_at is StartAt.NEWEST and begin == LiteStart()):
             return queue.count
         return None
 
@@ -314,6 +314,6 @@ def _begins_anew(action: Action) -> bool:
     return action is Action.PARTIAL_ADD
 
 
-def waiting_client(want: Want) -> int:
+def waiting_client(want: PopParams) -> int:
     """Of a receive that only this client's own lite topics may wake; 0: any of the group's."""
     return want.client if want.topic.type is MessageType.LITE else 0

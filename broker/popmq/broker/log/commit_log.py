@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from popmq.broker.log.log_block import LogBlock
 from popmq.broker.log.log_tail import LogTail
-from popmq.broker.log.segment_file import MappedFile, MappedFileQueue
+from popmq.broker.log.segment_file import SegmentFile, SegmentFiles
 from popmq.broker.log.store_checkpoint import UNKNOWN
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, Refused, StoreDamaged
@@ -35,7 +35,7 @@ _VERSION_AND_KIND = re.compile(rb"\x01(?=[\x01\x07])")
 
 
 @dataclass(slots=True)
-class Batch:
+class FlushBatch:
     """Bytes on their way to the disk: runs of adjacent records, each inside one segment."""
 
     end: int
@@ -50,7 +50,7 @@ class ScannedRecord:
 
 class CommitLog:
     def __init__(self, disk: Disk, folder: str, *, segment_bytes: int) -> None:
-        self._files = MappedFileQueue(disk, folder, segment_bytes=segment_bytes, preallocate=True)
+        self._files = SegmentFiles(disk, folder, segment_bytes=segment_bytes, preallocate=True)
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._runs: list[tuple[int, list[bytes]]] = []
@@ -149,17 +149,17 @@ class CommitLog:
         left = self._segment_bytes - position % self._segment_bytes
         return position + left if left < HEADER_SIZE else position
 
-    def take_batch(self) -> Batch | None:
+    def take_batch(self) -> FlushBatch | None:
         """Everything appended since the last call; hand it to the flusher whole (D2)."""
         if not self._runs:
             return None
-        batch = Batch(self.end, self._runs)
+        batch = FlushBatch(self.end, self._runs)
         self._runs = []
         self._run_end = -1
         self.pending_bytes = 0
         return batch
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: FlushBatch) -> None:
         """Write and fdatasync a batch; runs on the flusher. OSError means: stop the process."""
         touched = {}
         for position, parts in batch.runs:
@@ -204,7 +204,7 @@ class CommitLog:
         """Start and end of each segment that the log's end has left, oldest first."""
         return [(file.start, file.end) for file in self._files if file.end <= self.end]
 
-    def drop_before(self, position: int) -> list[MappedFile]:
+    def drop_before(self, position: int) -> list[SegmentFile]:
         """The log starts at `position` from now on; returns the files to delete."""
         return self._files.take_before(position)
 

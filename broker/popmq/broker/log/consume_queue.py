@@ -17,13 +17,13 @@ from popmq.broker.log.queue_unit import (
     UNIT,
     UNIT_SIZE,
     FindUnit,
-    Unit,
+    QueueUnit,
     intact_unit,
     intact_units,
     queue_seed,
     with_check,
 )
-from popmq.broker.log.segment_file import MappedFile, MappedFileQueue, Synced
+from popmq.broker.log.segment_file import SegmentFile, SegmentFiles, Syncable
 from popmq.common.disk import ColdRead, Disk
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class ConsumeQueue:
         self._seed = queue_seed(folder)
         self._place = place
         self._find = find
-        self._found: dict[int, Unit | None] = {}
-        self._files = MappedFileQueue(
+        self._found: dict[int, QueueUnit | None] = {}
+        self._files = SegmentFiles(
             disk,
             folder,
             segment_bytes=unit_size * _UNITS_PER_FILE,
@@ -109,7 +109,7 @@ class ConsumeQueue:
         """Messages below `offset` are too old for this topic."""
         self.min_offset = max(self.min_offset, min(offset, self.count))
 
-    def take_files_below_minimum(self) -> list[MappedFile]:
+    def take_files_below_minimum(self) -> list[SegmentFile]:
         """Forget the files that hold expired units only; the caller deletes them."""
         written = min(self.min_offset, self._written)
         gone = self._files.take_before(written * self._unit_size)
@@ -142,7 +142,7 @@ class ConsumeQueue:
         self.max_position = position
         self._dirty = True
 
-    def units(self, offset: int, limit: int, *, wait: bool = True) -> list[Unit]:
+    def units(self, offset: int, limit: int, *, wait: bool = True) -> list[QueueUnit]:
         """At most `limit` units from `offset` (at least `min_offset`).
 
         With `wait` off ColdRead is raised instead of waiting for the disk.
@@ -189,19 +189,19 @@ class ConsumeQueue:
         dirty, self._dirty = self._dirty, False
         return dirty
 
-    def files(self) -> list[Synced]:
+    def files(self) -> list[Syncable]:
         """To be synced on the flusher, after `flush` on the loop."""
         return [*self._files, *self._files.names]
 
     def close(self) -> None:
         self._files.close()
 
-    def take_files(self) -> list[MappedFile]:
+    def take_files(self) -> list[SegmentFile]:
         """The queue is no more; the flusher deletes its files."""
         self._tail.clear()
         return self._files.take_all()
 
-    def _mend(self, offset: int, *, wait: bool) -> Unit:
+    def _mend(self, offset: int, *, wait: bool) -> QueueUnit:
         """The unit that should stand here, from the log; it is written in its place.
 
         One whose record is gone too leads to no record, and reads as a damaged message.
@@ -216,7 +216,7 @@ class ConsumeQueue:
             "damaged index unit",
             extra={"path": self._folder, "offset": offset, "found_again": unit is not None},
         )
-        unit = unit or Unit(self._neighbours(offset)[0], 1, 0)
+        unit = unit or QueueUnit(self._neighbours(offset)[0], 1, 0)
         right = with_check(UNIT.pack(*unit), self._seed, offset)
         if offset < self._written:
             position = offset * UNIT_SIZE

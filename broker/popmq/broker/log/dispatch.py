@@ -15,7 +15,7 @@ from typing import NamedTuple
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.log.queue_unit import FindUnit
-from popmq.broker.log.segment_file import MappedFile, Synced
+from popmq.broker.log.segment_file import SegmentFile, Syncable
 from popmq.common.disk import Disk
 from popmq.common.errors import StoreDamaged, TopicNotFound
 from popmq.common.step_loop import Flusher
@@ -27,7 +27,7 @@ _SPILL_BYTES = 64 << 10
 _NEXT = struct.Struct(">IIQ")  # topic, queue, next offset
 
 
-class Queued(NamedTuple):
+class PendingUnit(NamedTuple):
     """A record that waits for its confirmation."""
 
     end: int
@@ -68,7 +68,7 @@ class Dispatch:
         self._topics: dict[int, _Topic] = {}
         self._queues: dict[tuple[int, int], ConsumeQueue] = {}
         self._next_offset: dict[tuple[int, int], int] = {}
-        self._waiting: deque[Queued] = deque()
+        self._waiting: deque[PendingUnit] = deque()
         self._long_tails: dict[ConsumeQueue, None] = {}
         self._dirty: dict[ConsumeQueue, None] = {}
         self.position = 0
@@ -88,7 +88,7 @@ class Dispatch:
         for name in self._disk.names(topic.folder):
             if name.isdigit():
                 self.queue(topic_id, int(name), topic)
-        files: list[MappedFile] = []
+        files: list[SegmentFile] = []
         for key in [key for key in self._queues if key[0] == topic_id]:
             gone = self._queues.pop(key)
             self._dirty.pop(gone, None)
@@ -128,13 +128,13 @@ class Dispatch:
         """Offset of the next record put into the queue; counts unconfirmed ones."""
         return self._next_offset.get((topic_id, queue_id), 0)
 
-    def expect(self, queued: Queued) -> None:
+    def expect(self, queued: PendingUnit) -> None:
         """Remember a record that was just appended, until `advance` passes it."""
         self._waiting.append(queued)
         self._next_offset[(queued.topic_id, queued.queue_id)] = queued.queue_offset + 1
 
     def expect_all(
-        self, queued: Sequence[Queued], following: Mapping[tuple[int, int], int]
+        self, queued: Sequence[PendingUnit], following: Mapping[tuple[int, int], int]
     ) -> None:
         """The same of many, in log order; `following` has the next offset of each of the queues."""
         self._waiting.extend(queued)
@@ -162,7 +162,7 @@ class Dispatch:
         self.position = max(self.position, confirmed)
         return set(grown)
 
-    def enter(self, queued: Queued) -> None:
+    def enter(self, queued: PendingUnit) -> None:
         """Put one record's unit at its offset; a queue that already has it is left alone."""
         queue = self.queue(queued.topic_id, queued.queue_id)
         if self.rebuilding:
@@ -171,7 +171,7 @@ class Dispatch:
         self._next_offset[key] = max(self._next_offset.get(key, 0), queued.queue_offset + 1)
         self._append(queue, queued)
 
-    def _append(self, queue: ConsumeQueue, queued: Queued) -> None:
+    def _append(self, queue: ConsumeQueue, queued: PendingUnit) -> None:
         _, position, _, _, queue_offset, unit = queued
         if queue_offset == queue.count:
             queue.append(unit, position)
@@ -206,7 +206,7 @@ class Dispatch:
         for queue in self._queues.values():
             queue.log_starts_at(position)
 
-    def queue_files_below_minimum(self) -> list[MappedFile]:
+    def queue_files_below_minimum(self) -> list[SegmentFile]:
         """Forget the files of queues that hold expired units only; the caller deletes them."""
         return [f for queue in self._queues.values() for f in queue.take_files_below_minimum()]
 
@@ -243,7 +243,7 @@ class Dispatch:
             queue.flush()
         self._long_tails.clear()
 
-    def flush(self) -> list[Synced]:
+    def flush(self) -> list[Syncable]:
         """Write all units to their files; returns the files that have to be synced.
 
         OSError when the disk is full: nothing is lost, and the next call tries again.

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from popmq.broker.log.commit_log import Batch, CommitLog
+from popmq.broker.log.commit_log import CommitLog, FlushBatch
 from popmq.broker.log.store_metrics import StoreMetrics
 from popmq.common.clock import Clock
 from popmq.common.step_loop import Flusher
@@ -132,7 +132,7 @@ class GroupCommit:
             lambda: self._log.write(batch), lambda error: self._flushed(batch, error)
         )
 
-    def _flushed(self, batch: Batch, error: BaseException | None) -> None:
+    def _flushed(self, batch: FlushBatch, error: BaseException | None) -> None:
         if error is not None:
             self.fail(error)
         if self.failed:
@@ -177,7 +177,7 @@ class GroupCommit:
             except Exception:
                 logger.exception("a reply could not be given")
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: FlushBatch) -> None:
         metrics = self._metrics
         took_ms = self._clock.boot_ms() - self._began_ms
         metrics.flush_ms.observe(took_ms)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from popmq.broker.log.commit_log import CommitLog
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import ColdRead
 from popmq.common.errors import StoreDamaged
-from popmq.common.protocol.pop_reply import Content, content_of, intact_contents
+from popmq.common.protocol.pop_reply import DeliveryContent, content_of, intact_contents
 from popmq.common.record.message import (
     HEADER_SIZE,
     BadRecord,
@@ -48,7 +48,9 @@ class MessageReader:
         self.damaged = 0
         self.expired = 0  # times that a message was not delivered because its deadline was over
 
-    def read(self, units: list[Unit], *, wait: bool = True) -> list[StoredMessage | DamagedMessage]:
+    def read(
+        self, units: list[QueueUnit], *, wait: bool = True
+    ) -> list[StoredMessage | DamagedMessage]:
         """The messages of confirmed units, in order; those near each other in the log in one read.
 
         A damaged one is counted and logged, and stands in the result as `DamagedMessage`.
@@ -70,7 +72,7 @@ class MessageReader:
                 messages += [self._checked(data, one.position, one.size, start) for one in span]
         return messages
 
-    def raw(self, units: list[Unit], head_bytes: int = 0, *, wait: bool = True) -> list[bytes]:
+    def raw(self, units: list[QueueUnit], head_bytes: int = 0, *, wait: bool = True) -> list[bytes]:
         """The records of confirmed units as they lie in the log, for reports; with `head_bytes`
         that many bytes of each, padded with zeros.
 
@@ -89,9 +91,9 @@ class MessageReader:
                 records.append(record.ljust(head_bytes, b"\0"))
         return records
 
-    def contents(self, units: list[Unit]) -> list[Content | None]:
+    def contents(self, units: list[QueueUnit]) -> list[DeliveryContent | None]:
         """Like `read`, for deliveries and without waiting; None for what is damaged or expired."""
-        found: list[Content | None] = []
+        found: list[DeliveryContent | None] = []
         for span in self._spans(units):
             start, last = span[0].position, span[-1]
             data = memoryview(self._log.view_warm(start, last.position + last.size - start))
@@ -104,7 +106,7 @@ class MessageReader:
             found += contents
         return found
 
-    def timer_bodies(self, units: list[Unit]) -> list[TimerBody | None]:
+    def timer_bodies(self, units: list[QueueUnit]) -> list[TimerBody | None]:
         """Like `read`, for firings and without waiting; None where `read` has to say what it is."""
         found: list[TimerBody | None] = []
         for span in self._spans(units):
@@ -113,7 +115,7 @@ class MessageReader:
             found += intact_bodies(data, start, span)
         return found
 
-    def _content(self, data: memoryview, unit: Unit, start: int) -> Content | None:
+    def _content(self, data: memoryview, unit: QueueUnit, start: int) -> DeliveryContent | None:
         message = self._checked(data, unit.position, unit.size, start)
         if isinstance(message, DamagedMessage) or self.is_expired(message):
             return None
@@ -139,7 +141,7 @@ class MessageReader:
         left_ms = deadline_ms - header.wall_ms if header.kind == RecordKind.MESSAGE else 0
         return deadline_ms if self._log_clock.now_ms() - header.log_ms >= left_ms else 0
 
-    def touch(self, units: list[Unit]) -> None:
+    def touch(self, units: list[QueueUnit]) -> None:
         """Raise ColdRead unless the bytes of all these units are in memory; it warms all of them,
         and nothing that lies between."""
         cold: list[tuple[int, int]] = []
@@ -153,9 +155,9 @@ class MessageReader:
         if cold:
             raise ColdRead(lambda: [self._log.read_up_to(*one) for one in cold])
 
-    def _spans(self, units: list[Unit]) -> Iterator[list[Unit]]:
+    def _spans(self, units: list[QueueUnit]) -> Iterator[list[QueueUnit]]:
         """The units in pieces, of which each costs less to read in one go."""
-        span: list[Unit] = []
+        span: list[QueueUnit] = []
         end = limit = 0
         if self._is_one_span(units):
             yield units
@@ -173,7 +175,7 @@ class MessageReader:
         if span:
             yield span
 
-    def _is_one_span(self, units: list[Unit]) -> bool:
+    def _is_one_span(self, units: list[QueueUnit]) -> bool:
         """As `_spans` would say; nearly always so, and cheaper to see."""
         if not units:
             return False
@@ -184,7 +186,7 @@ class MessageReader:
             end = position + size
         return end <= min(start + _SPAN_BYTES, self._log.segment_end(start))
 
-    def stored_ms(self, unit: Unit, *, wait: bool = True) -> int:
+    def stored_ms(self, unit: QueueUnit, *, wait: bool = True) -> int:
         """Wall time at which a confirmed unit's record was written; 0 when it is damaged.
 
         Reads the header alone, unchecked but for its place.
@@ -196,7 +198,7 @@ class MessageReader:
             return 0
         return header.wall_ms if header.position == unit.position else 0
 
-    def record(self, unit: Unit, *, wait: bool = True) -> bytes:
+    def record(self, unit: QueueUnit, *, wait: bool = True) -> bytes:
         """Any confirmed record, checked, header included. Raises StoreDamaged."""
         read = self._log.read_up_to if wait else self._log.read_warm
         data = read(unit.position, unit.size)

@@ -22,14 +22,14 @@ _POSITION_MASK = POSITION_LIMIT - 1
 _BLANK = UNIT.pack(0, 1, 0)
 
 
-class Unit(NamedTuple):
+class QueueUnit(NamedTuple):
     position: int
     size: int
     tag_hash: int
 
 
 # (topic and queue, queue offset, first and last position to look at) -> the unit, or None
-FindUnit = Callable[[tuple[int, int], int, int, int | None], Unit | None]
+FindUnit = Callable[[tuple[int, int], int, int, int | None], QueueUnit | None]
 
 
 def index_unit(position: int, size: int, tag_hash: int) -> bytes:
@@ -49,25 +49,25 @@ def with_check(unit: bytes, seed: int, offset: int) -> bytes:
     return crc_hqx(rest, seed ^ (offset & 0xFFFF)).to_bytes(2, "big") + rest
 
 
-def intact_unit(data: bytes, at: int, seed: int, offset: int) -> Unit | None:
+def intact_unit(data: bytes, at: int, seed: int, offset: int) -> QueueUnit | None:
     """The unit that stands in `data` at byte `at`; None when it is not what was written."""
     marked, size, tag_hash = UNIT.unpack_from(data, at)
     if size and marked >> 48 == crc_hqx(data[at + 2 : at + UNIT_SIZE], seed ^ (offset & 0xFFFF)):
-        return Unit(marked & _POSITION_MASK, size, tag_hash)
-    return Unit(0, 1, 0) if data[at : at + UNIT_SIZE] == _BLANK else None
+        return QueueUnit(marked & _POSITION_MASK, size, tag_hash)
+    return QueueUnit(0, 1, 0) if data[at : at + UNIT_SIZE] == _BLANK else None
 
 
-def intact_units(data: bytes, seed: int, offset: int) -> list[Unit | None]:
+def intact_units(data: bytes, seed: int, offset: int) -> list[QueueUnit | None]:
     """`intact_unit` of all that stand in `data`, the first of which is number `offset`.
 
     In one go, because this runs for all that is delivered.
     """
-    found: list[Unit | None] = []
+    found: list[QueueUnit | None] = []
     make, first = tuple.__new__, offset
     both = zip(UNIT.iter_unpack(data), _CHECKED.iter_unpack(data), strict=True)
     for (marked, size, tag_hash), (rest,) in both:
         if size and marked >> 48 == crc_hqx(rest, seed ^ (offset & 0xFFFF)):
-            found.append(make(Unit, (marked & _POSITION_MASK, size, tag_hash)))
+            found.append(make(QueueUnit, (marked & _POSITION_MASK, size, tag_hash)))
         else:
             found.append(intact_unit(data, (offset - first) * UNIT_SIZE, seed, offset))
         offset += 1
@@ -76,7 +76,7 @@ def intact_units(data: bytes, seed: int, offset: int) -> list[Unit | None]:
 
 def find_unit(
     log: CommitLog, place: tuple[int, int], offset: int, first: int, last: int | None
-) -> Unit | None:
+) -> QueueUnit | None:
     """Look for the record number `offset` of the queue `place` in [first, last) of the log.
 
     `first` is where a record starts; `last` None means as far as records go.  Returns None when
@@ -96,6 +96,6 @@ def find_unit(
         ):
             is_message = header.kind == RecordKind.MESSAGE
             data = log.read_up_to(position, header.size) if is_message else b""
-            return Unit(position, header.size, peek_message(data)[0] if is_message else 0)
+            return QueueUnit(position, header.size, peek_message(data)[0] if is_message else 0)
         position = header.end
     return None

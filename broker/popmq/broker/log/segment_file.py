@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 4 << 20
 
 
-class Synced(Protocol):
+class Syncable(Protocol):
     """What the flusher makes durable."""
 
     def sync(self) -> None: ...
 
 
-class MappedFile:
+class SegmentFile:
     """One segment: `size` bytes of the whole, from position `start`."""
 
     def __init__(self, disk: Disk, path: str, *, start: int, size: int, create: bool) -> None:
@@ -103,7 +103,7 @@ class MappedFile:
         self._file.close()
 
 
-class MappedFileQueue:
+class SegmentFiles:
     """The segments of one folder, in order, without gaps."""
 
     def __init__(
@@ -122,7 +122,7 @@ class MappedFileQueue:
         self._segment_bytes = segment_bytes
         self._preallocate = preallocate
         self._names_later = names_later
-        self._files: dict[int, MappedFile] = {}
+        self._files: dict[int, SegmentFile] = {}
         self._unnamed: dict[int, str] = {}  # folders that hold names which are not durable yet
         self._numbers = count()
 
@@ -157,9 +157,9 @@ class MappedFileQueue:
             self._name_later([os.path.dirname(parent) or ".", parent])
 
     @property
-    def names(self) -> Sequence[Synced]:
+    def names(self) -> Sequence[Syncable]:
         """What is to be synced for the names, if anything is."""
-        return [SegmentNames(self)] if self._unnamed else []
+        return [SegmentNameSync(self)] if self._unnamed else []
 
     def sync_names(self) -> None:
         """On the flusher, or on the loop; either may find the other one at it."""
@@ -168,22 +168,22 @@ class MappedFileQueue:
             self._unnamed.pop(number, None)
 
     @property
-    def first(self) -> MappedFile | None:
+    def first(self) -> SegmentFile | None:
         files = list(self._files.values())  # in one go: the flusher adds some
         return files[0] if files else None
 
     @property
-    def last(self) -> MappedFile | None:
+    def last(self) -> SegmentFile | None:
         files = list(self._files.values())
         return files[-1] if files else None
 
-    def __iter__(self) -> Iterator[MappedFile]:
+    def __iter__(self) -> Iterator[SegmentFile]:
         return iter(list(self._files.values()))
 
-    def at(self, position: int) -> MappedFile | None:
+    def at(self, position: int) -> SegmentFile | None:
         return self._files.get(position - position % self._segment_bytes)
 
-    def at_or_new(self, position: int) -> MappedFile:
+    def at_or_new(self, position: int) -> SegmentFile:
         """The segment that holds `position`, made if it is missing; its name is then durable,
         unless `names_later`."""
         found = self.at(position)
@@ -222,7 +222,7 @@ class MappedFileQueue:
         start = position - position % self._segment_bytes
         return max(0, (last.start - start) // self._segment_bytes) if last else 0
 
-    def take_before(self, position: int) -> list[MappedFile]:
+    def take_before(self, position: int) -> list[SegmentFile]:
         """Forget the segments that end at or below `position`; the caller deletes the files.
 
         The oldest first, so that a crash in between leaves no gap.
@@ -300,7 +300,7 @@ class MappedFileQueue:
             file.close()
         self._files.clear()
 
-    def take_all(self) -> list[MappedFile]:
+    def take_all(self) -> list[SegmentFile]:
         """Forget every segment; the caller deletes the files."""
         gone = list(self)
         self._files.clear()
@@ -309,10 +309,10 @@ class MappedFileQueue:
     def _name_later(self, folders: Sequence[str]) -> None:
         self._unnamed.update((next(self._numbers), folder) for folder in folders)
 
-    def _open(self, start: int, *, create: bool) -> MappedFile:
+    def _open(self, start: int, *, create: bool) -> SegmentFile:
         path = f"{self._folder}/{start:020d}"
         size = self._segment_bytes
-        made = MappedFile(self._disk, path, start=start, size=size, create=create)
+        made = SegmentFile(self._disk, path, start=start, size=size, create=create)
         self._files[start] = made
         return made
 
@@ -320,10 +320,10 @@ class MappedFileQueue:
         self._files.pop(start).delete()
 
 
-class SegmentNames:
+class SegmentNameSync:
     """The names of a queue's segments, as something to sync."""
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: SegmentFiles) -> None:
         self._files = files
 
     def sync(self) -> None:

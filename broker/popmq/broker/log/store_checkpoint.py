@@ -36,7 +36,7 @@ UNKNOWN = (1 << 64) - 1  # where the log starts
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class StoreCheckpoint:
     position: int = 0
     epoch: int = 0
     wall_ms: int = 0
@@ -58,7 +58,7 @@ class Checkpoint:
         return data
 
 
-def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
+def read_checkpoint(disk: Disk, path: str) -> StoreCheckpoint | None:
     """The checkpoint at `path`; None when it is missing or damaged."""
     try:
         file = disk.open(path)
@@ -76,7 +76,7 @@ def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
         return None
     if (version, len(body)) == (1, _BODY_1.size):
         position, epoch, _, wall_ms = _BODY_1.unpack(body)
-        return Checkpoint(0, epoch, wall_ms, durable=position)
+        return StoreCheckpoint(0, epoch, wall_ms, durable=position)
     if (version, len(body)) != (2, _BODY.size):
         return None
     more = [UNKNOWN, 0]
@@ -87,8 +87,8 @@ def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
         if crc32c(data[: at + 8]) != crc:
             return None
     position, epoch, _, wall_ms, durable = _BODY.unpack(body)
-    return Checkpoint(position, epoch, wall_ms, durable, *more)
+    return StoreCheckpoint(position, epoch, wall_ms, durable, *more)
 
 
-def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint) -> None:
+def write_checkpoint(disk: Disk, path: str, checkpoint: StoreCheckpoint) -> None:
     write_atomically(disk, path, checkpoint.encode())

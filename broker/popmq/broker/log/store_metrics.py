@@ -10,7 +10,7 @@ FLUSH_RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 FLUSH_BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 
 
-class Lived(NamedTuple):
+class EpochLogTime(NamedTuple):
     """A master of that epoch lived at that log time. Times of two lives say nothing together: the
     log may go on at an earlier one."""
 
@@ -18,7 +18,7 @@ class Lived(NamedTuple):
     log_ms: int = 0
 
 
-NEVER = Lived()
+NEVER = EpochLogTime()
 
 
 @dataclass(slots=True)
@@ -29,12 +29,12 @@ class StoreMetrics:
     flushed_bytes: int = 0
     torn_bytes: int = 0
     recovered_records: int = 0
-    newest: Lived = NEVER  # of them
+    newest: EpochLogTime = NEVER  # of them
     slow_flushes: int = 0
     disk_failed: bool = False
     flush_ms: Histogram = field(default_factory=lambda: Histogram(FLUSH_MS, divisor=1_000))
     flush_records: Histogram = field(default_factory=lambda: Histogram(FLUSH_RECORDS))
     flush_bytes: Histogram = field(default_factory=lambda: Histogram(FLUSH_BYTES))
 
-    def recovered(self, records: int, newest: Lived) -> None:
+    def recovered(self, records: int, newest: EpochLogTime) -> None:
         self.recovered_records, self.newest = records, newest

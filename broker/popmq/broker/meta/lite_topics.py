@@ -1,4 +1,5 @@
-"""LiteTopics: which lite topics there are, as a function of the log (docs/concepts/lite-topics.md).
+"""LiteTopicTable: which lite topics there are, as a function of the log
+(docs/concepts/lite-topics.md).
 
 A lite topic is a queue of its parent topic, made by the first message that names it.  The queue of
 one that was removed is given to a later one, which begins where the queue ended: numbers of queues
@@ -28,7 +29,7 @@ _LAYOUT = struct.Struct(">BBIIQQ")
 _PER_PIECE = 256
 
 
-class What(IntEnum):
+class LiteTopicChange(IntEnum):
     MADE = 1
     REMOVED = 2
     FREE = 3  # in snapshots only: a queue that the next lite topic may have
@@ -44,7 +45,7 @@ class LiteTopic(NamedTuple):
     last_ms: int  # log time of its last message
 
 
-class LiteTopics:
+class LiteTopicTable:
     """Implements `store.snapshot.SnapshotTable`."""
 
     table_number = 9
@@ -104,17 +105,19 @@ class LiteTopics:
         free = self._free.get(topic.id)
         queue_id = free[0] if free else self._size.get(topic.id, 0)
         first = self._store.dispatch.next_offset(topic.id, queue_id)
-        self._write(What.MADE, LiteTopic(topic.id, queue_id, name, first, self._store.log_ms()))
+        self._write(
+            LiteTopicChange.MADE, LiteTopic(topic.id, queue_id, name, first, self._store.log_ms())
+        )
         # After a start the queue shows what was in it before; all of that is confirmed.
         self._store.queue(topic.id, queue_id).raise_minimum(first)
         self.made += 1
         return queue_id
 
     def remove(self, lite: LiteTopic) -> None:
-        self._write(What.REMOVED, lite)
+        self._write(LiteTopicChange.REMOVED, lite)
         self.removed += 1
 
-    def _write(self, what: What, lite: LiteTopic) -> None:
+    def _write(self, what: LiteTopicChange, lite: LiteTopic) -> None:
         body = _encode(what, lite)
         self._store.put_record(
             RecordKind.LITE_TOPIC, topic_id=topics.META_TOPIC_ID, queue_id=0, body=body
@@ -126,7 +129,7 @@ class LiteTopics:
     def apply(self, body: bytes) -> LiteTopic | None:
         """One LITE_TOPIC record; the lite topic that it removes."""
         what, lite = _decode(body)
-        if what is What.REMOVED:
+        if what is LiteTopicChange.REMOVED:
             return self._forget(lite)
         if not self._store.dispatch.has_topic(lite.topic_id):
             return None
@@ -166,13 +169,15 @@ class LiteTopics:
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
         free = [
-            (What.FREE, LiteTopic(topic_id, queue_id, "", 0, 0))
+            (LiteTopicChange.FREE, LiteTopic(topic_id, queue_id, "", 0, 0))
             for topic_id, queues in sorted(self._free.items())
             for queue_id in sorted(queues)
         ]
-        return self._pieces([*((What.MADE, lite) for lite in self), *free])
+        return self._pieces([*((LiteTopicChange.MADE, lite) for lite in self), *free])
 
-    def _pieces(self, entries: list[tuple[What, LiteTopic]]) -> Iterator[tuple[bytes, int]]:
+    def _pieces(
+        self, entries: list[tuple[LiteTopicChange, LiteTopic]]
+    ) -> Iterator[tuple[bytes, int]]:
         for at in range(0, len(entries), _PER_PIECE):
             bodies = [_encode(*entry) for entry in entries[at : at + _PER_PIECE]]
             content = b"".join(len(body).to_bytes(2, "big") + body for body in bodies)
@@ -183,7 +188,7 @@ class LiteTopics:
         while at < len(content):
             size = int.from_bytes(content[at : at + 2], "big")
             what, lite = _decode(content[at + 2 : at + 2 + size])
-            if what is What.FREE:
+            if what is LiteTopicChange.FREE:
                 self._size[lite.topic_id] = max(self._size.get(lite.topic_id, 0), lite.queue_id + 1)
                 heappush(self._free.setdefault(lite.topic_id, []), lite.queue_id)
             else:
@@ -194,7 +199,7 @@ class LiteTopics:
         return
 
 
-def _encode(what: What, lite: LiteTopic) -> bytes:
+def _encode(what: LiteTopicChange, lite: LiteTopic) -> bytes:
     fixed = (lite.topic_id, lite.queue_id, lite.first, lite.last_ms)
     return _LAYOUT.pack(LITE_VERSION, what, *fixed) + lite.name.encode()
 
@@ -205,7 +210,7 @@ def describe_lite_record(body: bytes) -> dict[str, object]:
     return {"what": what.name.lower(), **lite._asdict()}
 
 
-def _decode(body: bytes) -> tuple[What, LiteTopic]:
+def _decode(body: bytes) -> tuple[LiteTopicChange, LiteTopic]:
     version, what, topic_id, queue_id, first, last_ms = _LAYOUT.unpack_from(body)
     if version != LITE_VERSION:
         raise StoreDamaged(
@@ -213,7 +218,7 @@ def _decode(body: bytes) -> tuple[What, LiteTopic]:
             "start a newer popmq"
         )
     name = body[_LAYOUT.size :].decode()
-    return What(what), LiteTopic(topic_id, queue_id, name, first, last_ms)
+    return LiteTopicChange(what), LiteTopic(topic_id, queue_id, name, first, last_ms)
 
 
 def snapshot_rows(content: bytes) -> Iterator[Row]:

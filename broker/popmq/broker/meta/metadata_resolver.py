@@ -21,7 +21,7 @@ SAME_GROUPS_MS = 60_000
 CHANGES_A_STEP = 128
 
 
-class Directory:
+class MetadataResolver:
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
         self._settings = settings

@@ -5,7 +5,7 @@ Where a group that starts at the newest message begins does not, nor a reset, no
 acked whose check points stay in memory.  That is written to `rmq_sys_offsets`, 24 bytes a
 record (big-endian):
 
-    0 version u8 = 1 | 1 reason u8 (`Reason`) | 2 reserved u16
+    0 version u8 = 1 | 1 reason u8 (`OffsetReason`) | 2 reserved u16
     4 group_id u32 | 8 topic_id u32 | 12 queue_id u32 | 16 queue_offset u64
 """
 
@@ -19,7 +19,7 @@ OFFSET_VERSION = 1
 _LAYOUT = struct.Struct(">BBHIIIQ")
 
 
-class Reason(IntEnum):
+class OffsetReason(IntEnum):
     START_AT_NEWEST = 1
     COMMITTED = 2  # everything below is over, and has no record of its own (buffered groups)
     RESET = 3
@@ -32,7 +32,7 @@ class OffsetRecord:
     topic_id: int
     queue_id: int
     queue_offset: int
-    reason: Reason
+    reason: OffsetReason
 
     def encode(self) -> bytes:
         return _LAYOUT.pack(
@@ -53,4 +53,4 @@ class OffsetRecord:
                 f"a record of rmq_sys_offsets has version {version}, this build reads "
                 f"{OFFSET_VERSION}: start a newer popmq"
             )
-        return cls(group_id, topic_id, queue_id, offset, Reason(reason))
+        return cls(group_id, topic_id, queue_id, offset, OffsetReason(reason))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from popmq.broker.log.entry_hash import Row, entry_hash
-from popmq.broker.meta.lite_topics import LiteTopics
+from popmq.broker.meta.lite_topics import LiteTopicTable
 from popmq.broker.meta.meta_limits import check_group, check_topic
 from popmq.broker.meta.meta_records import group_of, group_record, topic_of, topic_record
 from popmq.broker.store.message_store import MessageStore
@@ -34,7 +34,7 @@ class Registry:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self.lites = LiteTopics(store)
+        self.lites = LiteTopicTable(store)
         self._topics: dict[str, TopicConfig] = {}
         self._topics_by_id: dict[int, TopicConfig] = {}
         self._groups: dict[str, SubscriptionGroup] = {}

@@ -1,4 +1,4 @@
-"""FirstReceipts: what the first send of a message id came to, so that a resend stores nothing.
+"""SendDeduplication: what the first send of a message id came to, so that a resend stores nothing.
 
 The key is (topic, full message id); it is entered when the record is appended and again when the
 log is replayed.  Within `dedup.window_ms` of log time a second send of the id gets the first one's
@@ -25,7 +25,7 @@ _HALF = 1 << 31  # of the queue: the first send was a half message
 _LOW_32, _LOW_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
-class _Bucket(NamedTuple):
+class _IdBucket(NamedTuple):
     """Ids of one stretch of log time, in the order in which they came."""
 
     from_ms: int
@@ -33,14 +33,14 @@ class _Bucket(NamedTuple):
     receipts: list[int]
 
 
-class FirstReceipt(NamedTuple):
+class FirstSend(NamedTuple):
     """What a send came to; of a half message the result has no transaction id yet."""
 
     result: PutResult
     half: bool
 
 
-class FirstReceipts:
+class SendDeduplication:
     """Implements `store.snapshot.SnapshotTable`; what has left it by now is no state."""
 
     table_number = 7
@@ -51,7 +51,7 @@ class FirstReceipts:
         self._limit = settings.max_ids
         self._bucket_ids = max(1, settings.max_ids // _BUCKETS)
         self._receipts: dict[bytes, int] = {}
-        self._buckets: deque[_Bucket] = deque()
+        self._buckets: deque[_IdBucket] = deque()
         self._until_ms = 0  # from then on there is another bucket
         self._gone = 0  # of the oldest bucket
         self._entered = 0  # in all buckets, those that are gone left out
@@ -61,7 +61,7 @@ class FirstReceipts:
     def __len__(self) -> int:
         return len(self._receipts)
 
-    def find(self, topic_id: int, message_id: str) -> FirstReceipt | None:
+    def find(self, topic_id: int, message_id: str) -> FirstSend | None:
         """The receipt of the id's first send, if that is known."""
         packed = self._receipts.get(topic_id.to_bytes(4, "big") + message_id.encode())
         if packed is None:
@@ -71,7 +71,7 @@ class FirstReceipts:
         due_ms = packed >> _DUE_AT
         offset = packed & _LOW_64
         result = PutResult(queue_id=queue_id & ~_HALF, queue_offset=offset, due_ms=due_ms)
-        return FirstReceipt(result, bool(queue_id & _HALF))
+        return FirstSend(result, bool(queue_id & _HALF))
 
     def stored(
         self, topic_id: int, message_id: str, result: PutResult, log_ms: int, *, half: bool = False
@@ -139,7 +139,7 @@ class FirstReceipts:
             self._forget(1)
 
     def _begin_bucket(self, from_ms: int) -> None:
-        self._buckets.append(_Bucket(from_ms, [], []))
+        self._buckets.append(_IdBucket(from_ms, [], []))
         self._until_ms = from_ms + self._width_ms
 
     def _forget(self, limit: int) -> int:
@@ -162,7 +162,7 @@ class FirstReceipts:
         """Buckets only grow, so where each ends now is the state of now."""
         return self._pieces([(one, len(one.keys)) for one in self._buckets], self._gone)
 
-    def _pieces(self, ends: list[tuple[_Bucket, int]], start: int) -> Iterator[tuple[bytes, int]]:
+    def _pieces(self, ends: list[tuple[_IdBucket, int]], start: int) -> Iterator[tuple[bytes, int]]:
         for bucket, end in ends:
             for at in range(start, end, _PER_PIECE):
                 behind = min(at + _PER_PIECE, end)

@@ -1,4 +1,5 @@
-"""BrokerLife: one `Broker` on the disk at a time, and the next one only when its work has ended.
+"""BrokerIncarnation: one `Broker` on the disk at a time, and the next one only when its work has
+ended.
 
 A deposed master and a store that is rebuilt begin again from the disk; what the old broker's
 threads still do is waited for, and what they say is not heard any more.
@@ -8,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.ha.flusher_group import OwnFlushers
+from popmq.broker.ha.flusher_group import FlusherGroup
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
 from popmq.common.protocol.messaging_payloads import Port
@@ -16,7 +17,7 @@ from popmq.common.settings.settings import Settings
 from popmq.common.step_loop import Flusher, Work
 
 
-class BrokerLife:
+class BrokerIncarnation:
     """`broker` is the newest; between `end` and the next `begin` its files are closed."""
 
     def __init__(
@@ -41,14 +42,14 @@ class BrokerLife:
         self._rng = rng
         self._soon = soon
         self._on_failure = on_failure
-        self._own = OwnFlushers()
+        self._own = FlusherGroup()
         self._log_clock = LogClock(clock)  # what was heard of log time holds for the next broker
         self.changing = False
         self.broker: Broker
 
     def begin(self) -> Broker:
         """A broker that was not started yet."""
-        self._own = OwnFlushers()
+        self._own = FlusherGroup()
         flusher, housekeeper, readers = self._threads
         if not self._settings.replication.solo:
             flusher, housekeeper, readers = map(self._own.over, self._threads)

@@ -12,23 +12,23 @@ from collections.abc import Callable, Sequence
 from google.protobuf.message import DecodeError
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.ha.controller_clients import Controllers
+from popmq.broker.ha.controller_clients import ControllerClients
 from popmq.broker.ha.controller_wire import alter_to_wire, record_from_wire
 from popmq.broker.ha.epoch_file import FILE_NAME as EPOCHS
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import FILE_NAME as IDENTITY
 from popmq.broker.ha.identity import Identity
 from popmq.broker.ha.initial_epochs import begin_alone, begin_epochs
-from popmq.broker.ha.role import GroupRecord, GroupView, Order, Role, newest, order
-from popmq.broker.ha.status import Status, described, registration
-from popmq.broker.ha.sync_state import Alter
+from popmq.broker.ha.role import BrokerRole, GroupRecord, GroupView, RoleOrder, newest, order
+from popmq.broker.ha.status import BrokerStatus, described, registration
+from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.broker.handlers.server import BrokerServer
-from popmq.broker.node.broker_incarnation import BrokerLife, nowhere, raise_error
+from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere, raise_error
 from popmq.broker.node.gate import Gate
-from popmq.broker.node.master_role import Leadership
+from popmq.broker.node.master_role import MasterRole
 from popmq.broker.node.meta_follower import MetaFollower
-from popmq.broker.node.slave_role import Followership
-from popmq.broker.node.timer_migrator import TimerMover
+from popmq.broker.node.slave_role import SlaveRole
+from popmq.broker.node.timer_migrator import TimerMigrator
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotMaster, Refused
@@ -66,16 +66,16 @@ class BrokerNode:
     ) -> None:
         self.settings = settings
         self.address = ""  # what the others are told
-        self.role = Role.NOBODY
+        self.role = BrokerRole.NOBODY
         self.record: GroupRecord | None = None  # the newest of the accepted epoch
         self.view = GroupView(None)
-        self.leadership: Leadership | None = None
+        self.leadership: MasterRole | None = None
         self.elections = 0  # epochs accepted since the start
         self.rebuilds = 0
         self.gate = Gate(self._serve_node)
         self.identity: Identity
         self.epochs: EpochFile
-        self.following: Followership
+        self.following: SlaveRole
         self._server: BrokerServer | None = None
         self._disk = disk
         self._clock = clock
@@ -85,7 +85,7 @@ class BrokerNode:
         self._on_demoted = on_demoted or (lambda: None)
         self._postponed: GroupRecord | None = None
         self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
-        self._life = BrokerLife(
+        self._life = BrokerIncarnation(
             settings,
             disk=disk,
             clock=clock,
@@ -97,7 +97,7 @@ class BrokerNode:
             soon=soon,
             on_failure=lambda error: self._on_failure(error),
         )
-        self.controllers = Controllers(
+        self.controllers = ControllerClients(
             controllers,
             cluster=settings.cluster.name,
             group=settings.broker.name,
@@ -116,7 +116,7 @@ class BrokerNode:
             open_port=open_port or nowhere,
             now_ms=self.now_ms,
         )
-        self.mover = TimerMover(settings, open_port=open_port or nowhere, clock=clock, rng=rng)
+        self.mover = TimerMigrator(settings, open_port=open_port or nowhere, clock=clock, rng=rng)
 
     # -- start, stop, steps
 
@@ -149,7 +149,7 @@ class BrokerNode:
         self._disk.make_folder(folder)
         self.identity = Identity(self._disk, f"{folder}/{IDENTITY}", self._rng, cluster=cluster)
         self.epochs = EpochFile(self._disk, f"{folder}/{EPOCHS}", limit=limit)
-        self.following = Followership(
+        self.following = SlaveRole(
             self.settings,
             self.identity,
             self.epochs,
@@ -166,7 +166,7 @@ class BrokerNode:
         broker.store.log_time.epoch_starts = lambda: self.epochs.starts
         broker.start()
         self._server = BrokerServer(broker)
-        self.role = Role.MASTER
+        self.role = BrokerRole.MASTER
 
     def step(self) -> int:
         """One round of the background work; returns how much was done."""
@@ -181,7 +181,7 @@ class BrokerNode:
             return 1
         if self.leadership is not None:
             done = self.leadership.step()
-            if self.leadership is not None and self.leadership.role is Role.MASTER:
+            if self.leadership is not None and self.leadership.role is BrokerRole.MASTER:
                 done += self.meta.step(self.broker) + self.mover.step(self.broker)
             return done
         if self._named_by is not None and self.broker.store.durable == self.broker.store.end:
@@ -244,18 +244,18 @@ class BrokerNode:
         record = newest(record, self.record)
         own_id, accepted = self.identity.store_id, self.identity.epoch
         match order(record, own_id=own_id, accepted=accepted, role=self.role):
-            case Order.LEARN:
+            case RoleOrder.LEARN:
                 self._learn(record)
-            case Order.FOLLOW if self.leadership is not None:
+            case RoleOrder.FOLLOW if self.leadership is not None:
                 self._demote(self.leadership, record)
-            case Order.FOLLOW:
+            case RoleOrder.FOLLOW:
                 self._follow(record)
-            case Order.LEAD if self.identity.copying or own_id not in record.members:
+            case RoleOrder.LEAD if self.identity.copying or own_id not in record.members:
                 logger.error("an impossible order", extra={"epoch": record.epoch, "id": own_id})
-            case Order.LEAD if self.leadership is not None:
+            case RoleOrder.LEAD if self.leadership is not None:
                 # A controller took it for lost: its epoch ends like any other, the next is its own.
                 self._step_down(self.leadership, record)
-            case Order.LEAD:
+            case RoleOrder.LEAD:
                 self._lead(record)
 
     def _on_cluster(self, told: RegisterReply) -> None:
@@ -309,7 +309,7 @@ class BrokerNode:
     def _begin_to_lead(self, record: GroupRecord) -> None:
         self._named_by = None
         self.following.tables.leads()
-        self.leadership = Leadership(
+        self.leadership = MasterRole(
             self.settings,
             self.broker,
             self.identity,
@@ -323,10 +323,10 @@ class BrokerNode:
             now_ms=self.now_ms,
             rng=self._rng,
         )
-        self._become(Role.OPENING)
+        self._become(BrokerRole.OPENING)
         self.leadership.begin()
 
-    def _ask_alter(self, alter: Alter) -> None:
+    def _ask_alter(self, alter: AlterSyncStateSet) -> None:
         self.controllers.alter(
             alter_to_wire(
                 alter,
@@ -338,16 +338,16 @@ class BrokerNode:
 
     # -- from master to slave, and from the wrong log to none
 
-    def _demote(self, leadership: Leadership, record: GroupRecord) -> None:
+    def _demote(self, leadership: MasterRole, record: GroupRecord) -> None:
         logger.warning("deposed", extra={"epoch": self.identity.epoch, "by_epoch": record.epoch})
         self._accept(record)
         self._step_down(leadership, record)
 
-    def _step_down(self, leadership: Leadership, record: GroupRecord) -> None:
+    def _step_down(self, leadership: MasterRole, record: GroupRecord) -> None:
         """Begin anew on the disk, and then do what the record says."""
         self.leadership = None
         leadership.end(f"epoch {record.epoch} has begun")
-        self._become(Role.NOBODY)
+        self._become(BrokerRole.NOBODY)
         self._on_demoted()
         self._postponed = record
         self._life.end(self._open_slave)
@@ -363,7 +363,7 @@ class BrokerNode:
         self.following.stop()
         self.following.tables.begin_rebuild(because_of_tables=wish.because_of_tables)
         self.identity.renew(copying=True)
-        self._become(Role.COPYING)
+        self._become(BrokerRole.COPYING)
         self._postponed = self.record
         self._life.end(self._open_slave)
         return 1
@@ -407,7 +407,7 @@ class BrokerNode:
 
     # -- what it says of itself
 
-    def _become(self, role: Role) -> None:
+    def _become(self, role: BrokerRole) -> None:
         if role is not self.role:
             self.role = role
             self.controllers.beat_now()
@@ -424,11 +424,11 @@ class BrokerNode:
                 raise Refused(Code.BAD_REQUEST, f"the request is no {kind.name}") from None
             self.leadership.hand_over(asked, on_reply)
 
-    def status(self) -> Status:
+    def status(self) -> BrokerStatus:
         """As of now, for controllers, operators and metrics."""
         store, following, copying = self.broker.store, self.following, self.following.copying
         slaves = self.leadership.slaves() if self.leadership else ()
-        return Status(
+        return BrokerStatus(
             settings=self.settings,
             address=self.address,
             store_id=self.identity.store_id,
@@ -444,7 +444,7 @@ class BrokerNode:
             lag_bytes=max([following.behind_bytes, *(store.end - one.acked for one in slaves)]),
             copying_from=copying.began_at if copying.active else 0,
             copying_to=copying.target if copying.active else 0,
-            timers=following.newest_timers(self.broker, leads=self.role is Role.MASTER),
+            timers=following.newest_timers(self.broker, leads=self.role is BrokerRole.MASTER),
             now_ms=self.now_ms(),
             trouble=self.view.trouble,
             state_hash=(store.snapshots.position, store.snapshots.state_hash),

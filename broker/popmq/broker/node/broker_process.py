@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.ha.role import Role as HaRole
+from popmq.broker.ha.role import BrokerRole as HaRole
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.node.metrics import broker_metrics
-from popmq.broker.node.pacing import BUSY_MS, ReplicaRest, Rest
+from popmq.broker.node.pacing import BUSY_MS, Pacing, ReplicaPacing
 from popmq.broker.node.replication_metrics import replication_metrics
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.disk import Disk, RealDisk
@@ -25,7 +25,7 @@ from popmq.common.observability import Metric
 from popmq.common.protocol.frame_metrics import frame_metrics
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frame_server import FrameServer
-from popmq.common.protocol.frames import FrameSettings, Hello, Role
+from popmq.common.protocol.frames import FrameSettings, Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.settings.settings import Settings
 from popmq.common.step_loop import FlusherThread, OwnFlusher, StepLoop, Work
@@ -95,7 +95,7 @@ class BrokerProcess:
         self._peers: dict[str, FramePort] = {}  # other brokers of the group
         self._controllers: list[FramePort] = []
         self._started = False
-        self._rest: Rest | ReplicaRest
+        self._rest: Pacing | ReplicaPacing
         self.failed: asyncio.Future[None]
         self.node: BrokerNode
 
@@ -140,10 +140,10 @@ class BrokerProcess:
         self._started = True
         store = self.broker.store
         if self.node.solo:
-            self._rest = Rest(self.broker, self._clock)
+            self._rest = Pacing(self.broker, self._clock)
             await self._settled()
         else:
-            self._rest = ReplicaRest(self.node, self._clock)
+            self._rest = ReplicaPacing(self.node, self._clock)
         logger.info(
             "recovered",
             extra={
@@ -272,7 +272,7 @@ class BrokerProcess:
             reading("broker_refused", count, str(code))
             for code, count in self.node.refused_by_code.items()
         ]
-        frames = frame_metrics(self._frames, Role.BROKER) if self._frames is not None else []
+        frames = frame_metrics(self._frames, ProcessRole.BROKER) if self._frames is not None else []
         return [
             *broker_metrics(self.broker),
             *refused,
@@ -282,7 +282,7 @@ class BrokerProcess:
 
     def _hello(self) -> Hello:
         return Hello(
-            role=Role.BROKER,
+            role=ProcessRole.BROKER,
             name=self._settings.node,
             cluster=self._settings.cluster.name,
             epoch=self.node.identity.epoch,
@@ -305,7 +305,7 @@ class BrokerProcess:
     def _peer_lost(self, peer: Hello) -> None:
         """A slave that was killed says nothing more: its master need not wait for long."""
         leadership = self.node.leadership
-        if leadership is not None and peer.role is Role.BROKER:
+        if leadership is not None and peer.role is ProcessRole.BROKER:
             leadership.side.lost(peer.name)
 
     def _drop_clients(self) -> None:
@@ -314,7 +314,7 @@ class BrokerProcess:
             return
         for connection in list(self._frames.connections):
             peer = connection.peer
-            if peer is not None and peer.role in (Role.PROXY, Role.TOOL):
+            if peer is not None and peer.role in (ProcessRole.PROXY, ProcessRole.TOOL):
                 connection.close("this broker is not the master any more")
 
     async def _stop_steps(self) -> None:

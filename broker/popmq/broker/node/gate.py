@@ -17,7 +17,7 @@ NODE_KINDS = frozenset((Kind.HAND_OVER, Kind.DESCRIBE_ROLE))
 _LIVES = 1 << 48  # ids of one life lie between two multiples; nobody asks so often
 
 
-class Door:
+class GatedPort:
     """To one part of the broker. Closed, it lets nothing in; who is inside may still leave."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Gate:
 
     def __init__(self, serve_node: Callable[[Kind, bytes, OnReply], None]) -> None:
         self._serve_node = serve_node
-        self.clients = Door()
-        self.slaves = Door()
+        self.clients = GatedPort()
+        self.slaves = GatedPort()
         self.admit: Callable[[], None] = lambda: None
         self.why = "this broker was not told to lead yet"
         self.refused_by_code: dict[int, int] = {}

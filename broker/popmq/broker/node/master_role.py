@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.epoch_file import EpochFile
-from popmq.broker.ha.hand_over import HandOver
+from popmq.broker.ha.hand_over import MasterHandOver
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.replication_server import MasterSide
-from popmq.broker.ha.role import GroupRecord, Role
+from popmq.broker.ha.replication_server import ReplicationServer
+from popmq.broker.ha.role import BrokerRole, GroupRecord
 from popmq.broker.ha.snapshot_source import SnapshotSource
 from popmq.broker.ha.status import SlaveStatus
-from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.broker.handlers.server import BrokerServer
 from popmq.broker.node.gate import Gate
 from popmq.common.disk import Disk
@@ -29,7 +29,7 @@ from popmq.common.wire.controller_pb2 import HandOverRequest
 logger = logging.getLogger(__name__)
 
 
-class Leadership:
+class MasterRole:
     """`begin`, then `step` until `end`. `become` hears of each role, `ask` of each request for
     another SyncStateSet; `reachable` says whether a controller is there to get it."""
 
@@ -43,14 +43,14 @@ class Leadership:
         record: GroupRecord,
         *,
         disk: Disk,
-        ask: Callable[[Alter], None],
+        ask: Callable[[AlterSyncStateSet], None],
         reachable: Callable[[], bool],
-        become: Callable[[Role], None],
+        become: Callable[[BrokerRole], None],
         now_ms: Callable[[], int],
         rng: random.Random,
     ) -> None:
         """Everything that is here counts: what was acknowledged is among it (R11)."""
-        self.role = Role.OPENING
+        self.role = BrokerRole.OPENING
         self._settings = settings
         self._broker = broker
         self._store = store = broker.store
@@ -58,7 +58,7 @@ class Leadership:
         self._become = become
         self._now_ms = now_ms
         self._short = ""  # why sends are refused now
-        self._hand_over: HandOver | None = None
+        self._hand_over: MasterHandOver | None = None
         self.server = BrokerServer(broker)
         self.epoch = record.epoch
         self.epoch_start = store.end
@@ -72,7 +72,7 @@ class Leadership:
             confirmed=store.confirmed,
         )
         epochs.append(record.epoch, store.end)  # on the disk before the first record is (R6, R12)
-        self.side = MasterSide(
+        self.side = ReplicationServer(
             store,
             sync,
             epochs,
@@ -108,7 +108,7 @@ class Leadership:
 
     def step(self) -> int:
         """A master that hands over does nothing but confirm: whatever it began would be late."""
-        done = self._broker.step() if self.role is not Role.HANDING_OVER else 0
+        done = self._broker.step() if self.role is not BrokerRole.HANDING_OVER else 0
         done += self.side.step()
         self._short = self._shortage()
         if self._hand_over is not None and self._hand_over.step(self._now_ms()):
@@ -132,20 +132,23 @@ class Leadership:
     def hand_over(self, asked: HandOverRequest, on_reply: OnReply) -> None:
         """Admit nothing more, until another leads or the time is over."""
         own_id = self.side.sync.own_id
-        if self.role is not Role.MASTER or (asked.epoch, asked.leader) != (self.epoch, own_id):
+        if self.role is not BrokerRole.MASTER or (asked.epoch, asked.leader) != (
+            self.epoch,
+            own_id,
+        ):
             raise NotMaster(f"this is not the serving master of epoch {asked.epoch}")
         to = self.side.followers.get(asked.to)
         if to is None or asked.to not in self.side.sync.members:
             raise Refused(
                 Code.PRECONDITION_FAILED, f"store {asked.to[:32]} is not in the SyncStateSet"
             )
-        self._change(Role.HANDING_OVER)
+        self._change(BrokerRole.HANDING_OVER)
         self._gate.why = f"{self._settings.broker.name} is being handed over to {to.node}"
         self._gate.clients.close()
         self._broker.buffer.write_all()
         limit_ms = self._settings.replication.hand_over_ms
         until_ms = self._now_ms() + min(asked.wait_ms or limit_ms, limit_ms)
-        self._hand_over = HandOver(self._store, to, until_ms=until_ms, on_reply=on_reply)
+        self._hand_over = MasterHandOver(self._store, to, until_ms=until_ms, on_reply=on_reply)
 
     def timers(self) -> MasterTimers:
         """The TimerCheckPoint of this moment."""
@@ -172,9 +175,9 @@ class Leadership:
 
     def _serve(self) -> None:
         self._gate.clients.opens(self.server)
-        self._change(Role.MASTER)
+        self._change(BrokerRole.MASTER)
 
-    def _change(self, role: Role) -> None:
+    def _change(self, role: BrokerRole) -> None:
         self.role = role
         self._become(role)
 

@@ -12,7 +12,7 @@ from popmq.common import topics
 from popmq.common.metric_table.row import OTHERS
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
-from popmq.common.record.transaction_token import Ending
+from popmq.common.record.transaction_token import TransactionEnd
 
 CONSUMER_PAIRS_LIMIT = 1_000  # of group and topic, as labels
 GROUPS_LIMIT = 1_000
@@ -138,11 +138,11 @@ def _transaction_metrics(broker: Broker) -> Iterable[Metric]:
     table, checks = broker.transactions.table, broker.transactions.checks
     yield reading("half_messages", len(table.pending))
     for name, ending in (
-        ("committed", Ending.COMMITTED),
-        ("rolled_back", Ending.ROLLED_BACK),
-        ("checked", Ending.CHECKED),
-        ("given_up", Ending.GIVEN_UP),
-        ("lost", Ending.LOST),
+        ("committed", TransactionEnd.COMMITTED),
+        ("rolled_back", TransactionEnd.ROLLED_BACK),
+        ("checked", TransactionEnd.CHECKED),
+        ("given_up", TransactionEnd.GIVEN_UP),
+        ("lost", TransactionEnd.LOST),
     ):
         yield reading(f"transactions_{name}", table.counts[ending])
     yield reading("transactions_refused", broker.transactions.halves.refused)

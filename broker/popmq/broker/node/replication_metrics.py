@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.common.metric_table.table import reading
 from popmq.common.observability import Metric
@@ -11,7 +11,7 @@ from popmq.common.observability import Metric
 def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
     """A broker alone has only its role and epoch."""
     status = node.status()
-    for role in Role:
+    for role in BrokerRole:
         yield reading("replication_role", role is status.role, role.name)
     yield reading("replication_epoch", status.epoch)
     if node.solo:
@@ -31,7 +31,7 @@ def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
     yield reading("store_rebuilds", node.rebuilds)
     yield reading("replication_diverged", tables.diverged)
     yield reading("replication_differs", tables.differs)
-    yield reading("replication_copying", status.role is Role.COPYING)
+    yield reading("replication_copying", status.role is BrokerRole.COPYING)
     yield reading("replication_copied_percent", node.following.copying.percent)
     yield reading("replication_copying_bytes", node.following.copying.position)
     if status.timers is not None:

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.ha.catch_up_progress import Copying
+from popmq.broker.ha.catch_up_progress import CatchUpProgress
 from popmq.broker.ha.differing_snapshots import DifferingSnapshots
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.replication_client import SlaveSide
+from popmq.broker.ha.replication_client import ReplicationClient
 from popmq.broker.ha.replication_server import NEAR_BLOCKS
-from popmq.broker.ha.role import GroupRecord, Role, TimersHeard
-from popmq.broker.ha.snapshot_download import SnapshotCopy
+from popmq.broker.ha.role import BrokerRole, GroupRecord, TimersHeard
+from popmq.broker.ha.snapshot_download import SnapshotDownload
 from popmq.broker.ha.tables_check import FILE_NAME as DIVERGENCE
 from popmq.broker.ha.tables_check import RebuildWish, TablesCheck
-from popmq.broker.log.store_metrics import Lived
+from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.common.disk import Disk
 from popmq.common.protocol.messaging_payloads import Port
 from popmq.common.protocol.replication_payloads import MasterTimers
@@ -22,7 +22,7 @@ from popmq.common.settings.settings import Settings
 COPY_AGAIN_MS = 1_000  # from the begin of a copy that was of no use to the next one
 
 
-class Followership:
+class SlaveRole:
     """`begin` for each life of the broker, then `follow`.
 
     `rebuild_wish` says why this store should be rebuilt; `on_broken` hears of a rule that was
@@ -40,13 +40,13 @@ class Followership:
         now_ms: Callable[[], int],
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        self.side: SlaveSide | None = None
-        self.copying = Copying(NEAR_BLOCKS * settings.replication.fetch_bytes)
+        self.side: ReplicationClient | None = None
+        self.copying = CatchUpProgress(NEAR_BLOCKS * settings.replication.fetch_bytes)
         self.timers: TimersHeard | None = None  # newest, of any master of this group
         self._settings = settings
         self._broker: Broker
         self._began_ms: int  # the life of that broker
-        self._snapshot: SnapshotCopy
+        self._snapshot: SnapshotDownload
         self._identity = identity
         self._epochs = epochs
         self._open_port = open_port
@@ -67,7 +67,7 @@ class Followership:
         """`broker` stands on the disk now, and nothing of the last one is left."""
         self._broker = broker
         self._began_ms = self._now_ms()
-        self._snapshot = SnapshotCopy(broker.following.begin_install)
+        self._snapshot = SnapshotDownload(broker.following.begin_install)
         broker.store.log_time.epoch_starts = lambda: self._epochs.starts
         slave = broker.store.slave
         assert slave is not None
@@ -140,8 +140,12 @@ class Followership:
         return done + self.side.step() if self.side is not None else done
 
     @property
-    def role(self) -> Role:
-        return Role.COPYING if self.copying.active or self._identity.copying else Role.SLAVE
+    def role(self) -> BrokerRole:
+        return (
+            BrokerRole.COPYING
+            if self.copying.active or self._identity.copying
+            else BrokerRole.SLAVE
+        )
 
     @property
     def is_cutting(self) -> bool:
@@ -180,14 +184,14 @@ class Followership:
 
     def _told_timers(self, told: MasterTimers) -> None:
         now_ms, following = self._now_ms(), self._broker.following
-        following.master_lived = max(following.master_lived, Lived(told.epoch, told.log_ms))
+        following.master_lived = max(following.master_lived, EpochLogTime(told.epoch, told.log_ms))
         if told.log_ms:
             self._broker.store.log_clock.sample(told.log_ms, epoch=told.epoch)
         self.hear_timers(TimersHeard(told.epoch, told.last_read_ms, told.queue_offset, now_ms))
 
-    def _new_side(self, record: GroupRecord, address: str) -> SlaveSide:
+    def _new_side(self, record: GroupRecord, address: str) -> ReplicationClient:
         broker = self._broker
-        return SlaveSide(
+        return ReplicationClient(
             broker.store,
             self._identity,
             self._epochs,

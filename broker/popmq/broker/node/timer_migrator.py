@@ -1,4 +1,4 @@
-"""TimerMover: the master of a broker group that is drained hands its pending timers to others.
+"""TimerMigrator: the master of a broker group that is drained hands its pending timers to others.
 
 A batch at a time: one record says which timers leave and who is asked; when that is confirmed the
 other group is asked until it has them; another record says that it does.  Nothing is decided here
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.timer.independent_reads import ColdParts
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.timer.independent_reads import IndependentReads
 from popmq.broker.timer.timer_queue import entry_of
 from popmq.common.clock import Clock
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.messaging_payloads import Kind, Port
-from popmq.common.record.timer_migration import Leaving
+from popmq.common.record.timer_migration import MigratingTimer
 from popmq.common.record.timer_token import MOVED_BIT, TimerToken
 from popmq.common.settings.settings import Settings
 from popmq.common.wire.controller_pb2 import BrokerAddress
@@ -39,7 +39,7 @@ _RECORD_BYTES = 64  # of a departure, for each timer: more than that
 _IN_PROCESS = "in-process"  # the address of a broker that nobody else reaches
 
 
-class TimerMover:
+class TimerMigrator:
     """`hear` where the others are, and `step` while this broker is its group's master."""
 
     def __init__(
@@ -62,7 +62,7 @@ class TimerMover:
         # Of one life of the broker, and one drain.
         self._broker: Broker | None = None
         self._origin = 0  # whose moves they are, for those who take them
-        self._cold: ColdParts
+        self._cold: IndependentReads
         self._at = 0  # of the timer queue: what stands before has been looked at
         self._asking = False
         self._taken = 0  # first move of the batch that the other group has
@@ -135,7 +135,7 @@ class TimerMover:
         leaving = departures.leaving
         if max(one.position for one in leaving) >= broker.store.confirmed:
             return 0  # retention has just moved one: it is confirmed soon
-        units = [Unit(one.position, one.size, 0) for one in leaving]
+        units = [QueueUnit(one.position, one.size, 0) for one in leaving]
         messages = broker.store.reader.read(units, wait=False)
         request = self._request(departures.origin)
         for move, (one, message) in enumerate(
@@ -252,14 +252,14 @@ class TimerMover:
             self._at = 0
         return 0
 
-    def _next_timers(self, broker: Broker, limit: int) -> list[Leaving]:
+    def _next_timers(self, broker: Broker, limit: int) -> list[MigratingTimer]:
         """Pending timers of the next piece of the queue, in its order. ColdRead: call again."""
         timers, queue = broker.timers, broker.timers.service.queue
         # Of a body that retention moved, the newer record stands further behind.
         begin = max(self._at, queue.queue.min_offset, timers.bodies.passed)
         look = min(_LOOK, queue.count - begin)
         units = queue.queue.units(begin, look, wait=False) if look > 0 else ()
-        chosen: list[tuple[int, Unit]] = []
+        chosen: list[tuple[int, QueueUnit]] = []
         size, end = 0, begin
         for offset, unit in enumerate(units, begin):
             due_ms, moved = unit.tag_hash & ~MOVED_BIT, unit.tag_hash & MOVED_BIT
@@ -273,13 +273,13 @@ class TimerMover:
         messages = broker.store.reader.read([unit for _, unit in chosen], wait=False)
         self._at = max(end, begin)
         soon_ms = self._clock.wall_ms() + STAYS_MS
-        found: dict[int, Leaving] = {}
+        found: dict[int, MigratingTimer] = {}
         for (offset, unit), message in zip(chosen, messages, strict=True):
             timer, moved_body = entry_of(offset, unit, message)[1:]
             if timer is None or timer.due_ms <= soon_ms:
                 continue
             if timers.state.is_pending(*timer.key, offset, moved=moved_body):
-                found[timer.identity] = Leaving(
+                found[timer.identity] = MigratingTimer(
                     timer.due_ms, timer.identity, timer.position, timer.size, timer.topic_id
                 )
         return list(found.values())
@@ -291,7 +291,7 @@ class TimerMover:
         not know of: nothing new is taken for a move that was made already."""
         self._broker = broker
         self._origin = self._rng.getrandbits(63) | 1
-        self._cold = ColdParts(broker.store)
+        self._cold = IndependentReads(broker.store)
         self._at = self._taken = 0
         self._asking = self._told = False
         self._due_ms = self._ask_ms = self._pass_ms = 0

@@ -9,7 +9,7 @@ from enum import Enum
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.lookup import Lookup
@@ -136,7 +136,7 @@ class OffsetReset:
         # A check point that became a record behind the reset would be one again at recovery.
         self._buffer.write_queue((group.id, topic.id, queue_id))
         done = self.plan(group, topic, queue_id, offset)
-        record = OffsetRecord(group.id, topic.id, queue_id, offset, Reason.RESET)
+        record = OffsetRecord(group.id, topic.id, queue_id, offset, OffsetReason.RESET)
         log_ms = self._store.put_record(
             RecordKind.OFFSET,
             topic_id=topics.OFFSETS_TOPIC_ID,
@@ -152,9 +152,9 @@ def apply_offset(table: CheckPointTable, record: OffsetRecord, log_ms: int, *, f
     """One OFFSET record, in log order."""
     place = (record.group_id, record.topic_id, record.queue_id)
     match record.reason:
-        case Reason.RESET | Reason.PULLED:
+        case OffsetReason.RESET | OffsetReason.PULLED:
             table.reset(*place, record.queue_offset, log_ms, fifo=fifo)
-        case Reason.COMMITTED:
+        case OffsetReason.COMMITTED:
             table.commit(*place, record.queue_offset)
-        case Reason.START_AT_NEWEST:
+        case OffsetReason.START_AT_NEWEST:
             table.start(*place, record.queue_offset, fifo=fifo, logged=True)

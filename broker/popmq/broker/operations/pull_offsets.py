@@ -7,7 +7,7 @@ is refused while pop has messages of the queue in flight.
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.operations.offset_reset import apply_offset
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.message_store import MessageStore
@@ -68,7 +68,7 @@ class PullOffsets:
         self._pops.begin(group, topic, queue_id)
         # As with a reset: what became a record behind this one would count again at recovery.
         self._buffer.write_queue(place)
-        record = OffsetRecord(*place, offset, Reason.PULLED)
+        record = OffsetRecord(*place, offset, OffsetReason.PULLED)
         log_ms = self._store.put_record(
             RecordKind.OFFSET,
             topic_id=topics.OFFSETS_TOPIC_ID,

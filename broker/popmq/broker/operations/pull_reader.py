@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from popmq.broker.filter.message_filter import MessageFilter
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.pop.pop_batch import LOOK_BYTES, LOOK_UNITS, SCAN_UNITS
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.record.message import StoredMessage
@@ -15,7 +15,7 @@ from popmq.common.topics import TopicConfig
 
 
 @dataclass(frozen=True, slots=True)
-class PullWant:
+class PullParams:
     topic: TopicConfig
     queue_id: int
     limit: int
@@ -24,7 +24,7 @@ class PullWant:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """Messages with their offsets, in order, and the first offset that was not looked at."""
 
     messages: list[tuple[int, StoredMessage]]
@@ -45,19 +45,19 @@ class PullReader:
         self._store = store
         self.metrics = PullMetrics()
 
-    def nearest(self, want: PullWant, offset: int) -> int:
+    def nearest(self, want: PullParams, offset: int) -> int:
         """`offset`, or the nearest that the queue has: from its oldest message to its end."""
         queue = self._store.queue(want.topic.id, want.queue_id)
         return min(max(offset, queue.min_offset), queue.count)
 
-    def why_illegal(self, want: PullWant, offset: int) -> str:
+    def why_illegal(self, want: PullParams, offset: int) -> str:
         queue = self._store.queue(want.topic.id, want.queue_id)
         return (
             f"offset {offset} of queue {want.queue_id} of topic {want.topic.name}: it has "
             f"{queue.min_offset} to {queue.count}, the end"
         )
 
-    def read(self, want: PullWant, offset: int) -> Pulled:
+    def read(self, want: PullParams, offset: int) -> PullResult:
         """A bounded look from `offset` on.  Raises ColdRead, with nothing changed, when what it
         looks at is not in memory."""
         queue = self._store.queue(want.topic.id, want.queue_id)
@@ -75,9 +75,9 @@ class PullReader:
                 break
             found.append((at, message))
         self.metrics.pulled += len(found)
-        return Pulled(found, passed, passed < queue.count)
+        return PullResult(found, passed, passed < queue.count)
 
-    def _choose(self, want: PullWant, offset: int) -> tuple[list[tuple[int, Unit]], int]:
+    def _choose(self, want: PullParams, offset: int) -> tuple[list[tuple[int, QueueUnit]], int]:
         """Units to be read, and the first offset behind what was passed; the first message fits
         whatever its size."""
         wanted, room, bytes_left = want.filter, want.limit, want.reply_bytes
@@ -86,7 +86,7 @@ class PullReader:
             room = span = max(1, LOOK_UNITS // wanted.work)
             bytes_left = min(bytes_left, LOOK_BYTES)
         units = self._store.queue(want.topic.id, want.queue_id).units(offset, span, wait=False)
-        chosen: list[tuple[int, Unit]] = []
+        chosen: list[tuple[int, QueueUnit]] = []
         for at, unit in enumerate(units, offset):
             if not (wanted.everything or wanted.may_accept(unit.tag_hash)):
                 continue

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from popmq.broker.deliveries.message_group import lite_topic
-from popmq.broker.deliveries.redriven_dead_letters import RedrivenLetters
+from popmq.broker.deliveries.redriven_dead_letters import RedrivenDeadLetters
 from popmq.broker.index.message_keys import KEY, names_in
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.registry import Registry
@@ -14,7 +14,7 @@ from popmq.common.topics import GroupType, MessageType, SubscriptionGroup, Topic
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
+class DeadLetterFilter:
     """Which dead letters are meant; what is None does not matter. Times in wall milliseconds,
     of when they became dead letters."""
 
@@ -41,7 +41,7 @@ class RedriveService:
         self,
         store: MessageStore,
         registry: Registry,
-        redriven: RedrivenLetters,
+        redriven: RedrivenDeadLetters,
         max_lite_topics: int,
     ) -> None:
         self._max_lite_topics = max_lite_topics

@@ -34,7 +34,7 @@ def confirmed(store: MessageStore) -> Steps[None]:
     yield from read(look)
 
 
-class Driver:
+class ResumableRunner:
     """Runs one generator; `step` is one read."""
 
     def __init__(self, steps: Steps[bytes]) -> None:

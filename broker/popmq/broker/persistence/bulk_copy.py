@@ -13,10 +13,10 @@ from crc32c import crc32c
 
 from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.commit_log import CommitLog
-from popmq.broker.log.dispatch import Dispatch, Queued
+from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.message_reader import DamagedMessage, MessageReader
-from popmq.broker.log.queue_unit import Unit, index_unit
-from popmq.broker.persistence.retention import Body
+from popmq.broker.log.queue_unit import QueueUnit, index_unit
+from popmq.broker.persistence.retention import LiveBody
 from popmq.common.record.message import (
     MESSAGE_HEADER_SIZE,
     RECORD_VERSION,
@@ -34,7 +34,7 @@ _new = tuple.__new__
 assert _FRONT.size + _REST.size == MESSAGE_HEADER_SIZE
 
 
-class Copy(NamedTuple):
+class MessageCopy(NamedTuple):
     """A message that the log has already, for another queue."""
 
     topic_id: int
@@ -49,13 +49,13 @@ def put_copies(
     log: CommitLog,
     dispatch: Dispatch,
     index: KeyIndex,
-    copies: Sequence[Copy],
+    copies: Sequence[MessageCopy],
     stamp: Stamp,
     confirmed: int,
 ) -> tuple[list[int], int]:
     """Append the copies, and let `dispatch` and `index` expect them; positions, and bytes."""
     positions: list[int] = []
-    queued: list[Queued] = []
+    queued: list[PendingUnit] = []
     named: list[tuple[int, int, int, int, bytes]] = []  # for the key index
     records: list[bytes] = []
     offsets: dict[tuple[int, int], int] = {}  # of the next record of each queue
@@ -82,7 +82,7 @@ def put_copies(
         records.append(_FRONT.pack(size, crc32c(tail)) + tail)
         unit = index_unit(position, size, tag_hash)
         end = position + size
-        queued.append(_new(Queued, (end, position, topic_id, queue_id, queue_offset, unit)))
+        queued.append(_new(PendingUnit, (end, position, topic_id, queue_id, queue_offset, unit)))
         named.append((position, size, topic_id, wall_ms, both[head_size:]))
         positions.append(position)
         sizes += size
@@ -97,10 +97,10 @@ def put_moved(
     log: CommitLog,
     index: KeyIndex,
     reader: MessageReader,
-    body: Body,
+    body: LiveBody,
     stamp: Stamp,
     confirmed: int,
-) -> Body | None:
+) -> LiveBody | None:
     """Append a live body again, under its old identity and as of when it was stored; it has no unit
     of its own.  Returns it with its new place, None when it is damaged.
 
@@ -130,4 +130,4 @@ def put_moved(
         )
     )
     index.expect(position, size, body.topic_id, stamp.wall_ms, message.properties)
-    return body._replace(unit=Unit(position, size, message.tag_hash))
+    return body._replace(unit=QueueUnit(position, size, message.tag_hash))

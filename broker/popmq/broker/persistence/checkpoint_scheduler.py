@@ -9,8 +9,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from popmq.broker.log.segment_file import Synced
-from popmq.broker.log.store_checkpoint import UNKNOWN, Checkpoint, read_checkpoint, write_checkpoint
+from popmq.broker.log.segment_file import Syncable
+from popmq.broker.log.store_checkpoint import (
+    UNKNOWN,
+    StoreCheckpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from popmq.common.disk import Disk
 from popmq.common.step_loop import Flusher
 
@@ -19,10 +24,10 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_MS = 10_000
 RETRY_MS = 1_000
 
-FlushIndex = Callable[[], Sequence[Synced]]
+FlushIndex = Callable[[], Sequence[Syncable]]
 
 
-class CheckpointKeeper:
+class CheckpointScheduler:
     def __init__(
         self,
         disk: Disk,
@@ -38,7 +43,7 @@ class CheckpointKeeper:
         self._failed: OSError | None = None  # set on the flusher's thread
         self._due_ms = 0
         self._retry_ms = 0
-        self._found = self._written = Checkpoint()
+        self._found = self._written = StoreCheckpoint()
         self.log_start = UNKNOWN
         # A slave lowers its checkpoint on the loop while retention says where the log starts: each
         # writes what the other one wrote before.
@@ -46,9 +51,9 @@ class CheckpointKeeper:
         self.position = 0  # index files are synced up to here
         self.made = 0
 
-    def read(self) -> Checkpoint:
+    def read(self) -> StoreCheckpoint:
         """What the last run left; position 0 when there is none."""
-        found = read_checkpoint(self._disk, self._path) or Checkpoint()
+        found = read_checkpoint(self._disk, self._path) or StoreCheckpoint()
         self.position = found.position
         self._found = self._written = found
         return found
@@ -79,7 +84,7 @@ class CheckpointKeeper:
                     self._disk.remove(self._path)
                     self._disk.sync_folder(self._path.rpartition("/")[0])
 
-    def write_now(self, flush: FlushIndex, checkpoint: Checkpoint) -> None:
+    def write_now(self, flush: FlushIndex, checkpoint: StoreCheckpoint) -> None:
         """On this thread, at a clean stop with an idle flusher.
 
         Raises the OSError of the last job, of which a stop may not have heard: what was not
@@ -96,7 +101,7 @@ class CheckpointKeeper:
     def step(
         self,
         flush: FlushIndex,
-        checkpoint: Callable[[], Checkpoint],
+        checkpoint: Callable[[], StoreCheckpoint],
         *,
         now_ms: int,
         wanted: bool,
@@ -124,7 +129,7 @@ class CheckpointKeeper:
         self._flusher.submit(work, lambda error: self._done(made, error))
         return 1
 
-    def _write(self, made: Checkpoint) -> None:
+    def _write(self, made: StoreCheckpoint) -> None:
         """What it vouches for is synced, so that one without room may be left out."""
         try:
             with self._writing:
@@ -134,11 +139,11 @@ class CheckpointKeeper:
                 raise _NoRoom(*error.args) from error
             raise
 
-    def _put(self, made: Checkpoint) -> None:
+    def _put(self, made: StoreCheckpoint) -> None:
         self._written = replace(made, log_start=self.log_start)
         write_checkpoint(self._disk, self._path, self._written)
 
-    def _done(self, made: Checkpoint, error: BaseException | None) -> None:
+    def _done(self, made: StoreCheckpoint, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, _NoRoom):
             # Still "running": after a failed fsync, of a full disk too, nothing may be vouched
             # for any more.

@@ -11,7 +11,7 @@ no clock that is set moves.
 import struct
 from typing import NamedTuple, Self
 
-from popmq.broker.log.store_metrics import Lived
+from popmq.broker.log.store_metrics import EpochLogTime
 
 UNANSWERED_MS = 5_000  # at most, between a record of a delivery and its answer
 NOTHING = (1 << 64) - 1
@@ -25,7 +25,7 @@ class EpochStart(NamedTuple):
     unanswered_from_ms: int = NOTHING
 
     @classmethod
-    def after(cls, newest: Lived, told: Lived) -> Self:
+    def after(cls, newest: EpochLogTime, told: EpochLogTime) -> Self:
         """`newest` is of the newest record known to be confirmed; `told` counts if it is of the
         same master, and younger."""
         told_ms = told.log_ms if told.epoch == newest.epoch else 0

@@ -1,4 +1,4 @@
-"""IndexKeeper: queues and key index reach their files, and checkpoints say how far.
+"""IndexFlusher: queues and key index reach their files, and checkpoints say how far.
 
 All of it is rebuilt from the log, so a disk that has no room for it stops sends and no more.
 """
@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 
 from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.dispatch import Dispatch
-from popmq.broker.log.segment_file import Synced
-from popmq.broker.log.store_checkpoint import Checkpoint
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
+from popmq.broker.log.segment_file import Syncable
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
 from popmq.broker.persistence.log_time import LogTime
 
 
-class IndexKeeper:
+class IndexFlusher:
     def __init__(
         self,
         dispatch: Dispatch,
         index: Callable[[], KeyIndex],
-        checkpoints: CheckpointKeeper,
+        checkpoints: CheckpointScheduler,
         log_time: LogTime,
         epoch: Callable[[], int],
     ) -> None:
@@ -53,11 +53,11 @@ class IndexKeeper:
         """Everything, and a checkpoint, on this thread: at a clean stop with an idle flusher."""
         self._checkpoints.write_now(self._flush, self._checkpoint())
 
-    def _flush(self) -> Sequence[Synced]:
+    def _flush(self) -> Sequence[Syncable]:
         """Write all index files; returns those that have to be synced. OSError when full."""
         return [*self._index().flush(self._dispatch.position), *self._dispatch.flush()]
 
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self) -> StoreCheckpoint:
         """Where the log time is not known yet, the note of the checkpoint before stays true."""
         log_ms, wall_ms = self._log_time.note() or self._checkpoints.note
-        return Checkpoint(self._dispatch.position, self._epoch(), wall_ms, log_ms=log_ms)
+        return StoreCheckpoint(self._dispatch.position, self._epoch(), wall_ms, log_ms=log_ms)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from popmq.broker.log.commit_log import CommitLog
-from popmq.broker.log.store_checkpoint import Checkpoint
-from popmq.broker.persistence.recovery import Replayed
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
+from popmq.broker.persistence.recovery import RecoveryResult
 from popmq.common.clock import Clock, LogClock
 from popmq.common.record.message import RecordKind
 from popmq.common.settings.settings import StoreSettings
@@ -57,7 +57,7 @@ class LogTime:
         known = self.clock.known
         return Note(self.clock.now_ms(), self._clock.wall_ms()) if known else None
 
-    def go_on(self, newest: Replayed, made: Checkpoint, *, epoch: int) -> None:
+    def go_on(self, newest: RecoveryResult, made: StoreCheckpoint, *, epoch: int) -> None:
         """This broker leads `epoch`; `newest` is of the newest record, `made` the checkpoint that
         the start found."""
         self.leads, downtime_ms = True, 0
@@ -87,7 +87,7 @@ class LogTime:
 
     # -- inside
 
-    def _after_downtime(self, newest: Replayed, made: Checkpoint) -> tuple[int, int]:
+    def _after_downtime(self, newest: RecoveryResult, made: StoreCheckpoint) -> tuple[int, int]:
         """Log time, and how much of it is downtime.
 
         Of two notes the newer counts.  The newest record is one if this machine wrote it.  The wall

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.commit_log import CommitLog, ScannedRecord
-from popmq.broker.log.dispatch import Dispatch, Queued
+from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.queue_unit import index_unit
-from popmq.broker.log.store_checkpoint import Checkpoint
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.broker.persistence.abort_file import NO_EPOCH, has_abort, own_from_epoch
 from popmq.broker.persistence.snapshot import (
     Snapshot,
-    SnapshotHead,
+    SnapshotHeader,
     SnapshotTable,
     read_snapshot,
     snapshot_names,
@@ -31,7 +31,7 @@ Apply = Callable[[ScannedRecord], None]
 
 
 @dataclass(slots=True)
-class Replayed:
+class RecoveryResult:
     """What the log and the snapshot said."""
 
     epoch: int = 0
@@ -42,7 +42,7 @@ class Replayed:
     rebuilt_index: bool = False
     own_from: int = NO_EPOCH  # records from this epoch on were written on this machine
 
-    def begin(self, head: SnapshotHead) -> None:
+    def begin(self, head: SnapshotHeader) -> None:
         self.epoch, self.log_ms, self.wall_ms = head.epoch, head.log_ms, head.wall_ms
         self.snapshot_position = head.position
 
@@ -57,13 +57,13 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class SlaveRecoveryResult:
     """Where a slave's tables begin to follow its log."""
 
     begin: int  # first record that has to be entered into queues or key index
     apply_from: int  # and into the tables
     confirmed: int  # all below is known to be confirmed
-    passed: Replayed
+    passed: RecoveryResult
 
 
 # The position of the first record that is lost, and that of one behind it which shows that.
@@ -89,13 +89,13 @@ class Recovery:
         self._tables = tables
         self._lower_checkpoint = lower_checkpoint
 
-    def replay(self, apply: Apply, trusted: Checkpoint) -> Replayed:
+    def replay(self, apply: Apply, trusted: StoreCheckpoint) -> RecoveryResult:
         """Restore the tables and enter every record; `apply` sees those behind the snapshot.
 
         Raises StoreDamaged, with the log unchanged, when records are missing below the
         position that the checkpoint vouches for.
         """
-        done = Replayed(own_from=own_from_epoch(self._disk, self._folder))
+        done = RecoveryResult(own_from=own_from_epoch(self._disk, self._folder))
         snapshot = self._load_snapshot()
         if snapshot is not None:
             done.begin(snapshot)
@@ -127,14 +127,16 @@ class Recovery:
                 self._index.spill()
         return done
 
-    def follow(self, trusted: Checkpoint, known: int, on_tail_lost: OnTailLost) -> Followed:
+    def follow(
+        self, trusted: StoreCheckpoint, known: int, on_tail_lost: OnTailLost
+    ) -> SlaveRecoveryResult:
         """Restore the tables and find the log's end; what is between is for SlaveApply.
 
         The record at `known` was confirmed once, says an index.  Raises StoreDamaged when what
         the checkpoint vouches for is missing, and tells `on_tail_lost` before a tail goes of which
         the master said that it was confirmed.
         """
-        done = Replayed()
+        done = RecoveryResult()
         if has_abort(self._disk, self._folder):
             done.own_from = own_from_epoch(self._disk, self._folder)
         snapshot = self._load_snapshot()
@@ -154,9 +156,9 @@ class Recovery:
         if last is not None:
             confirmed = max(confirmed, self._log.behind(last.end))
         begin = max(min(begin, self._index.covered), self._log.start)
-        return Followed(begin, done.snapshot_position, confirmed, done)
+        return SlaveRecoveryResult(begin, done.snapshot_position, confirmed, done)
 
-    def _first_to_enter(self, done: Replayed) -> int:
+    def _first_to_enter(self, done: RecoveryResult) -> int:
         """Behind the snapshot; or the log's start, when the queues have less than it knows of."""
         start = done.snapshot_position
         if start and not self._dispatch.holds_what_was_restored():
@@ -182,7 +184,7 @@ class Recovery:
                 f"`popmq doctor --data {self._folder}`, or restore the folder from a copy"
             )
 
-    def _load_snapshot(self) -> SnapshotHead | None:
+    def _load_snapshot(self) -> SnapshotHeader | None:
         folder = f"{self._folder}/snapshot"
         for name in reversed(snapshot_names(self._disk, folder)):
             snapshot = read_snapshot(self._disk, f"{folder}/{name}")
@@ -213,7 +215,7 @@ class Recovery:
         return head.position in (last.end, self._log.behind(last.end))
 
 
-def queued(record: ScannedRecord, dispatch: Dispatch) -> Queued | None:
+def queued(record: ScannedRecord, dispatch: Dispatch) -> PendingUnit | None:
     """The record's place in its queue, and its unit; None when it belongs into none."""
     header = record.header
     if header.kind == RecordKind.MOVED or not dispatch.has_topic(header.topic_id):
@@ -224,7 +226,7 @@ def queued(record: ScannedRecord, dispatch: Dispatch) -> Queued | None:
         is_message = header.kind == RecordKind.MESSAGE
         tag_hash = peek_message(record.data)[0] if is_message else 0
         unit = index_unit(header.position, header.size, tag_hash)
-    return Queued(
+    return PendingUnit(
         header.end,
         header.position,
         header.topic_id,

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.dispatch import Dispatch
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.log.segment_file import MappedFile
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.log.segment_file import SegmentFile
 from popmq.broker.persistence.log_time import LogTime
 from popmq.common.disk import ColdRead
 from popmq.common.record.message import HEADER_SIZE, BadRecord, decode_header
@@ -29,13 +29,13 @@ HOUR_MS = 3_600_000
 _MOVES_PER_STEP = 64
 
 
-class Body(NamedTuple):
+class LiveBody(NamedTuple):
     """A message that lives: its identity (where it was first queued) and where it is now."""
 
     topic_id: int
     queue_id: int
     queue_offset: int
-    unit: Unit
+    unit: QueueUnit
 
 
 class LiveBodies(Protocol):
@@ -46,11 +46,11 @@ class LiveBodies(Protocol):
         """Nothing from this position on may be moved or deleted yet."""
         ...
 
-    def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
+    def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:
         """All live bodies whose record starts below `position`, in bounded pieces."""
         ...
 
-    def move(self, body: Body) -> None:
+    def move(self, body: LiveBody) -> None:
         """Append the body again at the log's end, under its identity, if it still lives.
 
         ColdRead, with nothing changed, when it has to come from the disk first.
@@ -73,14 +73,14 @@ class Retention:
         self._flusher = flusher
         self._log_time = log_time
         self._look_due_ms = 0
-        self._pieces: Iterator[tuple[LiveBodies, Sequence[Body]]] | None = None
-        self._bodies: list[tuple[LiveBodies, Body]] = []  # of a piece, the last first
+        self._pieces: Iterator[tuple[LiveBodies, Sequence[LiveBody]]] | None = None
+        self._bodies: list[tuple[LiveBodies, LiveBody]] = []  # of a piece, the last first
         self._cut = 0
         self._wait_until = 0
         self._deleting = self._warming = False
         # Forgotten, and on the disk still: what could not be deleted goes first the next time, or
         # a start would find a gap behind it.
-        self._leaving: list[MappedFile] = []
+        self._leaving: list[SegmentFile] = []
         self.live: Sequence[LiveBodies] = ()
         self.exact: Sequence[LiveBodies] = ()  # of those, the ones that say what lives and no more
         # Told where the log begins from now on, in the step in which it does.
@@ -144,7 +144,7 @@ class Retention:
         self._pieces = self._all_pieces(self._cut, self.exact)
         return 1
 
-    def _look_for_life(self, pieces: Iterator[tuple[LiveBodies, Sequence[Body]]]) -> int:
+    def _look_for_life(self, pieces: Iterator[tuple[LiveBodies, Sequence[LiveBody]]]) -> int:
         live, bodies = next(pieces, (None, ()))
         if live is not None and not bodies:
             return 1
@@ -167,12 +167,12 @@ class Retention:
 
     def _all_pieces(
         self, cut: int, among: Sequence[LiveBodies]
-    ) -> Iterator[tuple[LiveBodies, Sequence[Body]]]:
+    ) -> Iterator[tuple[LiveBodies, Sequence[LiveBody]]]:
         for live in among:
             for bodies in live.bodies_below(cut):
                 yield live, bodies
 
-    def _move_some(self, pieces: Iterator[tuple[LiveBodies, Sequence[Body]]]) -> int:
+    def _move_some(self, pieces: Iterator[tuple[LiveBodies, Sequence[LiveBody]]]) -> int:
         if not self._bodies:
             live, bodies = next(pieces, (None, ()))
             if live is None:

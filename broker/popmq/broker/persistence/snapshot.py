@@ -63,7 +63,7 @@ def _check_of_head(data: bytes | bytearray) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotHead:
+class SnapshotHeader:
     position: int
     epoch: int
     log_ms: int
@@ -75,7 +75,7 @@ class SnapshotHead:
 class Snapshot:
     """A whole, intact snapshot file."""
 
-    head: SnapshotHead
+    head: SnapshotHeader
     state_hash: int
     data: bytes
     places: list[tuple[int, int, int]]  # of the pieces: table, start and end of the content
@@ -94,7 +94,7 @@ class SnapshotWriter:
         self,
         disk: Disk,
         folder: str,
-        head: SnapshotHead,
+        head: SnapshotHeader,
         tables: Sequence[SnapshotTable],
         flusher: Flusher,
     ) -> None:
@@ -245,7 +245,7 @@ def read_snapshot(disk: Disk, path: str) -> Snapshot | None:
             last = data[start:end]
             if len(last) != 24 or int.from_bytes(last[16:], "big") != len(places):
                 return None
-            head = SnapshotHead(position, epoch, log_ms, wall_ms, last_position)
+            head = SnapshotHeader(position, epoch, log_ms, wall_ms, last_position)
             return Snapshot(head, int.from_bytes(last[:16], "big"), data, places)
         places.append((number, start, end))
         at = end

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.persistence.snapshot import (
     Snapshot,
-    SnapshotHead,
+    SnapshotHeader,
     SnapshotTable,
     read_snapshot,
 )
@@ -34,7 +34,7 @@ class SnapshotInstall:
         housekeeper: Flusher,
         flusher: Flusher,
         log_starts_at: Callable[[int], None],
-        restored: Callable[[SnapshotHead], None],
+        restored: Callable[[SnapshotHeader], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         """`start` is where the master's log begins. Refused unless segments can begin there."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.persistence.snapshot import (
     KEPT,
-    SnapshotHead,
+    SnapshotHeader,
     SnapshotTable,
     SnapshotWriter,
     snapshot_names,
@@ -18,7 +18,7 @@ from popmq.common.step_loop import Flusher
 logger = logging.getLogger(__name__)
 
 
-class SnapshotKeeper:
+class SnapshotScheduler:
     def __init__(
         self,
         disk: Disk,
@@ -51,7 +51,7 @@ class SnapshotKeeper:
         """A snapshot waits for index files that are synced up to here; 0 when none waits."""
         return self._writer.head.position if self._writer else 0
 
-    def step(self, head: Callable[[], SnapshotHead], *, safe_position: int) -> int:
+    def step(self, head: Callable[[], SnapshotHeader], *, safe_position: int) -> int:
         """One piece of work, if there is any. `safe_position` is confirmed and checkpointed."""
         if self._writer is None:
             now = head()
@@ -64,7 +64,7 @@ class SnapshotKeeper:
             return 1
         return self.work(safe_position=safe_position)
 
-    def begin_at(self, head: SnapshotHead) -> None:
+    def begin_at(self, head: SnapshotHeader) -> None:
         """Begin one now, where another broker began its own; not while one is being written."""
         if self._writer is None and head.position > self.position:
             self._writer = self._begin(head)
@@ -87,7 +87,7 @@ class SnapshotKeeper:
         *,
         start: int,
         flusher: Flusher,
-        restored: Callable[[SnapshotHead], None],
+        restored: Callable[[SnapshotHeader], None],
         on_failure: Callable[[BaseException], None],
     ) -> SnapshotInstall:
         """Begin with another broker's snapshot; `flusher` is the log's."""
@@ -119,13 +119,13 @@ class SnapshotKeeper:
         """Of the older of the two kept snapshots; 0 while there are not two."""
         return self._kept[-KEPT] if len(self._kept) >= KEPT else 0
 
-    def make_now(self, head: SnapshotHead) -> None:
+    def make_now(self, head: SnapshotHeader) -> None:
         """A whole snapshot on this thread, at a clean stop."""
         writer = self._begin(head)
         writer.run_to_end()
         self._note(writer)
 
-    def _begin(self, head: SnapshotHead) -> SnapshotWriter:
+    def _begin(self, head: SnapshotHeader) -> SnapshotWriter:
         return SnapshotWriter(self._disk, self._folder, head, self.tables, self._flusher)
 
     def _abandon(self, writer: SnapshotWriter) -> None:

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Sequence
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
-from popmq.broker.deliveries.check_point_table import CheckPointTable, Fate
-from popmq.broker.deliveries.group_topic_counts import PairCounts
+from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus
+from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     PUSH,
@@ -25,7 +25,7 @@ from popmq.common import topics
 from popmq.common.errors import InvalidReceiptHandle, PopmqError
 from popmq.common.observability import Histogram
 from popmq.common.protocol.messaging_payloads import ACKED, AckResult
-from popmq.common.record.receipt import ReceiptHandle, ReceiptReader, Signed, receipt_of
+from popmq.common.record.receipt import ReceiptHandle, ReceiptPrefix, ReceiptReader, receipt_of
 
 LATENCY_MS = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
@@ -58,7 +58,7 @@ class AckService:
         self.rejected = 0
         self.refused = 0
         self.changed = 0
-        self.by_pair = PairCounts()
+        self.by_pair = GroupTopicCounts()
         self.latency = Histogram(LATENCY_MS, divisor=1_000)
 
     def ack(self, *, topic: str, group: str, handles: Sequence[bytes]) -> list[AckResult]:
@@ -94,11 +94,11 @@ class AckService:
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
         ck = live_check_point(self._table, receipt)
-        if fate is Fate.WAITING and ck is not None:
+        if fate is DeliveryStatus.WAITING and ck is not None:
             self._check_offset(ck, receipt.queue_offset, receipt.member)
             self._revive.reject(ck, receipt.member)
             self.rejected += 1
-        elif fate is not Fate.DEAD_LETTERED:
+        elif fate is not DeliveryStatus.DEAD_LETTERED:
             self.refused += 1
             raise _no_good(receipt, fate)
 
@@ -111,7 +111,7 @@ class AckService:
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
         ck = live_check_point(self._table, receipt)
-        if fate is not Fate.WAITING or ck is None:
+        if fate is not DeliveryStatus.WAITING or ck is None:
             self.refused += 1
             raise _no_good(receipt, fate)
         self._check_offset(ck, receipt.queue_offset, receipt.member)
@@ -152,14 +152,14 @@ class AckService:
         )
         return new.encode(self._registry.receipt_key)
 
-    def _fate(self, receipt: ReceiptHandle) -> Fate:
+    def _fate(self, receipt: ReceiptHandle) -> DeliveryStatus:
         fate = self._table.fate(receipt.epoch, receipt.sequence, receipt.member)
-        if fate is Fate.UNKNOWN:
+        if fate is DeliveryStatus.UNKNOWN:
             return self._buffer.fate(receipt.epoch, receipt.sequence, receipt.member)
         return fate
 
     def _take(
-        self, signed: Signed, offset: int, member: int, taken: dict[PopCheckPoint, int]
+        self, signed: ReceiptPrefix, offset: int, member: int, taken: dict[PopCheckPoint, int]
     ) -> None:
         """Enter one ack into `taken`, the bits of each check point. InvalidReceiptHandle when the
         delivery is over."""
@@ -168,7 +168,7 @@ class AckService:
         if ck is None or not ck.waiting & bit:
             receipt = receipt_of(signed, offset, member)
             fate = self._fate(receipt)
-            if fate is not Fate.ACKED:
+            if fate is not DeliveryStatus.ACKED:
                 self.refused += 1
                 raise _no_good(receipt, fate)
             self.repeated += 1
@@ -194,7 +194,7 @@ class AckService:
     def _receipt(self, topic: str, group: str, handle: bytes) -> ReceiptHandle:
         return receipt_of(*self._opened(topic, group, handle))
 
-    def _opened(self, topic: str, group: str, handle: bytes) -> tuple[Signed, int, int]:
+    def _opened(self, topic: str, group: str, handle: bytes) -> tuple[ReceiptPrefix, int, int]:
         """What the handle says, if this group got it from this topic and broker."""
         self._store.guard.check_write()
         registry = self._registry
@@ -226,28 +226,28 @@ class AckService:
         return opened
 
 
-def _no_good(receipt: ReceiptHandle, fate: Fate) -> InvalidReceiptHandle:
+def _no_good(receipt: ReceiptHandle, fate: DeliveryStatus) -> InvalidReceiptHandle:
     match fate:
-        case Fate.REVIVED:
+        case DeliveryStatus.REVIVED:
             return InvalidReceiptHandle(
                 f"attempt {receipt.attempt} ran out of its invisible time and the message was "
                 f"revived as attempt {receipt.attempt + 1}: this receipt handle is over"
             )
-        case Fate.DEAD_LETTERED:
+        case DeliveryStatus.DEAD_LETTERED:
             return InvalidReceiptHandle(
                 f"the message became a dead letter after attempt {receipt.attempt}: this receipt "
                 "handle is over"
             )
-        case Fate.RESET:
+        case DeliveryStatus.RESET:
             return InvalidReceiptHandle(
                 "the group's offset was reset after this delivery: this receipt handle is over"
             )
-        case Fate.MOVED:
+        case DeliveryStatus.MOVED:
             return InvalidReceiptHandle(
                 "the receipt handle was superseded: its invisible duration was changed, use the "
                 "handle of that reply"
             )
-        case Fate.ACKED:
+        case DeliveryStatus.ACKED:
             return InvalidReceiptHandle("the message was acked with this receipt handle")
         case _:
             return InvalidReceiptHandle(

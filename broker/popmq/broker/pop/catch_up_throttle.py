@@ -1,4 +1,4 @@
-"""CatchUp: consumers that read far behind take a bounded share of a loop that others need.
+"""CatchUpThrottle: consumers that read far behind take a bounded share of a loop that others need.
 
 A consumer that starts at the oldest of gigabytes asks again as soon as it is served, and each
 of its receives is a full batch of work in one piece: beside it everybody's latency grows,
@@ -21,7 +21,7 @@ DEBT_MS = 20  # and that can be owed, so that a quiet time is not paid for later
 HELD_LIMIT = 1_024
 
 
-class CatchUp:
+class CatchUpThrottle:
     """Who catches up, and when its next receive may run."""
 
     def __init__(self, *, percent: int, behind_bytes: int, now_ms: Callable[[], int]) -> None:

@@ -15,7 +15,7 @@ from popmq.common.errors import TooManyRequests
 Key = tuple[int, int]  # topic id, group id
 
 
-class Attempt(Enum):
+class WaiterResult(Enum):
     ANSWERED = "answered"  # with messages, or with an error
     EMPTY = "empty"
     MORE = "more"  # nothing for this filter so far, but not all was looked at
@@ -28,7 +28,7 @@ class Waiter:
     key: Key
     filter_key: object
     deadline_ms: int
-    attempt: Callable[[], Attempt]
+    attempt: Callable[[], WaiterResult]
     give_up: Callable[[], None]
     client: int = 0  # of a receive of lite topics: only what it subscribed to wakes it
     done: bool = False
@@ -165,13 +165,13 @@ class LongPolling:
             if waiter.done or waiter.filter_key in missed:
                 continue
             outcome = waiter.attempt()
-            if outcome is Attempt.ANSWERED:
+            if outcome is WaiterResult.ANSWERED:
                 waiter.done = True
                 self._unpark(waiter)
                 self.woken += 1
                 continue
             missed.add(waiter.filter_key)
-            if outcome is Attempt.MORE:
+            if outcome is WaiterResult.MORE:
                 self.look_again_for(key, waiter.client)
 
     def _unpark(self, waiter: Waiter) -> None:

@@ -1,9 +1,9 @@
 """Batch: what one pop collects, within its count, its bytes, and what it may look at."""
 
 from popmq.broker.filter.message_filter import MessageFilter
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.common.disk import ColdRead
-from popmq.common.protocol.pop_reply import Deliveries
+from popmq.common.protocol.pop_reply import PopReplyBuilder
 
 SCAN_UNITS = 800  # index units that one pop looks through for its filter, in all queues together
 # Messages, and their bytes, that one pop reads in all for a filter on their content: a few
@@ -12,7 +12,7 @@ LOOK_UNITS = 256
 LOOK_BYTES = 512 << 10
 
 
-class Batch:
+class PopBatch:
     __slots__ = (
         "bytes_left",
         "cold",
@@ -32,7 +32,7 @@ class Batch:
         self.look_units = LOOK_UNITS
         self.look_bytes = LOOK_BYTES
         self.scan_units = SCAN_UNITS
-        self.deliveries = Deliveries()
+        self.deliveries = PopReplyBuilder()
         self.position = 0  # of the last one
         self.rest = 0
         self.refusal = ""
@@ -47,7 +47,7 @@ class Batch:
         and what a short queue does not use is the others'."""
         return max(1, self.scan_units // queues)
 
-    def choose_all(self, units: list[Unit], room: int) -> list[Unit]:
+    def choose_all(self, units: list[QueueUnit], room: int) -> list[QueueUnit]:
         """The first of the units, within room and bytes.
 
         The first message of a reply always fits, whatever its size.
@@ -56,7 +56,7 @@ class Batch:
         if left >= 0 and len(units) <= room:
             self.bytes_left = left
             return units
-        taken: list[Unit] = []
+        taken: list[QueueUnit] = []
         for unit in units[:room]:
             if unit.size > self.bytes_left and (taken or self.deliveries.count):
                 break
@@ -65,13 +65,13 @@ class Batch:
         return taken
 
     def choose(
-        self, units: list[Unit], offset: int, wanted: MessageFilter, room: int
-    ) -> tuple[list[tuple[int, Unit]], int]:
+        self, units: list[QueueUnit], offset: int, wanted: MessageFilter, room: int
+    ) -> tuple[list[tuple[int, QueueUnit]], int]:
         """The units to deliver with their offsets, and how many units were passed in all.
 
         The first message of a reply always fits, whatever its size.
         """
-        taken: list[tuple[int, Unit]] = []
+        taken: list[tuple[int, QueueUnit]] = []
         first = not self.deliveries.count
         for passed, unit in enumerate(units):
             if not wanted.may_accept(unit.tag_hash):
@@ -88,7 +88,7 @@ class Batch:
         untouched = self.look_units == LOOK_UNITS
         return max(int(untouched), self.look_units // work) if self.look_bytes > 0 else 0
 
-    def to_look_at(self, units: list[Unit], work: int) -> list[Unit]:
+    def to_look_at(self, units: list[QueueUnit], work: int) -> list[QueueUnit]:
         """The first of the units, within the bytes that this pop may still read."""
         size = 0
         for count, unit in enumerate(units):

@@ -1,4 +1,4 @@
-"""PopUndo: a receive whose client left before the reply did is as if it never was.
+"""PopRollback: a receive whose client left before the reply did is as if it never was.
 
 What it popped comes back at the next revive step with the same attempt number: as a retry, or in
 place in a FIFO group.  That record is the undoing; a crash before it is written leaves an
@@ -15,7 +15,7 @@ LEFT_LIMIT = 4_096
 Span = tuple[int, int, int]  # epoch, first sequence, the one behind the last
 
 
-class PopUndo:
+class PopRollback:
     """Knows which check points each receive made, by the number of its request."""
 
     def __init__(self, table: CheckPointTable) -> None:

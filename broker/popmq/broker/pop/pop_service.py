@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.group_topic_counts import PairCounts
+from popmq.broker.deliveries.group_topic_counts import GroupTopicCounts
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
     MEMBER_LIMIT,
@@ -26,28 +26,28 @@ from popmq.broker.deliveries.pop_check_point import (
 )
 from popmq.broker.deliveries.queue_progress import QueueProgress
 from popmq.broker.filter.message_filter import MessageFilter
-from popmq.broker.filter.recent_filters import LastFilters
+from popmq.broker.filter.recent_filters import RecentFilters
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.meta.offset_record import OffsetRecord, Reason
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
 from popmq.broker.meta.registry import Registry
-from popmq.broker.pop.catch_up_throttle import CatchUp
-from popmq.broker.pop.pop_batch import Batch
+from popmq.broker.pop.catch_up_throttle import CatchUpThrottle
+from popmq.broker.pop.pop_batch import PopBatch
 from popmq.broker.pop.pop_metrics import PopMetrics
 from popmq.broker.pop.priority_order import PriorityOrder
-from popmq.broker.pop.read_ahead import ColdFetch
+from popmq.broker.pop.read_ahead import ReadAhead
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
-from popmq.common.protocol.pop_reply import Content, Deliveries, content_of
+from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, content_of
 from popmq.common.record.message import RecordKind
 from popmq.common.record.receipt import ReceiptHandle, encode_members, sign_check_point
 from popmq.common.settings.settings import PopSettings
 from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, in_order
 
 
-class Want(NamedTuple):
+class PopParams(NamedTuple):
     """What one receive asks for, resolved: `queue_id` -1 means all queues."""
 
     topic: TopicConfig
@@ -71,7 +71,7 @@ class PopService:
         settings: PopSettings,
         *,
         buffer: CheckPointBuffer,
-        catch_up: CatchUp,
+        catch_up: CatchUpThrottle,
         broker: str,
         rng: random.Random,
     ) -> None:
@@ -85,11 +85,11 @@ class PopService:
         self._rng = rng
         self._sequence = 0
         self.wrote = False  # whether the last pop appended anything
-        self._cold_fetch = ColdFetch(store)
+        self._cold_fetch = ReadAhead(store)
         self._priorities = PriorityOrder(settings.priority_turn)
-        self.filters = LastFilters()
+        self.filters = RecentFilters()
         self.metrics = PopMetrics()
-        self.delivered = PairCounts()
+        self.delivered = GroupTopicCounts()
 
     @property
     def sequence(self) -> int:
@@ -101,7 +101,7 @@ class PopService:
         self._sequence += 1
         return self._sequence
 
-    def pop(self, want: Want) -> tuple[Deliveries, int]:
+    def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """Deliveries, and how many more messages the visited queues hold.
 
         Every delivery's check point is appended when this returns; it may be told to the
@@ -111,7 +111,7 @@ class PopService:
         """
         self.begin_pop(want)
         end = self._store.end
-        batch = Batch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
+        batch = PopBatch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
         retry_first = self._rng.randrange(100) < self._settings.retry_first_percent
         sources = [(want.topic, self.queue_order(want))]
@@ -123,13 +123,13 @@ class PopService:
         self.wrote = self._store.end != end
         return self.finish(want, batch)
 
-    def begin_pop(self, want: Want) -> None:
+    def begin_pop(self, want: PopParams) -> None:
         """TooManyRequests while nothing can be written."""
         self._store.guard.check_write()
         self.metrics.pops += 1
         self.filters.used((want.group.name, want.topic.name), want.filter)
 
-    def finish(self, want: Want, batch: Batch) -> tuple[Deliveries, int]:
+    def finish(self, want: PopParams, batch: PopBatch) -> tuple[PopReplyBuilder, int]:
         """What the batch came to; raises what `pop` raises."""
         place = (want.topic.name, want.group.name)
         if not batch.deliveries.count:
@@ -149,7 +149,7 @@ class PopService:
         self.metrics.delivered += batch.deliveries.count
         return batch.deliveries, batch.rest
 
-    def has_ready(self, want: Want) -> bool:
+    def has_ready(self, want: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
         places = [(want.topic, q) for q in self.queue_order(want, begins=False)]
@@ -165,7 +165,7 @@ class PopService:
         """The group's first look at the queue, if it had none yet."""
         self.progress(group, topic, queue_id)
 
-    def queue_order(self, want: Want, *, begins: bool = True) -> list[int]:
+    def queue_order(self, want: PopParams, *, begins: bool = True) -> list[int]:
         """The queues that a receive visits; `begins`: it does so now."""
         topic = want.topic
         if want.queue_id >= 0:
@@ -206,7 +206,7 @@ class PopService:
     ) -> None:
         """The group's first look at the queue: it begins at `offset`, and a record says so."""
         place = (group.id, topic.id, queue_id)
-        record = OffsetRecord(*place, offset, Reason.START_AT_NEWEST)
+        record = OffsetRecord(*place, offset, OffsetReason.START_AT_NEWEST)
         self._store.put_record(
             RecordKind.OFFSET, topic_id=topics.OFFSETS_TOPIC_ID, queue_id=0, body=record.encode()
         )
@@ -221,7 +221,7 @@ class PopService:
             self.begin_at(group, topic, queue_id, self._store.queue(topic.id, queue_id).count)
 
     def _take(
-        self, want: Want, topic: TopicConfig, queue_id: int, batch: Batch, queues: int
+        self, want: PopParams, topic: TopicConfig, queue_id: int, batch: PopBatch, queues: int
     ) -> None:
         """Fill the batch from one queue and write the check points of what was taken; it is the
         first of so many queues that are left."""
@@ -243,10 +243,10 @@ class PopService:
 
     def _read_on(
         self,
-        want: Want,
+        want: PopParams,
         topic: TopicConfig,
         queue_id: int,
-        batch: Batch,
+        batch: PopBatch,
         progress: QueueProgress,
         room: int,
         queues: int,
@@ -286,8 +286,8 @@ class PopService:
             progress.skip_to(offset + passed)
 
     def _chosen(
-        self, units: list[Unit], offset: int, wanted: MessageFilter, batch: Batch, room: int
-    ) -> tuple[list[tuple[int, Content]], int]:
+        self, units: list[QueueUnit], offset: int, wanted: MessageFilter, batch: PopBatch, room: int
+    ) -> tuple[list[tuple[int, DeliveryContent]], int]:
         """Messages chosen by their units and then read, and how many units were passed in all."""
         taken, passed = batch.choose(units, offset, wanted, room)
         reader = self._store.reader
@@ -302,11 +302,11 @@ class PopService:
         return found, passed
 
     def _looked_through(
-        self, units: list[Unit], offset: int, wanted: MessageFilter, batch: Batch, room: int
-    ) -> tuple[list[tuple[int, Content]], int]:
+        self, units: list[QueueUnit], offset: int, wanted: MessageFilter, batch: PopBatch, room: int
+    ) -> tuple[list[tuple[int, DeliveryContent]], int]:
         """Messages read and then chosen by their content, and how many were passed in all."""
         units = batch.to_look_at(units, wanted.work)
-        found: list[tuple[int, Content]] = []
+        found: list[tuple[int, DeliveryContent]] = []
         read = self._store.reader.read(units, wait=False)
         for passed, message in enumerate(read):
             if isinstance(message, DamagedMessage) or not wanted.accepts(message):
@@ -320,7 +320,7 @@ class PopService:
             found.append((offset + passed, content_of(message)))
         return found, len(units)
 
-    def room(self, progress: QueueProgress, batch: Batch) -> int:
+    def room(self, progress: QueueProgress, batch: PopBatch) -> int:
         """How many messages may be handed out, of a queue that has some: without room for any the
         receive is refused, unless it finds something elsewhere."""
         per_queue = self._settings.max_in_flight_per_queue - progress.in_flight
@@ -341,12 +341,12 @@ class PopService:
 
     def _deliver(
         self,
-        want: Want,
+        want: PopParams,
         topic: TopicConfig,
         queue_id: int,
-        found: list[tuple[int, Content]],
+        found: list[tuple[int, DeliveryContent]],
         end: int,
-        batch: Batch,
+        batch: PopBatch,
     ) -> None:
         """Check points of at most 64 offsets each, and their deliveries; read up to `end`."""
         while found:
@@ -358,12 +358,12 @@ class PopService:
 
     def _hand_out(
         self,
-        want: Want,
+        want: PopParams,
         topic: TopicConfig,
         queue_id: int,
-        group: list[tuple[int, Content]],
+        group: list[tuple[int, DeliveryContent]],
         next_offset: int,
-        batch: Batch,
+        batch: PopBatch,
     ) -> None:
         """One check point and its deliveries."""
         start = group[0][0]
@@ -393,9 +393,9 @@ class PopService:
 
     def deliver(
         self,
-        deliveries: Deliveries,
+        deliveries: PopReplyBuilder,
         check_point: ReviveRecord,
-        messages: list[tuple[int, Content]],
+        messages: list[tuple[int, DeliveryContent]],
         attempts: Mapping[int, int],
     ) -> None:
         """Members as their consumer sees them, with their handles; `attempts` counts those that
@@ -417,15 +417,15 @@ class PopService:
 
 
 def _by_attempt(
-    messages: list[tuple[int, Content]], attempts: Mapping[int, int]
-) -> Iterator[tuple[int, list[tuple[int, Content]]]]:
+    messages: list[tuple[int, DeliveryContent]], attempts: Mapping[int, int]
+) -> Iterator[tuple[int, list[tuple[int, DeliveryContent]]]]:
     """Runs of messages that are delivered as the same attempt; nearly always one."""
     first = messages[0][1].attempt
     if not attempts and all([content.attempt == first for _, content in messages]):
         yield first, messages
         return
 
-    def attempt_of(message: tuple[int, Content]) -> int:
+    def attempt_of(message: tuple[int, DeliveryContent]) -> int:
         offset, content = message
         return content.attempt + attempts.get(offset, 0)
 

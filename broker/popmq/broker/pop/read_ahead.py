@@ -1,4 +1,4 @@
-"""ColdFetch: old messages that the next pop will want come into memory beside this one's."""
+"""ReadAhead: old messages that the next pop will want come into memory beside this one's."""
 
 import logging
 
@@ -8,7 +8,7 @@ from popmq.common.disk import ColdRead
 logger = logging.getLogger(__name__)
 
 
-class ColdFetch:
+class ReadAhead:
     """One read at a time: group commits wait behind those of the disk."""
 
     def __init__(self, store: MessageStore) -> None:

@@ -7,7 +7,7 @@ revive log to fall behind.  Messages of FIFO groups come back in place, by a rec
 
 from popmq.broker.deliveries.check_point_buffer import CheckPointBuffer
 from popmq.broker.deliveries.check_point_table import CheckPointTable
-from popmq.broker.deliveries.client_liveness import Liveness
+from popmq.broker.deliveries.client_liveness import ClientLiveness
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.pop_check_point import (
     AUTO_RENEW,
@@ -43,7 +43,7 @@ class ReviveService:
         table: CheckPointTable,
         buffer: CheckPointBuffer,
         bodies: InFlightBodies,
-        liveness: Liveness,
+        liveness: ClientLiveness,
     ) -> None:
         self._store = store
         self._registry = registry

@@ -1,7 +1,7 @@
 """Lookup: stored messages by id, by key, by place in a queue, and by time.
 
 Nothing here changes anything.  Every lookup has a bound on the messages that it returns, on
-those that it reads, and on bytes; what a bound kept back is said in `Findings.incomplete`.
+those that it reads, and on bytes; what a bound kept back is said in `LookupResult.incomplete`.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.index.message_keys import ID, KEY, names_in
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import Header, StoredMessage
@@ -27,7 +27,7 @@ _DAMAGED_LIMIT = 16
 
 
 @dataclass(slots=True)
-class Findings:
+class LookupResult:
     """Messages, and why there may be more; an empty reason means that these are all."""
 
     messages: list[StoredMessage] = field(default_factory=list)
@@ -41,14 +41,14 @@ class Lookup:
 
     def by_id(
         self, topic_id: int, message_id: str, *, limit: int = MESSAGES_LIMIT, wait: bool = True
-    ) -> Findings:
+    ) -> LookupResult:
         """Messages of that id, newest first; several when a client sent one again.
 
         With `wait` off ColdRead is raised instead of waiting for a message from the disk.
         """
         return self._by_name(topic_id, ID, message_id, limit, 0, NO_MS, wait=wait)
 
-    def all_by_id(self, topic_id: int, message_id: str) -> Findings:
+    def all_by_id(self, topic_id: int, message_id: str) -> LookupResult:
         """All messages of that id, newest first, without their bodies and properties.
 
         `incomplete` says when they are more than one request reads.  Raises ColdRead.
@@ -63,11 +63,11 @@ class Lookup:
         limit: int = MESSAGES_LIMIT,
         begin_ms: int = 0,
         end_ms: int = NO_MS,
-    ) -> Findings:
+    ) -> LookupResult:
         """Messages with that key stored in [begin_ms, end_ms] (wall time), newest first."""
         return self._by_name(topic_id, KEY, key, limit, begin_ms, end_ms)
 
-    def at(self, topic_id: int, queue_id: int, offset: int, *, limit: int = 1) -> Findings:
+    def at(self, topic_id: int, queue_id: int, offset: int, *, limit: int = 1) -> LookupResult:
         """Messages of a queue from `offset` on, in order.
 
         Raises ILLEGAL_OFFSET when the queue has no message there (any more, or yet).
@@ -80,7 +80,7 @@ class Lookup:
                 f"offset {offset} of queue {queue_id}: the queue holds "
                 + (held if queue.count > queue.min_offset else "nothing"),
             )
-        findings = Findings()
+        findings = LookupResult()
         size = 0
         for unit in queue.units(offset, min(limit, MESSAGES_LIMIT)):
             size += unit.size
@@ -124,7 +124,7 @@ class Lookup:
     def _header(self, queue: ConsumeQueue, offset: int, *, wait: bool) -> Header | None:
         """Of the message at `offset`, or of the next one that is not damaged."""
         for unit in queue.units(offset, _DAMAGED_LIMIT, wait=wait):
-            message = self._read_one(unit, Findings(), wait=wait)
+            message = self._read_one(unit, LookupResult(), wait=wait)
             if message is not None:
                 return message.header
         return None
@@ -139,11 +139,11 @@ class Lookup:
         end_ms: int,
         *,
         wait: bool = True,
-    ) -> Findings:
+    ) -> LookupResult:
         """With no limit on messages they come without what takes room."""
         wanted = (kind, name.encode())
         candidates = self._index.find(topic_id, *wanted, begin_ms=begin_ms, end_ms=end_ms)
-        findings = Findings()
+        findings = LookupResult()
         size = 0
         seen: set[tuple[int, int]] = set()
         for message in self._read(candidates, findings, wait=wait):
@@ -171,7 +171,7 @@ class Lookup:
         return findings
 
     def _read(
-        self, candidates: Iterable[tuple[int, int]], findings: Findings, *, wait: bool
+        self, candidates: Iterable[tuple[int, int]], findings: LookupResult, *, wait: bool
     ) -> Iterable[StoredMessage]:
         """The messages that the index points to, each once, up to the bounds on reading."""
         reads = read_bytes = 0
@@ -185,12 +185,12 @@ class Lookup:
             if reads > _READS_LIMIT or read_bytes > max(_READ_BYTES, size):
                 findings.incomplete = f"gave up after {reads - 1} messages; narrow the time"
                 return
-            message = self._read_one(Unit(position, size, 0), findings, wait=wait)
+            message = self._read_one(QueueUnit(position, size, 0), findings, wait=wait)
             if message is not None:
                 yield message
 
     def _read_one(
-        self, unit: Unit, findings: Findings, *, wait: bool = True
+        self, unit: QueueUnit, findings: LookupResult, *, wait: bool = True
     ) -> StoredMessage | None:
         (message,) = self._store.reader.read([unit], wait=wait)
         if isinstance(message, DamagedMessage):

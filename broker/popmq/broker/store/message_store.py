@@ -11,23 +11,23 @@ from popmq.broker.log.admission import Admission
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.disk_guard import DiskGuard
-from popmq.broker.log.dispatch import Dispatch, Queued
+from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.message_reader import MessageReader
 from popmq.broker.log.queue_unit import UNIT_SIZE, find_unit, index_unit
-from popmq.broker.log.store_checkpoint import Checkpoint
-from popmq.broker.log.store_metrics import Lived, StoreMetrics
+from popmq.broker.log.store_checkpoint import StoreCheckpoint
+from popmq.broker.log.store_metrics import EpochLogTime, StoreMetrics
 from popmq.broker.persistence.abort_file import ABORT, FOLLOWS, leads, mark_running
-from popmq.broker.persistence.bulk_copy import Copy, put_copies, put_moved
-from popmq.broker.persistence.checkpoint_scheduler import CheckpointKeeper
-from popmq.broker.persistence.index_flusher import IndexKeeper
+from popmq.broker.persistence.bulk_copy import MessageCopy, put_copies, put_moved
+from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
+from popmq.broker.persistence.index_flusher import IndexFlusher
 from popmq.broker.persistence.log_time import LogTime
-from popmq.broker.persistence.recovery import Apply, Recovery, Replayed
-from popmq.broker.persistence.retention import Body, Retention
-from popmq.broker.persistence.snapshot import SnapshotHead
-from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
+from popmq.broker.persistence.recovery import Apply, Recovery, RecoveryResult
+from popmq.broker.persistence.retention import LiveBody, Retention
+from popmq.broker.persistence.snapshot import SnapshotHeader
+from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
 from popmq.broker.store.replica_log import ReplicaLog
-from popmq.broker.store.slave_applier import SlaveApply
+from popmq.broker.store.slave_applier import SlaveApplier
 from popmq.broker.store.slave_store import SlaveStore
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
@@ -80,11 +80,11 @@ class MessageStore:
         self.replicas = ReplicaLog(self._log, self._commit)
         self.slave: SlaveStore | None = None
         self.log_time = LogTime(self._log, clock, self.log_clock, settings)
-        self._checkpoint = Checkpoint()
-        self.snapshots = SnapshotKeeper(
+        self._checkpoint = StoreCheckpoint()
+        self.snapshots = SnapshotScheduler(
             disk, folder, self._housekeeper, every_bytes=settings.snapshot_bytes
         )
-        self.checkpoints = CheckpointKeeper(disk, folder, self._housekeeper, self._commit.fail)
+        self.checkpoints = CheckpointScheduler(disk, folder, self._housekeeper, self._commit.fail)
         self.guard = DiskGuard(disk, folder, self._log, settings, flusher, self._commit.fail)
         self.admission = Admission(self._log, self.guard, settings)
         self.index = KeyIndex(disk, f"{folder}/index")
@@ -96,7 +96,7 @@ class MessageStore:
         self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
         self.on_grown: Callable[[set[tuple[int, int]]], None] = lambda grown: None
         self.before_batch: Callable[[], None] = lambda: None
-        self.on_moved: Callable[[Body], None] = lambda body: None
+        self.on_moved: Callable[[LiveBody], None] = lambda body: None
         self.on_failure: Callable[[BaseException], None] = _raise
         # Hears of each batch on this disk; a broker alone confirms it at once.
         self.on_durable: Callable[[int], None] = self.confirm
@@ -123,7 +123,7 @@ class MessageStore:
         )
         self.retention.on_delete = self.index.drop_below
         self.retention.log_starts_at = self.snapshots.log_starts_at = self.checkpoints.log_starts_at
-        self._index_keeper = IndexKeeper(
+        self._index_keeper = IndexFlusher(
             self.dispatch, lambda: self.index, self.checkpoints, self.log_time, lambda: self.epoch
         )
 
@@ -153,7 +153,7 @@ class MessageStore:
         if self.on_durable == self.confirm:
             self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
-        applies = SlaveApply(log, commit, self.dispatch, self.index, apply, followed, lower)
+        applies = SlaveApplier(log, commit, self.dispatch, self.index, apply, followed, lower)
         self.slave = SlaveStore(applies, self.replicas, self.snapshots, self.retention, self.guard)
         return self.slave
 
@@ -297,20 +297,20 @@ class MessageStore:
         )
         self._log.append(record)
         unit = index_unit(position, size, tag_hash)
-        queued = Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
+        queued = PendingUnit(position + size, position, topic_id, queue_id, queue_offset, unit)
         self.dispatch.expect(queued)
         self.index.expect(position, size, topic_id, stamp.wall_ms, properties)
         self._appended(size)
         return queue_offset
 
-    def put_copies(self, copies: Sequence[Copy], stamp: Stamp) -> list[int]:
+    def put_copies(self, copies: Sequence[MessageCopy], stamp: Stamp) -> list[int]:
         """`put_message` of many in one step; returns their positions."""
         log, index, confirmed = self._log, self.index, self._commit.confirmed
         positions, size = put_copies(log, self.dispatch, index, copies, stamp, confirmed)
         self._appended(size, records=len(positions))
         return positions
 
-    def move(self, body: Body) -> None:
+    def move(self, body: LiveBody) -> None:
         """Append a live body again at the tail, under its old identity (retention).
 
         ColdRead, with nothing changed, instead of a wait for the disk.
@@ -339,7 +339,7 @@ class MessageStore:
         self._log.append(record)
         if topic_id:
             unit = record if kind == RecordKind.REVIVE else index_unit(position, size, 0)
-            queued = Queued(position + size, position, topic_id, queue_id, queue_offset, unit)
+            queued = PendingUnit(position + size, position, topic_id, queue_id, queue_offset, unit)
             self.dispatch.expect(queued)
         self._appended(size)
         return stamp.log_ms
@@ -395,9 +395,9 @@ class MessageStore:
             self._disk, self._folder, self._log, self.dispatch, self.index, tables, lower
         )
 
-    def _recovered(self, replayed: Replayed) -> None:
+    def _recovered(self, replayed: RecoveryResult) -> None:
         """The log's end is found: nothing stands behind it, and what stands before is synced."""
-        self.metrics.recovered(replayed.records, Lived(replayed.epoch, replayed.log_ms))
+        self.metrics.recovered(replayed.records, EpochLogTime(replayed.epoch, replayed.log_ms))
         self.metrics.torn_bytes = self._log.cut_tail()
         self._log.allocate_again()
         if not self.stopped_cleanly:
@@ -427,11 +427,11 @@ class MessageStore:
         if grown:
             self.on_grown(grown)
 
-    def _snapshot_head(self) -> SnapshotHead:
+    def _snapshot_head(self) -> SnapshotHeader:
         if self.slave is not None:
             return self.slave.head()
         log, wall_ms = self._log, self._clock.wall_ms()
-        return SnapshotHead(log.end, self.epoch, self.log_ms(), wall_ms, log.last_position)
+        return SnapshotHeader(log.end, self.epoch, self.log_ms(), wall_ms, log.last_position)
 
 
 def _raise(error: BaseException) -> None:

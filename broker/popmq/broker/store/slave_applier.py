@@ -1,4 +1,4 @@
-"""SlaveApply: a slave's tables follow its log, up to what is confirmed and on its own disk.
+"""SlaveApplier: a slave's tables follow its log, up to what is confirmed and on its own disk.
 
 The same records in the same order through the same code as at a recovery, in bounded steps.  The
 invariant: nothing that a later `cut` could take away was ever applied (RULES R17, R22).
@@ -13,10 +13,10 @@ from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock, whole_records
-from popmq.broker.persistence.recovery import Apply, Followed, Replayed, queued
-from popmq.broker.persistence.snapshot import SnapshotHead
+from popmq.broker.persistence.recovery import Apply, RecoveryResult, SlaveRecoveryResult, queued
+from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
-from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
+from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
 from popmq.common.errors import StoreDamaged
 from popmq.common.record.message import (
     HEADER_SIZE,
@@ -30,7 +30,7 @@ from popmq.common.record.message import (
 _READ_BYTES = 256 << 10
 
 
-class SlaveApply:
+class SlaveApplier:
     """`applied` is where the next record begins that is not in the tables yet.
 
     Records below `apply_from` were in the tables from the start: they go to queues and key index
@@ -44,7 +44,7 @@ class SlaveApply:
         dispatch: Dispatch,
         index: KeyIndex,
         apply: Apply,
-        followed: Followed,
+        followed: SlaveRecoveryResult,
         lower_checkpoint: Callable[[], None],
     ) -> None:
         self._log = log
@@ -78,10 +78,10 @@ class SlaveApply:
         less than there is."""
         return self.applied < self.apply_from or self.unpublished
 
-    def installed(self, head: SnapshotHead, start: int) -> None:
+    def installed(self, head: SnapshotHeader, start: int) -> None:
         """The tables are a master's now; its log, from `start` on, is to come."""
         self.applied, self.apply_from = start, head.position
-        self.passed = Replayed()
+        self.passed = RecoveryResult()
         self.passed.begin(head)
         self.unpublished = True
         self._dispatch.rebuilding = True
@@ -90,7 +90,7 @@ class SlaveApply:
         self._index.restart_at(start)
         self._commit.restarted(start)
 
-    def install(self, snapshots: SnapshotKeeper, start: int) -> SnapshotInstall:
+    def install(self, snapshots: SnapshotScheduler, start: int) -> SnapshotInstall:
         """Begin with a master's snapshot, and its log from `start` on."""
         return snapshots.install(
             self._log,
@@ -125,7 +125,7 @@ class SlaveApply:
         self._dispatch.position = self.applied
         return done
 
-    def newest(self, end: int) -> Replayed:
+    def newest(self, end: int) -> RecoveryResult:
         """Epoch and times of the newest record below `end`, all of it durable."""
         found = replace(self.passed)
         at = self.applied

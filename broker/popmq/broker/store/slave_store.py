@@ -10,13 +10,13 @@ from popmq.broker.log.commit_log import ScannedRecord
 from popmq.broker.log.disk_guard import DiskGuard
 from popmq.broker.log.log_block import LogBlock
 from popmq.broker.persistence.retention import EVERYTHING, Retention
-from popmq.broker.persistence.snapshot import SnapshotHead
+from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
-from popmq.broker.persistence.snapshot_scheduler import SnapshotKeeper
+from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
 from popmq.broker.persistence.state_hashes import StateHashes
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.replica_records import LogStart, StateHash
-from popmq.broker.store.slave_applier import SlaveApply
+from popmq.broker.store.slave_applier import SlaveApplier
 from popmq.common.disk import ColdRead
 from popmq.common.record.message import HEADER_SIZE, RecordKind
 from popmq.common.step_loop import Flusher
@@ -27,9 +27,9 @@ APPLY_LIMIT = 512  # records of one step
 class SlaveStore:
     def __init__(
         self,
-        apply: SlaveApply,
+        apply: SlaveApplier,
         log: ReplicaLog,
-        snapshots: SnapshotKeeper,
+        snapshots: SnapshotScheduler,
         retention: Retention,
         guard: DiskGuard,
     ) -> None:
@@ -104,10 +104,10 @@ class SlaveStore:
             now_ms=now_ms, starts_at=self._starts_at, keep_from=keep_from
         )
 
-    def head(self) -> SnapshotHead:
+    def head(self) -> SnapshotHeader:
         """Of a snapshot of the tables as they are."""
         passed = self.apply.passed
-        return SnapshotHead(
+        return SnapshotHeader(
             self.applied, passed.epoch, passed.log_ms, passed.wall_ms, self.apply.last_position
         )
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.timer.timer_files import TimerFiles
-from popmq.broker.timer.timer_log import Chain
+from popmq.broker.timer.timer_log import SlotChain
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.broker.timer.timer_unit import TimerUnit
 from popmq.common.settings.settings import TimerSettings
@@ -27,12 +27,12 @@ _REST_BITS, _SIZE_BITS, _IDENTITY_BITS = 64, 32, 48
 _32_MASK, _IDENTITY_MASK = (1 << 32) - 1, (1 << _IDENTITY_BITS) - 1
 
 
-class Due(NamedTuple):
+class DueTimer(NamedTuple):
     """A timer on its way out; `unit` is where its body is now."""
 
     due_ms: int
     identity: int
-    unit: Unit
+    unit: QueueUnit
     topic_id: int
     late: bool
 
@@ -45,11 +45,11 @@ class DueTimers:
         self._look_ms = min(LOOK_MS, settings.wheel_slots * settings.slot_ms // 8)
         self._heap: list[int] = []
         self._late: list[tuple[int, int]] = []
-        self._moved: dict[int, Unit] = {}
-        self._chain: Chain | None = None
+        self._moved: dict[int, QueueUnit] = {}
+        self._chain: SlotChain | None = None
         self._load_now_ms = 0  # slots before it are loaded early
         self._units: list[TimerUnit] = []  # of the slot that is loaded, not looked at yet
-        self._to_touch: list[Unit] = []
+        self._to_touch: list[QueueUnit] = []
         self.rolled: list[TimerUnit] = []  # met before their due slot: into the wheel again
         self.loaded_until = 0  # slots before it are here, or on their way
         self.ready_until = 0  # and of those, the ones before this are complete
@@ -74,7 +74,7 @@ class DueTimers:
 
     # -- what comes in
 
-    def add(self, due_ms: int, identity: int, unit: Unit, topic_id: int) -> None:
+    def add(self, due_ms: int, identity: int, unit: QueueUnit, topic_id: int) -> None:
         if unit.position != identity:
             known = self._moved.get(identity)
             if known is None or known.position < unit.position:
@@ -110,7 +110,7 @@ class DueTimers:
             done += self._take_units(limit - done)
         return done
 
-    def bodies_to_touch(self) -> list[Unit]:
+    def bodies_to_touch(self) -> list[QueueUnit]:
         """Some of the bodies that will be read soon; say `touched` when they are in memory."""
         return self._to_touch[: -_TOUCHED - 1 : -1]
 
@@ -119,12 +119,12 @@ class DueTimers:
 
     # -- what goes out
 
-    def take(self, now_ms: int, limit: int) -> list[Due]:
+    def take(self, now_ms: int, limit: int) -> list[DueTimer]:
         """The next timers whose time has come, at most `limit`, in order.
 
         Late ones and those of the wheel are never in one batch: each has its own cursor.
         """
-        found: list[Due] = []
+        found: list[DueTimer] = []
         first = self._first_due(now_ms)
         while self._late and len(found) < limit:
             due_ms, identity = self._late[0]
@@ -135,18 +135,18 @@ class DueTimers:
             if due_ms > now_ms or (first is not None and first < due_ms):
                 break
             heappop(self._late)
-            unit = Unit(timer.position, timer.size, 0)
-            found.append(Due(due_ms, identity, unit, timer.topic_id, True))
+            unit = QueueUnit(timer.position, timer.size, 0)
+            found.append(DueTimer(due_ms, identity, unit, timer.topic_id, True))
         return found or self._take_of_wheel(now_ms, limit)
 
-    def put_back(self, batch: list[Due]) -> None:
+    def put_back(self, batch: list[DueTimer]) -> None:
         for due in batch:
             if due.late:
                 heappush(self._late, (due.due_ms, due.identity))
             else:
                 self.add(due.due_ms, due.identity, due.unit, due.topic_id)
 
-    def ended(self, dues: Iterable[Due]) -> None:
+    def ended(self, dues: Iterable[DueTimer]) -> None:
         if self._moved:
             for due in dues:
                 self._moved.pop(due.identity, None)
@@ -184,8 +184,8 @@ class DueTimers:
             self._moved.pop(identity, None)
         return None
 
-    def _take_of_wheel(self, now_ms: int, limit: int) -> list[Due]:
-        found: list[Due] = []
+    def _take_of_wheel(self, now_ms: int, limit: int) -> list[DueTimer]:
+        found: list[DueTimer] = []
         heap, moved, is_cancelled = self._heap, self._moved, self._state.is_cancelled
         over = self._state.cursor
         end = min(now_ms + 1, self.ready_until) << (_IDENTITY_BITS + _REST_BITS)
@@ -197,8 +197,8 @@ class DueTimers:
                 over = timer
                 limit -= 1
                 size = key >> _SIZE_BITS & _32_MASK
-                unit = moved.get(identity) or _new(Unit, (identity, size, 0))
-                found.append(_new(Due, (due_ms, identity, unit, topic_id, False)))
+                unit = moved.get(identity) or _new(QueueUnit, (identity, size, 0))
+                found.append(_new(DueTimer, (due_ms, identity, unit, topic_id, False)))
         return found
 
     def _open_next(self, now_ms: int, window_end_ms: int) -> None:
@@ -239,7 +239,7 @@ class DueTimers:
                 continue
             if is_cancelled(identity):
                 continue
-            body = _new(Unit, (position, size, 0))
+            body = _new(QueueUnit, (position, size, 0))
             self.add(due_ms, identity, body, topic_id)
             if room > 0:
                 self._to_touch.append(body)

@@ -1,4 +1,4 @@
-"""TimerArrivals: timers that came from broker groups that are drained, each stored once.
+"""IncomingTimers: timers that came from broker groups that are drained, each stored once.
 
 A function of the log.  A group numbers its moves, asks for them in that order, and asks for the
 next ones only when the last are settled in its own log; so of each origin, which is one life of
@@ -20,7 +20,7 @@ _PER_PIECE = 512
 _ENTRY = struct.Struct(">QQ")  # origin, number of its newest move that is here
 
 
-class Arriving(NamedTuple):
+class IncomingTimer(NamedTuple):
     """A timer of another group; `move` is its number there."""
 
     move: int
@@ -32,7 +32,7 @@ class Arriving(NamedTuple):
     properties: bytes
 
 
-class TimerArrivals:
+class IncomingTimers:
     """Implements `store.snapshot.SnapshotTable`."""
 
     table_number = 11
@@ -45,7 +45,7 @@ class TimerArrivals:
     def is_here(self, origin: int, move: int) -> bool:
         return move <= self._newest.get(origin, 0)
 
-    def take(self, origin: int, one: Arriving) -> None:
+    def take(self, origin: int, one: IncomingTimer) -> None:
         """Store it if it is not here; whoever asks waits for the store's end.
 
         TooManyRequests: it is not here, nor will be before somebody asks again.

@@ -1,4 +1,5 @@
-"""ColdParts: the parts of a step, of which each waits for its own cold reads and for no other's.
+"""IndependentReads: the parts of a step, of which each waits for its own cold reads and for no
+other's.
 
 A slot that comes from the disk seconds before its time does not hold up the timers that are due
 now (D3: another thread waits).
@@ -10,7 +11,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
 
 
-class ColdParts:
+class IndependentReads:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._waiting: set[str] = set()

@@ -13,14 +13,18 @@ from popmq.broker.log.entry_hash import Row, entry_hash
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common.record.message import RecordKind
-from popmq.common.record.timer_migration import Departure, Leaving, Settled
+from popmq.common.record.timer_migration import (
+    MigratingTimer,
+    TimerMigrationBatch,
+    TimerMigrationDone,
+)
 
 _HEAD = struct.Struct(">BQQ")  # 1, timers that were moved, number of the next move
 _TARGET = struct.Struct(">BH")  # 2, size of the name; then the name
 _BATCH = struct.Struct(">BI")  # 3, size of the departure; then the departure
 
 
-class Departures:
+class OutgoingTimers:
     """Implements `store.snapshot.SnapshotTable`."""
 
     table_number = 10
@@ -33,12 +37,12 @@ class Departures:
         self.target = ""  # the group that is asked now
         self.origin = 0  # whose moves the batch is (TimerMover)
         self.first = 1  # number of the batch's first move; the next one's while there is none
-        self._leaving: dict[int, Leaving] = {}  # by identity, in the order of the moves
+        self._leaving: dict[int, MigratingTimer] = {}  # by identity, in the order of the moves
         self._end = 0  # of the batch's record
         self.waits = ""  # why no more timers leave just now; for people
 
     @property
-    def leaving(self) -> list[Leaving]:
+    def leaving(self) -> list[MigratingTimer]:
         """The batch that is on its way, with each body where it is now."""
         return list(self._leaving.values())
 
@@ -56,16 +60,18 @@ class Departures:
 
     # -- change
 
-    def leave(self, target: str, origin: int, timers: Sequence[Leaving]) -> None:
+    def leave(self, target: str, origin: int, timers: Sequence[MigratingTimer]) -> None:
         """These, which are pending, are the target's from now on."""
         assert not self._leaving, "one batch at a time"
-        departure = Departure(target, self.first, self._state.judged, origin, tuple(timers))
+        departure = TimerMigrationBatch(
+            target, self.first, self._state.judged, origin, tuple(timers)
+        )
         self._put(departure.encode())
         self.apply_departure(departure, self._store.end)
 
     def settle(self) -> None:
         """The target has the whole batch, and said so when it was confirmed there."""
-        settled = Settled(self.first + len(self._leaving))
+        settled = TimerMigrationDone(self.first + len(self._leaving))
         self._put(settled.encode())
         self.apply_settled(settled)
 
@@ -74,7 +80,7 @@ class Departures:
 
     # -- apply, in the order of the log
 
-    def apply_departure(self, departure: Departure, end: int) -> None:
+    def apply_departure(self, departure: TimerMigrationBatch, end: int) -> None:
         """`end` is that of its record."""
         self.target, self.first, self._end = departure.target, departure.first, end
         self.origin = departure.origin
@@ -82,7 +88,7 @@ class Departures:
         for one in departure.timers:
             self._state.depart(one.due_ms, one.identity, one.topic_id)
 
-    def apply_settled(self, settled: Settled) -> None:
+    def apply_settled(self, settled: TimerMigrationDone) -> None:
         self.moved += len(self._leaving)
         if self.target not in self.targets:
             self.targets.append(self.target)
@@ -103,7 +109,7 @@ class Departures:
             entries.append(_TARGET.pack(2, len(name.encode())) + name.encode())
         if self._leaving:
             timers = tuple(self._leaving.values())
-            batch = Departure(self.target, self.first, 0, self.origin, timers).encode()
+            batch = TimerMigrationBatch(self.target, self.first, 0, self.origin, timers).encode()
             entries.append(_BATCH.pack(3, len(batch)) + batch)
         return iter([(b"".join(entries), sum(map(entry_hash, entries)))])
 
@@ -121,7 +127,7 @@ class Departures:
             if kind == 2:
                 self.targets.append(value.decode())
             else:
-                batch = Departure.decode(value)
+                batch = TimerMigrationBatch.decode(value)
                 self.target, self.origin = batch.target, batch.origin
                 self._leaving = {one.identity: one for one in batch.timers}
 
@@ -145,4 +151,4 @@ def snapshot_rows(content: bytes) -> Iterator[Row]:
         if kind == 2:
             yield Row(f"target {number}", {"name": value.decode()})
         else:
-            yield Row("batch", {"is": Departure.decode(value)})
+            yield Row("batch", {"is": TimerMigrationBatch.decode(value)})

@@ -1,4 +1,5 @@
-"""FarTimers: the timers that are due in a slot while their units roll, and so stand in another one.
+"""RollingTimers: the timers that are due in a slot while their units roll, and so stand in another
+one.
 
 A slot's own units say who is due in it, but for those beyond the wheel's window.  They are noted as
 their units come and roll; after a start, and when the wheel is made anew, from the TimerLog, while
@@ -17,7 +18,7 @@ _UNITS_A_STEP = 1_024
 _LIMIT = 500_000
 
 
-class FarTimers:
+class RollingTimers:
     def __init__(
         self, files: TimerFiles, settings: TimerSettings, base_ms: Callable[[], int]
     ) -> None:

@@ -4,9 +4,9 @@ that leave for another broker group."""
 from collections.abc import Iterator, Sequence
 
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.persistence.retention import EVERYTHING, Body
+from popmq.broker.persistence.retention import EVERYTHING, LiveBody
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.timer.outgoing_timers import Departures
+from popmq.broker.timer.outgoing_timers import OutgoingTimers
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import TimerState
 from popmq.common import topics
@@ -23,7 +23,7 @@ class TimerBodies:
     """
 
     def __init__(
-        self, store: MessageStore, queue: TimerQueue, state: TimerState, departures: Departures
+        self, store: MessageStore, queue: TimerQueue, state: TimerState, departures: OutgoingTimers
     ) -> None:
         self._store = store
         self._queue = queue
@@ -49,7 +49,7 @@ class TimerBodies:
         unjudged = queue.units(max(self._state.judged, queue.min_offset), 1)
         return unjudged[0].position if unjudged else EVERYTHING
 
-    def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
+    def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:
         queue = self._queue.queue
         while self._from < queue.count:
             offset, piece = self._from, []
@@ -59,7 +59,7 @@ class TimerBodies:
                 # Which timer a body that was moved before belongs to, only its record says.
                 moved = unit.tag_hash & MOVED_BIT
                 if moved or self._counts(unit.tag_hash, unit.position, offset):
-                    piece.append(Body(topics.TIMER_TOPIC_ID, 0, offset, unit))
+                    piece.append(LiveBody(topics.TIMER_TOPIC_ID, 0, offset, unit))
                 offset += 1
             yield piece
             if offset < self._from + _PER_PIECE:
@@ -67,7 +67,7 @@ class TimerBodies:
                 return
             self._from = offset
 
-    def move(self, body: Body) -> None:
+    def move(self, body: LiveBody) -> None:
         (message,) = self._store.reader.read([body.unit], wait=False)
         if isinstance(message, DamagedMessage):
             return  # its time will come, and say that it is lost

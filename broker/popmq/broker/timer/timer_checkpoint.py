@@ -1,4 +1,4 @@
-"""TimerCheckPoint: up to where the timer's files are known to be on the disk.
+"""TimerFilesCheckPoint: up to where the timer's files are known to be on the disk.
 
     0 lastReadTimeMs i64 | 8 lastTimerLogFlushPos i64 | 16 lastTimerQueueOffset i64
     24 masterTimerQueueOffset i64 | 32 stateVersion i64 | 40 timestamp i64 | 48 counter i64
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from popmq.broker.log.store_metrics import Lived
+from popmq.broker.log.store_metrics import EpochLogTime
 from popmq.common.disk import Disk
 
 FILE_BYTES = 4096
@@ -24,7 +24,7 @@ COPY_SIZE = _BODY.size + _CHECK.size
 
 
 @dataclass(frozen=True, slots=True)
-class TimerCheckPoint:
+class TimerFilesCheckPoint:
     last_read_ms: int = 0
     log_position: int = 0
     queue_offset: int = 0
@@ -35,9 +35,9 @@ class TimerCheckPoint:
     early_ms: int = 0  # the latest slot with timers that are due before it
 
     @property
-    def lived(self) -> Lived:
+    def lived(self) -> EpochLogTime:
         """When its master still lived."""
-        return Lived(self.epoch, self.log_ms)
+        return EpochLogTime(self.epoch, self.log_ms)
 
     def encode(self) -> bytes:
         body = _BODY.pack(
@@ -53,15 +53,15 @@ class TimerCheckPoint:
         return body + _CHECK.pack(crc32c(body))
 
 
-def decode_checkpoint(data: bytes) -> TimerCheckPoint | None:
+def decode_checkpoint(data: bytes) -> TimerFilesCheckPoint | None:
     """None when it is not what was written."""
     body = data[: _BODY.size]
     if len(data) != COPY_SIZE or _CHECK.pack(crc32c(body)) != data[_BODY.size :]:
         return None
-    return TimerCheckPoint(*_BODY.unpack(body))
+    return TimerFilesCheckPoint(*_BODY.unpack(body))
 
 
-def read_checkpoint(disk: Disk, path: str) -> TimerCheckPoint | None:
+def read_checkpoint(disk: Disk, path: str) -> TimerFilesCheckPoint | None:
     """The newer intact copy; None when there is none."""
     try:
         file = disk.open(path)
@@ -75,7 +75,7 @@ def read_checkpoint(disk: Disk, path: str) -> TimerCheckPoint | None:
     return max(intact, key=lambda copy: copy.counter, default=None)
 
 
-def write_checkpoint(disk: Disk, path: str, checkpoint: TimerCheckPoint) -> None:
+def write_checkpoint(disk: Disk, path: str, checkpoint: TimerFilesCheckPoint) -> None:
     """Durable when this returns, over the older copy: a copy's place follows from its counter."""
     is_new = not disk.exists(path)
     file = disk.open(path, create=True)

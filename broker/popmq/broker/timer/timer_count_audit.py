@@ -1,4 +1,4 @@
-"""TimerCheck: once a day the pending timers are counted again, from the timer queue.
+"""TimerCountAudit: once a day the pending timers are counted again, from the timer queue.
 
 The counts by topic are kept up with each record; here they are made from what the queue and
 the cursor say, in bounded steps beside traffic.  What is stored or ends while that goes on
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import TimerState
@@ -27,7 +27,7 @@ _BYTES_A_STEP = 1 << 20
 _HOUR_MS = 3_600_000
 
 
-class Count:
+class TimerCount:
     """One count of the queue's records below `end`, a log position.
 
     A body that was moved is another record of the same timer: it counts where the first one is
@@ -59,7 +59,7 @@ class Count:
         self.by_topic[topic_id] = self.by_topic.get(topic_id, 0) + by
 
 
-class TimerCheck:
+class TimerCountAudit:
     """Implements `timer_state.Watch`."""
 
     def __init__(
@@ -81,7 +81,7 @@ class TimerCheck:
         self._look_ms = 0  # since boot
         self._last_ms: int | None = None  # since boot
         self._wanted = False
-        self._count: Count | None = None
+        self._count: TimerCount | None = None
         self._warming = False
         self.done = 0
         self.mismatches = 0
@@ -145,12 +145,12 @@ class TimerCheck:
         offset, first = queue.min_offset, end
         if offset < queue.count:
             first = queue.units(offset, 1, wait=False)[0].position
-        self._count = Count(offset, first, end)
+        self._count = TimerCount(offset, first, end)
         self._state.watch = self
         self._wanted = False
         return 1
 
-    def _go_on(self, count: Count) -> int:
+    def _go_on(self, count: TimerCount) -> int:
         queue = self._queue.queue
         if queue.min_offset > count.offset:
             self.start()  # retention has overtaken it, and moved what it has not seen
@@ -164,7 +164,7 @@ class TimerCheck:
             self._finish(count)
             return 1
         looked, size = 0, 0
-        to_read: list[tuple[int, Unit]] = []
+        to_read: list[tuple[int, QueueUnit]] = []
         for offset, unit in enumerate(units, count.offset):
             if len(to_read) >= _BODIES_A_STEP or size >= _BYTES_A_STEP:
                 break
@@ -178,7 +178,7 @@ class TimerCheck:
         count.position = units[looked - 1].position + 1
         return 1
 
-    def _take(self, count: Count, to_read: list[tuple[int, Unit]]) -> None:
+    def _take(self, count: TimerCount, to_read: list[tuple[int, QueueUnit]]) -> None:
         found = self._store.reader.read([unit for _, unit in to_read], wait=False)
         for (offset, unit), message in zip(to_read, found, strict=True):
             entry = entry_of(offset, unit, message)
@@ -186,7 +186,7 @@ class TimerCheck:
             if timer is not None and self._state.is_pending(*timer.key, offset, moved=entry.moved):
                 count.add(timer.identity, timer.topic_id, moved=entry.moved)
 
-    def _finish(self, count: Count) -> None:
+    def _finish(self, count: TimerCount) -> None:
         self._count = None
         self._state.watch = None
         self.done += 1

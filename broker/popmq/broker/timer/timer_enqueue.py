@@ -6,11 +6,11 @@ is the next record to enqueue, `base_ms` the oldest slot that may hold something
 
 from collections.abc import Callable
 
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.timer.due_timers import DueTimers
-from popmq.broker.timer.rolling_timers import FarTimers
+from popmq.broker.timer.rolling_timers import RollingTimers
 from popmq.broker.timer.timer_files import TimerFiles
-from popmq.broker.timer.timer_queue import Entry, TimerQueue
+from popmq.broker.timer.timer_queue import TimerQueue, TimerQueueEntry
 from popmq.broker.timer.timer_state import Timer, TimerState
 from popmq.broker.timer.timer_wheel import window
 from popmq.common.settings.settings import TimerSettings
@@ -36,7 +36,7 @@ class TimerEnqueue:
         self._window = window(settings.wheel_slots)
         self._wall_ms = wall_ms
         self.judging = True  # off on a slave: records say what the master judged, and when
-        self.far = FarTimers(files, settings, lambda: self.base_ms)
+        self.far = RollingTimers(files, settings, lambda: self.base_ms)
         self.curr_queue_offset = 0
         self.commit_queue_offset = 0  # records below it are in the files
         self.base_ms = 0
@@ -114,7 +114,7 @@ class TimerEnqueue:
         gone = min(offset, self._queue.queue.min_offset)
         self._state.skip(gone, log_start=self._queue.log_start)
 
-    def _enqueue(self, entry: Entry) -> None:
+    def _enqueue(self, entry: TimerQueueEntry) -> None:
         timer, state = entry.timer, self._state
         if timer is None:
             self.lost += 1
@@ -131,7 +131,7 @@ class TimerEnqueue:
             if not known and timer.identity in state.late:
                 self._due.add_late(timer)
 
-    def _judge(self, entry: Entry) -> None:
+    def _judge(self, entry: TimerQueueEntry) -> None:
         if entry.timer is None:
             self._state.skip(entry.offset + 1)
         else:
@@ -162,7 +162,7 @@ class TimerEnqueue:
             wait=False,
         )
         if not roll and slot_ms < self._due.loaded_until:
-            unit = Unit(timer.position, timer.size, 0)
+            unit = QueueUnit(timer.position, timer.size, 0)
             self._due.add(timer.due_ms, timer.identity, unit, timer.topic_id)
         if roll:
             self.far.add(timer.due_ms, timer.identity, timer.topic_id)

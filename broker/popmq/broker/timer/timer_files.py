@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from popmq.broker.log.segment_file import MappedFile, Synced
+from popmq.broker.log.segment_file import SegmentFile, Syncable
 from popmq.broker.timer.timer_checkpoint import (
-    TimerCheckPoint,
+    TimerFilesCheckPoint,
     read_checkpoint,
     write_checkpoint,
 )
-from popmq.broker.timer.timer_log import Chain, TimerLog
+from popmq.broker.timer.timer_log import SlotChain, TimerLog
 from popmq.broker.timer.timer_recovery import recover
 from popmq.broker.timer.timer_unit import TimerUnit
 from popmq.broker.timer.timer_wheel import Held, Slot, TimerWheel
@@ -72,11 +72,11 @@ class TimerFiles:
         )
         self._running = False
         self._failed: BaseException | None = None
-        self._replaced: list[MappedFile] | None = None  # a reset that the disk has yet to see
-        self._replacing: list[MappedFile] | None = None  # the same, handed to the flusher
+        self._replaced: list[SegmentFile] | None = None  # a reset that the disk has yet to see
+        self._replacing: list[SegmentFile] | None = None  # the same, handed to the flusher
         self._turned_ms: int | None = None  # slots before it are over since then
         self._flush_due_ms = self._clean_due_ms = self._idle_due_ms = 0
-        self.checkpoint = TimerCheckPoint()  # the newest durable one
+        self.checkpoint = TimerFilesCheckPoint()  # the newest durable one
         self.last_unit: TimerUnit | None = None  # that `open` found
         self.newest_position: int | None = None  # of the records whose units were found
         self.early_ms = 0  # the latest slot with timers that are due before it
@@ -90,7 +90,7 @@ class TimerFiles:
         Sets `rebuilt`, `last_unit` and `checkpoint`.  OSError when the disk fails or is full,
         StoreDamaged when a file lies in the log's folder that is no segment.
         """
-        self.checkpoint = found = read_checkpoint(self._disk, self._path) or TimerCheckPoint()
+        self.checkpoint = found = read_checkpoint(self._disk, self._path) or TimerFilesCheckPoint()
         fresh = not (found.counter or self._log.names() or self._wheel.exists())
         recovered = recover(self._wheel, self._log, found)
         if recovered is None:
@@ -194,7 +194,7 @@ class TimerFiles:
         """No slot before this time is in use; the first that is may be later."""
         return self._wheel.first_in_use(self._over_ms)
 
-    def read_slot(self, time_ms: int, *, wait: bool = True) -> Chain:
+    def read_slot(self, time_ms: int, *, wait: bool = True) -> SlotChain:
         """Bounded lists of a slot's units, newest first; of those that it has now.
 
         Raises TimerDamaged; and with `wait` off ColdRead, after which `next` goes on.
@@ -295,8 +295,8 @@ class TimerFiles:
             or (cursors.last_read_ms != known.last_read_ms and now_ms >= self._idle_due_ms)
         )
 
-    def _vouched(self, cursors: Cursors) -> TimerCheckPoint:
-        return TimerCheckPoint(
+    def _vouched(self, cursors: Cursors) -> TimerFilesCheckPoint:
+        return TimerFilesCheckPoint(
             last_read_ms=cursors.last_read_ms,
             log_position=self._log.end,
             queue_offset=cursors.queue_offset,
@@ -306,12 +306,15 @@ class TimerFiles:
             early_ms=self.early_ms,
         )
 
-    def _next(self, checkpoint: TimerCheckPoint) -> TimerCheckPoint:
+    def _next(self, checkpoint: TimerFilesCheckPoint) -> TimerFilesCheckPoint:
         """Over the older copy, so that the newest durable one stays until this one is."""
         return replace(checkpoint, counter=self.checkpoint.counter + 1)
 
     def _write(
-        self, files: Sequence[Synced], taken: Mapping[int, Held | None], made: TimerCheckPoint
+        self,
+        files: Sequence[Syncable],
+        taken: Mapping[int, Held | None],
+        made: TimerFilesCheckPoint,
     ) -> None:
         """The documented order; the log was written. On the flusher while the broker runs."""
         for file in files:
@@ -323,14 +326,14 @@ class TimerFiles:
             write_checkpoint(self._disk, self._path, made)
         self.checkpoint = made
 
-    def _begin_anew(self, replaced: list[MappedFile]) -> None:
+    def _begin_anew(self, replaced: list[SegmentFile]) -> None:
         """No wheel: from here on a crash begins anew; and the wheel comes last."""
         with _retried_when_full():
             self._wheel.remove_file()
             while replaced:
                 replaced[0].delete()
                 del replaced[0]
-            made = TimerCheckPoint(last_read_ms=self._over_ms, epoch=self.checkpoint.epoch)
+            made = TimerFilesCheckPoint(last_read_ms=self._over_ms, epoch=self.checkpoint.epoch)
             for _ in range(2):  # over both copies: should one be damaged, the other counts
                 following = self._next(made)
                 write_checkpoint(self._disk, self._path, following)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 
-from popmq.broker.log.segment_file import MappedFile, MappedFileQueue, Synced
+from popmq.broker.log.segment_file import SegmentFile, SegmentFiles, Syncable
 from popmq.broker.timer.timer_unit import (
     BLANK_SIZE,
     UNIT_SIZE,
@@ -45,7 +45,7 @@ class TimerLog:
         self._segment_bytes = segment_bytes
         self._slot_ms = slot_ms
         self._blank_at = (segment_bytes - BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE
-        self._files = MappedFileQueue(
+        self._files = SegmentFiles(
             disk, folder, segment_bytes=segment_bytes, preallocate=False, names_later=True
         )
         self._tail = bytearray()
@@ -91,7 +91,7 @@ class TimerLog:
         if names:
             self._disk.sync_folder(self._folder)
 
-    def reset(self) -> list[MappedFile]:
+    def reset(self) -> list[SegmentFile]:
         """Forget all units; the caller deletes the files, oldest first.
 
         New ones begin behind a gap: until the old files are gone a start sees that something
@@ -142,7 +142,7 @@ class TimerLog:
     def unwritten_bytes(self) -> int:
         return len(self._tail)
 
-    def flush(self) -> list[Synced]:
+    def flush(self) -> list[Syncable]:
         """Write what is in memory to the files (page cache); returns what is to be synced.
 
         OSError when the disk is full; what was not written stays in memory.
@@ -219,9 +219,9 @@ class TimerLog:
         end = min(start + offset + _BLOCK_BYTES, start + self._blank_at, self._written)
         return max(start, start + offset + _BLOCK_BYTES - size), end
 
-    def chain(self, slot: Slot, *, wait: bool = True, limit: int = _SLICE_UNITS) -> "Chain":
+    def chain(self, slot: Slot, *, wait: bool = True, limit: int = _SLICE_UNITS) -> "SlotChain":
         """The units of a slot, newest first."""
-        return Chain(self, slot, wait=wait, limit=limit)
+        return SlotChain(self, slot, wait=wait, limit=limit)
 
     def scan(self, position: int, end: int | None = None) -> Iterator[tuple[int, TimerUnit]]:
         """The intact units of the files from `position`, which is a unit's, with their positions.
@@ -301,7 +301,7 @@ class TimerLog:
             )
         self._latest_ms = self._latest_in(newest)
 
-    def take_over(self, time_ms: int) -> list[MappedFile]:
+    def take_over(self, time_ms: int) -> list[SegmentFile]:
         """Forget the oldest segments whose slots all lie below `time_ms`, never the newest.
 
         The caller deletes the files, in their order.
@@ -350,7 +350,7 @@ class TimerLog:
         return file.read(position, size) if wait else file.read_warm(position, size)
 
 
-class Chain:
+class SlotChain:
     """An iterator of bounded lists of units; after ColdRead it goes on where it stood."""
 
     def __init__(self, log: TimerLog, slot: Slot, *, wait: bool, limit: int) -> None:
@@ -361,7 +361,7 @@ class Chain:
         self._next = slot.last
         self._left = slot.num
 
-    def __iter__(self) -> "Chain":
+    def __iter__(self) -> "SlotChain":
         return self
 
     def __next__(self) -> list[TimerUnit]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.timer.timer_state import Timer
 from popmq.common import topics
@@ -20,7 +20,7 @@ from popmq.common.record.timer_token import MOVED_BIT, TimerToken
 _REMEMBERED = 100_000
 
 
-class Entry(NamedTuple):
+class TimerQueueEntry(NamedTuple):
     """One record of the queue; no timer where it cannot be read any more."""
 
     offset: int
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 class TimerQueue:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self._recent: deque[Entry] = deque()
+        self._recent: deque[TimerQueueEntry] = deque()
 
     @property
     def queue(self) -> ConsumeQueue:
@@ -73,10 +73,10 @@ class TimerQueue:
         timer = Timer(due_ms, identity, position, size, token.topic_id, offset)
         recent = self._recent
         if not recent or (recent[-1].offset == offset - 1 and len(recent) < _REMEMBERED):
-            recent.append(Entry(offset, timer, moved))
+            recent.append(TimerQueueEntry(offset, timer, moved))
         return timer
 
-    def read(self, offset: int, limit: int, *, wait: bool = True) -> Sequence[Entry]:
+    def read(self, offset: int, limit: int, *, wait: bool = True) -> Sequence[TimerQueueEntry]:
         """Confirmed records from `offset` on. ColdRead instead of waiting with `wait` off."""
         recent = self._recent
         while recent and recent[0].offset < offset:
@@ -114,14 +114,16 @@ class TimerQueue:
         return low
 
 
-def entry_of(offset: int, unit: Unit, message: StoredMessage | DamagedMessage) -> Entry:
+def entry_of(
+    offset: int, unit: QueueUnit, message: StoredMessage | DamagedMessage
+) -> TimerQueueEntry:
     token = None if isinstance(message, DamagedMessage) else message.any_token
     if not isinstance(token, TimerToken):
-        return Entry(offset, None, False)
-    return Entry(offset, timer_of(token, unit, offset), token.moved_from is not None)
+        return TimerQueueEntry(offset, None, False)
+    return TimerQueueEntry(offset, timer_of(token, unit, offset), token.moved_from is not None)
 
 
-def timer_of(token: TimerToken, unit: Unit, offset: int) -> Timer:
+def timer_of(token: TimerToken, unit: QueueUnit, offset: int) -> Timer:
     """The timer of a record at that offset of the queue."""
     identity = unit.position if token.moved_from is None else token.moved_from
     due_ms = unit.tag_hash & ~MOVED_BIT

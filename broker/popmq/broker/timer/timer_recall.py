@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.timer.outgoing_timers import Departures
+from popmq.broker.timer.outgoing_timers import OutgoingTimers
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_queue import TimerQueue, entry_of
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS, Timer, TimerState
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, TooManyRequests, Unavailable
-from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.common.record.message import RecordKind, StoredMessage
-from popmq.common.record.timer_token import FiringToken, Outcome, TimerToken
+from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerToken
 from popmq.common.settings.settings import TimerSettings
 
 
-class Stored(NamedTuple):
+class StoredTimer(NamedTuple):
     """A timer's newest record, pending or not.
 
     The message is without body and properties, unless it is not confirmed yet.
@@ -34,10 +34,10 @@ class Stored(NamedTuple):
     moved: bool
 
 
-class Found(NamedTuple):
+class TimerMatches(NamedTuple):
     """The timers of a message id, newest record first, and why there may be more."""
 
-    stored: list[Stored]
+    stored: list[StoredTimer]
     incomplete: str
 
 
@@ -52,7 +52,7 @@ class TimerRecall:
         settings: TimerSettings,
         wall_ms: Callable[[], int],
         is_firing: Callable[[int], bool],
-        departures: Departures,
+        departures: OutgoingTimers,
     ) -> None:
         self._store = store
         self._queue = queue
@@ -64,11 +64,11 @@ class TimerRecall:
         self._is_firing = is_firing
         self._departures = departures
         # What replaced a timer, by that one's identity, while the index does not find it yet.
-        self._replaced: dict[int, Stored] = {}
+        self._replaced: dict[int, StoredTimer] = {}
         self.recalled = 0
         self.rescheduled = 0
 
-    def find(self, topic_id: int | None, message_id: str) -> Found:
+    def find(self, topic_id: int | None, message_id: str) -> TimerMatches:
         """The topic's timers (None: every topic's) of that message id, each identity once.
 
         ColdRead instead of a wait for the disk.
@@ -80,14 +80,14 @@ class TimerRecall:
             del self._replaced[identity]
         found = self._lookup.all_by_id(topics.TIMER_TOPIC_ID, message_id)
         seen: set[int] = set()
-        stored: list[Stored] = []
+        stored: list[StoredTimer] = []
         for one in self._stored(found.messages):
             if topic_id in (None, one.timer.topic_id) and one.timer.identity not in seen:
                 seen.add(one.timer.identity)
                 stored += [*self._replacing(one), one]
-        return Found(stored, found.incomplete)
+        return TimerMatches(stored, found.incomplete)
 
-    def _known(self, topic_id: int, message_id: str) -> tuple[list[Stored], list[Stored]]:
+    def _known(self, topic_id: int, message_id: str) -> tuple[list[StoredTimer], list[StoredTimer]]:
         """Its timers that no rescheduling gave another time, and those of them that wait.
 
         Refuses where one may wait that was not found: an answer speaks for all.
@@ -107,15 +107,15 @@ class TimerRecall:
         found = _not_replaced(stored)
         return found, [one for one in found if self.is_pending(one)]
 
-    def _replacing(self, stored: Stored) -> list[Stored]:
+    def _replacing(self, stored: StoredTimer) -> list[StoredTimer]:
         """What took its place one after the other, newest first."""
-        newer: list[Stored] = []
+        newer: list[StoredTimer] = []
         while (after := self._replaced.get(stored.timer.identity)) is not None:
             newer.insert(0, after)
             stored = after
         return newer
 
-    def recall(self, topic_id: int, message_id: str) -> TimerOutcome:
+    def recall(self, topic_id: int, message_id: str) -> RecallResult:
         """Cancel every pending timer of that message id. ColdRead, Refused: nothing was changed."""
         found, pending = self._known(topic_id, message_id)
         self._check_room(len(pending))
@@ -126,18 +126,18 @@ class TimerRecall:
                 timer.identity,
                 self._state.judged,
                 timer.offset,
-                outcome=Outcome.CANCELLED,
+                outcome=TimerEnd.CANCELLED,
             )
             self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
             self._state.ended(ending)
             self.recalled += 1
         if pending or self._recalled(found):
-            return TimerOutcome.DONE
+            return RecallResult.DONE
         return self._over(topic_id, message_id, found)
 
     def reschedule(
         self, topic_id: int, message_id: str, new_due_ms: int
-    ) -> tuple[TimerOutcome, int]:
+    ) -> tuple[RecallResult, int]:
         """Give the pending timer of that id another due time (negative: a delay from now).
 
         Returns the outcome and the new due time.  ColdRead, Refused: nothing was changed.
@@ -145,7 +145,7 @@ class TimerRecall:
         found, pending = self._known(topic_id, message_id)
         if not pending:
             over = self._over(topic_id, message_id, found)
-            return (TimerOutcome.NOT_FOUND if self._recalled(found) else over), 0
+            return (RecallResult.NOT_FOUND if self._recalled(found) else over), 0
         now_ms = self._wall_ms()
         due_ms = new_due_ms if new_due_ms >= 0 else now_ms - new_due_ms
         self._admission.check_horizon(due_ms, now_ms)
@@ -161,18 +161,18 @@ class TimerRecall:
                 replaces=(timer.due_ms, timer.identity),
             )
             new = self._queue.append(message.head, message.properties, due_ms, token)
-            self._replaced[timer.identity] = Stored(
+            self._replaced[timer.identity] = StoredTimer(
                 new, message._replace(any_token=token), moved=False
             )
             self._state.cancel(timer.due_ms, timer.identity, topic_id)
             self._state.stored(topic_id)
             self.rescheduled += 1
-        return TimerOutcome.DONE, due_ms
+        return RecallResult.DONE, due_ms
 
-    def _with_bodies(self, pending: list[Stored]) -> list[tuple[Timer, StoredMessage]]:
+    def _with_bodies(self, pending: list[StoredTimer]) -> list[tuple[Timer, StoredMessage]]:
         """What is not confirmed has its body with it, and nothing else can read that."""
         units = [
-            Unit(timer.position, timer.size, 0)
+            QueueUnit(timer.position, timer.size, 0)
             for timer, _, _ in pending
             if timer.position < self._store.confirmed
         ]
@@ -188,11 +188,11 @@ class TimerRecall:
             whole.append((timer, found))
         return whole
 
-    def is_pending(self, stored: Stored) -> bool:
+    def is_pending(self, stored: StoredTimer) -> bool:
         timer = stored.timer
         return self._state.is_pending(*timer.key, timer.offset, moved=stored.moved)
 
-    def _recalled(self, found: list[Stored]) -> bool:
+    def _recalled(self, found: list[StoredTimer]) -> bool:
         """The newest one counts: those before it are cancelled too where it took their place.
 
         What became of one that is with another broker group, that one knows.
@@ -200,7 +200,7 @@ class TimerRecall:
         newest = found[0].timer.identity if found else -1
         return self._state.is_cancelled(newest) and not self._state.is_departed(newest)
 
-    def _over(self, topic_id: int, message_id: str, found: list[Stored]) -> TimerOutcome:
+    def _over(self, topic_id: int, message_id: str, found: list[StoredTimer]) -> RecallResult:
         """It is visible, or nothing is known of it.
 
         What was recalled is remembered for a while behind its due time, so within that time
@@ -213,10 +213,10 @@ class TimerRecall:
             or self._is_firing(one.timer.identity)
             for one in found
         ):
-            return TimerOutcome.ALREADY_VISIBLE
+            return RecallResult.ALREADY_VISIBLE
         copies = self._lookup.by_id(topic_id, message_id, wait=False).messages
         fired = any(isinstance(one.any_token, FiringToken) for one in copies)
-        return TimerOutcome.ALREADY_VISIBLE if fired else TimerOutcome.NOT_FOUND
+        return RecallResult.ALREADY_VISIBLE if fired else RecallResult.NOT_FOUND
 
     def _check_room(self, more: int) -> None:
         limit = self._settings.cancelled_limit
@@ -226,16 +226,16 @@ class TimerRecall:
                 "the limit (timer.cancelled_limit): try again later"
             )
 
-    def _stored(self, messages: list[StoredMessage]) -> Iterator[Stored]:
+    def _stored(self, messages: list[StoredMessage]) -> Iterator[StoredTimer]:
         for message in messages:
             header = message.header
-            unit = Unit(header.position, header.size, message.tag_hash)
+            unit = QueueUnit(header.position, header.size, message.tag_hash)
             entry = entry_of(header.queue_offset, unit, message)
             if entry.timer is not None:
-                yield Stored(entry.timer, message, entry.moved)
+                yield StoredTimer(entry.timer, message, entry.moved)
 
 
-def _not_replaced(found: list[Stored]) -> list[Stored]:
+def _not_replaced(found: list[StoredTimer]) -> list[StoredTimer]:
     """Those that no rescheduling gave another time: what became of the others says nothing."""
     tokens = [one.message.any_token for one in found]
     replaced = {

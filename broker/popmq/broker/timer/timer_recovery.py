@@ -6,20 +6,22 @@ all of it again.
 
 from typing import NamedTuple
 
-from popmq.broker.timer.timer_checkpoint import TimerCheckPoint
+from popmq.broker.timer.timer_checkpoint import TimerFilesCheckPoint
 from popmq.broker.timer.timer_log import TimerLog
 from popmq.broker.timer.timer_unit import TimerDamaged, TimerUnit
 from popmq.broker.timer.timer_wheel import TimerWheel
 
 
-class Recovered(NamedTuple):
+class TimerFilesRecovery(NamedTuple):
     last_unit: TimerUnit | None
     newest_position: int | None  # of the newest record that has a unit
     early_ms: int  # the latest slot with timers that are due before it, of what was read
     overtaken: bool  # a later lap has taken the slot of a unit that the checkpoint calls not over
 
 
-def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered | None:
+def recover(
+    wheel: TimerWheel, log: TimerLog, checkpoint: TimerFilesCheckPoint
+) -> TimerFilesRecovery | None:
     """Load both and bring them together; None when they have to be begun anew.
 
     The log is cut, durably; slots that changed are dirty.
@@ -39,7 +41,9 @@ def recover(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
     return found
 
 
-def _revise(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Recovered:
+def _revise(
+    wheel: TimerWheel, log: TimerLog, checkpoint: TimerFilesCheckPoint
+) -> TimerFilesRecovery:
     """Count the units that the wheel does not know. The last one may have rolled, and be of an
     older record than the newest.  Raises TimerDamaged."""
     vouched, over_ms = checkpoint.log_position, checkpoint.last_read_ms
@@ -57,7 +61,7 @@ def _revise(wheel: TimerWheel, log: TimerLog, checkpoint: TimerCheckPoint) -> Re
         if position >= vouched:
             # The slot may have been read from a page that never reached the disk.
             wheel.touch(unit.slot_time_ms)
-    return Recovered(unit, newest, early_ms, overtaken)
+    return TimerFilesRecovery(unit, newest, early_ms, overtaken)
 
 
 def _mend_slots(wheel: TimerWheel, log: TimerLog) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from popmq.broker.timer.timer_files import TimerFiles
-from popmq.broker.timer.timer_log import Chain
+from popmq.broker.timer.timer_log import SlotChain
 from popmq.broker.timer.timer_unit import TimerDamaged, TimerUnit
 from popmq.broker.timer.timer_wheel import Slot
 from popmq.common.disk import ColdRead
@@ -35,7 +35,7 @@ class TimerScan:
         self._on_damage = on_damage
         self._slot_ms = slot_ms
         self._to_ms = to_ms
-        self._chain: Chain | None = None
+        self._chain: SlotChain | None = None
         self.at_ms = from_ms  # slots before it were given out
 
     def of_slot(self, slot_ms: int) -> "TimerScan":

@@ -12,12 +12,12 @@ from contextlib import suppress
 from functools import partial
 
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
-from popmq.broker.persistence.bulk_copy import Copy
+from popmq.broker.persistence.bulk_copy import MessageCopy
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.timer.due_timers import Due, DueTimers
-from popmq.broker.timer.independent_reads import ColdParts
+from popmq.broker.timer.due_timers import DueTimer, DueTimers
+from popmq.broker.timer.independent_reads import IndependentReads
 from popmq.broker.timer.timer_enqueue import TimerEnqueue
 from popmq.broker.timer.timer_files import Cursors, TimerFiles
 from popmq.broker.timer.timer_queue import TimerQueue, timer_of
@@ -29,7 +29,7 @@ from popmq.common.observability import Histogram
 from popmq.common.record.message import Header, RecordKind, Stamp, StoredMessage
 from popmq.common.record.message_deadline import without_deadline
 from popmq.common.record.timer_body import TimerBody
-from popmq.common.record.timer_token import FiringToken, Outcome, TimerToken, encode_fired
+from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerToken, encode_fired
 from popmq.common.settings.settings import TimerSettings
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class TimerService:
         self._wall_ms = wall_ms
         self._boot_ms = boot_ms
         self._begun = False
-        self.cold = ColdParts(store)
+        self.cold = IndependentReads(store)
         self._over = (0, 0)  # slots before this time are over, once the log is confirmed to there
         self._last_read_ms = 0
         self._look_until = (-1, 0)  # position of a body that is gone, offset in the queue
@@ -188,7 +188,7 @@ class TimerService:
         if token.moved_from is None:
             self.state.stored(token.topic_id)
         elif token.late:
-            unit = Unit(header.position, header.size, tag_hash)
+            unit = QueueUnit(header.position, header.size, tag_hash)
             self.state.waits_late(timer_of(token, unit, header.queue_offset))
 
     def apply_judged(self, offset: int) -> None:
@@ -208,7 +208,7 @@ class TimerService:
             times.append(self.due.next_due_ms)
         return max(0, self._wall_ms() - min(times)) if self.firing else 0
 
-    def end(self, due: Due, offset: int, outcome: Outcome) -> FiringToken:
+    def end(self, due: DueTimer, offset: int, outcome: TimerEnd) -> FiringToken:
         due_ms, identity, _, topic_id, late = due
         return FiringToken(topic_id, due_ms, identity, self.state.judged, offset, late, outcome)
 
@@ -285,12 +285,14 @@ class TimerService:
                 fired += 1
         return fired
 
-    def _fire_plain(self, batch: list[Due], bodies: list[TimerBody | None], stamp: Stamp) -> int:
+    def _fire_plain(
+        self, batch: list[DueTimer], bodies: list[TimerBody | None], stamp: Stamp
+    ) -> int:
         """Fire the first ones in one go, up to one that does not go to its topic just so."""
         if not self._store.guard.copies_unlimited:
             return 0
         room = _STEP_BYTES - self._store.pending_bytes
-        copies: list[Copy] = []
+        copies: list[MessageCopy] = []
         topic_by_id = self._registry.topic_by_id
         judged, known = self.state.judged, -1
         for (due_ms, identity, unit, of_topic, late), body in zip(batch, bodies, strict=True):
@@ -304,7 +306,7 @@ class TimerService:
             room -= unit[1]
             ending = encode_fired(of_topic, due_ms, identity, judged, offset, late)
             copy = (topic_id, queue_id, tag_hash, ending, head_size, both)
-            copies.append(_new(Copy, copy))
+            copies.append(_new(MessageCopy, copy))
         if not copies:
             return 0
         positions = self._store.put_copies(copies, stamp)
@@ -331,17 +333,19 @@ class TimerService:
         """For one more firing, whatever its size."""
         return self._store.pending_bytes < _STEP_BYTES and self._store.guard.copies_allowed
 
-    def _fire_one(self, due: Due, message: StoredMessage | DamagedMessage, stamp: Stamp) -> bool:
+    def _fire_one(
+        self, due: DueTimer, message: StoredMessage | DamagedMessage, stamp: Stamp
+    ) -> bool:
         """Whether it fired; a timer without a body or a topic comes to another end."""
         token = None if isinstance(message, DamagedMessage) else message.any_token
         if isinstance(message, DamagedMessage) or not isinstance(token, TimerToken):
             self._give_up(due)
             return False
         topic = self._registry.topic_by_id(token.topic_id)
-        outcome, queue_id, properties = Outcome.FIRED, token.queue_id, message.properties
+        outcome, queue_id, properties = TimerEnd.FIRED, token.queue_id, message.properties
         if topic is None:
             properties = without_deadline(properties)
-            outcome, queue_id = Outcome.DEAD_LETTERED, 0
+            outcome, queue_id = TimerEnd.DEAD_LETTERED, 0
             topic = self._registry.internal_topic(topics.TIMER_DLQ_TOPIC)
             stamp = self._store.stamp()
             self.dead_lettered += 1
@@ -360,13 +364,13 @@ class TimerService:
         self.due.ended([due])
         self.fired += 1
         self.lateness.observe(stamp.wall_ms - due.due_ms)
-        return outcome is Outcome.FIRED
+        return outcome is TimerEnd.FIRED
 
-    def _give_up(self, due: Due) -> None:
+    def _give_up(self, due: DueTimer) -> None:
         """The body cannot be read: the log says so, and the others go on."""
         logger.error("timer lost", extra={"position": due.unit.position, "due_ms": due.due_ms})
         self.lost += 1
-        ending = self.end(due, 0, Outcome.LOST)
+        ending = self.end(due, 0, TimerEnd.LOST)
         self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=ending.encode())
         self.state.ended(ending)
         self.due.ended([due])

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from popmq.broker.log.entry_hash import Row, entry_hash
-from popmq.common.record.timer_token import FiringToken, Outcome, TimerRecount
+from popmq.common.record.timer_token import FiringToken, TimerEnd, TimerRecount
 
 KEEP_CANCELLED_MS = 600_000  # behind their due time, for a true answer to a late question
 _DEPARTED = 1 << 63  # of a due time: the timer was not recalled, another broker group has it
@@ -39,7 +39,7 @@ class Timer(NamedTuple):
         return self.due_ms, self.identity
 
 
-class Fired(Protocol):
+class FiredTimer(Protocol):
     """What the state has to know of a timer that fired."""
 
     @property
@@ -52,7 +52,7 @@ class Fired(Protocol):
     def late(self) -> bool: ...
 
 
-class Watch(Protocol):
+class PendingTimersListener(Protocol):
     """Hears what changes the counts of pending timers."""
 
     def stored(self, topic_id: int) -> None: ...
@@ -69,7 +69,7 @@ class TimerState:
         self._judged_position = 0  # of the newest record of those
         self.late: dict[int, Timer] = {}
         self.pending: dict[int, int] = {}  # timers by topic
-        self.watch: Watch | None = None
+        self.watch: PendingTimersListener | None = None
         self._cancelled: dict[int, int] = {}  # identity -> due time, perhaps _DEPARTED
         self._cancelled_by_due: list[tuple[int, int]] = []
 
@@ -152,13 +152,13 @@ class TimerState:
 
     def ended(self, token: FiringToken) -> None:
         """A timer fired, or came to another end."""
-        if token.outcome is Outcome.CANCELLED:
+        if token.outcome is TimerEnd.CANCELLED:
             self.cancel(token.due_ms, token.identity, token.topic_id)
             return
         self._count_down(token.topic_id)
         if self.watch is not None:
             self.watch.ended(token.identity, token.topic_id)
-        if token.outcome is Outcome.LOST and self.watch is not None:
+        if token.outcome is TimerEnd.LOST and self.watch is not None:
             self.watch.lost()
         if token.late:
             self.late.pop(token.identity, None)
@@ -166,7 +166,7 @@ class TimerState:
         self.cursor = (token.due_ms, token.identity)
         self._forget_cancelled(token.due_ms - KEEP_CANCELLED_MS)
 
-    def fired(self, timers: Sequence[Fired]) -> None:
+    def fired(self, timers: Sequence[FiredTimer]) -> None:
         """`ended` of many that fired, in their order; all of the wheel, or all late."""
         for topic_id, count in Counter([one.topic_id for one in timers]).items():
             self._count_down(topic_id, count)

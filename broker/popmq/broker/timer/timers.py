@@ -4,11 +4,11 @@ from popmq.broker.meta.registry import Registry
 from popmq.broker.persistence.retention import EVERYTHING
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.timer.incoming_timers import TimerArrivals
-from popmq.broker.timer.outgoing_timers import Departures
+from popmq.broker.timer.incoming_timers import IncomingTimers
+from popmq.broker.timer.outgoing_timers import OutgoingTimers
 from popmq.broker.timer.timer_admission import TimerAdmission
 from popmq.broker.timer.timer_bodies import TimerBodies
-from popmq.broker.timer.timer_count_audit import TimerCheck
+from popmq.broker.timer.timer_count_audit import TimerCountAudit
 from popmq.broker.timer.timer_files import TimerFiles
 from popmq.broker.timer.timer_forecast import TimerForecast
 from popmq.broker.timer.timer_recall import TimerRecall
@@ -60,8 +60,8 @@ class Timers:
             wall_ms=clock.wall_ms,
             on_damage=self.service.rebuild,
         )
-        self.departures = Departures(store, self.state)
-        self.arrivals = TimerArrivals(self.admission)
+        self.departures = OutgoingTimers(store, self.state)
+        self.arrivals = IncomingTimers(self.admission)
         self.tables = (self.state, self.departures, self.arrivals)  # of snapshots
         self.recall = TimerRecall(
             store,
@@ -86,7 +86,7 @@ class Timers:
             wall_ms=clock.wall_ms,
             boot_ms=clock.boot_ms,
         )
-        self.check = TimerCheck(
+        self.check = TimerCountAudit(
             store, queue, self.state, settings, wall_ms=clock.wall_ms, boot_ms=clock.boot_ms
         )
 

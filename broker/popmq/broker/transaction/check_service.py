@@ -14,11 +14,11 @@ from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.transaction.half_service import HalfService
-from popmq.broker.transaction.transaction_table import Half, TransactionTable
+from popmq.broker.transaction.transaction_table import HalfMessage, TransactionTable
 from popmq.common.disk import ColdRead
 from popmq.common.errors import TooManyRequests
 from popmq.common.record.message import StoredMessage
-from popmq.common.record.transaction_token import Ending
+from popmq.common.record.transaction_token import TransactionEnd
 from popmq.common.settings.send_settings import TransactionSettings
 
 WAITING_LIMIT = 1_024
@@ -41,7 +41,7 @@ Answer = Callable[[Sequence[Check]], None]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingProxy:
     number: int
     topics: frozenset[str]
     deadline_ms: int
@@ -62,7 +62,7 @@ class CheckService:
         self._table = table
         self._halves = halves
         self._settings = settings
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingProxy] = deque()
         self._ready: dict[int, deque[int]] = {}  # by topic, offsets whose time has come
         self._warming = False
 
@@ -74,7 +74,7 @@ class CheckService:
         """A proxy asks for checks of those topics; `answer` comes by then, perhaps with none."""
         if len(self._waiting) >= WAITING_LIMIT:
             raise TooManyRequests(f"{WAITING_LIMIT} proxies wait for transaction checks already")
-        self._waiting.append(_Waiting(number, frozenset(topics), deadline_ms, answer))
+        self._waiting.append(_WaitingProxy(number, frozenset(topics), deadline_ms, answer))
 
     def cancel(self, number: int) -> bool:
         """That proxy is gone; whether it waited."""
@@ -130,7 +130,7 @@ class CheckService:
         while (half := self._table.older_than(before_ms)) and self._may_give_up(half):
             self._halves.give_up(half)
 
-    def _may_give_up(self, half: Half) -> bool:
+    def _may_give_up(self, half: HalfMessage) -> bool:
         return half.unit.position < self._store.confirmed and self._store.guard.copies_allowed
 
     def _serve(self) -> int:
@@ -146,10 +146,10 @@ class CheckService:
                 served += 1
         return served
 
-    def _answer(self, waiting: _Waiting, checks: Sequence[Check]) -> None:
+    def _answer(self, waiting: _WaitingProxy, checks: Sequence[Check]) -> None:
         self._store.when_confirmed(lambda: waiting.answer(checks))
 
-    def _checks_for(self, waiting: _Waiting) -> list[Check]:
+    def _checks_for(self, waiting: _WaitingProxy) -> list[Check]:
         """What the proxy is to ask; each was written as a check."""
         found: list[Check] = []
         size = 0
@@ -184,9 +184,9 @@ class CheckService:
             return None
         message = self._halves.read(half)
         if message is None:
-            self._halves.write_op(half, Ending.LOST)
+            self._halves.write_op(half, TransactionEnd.LOST)
             return None
-        self._halves.write_op(half, Ending.CHECKED, half.checks + 1)
+        self._halves.write_op(half, TransactionEnd.CHECKED, half.checks + 1)
         name = next((name for kind, name in names_in(message.properties) if kind == ID), b"")
         transaction_id = self._halves.id_of(half.topic_id, offset, name.decode(errors="replace"))
         return Check(topic, transaction_id, half.queue_id, offset, message)

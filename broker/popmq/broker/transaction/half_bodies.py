@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from popmq.broker.persistence.retention import EVERYTHING, Body
+from popmq.broker.persistence.retention import EVERYTHING, LiveBody
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.transaction.transaction_table import TransactionTable
 from popmq.common import topics
@@ -21,17 +21,17 @@ class HalfBodies:
     def keep_from(self) -> int:
         return EVERYTHING
 
-    def bodies_below(self, position: int) -> Iterator[Sequence[Body]]:
+    def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:
         """Halves that are stored from now on are above the cut."""
         offsets = list(self._table.pending)
         for at in range(0, len(offsets), _PER_PIECE):
             found = map(self._table.pending.get, offsets[at : at + _PER_PIECE])
             yield [
-                Body(topics.HALF_TOPIC_ID, 0, half.offset, half.unit)
+                LiveBody(topics.HALF_TOPIC_ID, 0, half.offset, half.unit)
                 for half in found
                 if half is not None and half.unit.position < position
             ]
 
-    def move(self, body: Body) -> None:
+    def move(self, body: LiveBody) -> None:
         if body.queue_offset in self._table.pending:  # it may have ended since it was found
             self._store.move(body)

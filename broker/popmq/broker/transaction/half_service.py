@@ -5,26 +5,26 @@ which is also the end of the transaction, so that it happens once whatever crash
 """
 
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
-from popmq.broker.meta.send_deduplication import FirstReceipt
+from popmq.broker.meta.send_deduplication import FirstSend
 from popmq.broker.store.message_store import MessageStore
-from popmq.broker.transaction.transaction_table import Half, TransactionTable
+from popmq.broker.transaction.transaction_table import HalfMessage, TransactionTable
 from popmq.common import topics
 from popmq.common.errors import Code, Refused, TooManyRequests, TopicNotFound
 from popmq.common.protocol.messaging_payloads import PutEntry, PutResult
 from popmq.common.record.message import RecordKind, Stamp, StoredMessage, message_size
 from popmq.common.record.message_deadline import without_deadline
 from popmq.common.record.transaction_id import TransactionId
-from popmq.common.record.transaction_token import Ending, EndToken, HalfToken
+from popmq.common.record.transaction_token import HalfToken, TransactionEnd, TransactionEndToken
 from popmq.common.settings.send_settings import TransactionSettings
 from popmq.common.topics import TopicConfig
 
 _TEXTS = {
-    Ending.COMMITTED: "was committed",
-    Ending.ROLLED_BACK: "was rolled back",
-    Ending.GIVEN_UP: "was given up because no producer knew about it",
-    Ending.LOST: "was lost: its message could not be read",
+    TransactionEnd.COMMITTED: "was committed",
+    TransactionEnd.ROLLED_BACK: "was rolled back",
+    TransactionEnd.GIVEN_UP: "was given up because no producer knew about it",
+    TransactionEnd.LOST: "was lost: its message could not be read",
 }
 
 
@@ -75,12 +75,12 @@ class HalfService:
         )
         # Not up to the store's end: that may lie in the next segment.
         size = message_size(entry.head, entry.properties, encoded)
-        unit = Unit(self._store.last_position, size, entry.tag_hash)
+        unit = QueueUnit(self._store.last_position, size, entry.tag_hash)
         self._table.stored(token, offset, unit, stamp.log_ms)
         transaction = self.id_of(topic.id, offset, entry.message_id)
         return PutResult(message=transaction, queue_id=queue_id, queue_offset=offset)
 
-    def told_again(self, topic_id: int, message_id: str, known: FirstReceipt) -> PutResult:
+    def told_again(self, topic_id: int, message_id: str, known: FirstSend) -> PutResult:
         """The first receipt for a resend, with its transaction id if it was a half message."""
         if not known.half:
             return known.result
@@ -103,7 +103,7 @@ class HalfService:
             )
         return found
 
-    def end(self, transaction: TransactionId, ending: Ending) -> None:
+    def end(self, transaction: TransactionId, ending: TransactionEnd) -> None:
         """Commit or roll back; again is OK. ColdRead: nothing was changed.
 
         Raises INVALID_TRANSACTION_ID when it came to another end, or nobody knows any more.
@@ -111,64 +111,69 @@ class HalfService:
         half = self._table.pending.get(transaction.half_offset)
         if half is None:
             self._check_ended(transaction, ending)
-        elif ending is Ending.COMMITTED:
+        elif ending is TransactionEnd.COMMITTED:
             self._store.check_admission()
             self._commit(half)
         else:
             self._store.guard.check_write()
-            self.write_op(half, Ending.ROLLED_BACK)
+            self.write_op(half, TransactionEnd.ROLLED_BACK)
 
     def is_readable(self, transaction: TransactionId) -> bool:
         """False while retention's copy of its body is not confirmed yet."""
         half = self._table.pending.get(transaction.half_offset)
         return half is None or half.unit.position < self._store.confirmed
 
-    def read(self, half: Half) -> StoredMessage | None:
+    def read(self, half: HalfMessage) -> StoredMessage | None:
         """Its message; None when it cannot be read any more. ColdRead instead of waiting."""
         (message,) = self._store.reader.read([half.unit], wait=False)
         return None if isinstance(message, DamagedMessage) else message
 
-    def give_up(self, half: Half) -> None:
+    def give_up(self, half: HalfMessage) -> None:
         """Nobody knew what became of it: a dead letter. ColdRead: nothing was changed."""
         message = self.read(half)
         if message is None:
-            self.write_op(half, Ending.LOST)
+            self.write_op(half, TransactionEnd.LOST)
             return
         topic = self._registry.internal_topic(topics.TRANSACTION_DLQ_TOPIC)
-        self._put(half, topic, 0, message, Ending.GIVEN_UP)
+        self._put(half, topic, 0, message, TransactionEnd.GIVEN_UP)
 
-    def write_op(self, half: Half, ending: Ending, checks: int = 0) -> None:
+    def write_op(self, half: HalfMessage, ending: TransactionEnd, checks: int = 0) -> None:
         """A record that is no message: the end, or a check."""
-        if ending is Ending.CHECKED:
+        if ending is TransactionEnd.CHECKED:
             # The record names the interval: replicas may be set to another one.
             interval_ms = self._settings.check_interval_ms
-            token = EndToken(ending, 0, half.offset, checks, next_check_ms=interval_ms)
+            token = TransactionEndToken(ending, 0, half.offset, checks, next_check_ms=interval_ms)
         else:
-            token = EndToken(ending, half.topic_id, half.offset)
+            token = TransactionEndToken(ending, half.topic_id, half.offset)
         log_ms = self._store.put_record(
             RecordKind.TRANSACTION, topic_id=topics.OP_TOPIC_ID, queue_id=0, body=token.encode()
         )
         self._table.apply(token, log_ms)
 
-    def _commit(self, half: Half) -> None:
+    def _commit(self, half: HalfMessage) -> None:
         topic = self._registry.topic_by_id(half.topic_id)
         if topic is None:
             raise TopicNotFound("the topic of the transaction was deleted")
         message = self.read(half)
         if message is None:
-            self.write_op(half, Ending.LOST)
+            self.write_op(half, TransactionEnd.LOST)
             raise Refused(
                 Code.INTERNAL_ERROR, "the transaction's message is damaged on the broker's disk"
             )
-        self._put(half, topic, half.queue_id, message, Ending.COMMITTED)
+        self._put(half, topic, half.queue_id, message, TransactionEnd.COMMITTED)
 
     def _put(
-        self, half: Half, topic: TopicConfig, queue_id: int, message: StoredMessage, ending: Ending
+        self,
+        half: HalfMessage,
+        topic: TopicConfig,
+        queue_id: int,
+        message: StoredMessage,
+        ending: TransactionEnd,
     ) -> None:
         stamp = self._store.stamp()
-        token = EndToken(ending, half.topic_id, half.offset)
+        token = TransactionEndToken(ending, half.topic_id, half.offset)
         properties = message.properties
-        if ending is Ending.GIVEN_UP:
+        if ending is TransactionEnd.GIVEN_UP:
             properties = without_deadline(properties)
         self._store.put_message(
             topic_id=topic.id,
@@ -181,7 +186,7 @@ class HalfService:
         )
         self._table.apply(token, stamp.log_ms)
 
-    def _check_ended(self, transaction: TransactionId, wanted: Ending) -> None:
+    def _check_ended(self, transaction: TransactionId, wanted: TransactionEnd) -> None:
         ended = self._table.ending(transaction.half_offset)
         if ended is wanted:
             return

@@ -12,9 +12,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from popmq.broker.log.entry_hash import Row, entry_hash
-from popmq.broker.log.queue_unit import Unit
-from popmq.broker.persistence.retention import Body
-from popmq.common.record.transaction_token import Ending, EndToken, HalfToken
+from popmq.broker.log.queue_unit import QueueUnit
+from popmq.broker.persistence.retention import LiveBody
+from popmq.common.record.transaction_token import HalfToken, TransactionEnd, TransactionEndToken
 
 KEEP_ENDED_MS = 600_000
 ENDED_LIMIT = 200_000
@@ -25,7 +25,7 @@ _PENDING = struct.Struct(">BQIIQIQQQH")
 _ENDED = struct.Struct(">BQQB")  # 2, log time, offset, ending
 
 
-class Half(NamedTuple):
+class HalfMessage(NamedTuple):
     """A pending half message: where its body is now, and when to ask about it next.
 
     A value, so that a snapshot keeps what was there when it began.
@@ -34,7 +34,7 @@ class Half(NamedTuple):
     offset: int  # its name: where its first record is in the half queue
     topic_id: int
     queue_id: int
-    unit: Unit
+    unit: QueueUnit
     first_ms: int
     due_ms: int
     checks: int = 0
@@ -53,29 +53,29 @@ class TransactionTable:
     def __init__(self, check_interval_ms: int) -> None:
         # For checks that an older popmq wrote: their records do not name the interval.
         self._interval_ms = check_interval_ms
-        self.pending: dict[int, Half] = {}
+        self.pending: dict[int, HalfMessage] = {}
         self._due: list[tuple[int, int]] = []  # a heap; what changed since is skipped
         self._order: deque[tuple[int, int]] = deque()  # of all since the oldest pending one
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[int, TransactionEnd] = {}
         self._ended: deque[tuple[int, int]] = deque()  # log time, offset
-        self.counts = dict.fromkeys(Ending, 0)  # since the start
+        self.counts = dict.fromkeys(TransactionEnd, 0)  # since the start
 
     # -- look up
 
-    def ending(self, offset: int) -> Ending | None:
+    def ending(self, offset: int) -> TransactionEnd | None:
         """How that half message ended, if it is remembered."""
         return self._endings.get(offset)
 
     def pending_of(self, topic_id: int) -> int:
         return sum(half.topic_id == topic_id for half in self.pending.values())
 
-    def endings(self) -> Iterator[tuple[int, int, Ending]]:
+    def endings(self) -> Iterator[tuple[int, int, TransactionEnd]]:
         """Log time, offset and ending of all that are remembered."""
         return ((log_ms, offset, self._endings[offset]) for log_ms, offset in self._ended)
 
-    def take_due(self, log_ms: int, limit: int) -> list[Half]:
+    def take_due(self, log_ms: int, limit: int) -> list[HalfMessage]:
         """Pending ones whose time to ask has come; each is given once, until it is checked."""
-        found: list[Half] = []
+        found: list[HalfMessage] = []
         while self._due and len(found) < limit and self._due[0][0] <= log_ms:
             due_ms, offset = heappop(self._due)
             half = self.pending.get(offset)
@@ -83,38 +83,38 @@ class TransactionTable:
                 found.append(half)
         return found
 
-    def older_than(self, log_ms: int) -> Half | None:
+    def older_than(self, log_ms: int) -> HalfMessage | None:
         """The oldest pending one, if it was stored before that."""
         order = self._order
         self._forget_order()
         return self.pending[order[0][1]] if order and order[0][0] < log_ms else None
 
-    def due_again(self, half: Half) -> None:
+    def due_again(self, half: HalfMessage) -> None:
         """It was given by `take_due`, and nothing came of it."""
         heappush(self._due, (half.due_ms, half.offset))
 
     # -- apply, in the order of the log
 
-    def stored(self, token: HalfToken, offset: int, unit: Unit, log_ms: int) -> None:
+    def stored(self, token: HalfToken, offset: int, unit: QueueUnit, log_ms: int) -> None:
         due_ms = log_ms + token.check_after_ms
-        half = Half(offset, token.topic_id, token.queue_id, unit, log_ms, due_ms)
+        half = HalfMessage(offset, token.topic_id, token.queue_id, unit, log_ms, due_ms)
         self.pending[offset] = half
         self._forget_order()
         self._order.append((log_ms, offset))
         self._push(due_ms, offset)
 
-    def moved(self, body: Body) -> None:
+    def moved(self, body: LiveBody) -> None:
         """Retention appended its body again."""
         half = self.pending.get(body.queue_offset)
         if half is not None:
             self.pending[half.offset] = half._replace(unit=body.unit)
 
-    def apply(self, token: EndToken, log_ms: int) -> None:
+    def apply(self, token: TransactionEndToken, log_ms: int) -> None:
         self.counts[token.ending] += 1
         half = self.pending.get(token.half_offset)
         if half is None:
             return
-        if token.ending is Ending.CHECKED:
+        if token.ending is TransactionEnd.CHECKED:
             due_ms = log_ms + (token.next_check_ms or self._interval_ms)
             self.pending[half.offset] = half._replace(checks=token.checks, due_ms=due_ms)
             self._push(due_ms, half.offset)
@@ -147,7 +147,7 @@ class TransactionTable:
             heapify(self._due)
         heappush(self._due, (due_ms, offset))
 
-    def _remember(self, offset: int, ending: Ending, log_ms: int) -> None:
+    def _remember(self, offset: int, ending: TransactionEnd, log_ms: int) -> None:
         self._endings[offset] = ending
         self._ended.append((log_ms, offset))
         if len(self._ended) > ENDED_LIMIT:
@@ -159,7 +159,7 @@ class TransactionTable:
         return self._pieces(list(self.pending.values()), list(self.endings()))
 
     def _pieces(
-        self, pending: list[Half], ended: list[tuple[int, int, Ending]]
+        self, pending: list[HalfMessage], ended: list[tuple[int, int, TransactionEnd]]
     ) -> Iterator[tuple[bytes, int]]:
         for at in range(0, len(pending), _PER_PIECE):
             entries = [
@@ -178,14 +178,14 @@ class TransactionTable:
                 _, offset, topic, queue, position, size, tag_hash, first_ms, due_ms, checks = (
                     _PENDING.unpack_from(content, at)
                 )
-                unit = Unit(position, size, tag_hash)
-                half = Half(offset, topic, queue, unit, first_ms, due_ms, checks)
+                unit = QueueUnit(position, size, tag_hash)
+                half = HalfMessage(offset, topic, queue, unit, first_ms, due_ms, checks)
                 self.pending[offset] = half
                 self._order.append((first_ms, offset))
                 at += _PENDING.size
             else:
                 _, log_ms, offset, ending = _ENDED.unpack_from(content, at)
-                self._remember(offset, Ending(ending), log_ms)
+                self._remember(offset, TransactionEnd(ending), log_ms)
                 at += _ENDED.size
 
     def restored(self) -> None:
@@ -193,7 +193,7 @@ class TransactionTable:
         heapify(self._due)
 
 
-def _is_due(half: Half | None, due_ms: int) -> bool:
+def _is_due(half: HalfMessage | None, due_ms: int) -> bool:
     return half is not None and half.due_ms == due_ms
 
 

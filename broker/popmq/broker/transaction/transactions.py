@@ -3,7 +3,7 @@
 import struct
 
 from popmq.broker.log.commit_log import ScannedRecord
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.broker.transaction.check_service import CheckService
@@ -12,7 +12,7 @@ from popmq.broker.transaction.half_service import HalfService
 from popmq.broker.transaction.transaction_table import TransactionTable
 from popmq.common import topics
 from popmq.common.record.message import HEADER_SIZE, BadRecord
-from popmq.common.record.transaction_token import EndToken, HalfToken
+from popmq.common.record.transaction_token import HalfToken, TransactionEndToken
 from popmq.common.settings.send_settings import TransactionSettings
 
 
@@ -33,13 +33,13 @@ class Transactions:
 
     def apply_half(self, record: ScannedRecord, token: HalfToken, tag_hash: int) -> None:
         header = record.header
-        unit = Unit(header.position, header.size, tag_hash)
+        unit = QueueUnit(header.position, header.size, tag_hash)
         self.table.stored(token, header.queue_offset, unit, header.log_ms)
 
     def apply_op(self, record: ScannedRecord) -> None:
         """BadRecord for what this build does not know."""
         try:
-            token = EndToken.decode(record.data[HEADER_SIZE:])
+            token = TransactionEndToken.decode(record.data[HEADER_SIZE:])
         except (struct.error, ValueError) as error:
             raise BadRecord(f"op record at {record.header.position}: {error}") from error
         self.table.apply(token, record.header.log_ms)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from popmq.cli.load.consuming import Consumed, Consumer, Session
+from popmq.cli.load.consuming import Consumer, ConsumerSession, ConsumeStats
 from popmq.cli.load.end_to_end import EndToEnd, send_and_receive
-from popmq.cli.load.figures import Spread, Tally
+from popmq.cli.load.figures import LatencySummary, LoadStats
 from popmq.cli.load.http2 import MAX_BODY_BYTES
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import MIN_BODY_BYTES, AckTemplate, SendTemplate
-from popmq.cli.load.sending import ClosedLoad, RocketLane
+from popmq.cli.load.sending import ClosedLoad, RocketMqSender
 from popmq.cli.load.target import PopmqTopic, Target, check_stored, names
 from popmq.cli.messages import Subparsers, duration_argument
 from popmq.cli.metadata import columns
@@ -57,9 +57,9 @@ def _number(low: int, high: int) -> Callable[[str], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    sends: Tally
-    consumed: Consumed
+class BenchResult:
+    sends: LoadStats
+    consumed: ConsumeStats
     both: EndToEnd
 
 
@@ -83,7 +83,7 @@ def run_bench(args: argparse.Namespace) -> int:
     return 1 if any(tally.refusals for tally in tallies) else 0
 
 
-def measure(args: argparse.Namespace, topic: PopmqTopic, progress: "Progress") -> Figures:
+def measure(args: argparse.Namespace, topic: PopmqTopic, progress: "Progress") -> BenchResult:
     target = topic.target()
     total_s = args.for_ms / 1000
     send_s, receive_s = total_s * SEND_SHARE, total_s * RECEIVE_SHARE
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, topic: PopmqTopic, progress: "Progress") -
         if not args.keep:
             rest.delete()
     progress.end()
-    return Figures(sends, consumed, both)
+    return BenchResult(sends, consumed, both)
 
 
 def _sends(
@@ -106,11 +106,11 @@ def _sends(
     target: Target,
     seconds: float,
     progress: "Progress",
-) -> Tally:
+) -> LoadStats:
     reactor = Reactor()
     try:
         template = SendTemplate(target.topic, args.body)
-        lanes = [RocketLane(one, template) for one in target.connect(reactor, args.connections)]
+        lanes = [RocketMqSender(one, template) for one in target.connect(reactor, args.connections)]
         load = ClosedLoad(reactor, lanes, args.in_flight)
         progress.watch(reactor, "send", load.tally)
         tally = load.run(seconds)
@@ -126,12 +126,12 @@ def _receives(
     target: Target,
     seconds: float,
     progress: "Progress",
-) -> Consumed:
+) -> ConsumeStats:
     before = topic.left()
     reactor = Reactor()
     try:
         channels = target.connect(reactor, args.connections)
-        session = Session(reactor, channels[0], target.group, [target.topic])
+        session = ConsumerSession(reactor, channels[0], target.group, [target.topic])
         receives = target.receives(wait_ms=100, invisible_ms=INVISIBLE_MS)
         consumer = Consumer(reactor, channels, receives, AckTemplate(target.topic, target.group))
         progress.watch(reactor, "receive and ack", consumer.result.acks)
@@ -166,7 +166,7 @@ class Progress:
         self._shown = shown
         self._began = time.perf_counter()
 
-    def watch(self, reactor: Reactor, what: str, tally: Tally | None) -> None:
+    def watch(self, reactor: Reactor, what: str, tally: LoadStats | None) -> None:
         def show() -> None:
             rate = f"{tally.per_second:,.0f}/s" if tally is not None and tally.done else ""
             self._draw(f"{what} {rate}")
@@ -187,7 +187,7 @@ class Progress:
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def table(figures: Figures) -> str:
+def table(figures: BenchResult) -> str:
     consumed, both = figures.consumed, figures.both
     rows = [
         _row("send", figures.sends, figures.sends.spread()),
@@ -199,13 +199,13 @@ def table(figures: Figures) -> str:
     return columns(COLUMNS, rows)
 
 
-def _row(name: str, tally: Tally, spread: Spread) -> tuple[object, ...]:
+def _row(name: str, tally: LoadStats, spread: LatencySummary) -> tuple[object, ...]:
     times = (f"{one:.2f}" for one in (spread.p50, spread.p99, spread.p999, spread.max))
     refused = ", ".join(f"{count} {why}" for why, count in tally.refusals.items()) or "0"
     return (name, tally.done, f"{tally.per_second:.0f}", *times, refused)
 
 
-def as_json(figures: Figures) -> dict[str, object]:
+def as_json(figures: BenchResult) -> dict[str, object]:
     return {
         "send": figures.sends.as_json(),
         "receive": figures.consumed.receives.as_json(),

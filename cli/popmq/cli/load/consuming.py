@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from popmq.cli.load.figures import Tally
+from popmq.cli.load.figures import LoadStats
 from popmq.cli.load.http2 import Http2Channel
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import (
@@ -17,7 +17,7 @@ from popmq.cli.load.requests import (
     RECEIVE,
     TELEMETRY,
     AckTemplate,
-    Delivered,
+    LoadMessage,
     ReceiveTemplate,
     ack_refusals,
     heartbeat,
@@ -29,7 +29,7 @@ HEARTBEAT_S = 10.0
 SETTINGS_S = 10.0
 
 
-class Session:
+class ConsumerSession:
     """A consumer's settings and heartbeats, on one channel for all of the same client id.
 
     popmq serves a consumer without; RocketMQ's proxy needs them.
@@ -71,12 +71,12 @@ def _ignore(token: float, status: str, data: bytes) -> None:
 
 
 @dataclass(slots=True)
-class Consumed:
+class ConsumeStats:
     """`receives` that brought something, `acks` by message, `arrivals` from the stamp to here."""
 
-    receives: Tally = field(default_factory=Tally)
-    acks: Tally = field(default_factory=Tally)
-    arrivals: Tally = field(default_factory=Tally)
+    receives: LoadStats = field(default_factory=LoadStats)
+    acks: LoadStats = field(default_factory=LoadStats)
+    arrivals: LoadStats = field(default_factory=LoadStats)
     empty: int = 0
     twice: int = 0
     seen: set[str] = field(default_factory=set)
@@ -109,9 +109,9 @@ class Consumer:
         self._stop_at = 0.0
         self._limit = 0
         self._running = 0
-        self.result = Consumed()
+        self.result = ConsumeStats()
 
-    def run(self, seconds: float, *, limit: int = 1 << 62) -> Consumed:
+    def run(self, seconds: float, *, limit: int = 1 << 62) -> ConsumeStats:
         self.begin(seconds, limit=limit)
         self._reactor.run(self.over, limit_s=seconds + 90, what="receives and acks")
         return self.result
@@ -147,7 +147,7 @@ class Consumer:
             self._running -= 1
         return more
 
-    def arrived(self, delivered: Sequence[Delivered]) -> None:
+    def arrived(self, delivered: Sequence[LoadMessage]) -> None:
         result = self.result
         for one in delivered:
             if one.message_id in result.seen:
@@ -155,7 +155,7 @@ class Consumer:
             result.seen.add(one.message_id)
             result.arrivals.ok(one.stamp / 1e9)
 
-    def requests(self, delivered: Sequence[Delivered]) -> list[tuple[bytes, int]]:
+    def requests(self, delivered: Sequence[LoadMessage]) -> list[tuple[bytes, int]]:
         """What acks them, and how many each request is about."""
         if self._acks == "none":
             return []

@@ -8,21 +8,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popmq.cli.load.consuming import Consumed, Consumer, Session
-from popmq.cli.load.figures import Tally
+from popmq.cli.load.consuming import Consumer, ConsumerSession, ConsumeStats
+from popmq.cli.load.figures import LoadStats
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import AckTemplate, SendTemplate
-from popmq.cli.load.sending import DRAIN_S, OpenLoad, RocketLane
+from popmq.cli.load.sending import DRAIN_S, OpenLoad, RocketMqSender
 from popmq.cli.load.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class EndToEnd:
-    sends: Tally
-    consumed: Consumed
+    sends: LoadStats
+    consumed: ConsumeStats
 
 
-class Waiting:
+class WaitingConsumer:
     """A consumer whose receives wait, so that what is sent comes at once."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Waiting:
     ) -> None:
         self._reactor = reactor
         channels = target.connect(reactor, connections)
-        self._session = Session(reactor, channels[0], target.group, [target.topic])
+        self._session = ConsumerSession(reactor, channels[0], target.group, [target.topic])
         self._consumer = Consumer(
             reactor,
             channels,
@@ -45,7 +45,7 @@ class Waiting:
     def begin(self) -> None:
         self._consumer.begin(1e9)
 
-    def end(self) -> Consumed:
+    def end(self) -> ConsumeStats:
         """After what is under way; receives that wait are waited for."""
         self._consumer.stop()
         limit_s = self._wait_s + DRAIN_S
@@ -67,8 +67,10 @@ def send_and_receive(
 ) -> EndToEnd:
     """Everything that was answered OK has come when this returns, else LoadError."""
     template = SendTemplate(target.topic, body)
-    lanes = [RocketLane(one, template) for one in target.connect(reactor, connections)]
-    waiting = Waiting(reactor, target, connections=connections, loops=loops, wait_ms=wait_ms)
+    lanes = [RocketMqSender(one, template) for one in target.connect(reactor, connections)]
+    waiting = WaitingConsumer(
+        reactor, target, connections=connections, loops=loops, wait_ms=wait_ms
+    )
     waiting.begin()
     load = OpenLoad(reactor, lanes, rate)
     load.begin(seconds)
@@ -95,8 +97,8 @@ def lateness(
     The arrivals' times are how late they were; one that was early is a LoadError.
     """
     template = SendTemplate(target.topic, body)
-    lanes = [RocketLane(one, template) for one in target.connect(reactor, 4)]
-    sends = Tally()
+    lanes = [RocketMqSender(one, template) for one in target.connect(reactor, 4)]
+    sends = LoadStats()
     sends.begin()
 
     def sent(_: object, asked_s: float, why: str) -> None:
@@ -111,7 +113,7 @@ def lateness(
     wall_zero_ms = (time.time() + ahead_s) * 1000
     left = iter(due)
 
-    def put(lane: RocketLane) -> None:
+    def put(lane: RocketMqSender) -> None:
         after_s = next(left, None)
         if after_s is None:
             return
@@ -131,7 +133,7 @@ def lateness(
     )
     if time.perf_counter() > zero_s:
         raise LoadError(f"{len(due)} sends took longer than the {ahead_s:g} s ahead")
-    waiting = Waiting(reactor, target, connections=8, loops=2, wait_ms=wait_ms)
+    waiting = WaitingConsumer(reactor, target, connections=8, loops=2, wait_ms=wait_ms)
     waiting.begin()
     consumed = waiting.consumed
     limit_s = zero_s - time.perf_counter() + max(due) + DRAIN_S

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class LatencySummary:
     """Of how long things took, in milliseconds. `count` is how many were looked at."""
 
     count: int = 0
@@ -17,7 +17,7 @@ class Spread:
     max: float = 0.0
 
     @classmethod
-    def of_seconds(cls, seconds: Sequence[float]) -> "Spread":
+    def of_seconds(cls, seconds: Sequence[float]) -> "LatencySummary":
         if not seconds:
             return cls()
         ordered = sorted(seconds)
@@ -29,7 +29,7 @@ class Spread:
 
 
 @dataclass(slots=True)
-class Tally:
+class LoadStats:
     """Counted while a load runs. `began` and `ended` are seconds of `time.perf_counter`."""
 
     began: float = 0.0
@@ -67,8 +67,8 @@ class Tally:
     def per_second(self) -> float:
         return self.done / self.wall_s
 
-    def spread(self) -> Spread:
-        return Spread.of_seconds(self.seconds)
+    def spread(self) -> LatencySummary:
+        return LatencySummary.of_seconds(self.seconds)
 
     def as_json(self) -> dict[str, object]:
         return {

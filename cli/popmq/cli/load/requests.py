@@ -112,7 +112,7 @@ def _one_entry(data: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class LoadMessage:
     message_id: str
     handle: str
     stamp: int
@@ -148,7 +148,7 @@ class ReceiveTemplate:
         self.message = grpc_message(request.SerializeToString())
 
 
-def received(status: str, data: bytes) -> tuple[list[Delivered], str]:
+def received(status: str, data: bytes) -> tuple[list[LoadMessage], str]:
     """What a receive brought, and why it brought nothing; empty also when there was nothing."""
     if status != "0":
         return [], f"grpc-status {status}"
@@ -163,10 +163,10 @@ def received(status: str, data: bytes) -> tuple[list[Delivered], str]:
     return found, refusal
 
 
-def _delivered(message: api.Message) -> Delivered:
+def _delivered(message: api.Message) -> LoadMessage:
     properties = message.system_properties
     stamp = message.body[:STAMP_BYTES]
-    return Delivered(
+    return LoadMessage(
         properties.message_id,
         properties.receipt_handle,
         int(stamp) if stamp.isdigit() else 0,
@@ -183,11 +183,11 @@ class AckTemplate:
         )
         self._head = request.SerializeToString()
 
-    def request(self, delivered: Iterable[Delivered]) -> bytes:
+    def request(self, delivered: Iterable[LoadMessage]) -> bytes:
         return grpc_message(self._head + b"".join(map(_ack_entry, delivered)))
 
 
-def _ack_entry(one: Delivered) -> bytes:
+def _ack_entry(one: LoadMessage) -> bytes:
     """Field 3 of the request: the id in field 1, the handle in field 2."""
     message_id, handle = one.message_id.encode(), one.handle.encode()
     entry = b"\x0a%b%b\x12%b%b" % (

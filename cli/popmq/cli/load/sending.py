@@ -10,19 +10,19 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from popmq.cli.load.figures import Tally
+from popmq.cli.load.figures import LoadStats
 from popmq.cli.load.http2 import Http2Channel
 from popmq.cli.load.reactor import LoadError, Reactor
 from popmq.cli.load.requests import SEND, SendTemplate, send_refusal
 
 # (lane, when it was asked, why not or an empty text)
-OnSent = Callable[["Lane", float, str], None]
+OnSent = Callable[["Sender", float, str], None]
 
 DRAIN_S = 60.0
 _TICK_S = 0.001
 
 
-class Lane(Protocol):
+class Sender(Protocol):
     on_sent: OnSent
 
     @abstractmethod
@@ -33,7 +33,7 @@ class Lane(Protocol):
     def flush(self) -> None: ...
 
 
-class RocketLane:
+class RocketMqSender:
     """Sends one message a call, as the official clients do."""
 
     def __init__(self, channel: Http2Channel, template: SendTemplate) -> None:
@@ -55,22 +55,22 @@ class RocketLane:
         self.on_sent(self, asked_s, send_refusal(status, data))
 
 
-def unexpected(lane: Lane, asked_s: float, why: str) -> None:
+def unexpected(lane: Sender, asked_s: float, why: str) -> None:
     raise LoadError("an answer came while no load was running")
 
 
 class ClosedLoad:
     """Keeps `in_flight` messages going on each lane until the time or the count is over."""
 
-    def __init__(self, reactor: Reactor, lanes: Sequence[Lane], in_flight: int) -> None:
+    def __init__(self, reactor: Reactor, lanes: Sequence[Sender], in_flight: int) -> None:
         self._reactor = reactor
         self._lanes = lanes
         self._in_flight = in_flight
         self._stop_at = 0.0
         self._limit = 0
-        self.tally = Tally()
+        self.tally = LoadStats()
 
-    def run(self, seconds: float, *, limit: int = 1 << 62) -> Tally:
+    def run(self, seconds: float, *, limit: int = 1 << 62) -> LoadStats:
         """At most `limit` messages are asked for; then whatever is in flight is waited for."""
         self._limit = limit
         self.begin(seconds)
@@ -90,7 +90,7 @@ class ClosedLoad:
     def over(self) -> bool:
         return self.tally.answered == self.tally.asked
 
-    def _sent(self, lane: Lane, asked_s: float, why: str) -> None:
+    def _sent(self, lane: Sender, asked_s: float, why: str) -> None:
         tally = self.tally
         if why:
             tally.refused(why)
@@ -105,16 +105,16 @@ class OpenLoad:
     """Sends `rate` messages a second, however fast the answers come, spread over the lanes."""
 
     def __init__(
-        self, reactor: Reactor, lanes: Sequence[Lane], rate: float, *, max_open: int = 20_000
+        self, reactor: Reactor, lanes: Sequence[Sender], rate: float, *, max_open: int = 20_000
     ) -> None:
         self._reactor = reactor
         self._lanes = lanes
         self._rate = rate
         self._max_open = max_open
         self._stop_at = 0.0
-        self.tally = Tally()
+        self.tally = LoadStats()
 
-    def run(self, seconds: float) -> Tally:
+    def run(self, seconds: float) -> LoadStats:
         self.begin(seconds)
         self._reactor.run(self.over, limit_s=seconds + DRAIN_S, what="sends")
         return self.tally
@@ -145,7 +145,7 @@ class OpenLoad:
         if now < self._stop_at:
             self._reactor.at(now + _TICK_S, self._tick)
 
-    def _sent(self, lane: Lane, asked_s: float, why: str) -> None:
+    def _sent(self, lane: Sender, asked_s: float, why: str) -> None:
         if why:
             self.tally.refused(why)
         else:

@@ -1,6 +1,6 @@
 """Dashboards of the parts of a cluster: timers, replicas, proxies, pods."""
 
-from popmq.cli.monitoring.dashboard import Dashboard, Panel, Query
+from popmq.cli.monitoring.dashboard import Dashboard, Panel, PanelQuery
 from popmq.cli.monitoring.queries import RATE, quantile, rate
 
 TIMERS = Dashboard(
@@ -12,7 +12,7 @@ TIMERS = Dashboard(
             "Each window without the one before; counted once a minute.",
             "short",
             [
-                Query(
+                PanelQuery(
                     "sum by (within_seconds) (popmq_timer_forecast_messages)",
                     "{{within_seconds}} s",
                 )
@@ -23,14 +23,14 @@ TIMERS = Dashboard(
             "Waiting",
             "By topic.",
             "short",
-            [Query("sum by (topic) (popmq_timer_timing_messages)", "{{topic}}")],
+            [PanelQuery("sum by (topic) (popmq_timer_timing_messages)", "{{topic}}")],
         ),
         Panel(
             "How late they fire",
             "Of those that fired.",
             "s",
             [
-                Query(quantile("popmq_timer_lateness_seconds", at, "job"), f"p{at * 100:g}")
+                PanelQuery(quantile("popmq_timer_lateness_seconds", at, "job"), f"p{at * 100:g}")
                 for at in (0.5, 0.99)
             ],
         ),
@@ -39,22 +39,22 @@ TIMERS = Dashboard(
             "Records put into the wheel, timers that fired.",
             "mps",
             [
-                Query(rate("popmq_timer_enqueue_total"), "{{instance}} in"),
-                Query(rate("popmq_timer_dequeue_total"), "{{instance}} fired"),
+                PanelQuery(rate("popmq_timer_enqueue_total"), "{{instance}} in"),
+                PanelQuery(rate("popmq_timer_dequeue_total"), "{{instance}} fired"),
             ],
         ),
         Panel(
             "Overdue",
             "How long the next timer is overdue.",
             "s",
-            [Query("popmq_timer_dequeue_lag_seconds", "{{instance}}")],
+            [PanelQuery("popmq_timer_dequeue_lag_seconds", "{{instance}}")],
         ),
         Panel(
             "Not in the wheel yet",
             "Age of the oldest.",
             "s",
             [
-                Query("popmq_timer_enqueue_lag_seconds", "{{instance}}"),
+                PanelQuery("popmq_timer_enqueue_lag_seconds", "{{instance}}"),
             ],
         ),
         Panel(
@@ -62,8 +62,8 @@ TIMERS = Dashboard(
             "By clients.",
             "mps",
             [
-                Query(rate("popmq_timer_recalled_total"), "{{instance}} recalled"),
-                Query(rate("popmq_timer_rescheduled_total"), "{{instance}} rescheduled"),
+                PanelQuery(rate("popmq_timer_recalled_total"), "{{instance}} recalled"),
+                PanelQuery(rate("popmq_timer_rescheduled_total"), "{{instance}} rescheduled"),
             ],
         ),
         Panel(
@@ -71,9 +71,9 @@ TIMERS = Dashboard(
             "At the bounds of the timer; bodies that cannot be read.",
             "short",
             [
-                Query(rate("popmq_timer_refused_total"), "{{instance}} refused"),
-                Query(rate("popmq_timer_spread_total"), "{{instance}} spread"),
-                Query(rate("popmq_timer_lost_total"), "{{instance}} lost"),
+                PanelQuery(rate("popmq_timer_refused_total"), "{{instance}} refused"),
+                PanelQuery(rate("popmq_timer_spread_total"), "{{instance}} spread"),
+                PanelQuery(rate("popmq_timer_lost_total"), "{{instance}} lost"),
             ],
         ),
         Panel(
@@ -81,8 +81,10 @@ TIMERS = Dashboard(
             "That a replica knows: what it would look through again as master.",
             "s",
             [
-                Query("popmq_timer_checkpoint_age_seconds", "{{instance}}"),
-                Query("popmq_controller_timer_check_point_age_seconds", "{{broker}} (controller)"),
+                PanelQuery("popmq_timer_checkpoint_age_seconds", "{{instance}}"),
+                PanelQuery(
+                    "popmq_controller_timer_check_point_age_seconds", "{{broker}} (controller)"
+                ),
             ],
         ),
     ),
@@ -96,42 +98,42 @@ REPLICATION = Dashboard(
             "In sync",
             "Members of each SyncStateSet, by the controller.",
             "short",
-            [Query("popmq_controller_in_sync", "{{broker}}")],
+            [PanelQuery("popmq_controller_in_sync", "{{broker}}")],
         ),
         Panel(
             "Replicas heard of",
             "And how many are known.",
             "short",
             [
-                Query("popmq_controller_replicas_alive", "{{broker}} alive"),
-                Query("popmq_controller_replicas", "{{broker}} known"),
+                PanelQuery("popmq_controller_replicas_alive", "{{broker}} alive"),
+                PanelQuery("popmq_controller_replicas", "{{broker}} known"),
             ],
         ),
         Panel(
             "Without a leader",
             "1: nobody leads, and nobody can.",
             "short",
-            [Query("popmq_controller_without_leader", "{{broker}}")],
+            [PanelQuery("popmq_controller_without_leader", "{{broker}}")],
         ),
         Panel(
             "Lag of slaves",
             "Behind their master's end.",
             "bytes",
-            [Query("popmq_replication_slave_lag_bytes", "{{instance}}: {{node}}")],
+            [PanelQuery("popmq_replication_slave_lag_bytes", "{{instance}}: {{node}}")],
         ),
         Panel(
             "Not confirmed yet",
             "Appended and not where it has to be.",
             "bytes",
-            [Query("popmq_store_end_bytes - popmq_store_confirmed_bytes", "{{instance}}")],
+            [PanelQuery("popmq_store_end_bytes - popmq_store_confirmed_bytes", "{{instance}}")],
         ),
         Panel(
             "Epochs",
             "They move at elections.",
             "short",
             [
-                Query("popmq_replication_epoch", "{{instance}}"),
-                Query("popmq_controller_epoch", "{{broker}} (record)"),
+                PanelQuery("popmq_replication_epoch", "{{instance}}"),
+                PanelQuery("popmq_controller_epoch", "{{broker}} (record)"),
             ],
         ),
         Panel(
@@ -139,22 +141,22 @@ REPLICATION = Dashboard(
             "Won by the controller, accepted by brokers.",
             "short",
             [
-                Query(f"increase(popmq_controller_elections_total{RATE})", "{{broker}}"),
-                Query(f"increase(popmq_replication_elections_total{RATE})", "{{instance}}"),
+                PanelQuery(f"increase(popmq_controller_elections_total{RATE})", "{{broker}}"),
+                PanelQuery(f"increase(popmq_replication_elections_total{RATE})", "{{instance}}"),
             ],
         ),
         Panel(
             "Roles",
             "What each broker is.",
             "short",
-            [Query("popmq_replication_role == 1", "{{instance}}: {{role}}")],
+            [PanelQuery("popmq_replication_role == 1", "{{instance}}: {{role}}")],
         ),
         Panel(
             "Truncated, rebuilt, diverged",
             "Diverged tables are a fault of popmq.",
             "short",
             [
-                Query(f"increase(popmq_{name}_total{RATE})", f"{{{{instance}}}} {what}")
+                PanelQuery(f"increase(popmq_{name}_total{RATE})", f"{{{{instance}}}} {what}")
                 for what, name in (
                     ("truncations", "replication_truncations"),
                     ("rebuilds", "store_rebuilds"),
@@ -166,7 +168,7 @@ REPLICATION = Dashboard(
             "Copies",
             "Of slaves that are far behind.",
             "percent",
-            [Query("popmq_replication_copied_percent", "{{instance}}")],
+            [PanelQuery("popmq_replication_copied_percent", "{{instance}}")],
         ),
     ),
 )
@@ -179,28 +181,28 @@ PROXIES = Dashboard(
             "Requests",
             "By method.",
             "reqps",
-            [Query(rate("popmq_proxy_request_seconds_count", "method"), "{{method}}")],
+            [PanelQuery(rate("popmq_proxy_request_seconds_count", "method"), "{{method}}")],
         ),
         Panel(
             "Time of requests",
             "The 99th percentile; of receives their wait included.",
             "s",
-            [Query(quantile("popmq_proxy_request_seconds", 0.99, "method"), "{{method}}")],
+            [PanelQuery(quantile("popmq_proxy_request_seconds", 0.99, "method"), "{{method}}")],
         ),
         Panel(
             "Refusals",
             "By RocketMQ code.",
             "reqps",
-            [Query(rate("popmq_proxy_refused_total", "code"), "{{code}}")],
+            [PanelQuery(rate("popmq_proxy_refused_total", "code"), "{{code}}")],
         ),
         Panel(
             "Messages",
             "Stored, handed out, acked.",
             "mps",
             [
-                Query(rate("popmq_proxy_sends_total"), "{{instance}} sent"),
-                Query(rate("popmq_proxy_received_total"), "{{instance}} received"),
-                Query(rate("popmq_proxy_acks_total"), "{{instance}} acked"),
+                PanelQuery(rate("popmq_proxy_sends_total"), "{{instance}} sent"),
+                PanelQuery(rate("popmq_proxy_received_total"), "{{instance}} received"),
+                PanelQuery(rate("popmq_proxy_acks_total"), "{{instance}} acked"),
             ],
         ),
         Panel(
@@ -209,29 +211,29 @@ PROXIES = Dashboard(
             "pop with notify: nothing anywhere, so it waited at all broker groups.",
             "reqps",
             [
-                Query(rate("popmq_proxy_is_long_polling_total", "job"), "is_long_polling"),
-                Query(
+                PanelQuery(rate("popmq_proxy_is_long_polling_total", "job"), "is_long_polling"),
+                PanelQuery(
                     f"sum(rate(popmq_proxy_is_short_polling_hit_total{RATE}))"
                     f" + sum(rate(popmq_is_short_polling_hit_total{RATE}))",
                     "is_short_polling_hit",
                 ),
-                Query(rate("popmq_proxy_pop_with_notify_total", "job"), "pop with notify"),
+                PanelQuery(rate("popmq_proxy_pop_with_notify_total", "job"), "pop with notify"),
             ],
         ),
         Panel(
             "Waiting receives",
             "Open long polls.",
             "short",
-            [Query("popmq_proxy_waiting_receives", "{{instance}}")],
+            [PanelQuery("popmq_proxy_waiting_receives", "{{instance}}")],
         ),
         Panel(
             "Connections and streams",
             "Of the public port.",
             "short",
             [
-                Query("popmq_proxy_lean_connections", "{{instance}} connections"),
-                Query("popmq_proxy_lean_streams", "{{instance}} calls"),
-                Query("popmq_proxy_open_streams", "{{instance}} telemetry"),
+                PanelQuery("popmq_proxy_lean_connections", "{{instance}} connections"),
+                PanelQuery("popmq_proxy_lean_streams", "{{instance}} calls"),
+                PanelQuery("popmq_proxy_open_streams", "{{instance}} telemetry"),
             ],
         ),
         Panel(
@@ -239,8 +241,8 @@ PROXIES = Dashboard(
             "Connections and streams that passed a bound, or broke the protocol.",
             "short",
             [
-                Query(rate("popmq_proxy_lean_cut_off_total", "bound"), "{{bound}}"),
-                Query(rate("popmq_proxy_lean_faults_total"), "{{instance}} faults"),
+                PanelQuery(rate("popmq_proxy_lean_cut_off_total", "bound"), "{{bound}}"),
+                PanelQuery(rate("popmq_proxy_lean_faults_total"), "{{instance}} faults"),
             ],
         ),
         Panel(
@@ -248,8 +250,8 @@ PROXIES = Dashboard(
             "Requests whose broker group changed its master, and those that wait for one.",
             "short",
             [
-                Query(rate("popmq_proxy_retried_total"), "{{instance}} asked again"),
-                Query("popmq_proxy_waiting_for_master", "{{instance}} wait"),
+                PanelQuery(rate("popmq_proxy_retried_total"), "{{instance}} asked again"),
+                PanelQuery("popmq_proxy_waiting_for_master", "{{instance}} wait"),
             ],
         ),
         Panel(
@@ -257,9 +259,9 @@ PROXIES = Dashboard(
             "Requests between processes, those refused, and those in flight.",
             "short",
             [
-                Query(rate("popmq_frames_requests_total", "role"), "{{role}}"),
-                Query(rate("popmq_frames_refused_total", "role"), "{{role}} refused"),
-                Query("sum by (role) (popmq_frames_in_flight)", "{{role}} in flight"),
+                PanelQuery(rate("popmq_frames_requests_total", "role"), "{{role}}"),
+                PanelQuery(rate("popmq_frames_refused_total", "role"), "{{role}} refused"),
+                PanelQuery("sum by (role) (popmq_frames_in_flight)", "{{role}} in flight"),
             ],
         ),
     ),
@@ -273,26 +275,30 @@ KUBERNETES = Dashboard(
             "Up",
             "Targets that answer the scrape; in Kubernetes one for each pod.",
             "short",
-            [Query('up{job=~".*popmq.*"}', "{{instance}} {{pod}}")],
+            [PanelQuery('up{job=~".*popmq.*"}', "{{instance}} {{pod}}")],
         ),
         Panel(
             "Versions",
             "Pods by what they run: two lines during a rolling update.",
             "short",
-            [Query("count by (role, version) (popmq_build_info)", "{{role}} {{version}}")],
+            [PanelQuery("count by (role, version) (popmq_build_info)", "{{role}} {{version}}")],
         ),
         Panel(
             "Restarts",
             "Changes of the start time within the hour.",
             "short",
-            [Query('changes(process_start_time_seconds{job=~".*popmq.*"}[1h])', "{{instance}}")],
+            [
+                PanelQuery(
+                    'changes(process_start_time_seconds{job=~".*popmq.*"}[1h])', "{{instance}}"
+                )
+            ],
         ),
         Panel(
             "CPU",
             "Cores in use.",
             "short",
             [
-                Query(
+                PanelQuery(
                     f'rate(process_cpu_seconds_total{{job=~".*popmq.*"}}{RATE})'
                     " * on (instance) group_left (role) popmq_build_info",
                     "{{role}} {{instance}}",
@@ -304,7 +310,7 @@ KUBERNETES = Dashboard(
             "Resident.",
             "bytes",
             [
-                Query(
+                PanelQuery(
                     'process_resident_memory_bytes{job=~".*popmq.*"}'
                     " * on (instance) group_left (role) popmq_build_info",
                     "{{role}} {{instance}}",
@@ -316,7 +322,7 @@ KUBERNETES = Dashboard(
             "Of what the process may open; every queue has one.",
             "percentunit",
             [
-                Query(
+                PanelQuery(
                     'process_open_fds{job=~".*popmq.*"} / process_max_fds{job=~".*popmq.*"}',
                     "{{instance}}",
                 )
@@ -326,14 +332,14 @@ KUBERNETES = Dashboard(
             "Volumes",
             "Free bytes of each broker's.",
             "bytes",
-            [Query("popmq_store_disk_free_bytes", "{{instance}}")],
+            [PanelQuery("popmq_store_disk_free_bytes", "{{instance}}")],
         ),
         Panel(
             "Missing replicas",
             "Known, and not heard of.",
             "short",
             [
-                Query(
+                PanelQuery(
                     "popmq_controller_replicas - popmq_controller_replicas_alive",
                     "{{broker}}",
                 )
@@ -343,7 +349,7 @@ KUBERNETES = Dashboard(
             "Read at start",
             "Records that each broker read when it started last.",
             "short",
-            [Query("popmq_store_recovered_records", "{{instance}}")],
+            [PanelQuery("popmq_store_recovered_records", "{{instance}}")],
         ),
     ),
 )

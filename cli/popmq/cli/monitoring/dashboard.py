@@ -21,7 +21,7 @@ class UnknownMetric(KeyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PanelQuery:
     """PromQL; `legend` may name labels as {{label}}."""
 
     expression: str
@@ -38,7 +38,7 @@ class Panel:
     title: str
     what: str
     unit: str
-    queries: Sequence[Query]
+    queries: Sequence[PanelQuery]
     kind: str = "timeseries"  # or stat
     stacked: bool = False
 

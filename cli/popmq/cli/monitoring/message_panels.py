@@ -1,6 +1,6 @@
 """Dashboards of messages: an overview, topics and groups, deliveries."""
 
-from popmq.cli.monitoring.dashboard import Dashboard, Panel, Query
+from popmq.cli.monitoring.dashboard import Dashboard, Panel, PanelQuery
 from popmq.cli.monitoring.queries import RATE, quantile, rate
 
 _PAIR = '{group=~"$group",topic=~"$topic"}'
@@ -23,7 +23,7 @@ OVERVIEW = Dashboard(
             "Unaccounted messages",
             "Recounted from the log; anything but 0 is a fault of popmq.",
             "short",
-            [Query("sum(popmq_audit_unaccounted_messages)")],
+            [PanelQuery("sum(popmq_audit_unaccounted_messages)")],
             kind="stat",
         ),
         Panel(
@@ -31,8 +31,8 @@ OVERVIEW = Dashboard(
             "Of those that the controller knows.",
             "short",
             [
-                Query("sum(popmq_controller_brokers_alive)", "with a master"),
-                Query("sum(popmq_controller_brokers)", "known"),
+                PanelQuery("sum(popmq_controller_brokers_alive)", "with a master"),
+                PanelQuery("sum(popmq_controller_brokers)", "known"),
             ],
             kind="stat",
         ),
@@ -40,14 +40,14 @@ OVERVIEW = Dashboard(
             "Lag",
             "Messages that all groups have still to do.",
             "short",
-            [Query("sum(popmq_consumer_lag_messages)")],
+            [PanelQuery("sum(popmq_consumer_lag_messages)")],
             kind="stat",
         ),
         Panel(
             "Messages in",
             "Stored by topic; retries and dead letters are not counted.",
             "mps",
-            [Query(rate("popmq_messages_in_total", "topic"), "{{topic}}")],
+            [PanelQuery(rate("popmq_messages_in_total", "topic"), "{{topic}}")],
             stacked=True,
         ),
         Panel(
@@ -55,22 +55,22 @@ OVERVIEW = Dashboard(
             "By group.",
             "mps",
             [
-                Query(rate("popmq_group_messages_out_total", "group"), "{{group}} delivered"),
-                Query(rate("popmq_group_messages_acked_total", "group"), "{{group}} acked"),
+                PanelQuery(rate("popmq_group_messages_out_total", "group"), "{{group}} delivered"),
+                PanelQuery(rate("popmq_group_messages_acked_total", "group"), "{{group}} acked"),
             ],
         ),
         Panel(
             "Bytes to the log",
             "Everything is a record of the log: deliveries and acks, too.",
             "Bps",
-            [Query(rate("popmq_store_appended_bytes_total"), "{{instance}}")],
+            [PanelQuery(rate("popmq_store_appended_bytes_total"), "{{instance}}")],
         ),
         Panel(
             "Time of sends",
             "At the proxy, from the request to the answer.",
             "s",
             [
-                Query(
+                PanelQuery(
                     quantile("popmq_proxy_request_seconds", at, "job", '{method="SendMessage"}'),
                     f"p{at * 100:g}",
                 )
@@ -81,14 +81,14 @@ OVERVIEW = Dashboard(
             "Group commits",
             "Write and fdatasync, the 99th percentile.",
             "s",
-            [Query(quantile("popmq_store_flush_seconds", 0.99), "{{instance}}")],
+            [PanelQuery(quantile("popmq_store_flush_seconds", 0.99), "{{instance}}")],
         ),
         Panel(
             "Records of a group commit",
             "How well syncs are shared.",
             "short",
             [
-                Query(
+                PanelQuery(
                     f"rate(popmq_store_flush_records_sum{RATE})"
                     f" / rate(popmq_store_flush_records_count{RATE})",
                     "{{instance}}",
@@ -99,19 +99,19 @@ OVERVIEW = Dashboard(
             "Bytes of a group commit",
             "The median.",
             "bytes",
-            [Query(quantile("popmq_store_flush_bytes", 0.5), "{{instance}}")],
+            [PanelQuery(quantile("popmq_store_flush_bytes", 0.5), "{{instance}}")],
         ),
         Panel(
             "Disks",
             "Used; sends stop at store.disk_stop_percent.",
             "percentunit",
-            [Query("popmq_store_disk_used_ratio", "{{instance}}")],
+            [PanelQuery("popmq_store_disk_used_ratio", "{{instance}}")],
         ),
         Panel(
             "Refused by a bound",
             "By the setting that is the bound.",
             "short",
-            [Query(rate("popmq_limits_hit_total", "limit"), "{{limit}}")],
+            [PanelQuery(rate("popmq_limits_hit_total", "limit"), "{{limit}}")],
         ),
     ),
 )
@@ -124,14 +124,14 @@ LAG = Dashboard(
             "Lag",
             "Ready, in flight and blocked.",
             "short",
-            [Query(_pair("popmq_consumer_lag_messages"), _PAIR_NAMES)],
+            [PanelQuery(_pair("popmq_consumer_lag_messages"), _PAIR_NAMES)],
         ),
         Panel(
             "Age of the oldest ready message",
             "How long consumers let it wait.",
             "s",
             [
-                Query(
+                PanelQuery(
                     f"max by (group, topic) (popmq_consumer_queueing_latency_seconds{_PAIR})",
                     _PAIR_NAMES,
                 )
@@ -141,14 +141,14 @@ LAG = Dashboard(
             "Worked off in",
             "At the speed of the last minute; +Inf while the lag does not shrink.",
             "s",
-            [Query(f"max by (group, topic) (popmq_consumer_eta_seconds{_PAIR})", _PAIR_NAMES)],
+            [PanelQuery(f"max by (group, topic) (popmq_consumer_eta_seconds{_PAIR})", _PAIR_NAMES)],
         ),
         Panel(
             "What the lag is made of",
             "All groups and topics that are chosen.",
             "short",
             [
-                Query(f"sum(popmq_consumer_{part}_messages{_PAIR})", part)
+                PanelQuery(f"sum(popmq_consumer_{part}_messages{_PAIR})", part)
                 for part in ("ready", "inflight", "blocked")
             ],
             stacked=True,
@@ -157,14 +157,14 @@ LAG = Dashboard(
             "Retries among the ready",
             "Messages that came back.",
             "short",
-            [Query(_pair("popmq_consumer_retry_messages"), _PAIR_NAMES)],
+            [PanelQuery(_pair("popmq_consumer_retry_messages"), _PAIR_NAMES)],
         ),
         Panel(
             "Delivered",
             "Retries included.",
             "mps",
             [
-                Query(
+                PanelQuery(
                     f"sum by (group, topic) (rate(popmq_group_messages_out_total{_PAIR}{RATE}))",
                     _PAIR_NAMES,
                 )
@@ -175,7 +175,7 @@ LAG = Dashboard(
             "Below what is delivered: consumers fail, or are too slow.",
             "mps",
             [
-                Query(
+                PanelQuery(
                     f"sum by (group, topic) (rate(popmq_group_messages_acked_total{_PAIR}{RATE}))",
                     _PAIR_NAMES,
                 )
@@ -185,14 +185,14 @@ LAG = Dashboard(
             "Dead letters kept",
             "By group.",
             "short",
-            [Query('sum by (group) (popmq_dlq_messages{group=~"$group"})', "{{group}}")],
+            [PanelQuery('sum by (group) (popmq_dlq_messages{group=~"$group"})', "{{group}}")],
         ),
         Panel(
             "What became of messages",
             "Since the audit began, recounted from the log.",
             "short",
             [
-                Query(
+                PanelQuery(
                     'sum by (state) (popmq_audit_messages{group=~"$group",state!="stored"})',
                     "{{state}}",
                 )
@@ -212,8 +212,8 @@ POP = Dashboard(
             "Attempts to take messages, and those that found nothing.",
             "short",
             [
-                Query(rate("popmq_pops_total"), "{{instance}}"),
-                Query(rate("popmq_empty_pops_total"), "{{instance}} empty"),
+                PanelQuery(rate("popmq_pops_total"), "{{instance}}"),
+                PanelQuery(rate("popmq_empty_pops_total"), "{{instance}} empty"),
             ],
         ),
         Panel(
@@ -221,7 +221,7 @@ POP = Dashboard(
             "In log time.",
             "s",
             [
-                Query(quantile("popmq_ack_latency_seconds", at, "job"), f"p{at * 100:g}")
+                PanelQuery(quantile("popmq_ack_latency_seconds", at, "job"), f"p{at * 100:g}")
                 for at in (0.5, 0.95, 0.99)
             ],
         ),
@@ -229,73 +229,75 @@ POP = Dashboard(
             "Check points in memory",
             "Each holds what one receive took of one queue.",
             "short",
-            [Query("popmq_check_points", "{{instance}}")],
+            [PanelQuery("popmq_check_points", "{{instance}}")],
         ),
         Panel(
             "Came back",
             "Messages that were not acked in time, or refused by their consumer.",
             "mps",
             [
-                Query(rate("popmq_pop_revive_retry_messages_total"), "{{instance}}"),
-                Query(rate("popmq_pop_revive_returned_messages_total"), "{{instance}} in place"),
+                PanelQuery(rate("popmq_pop_revive_retry_messages_total"), "{{instance}}"),
+                PanelQuery(
+                    rate("popmq_pop_revive_returned_messages_total"), "{{instance}} in place"
+                ),
             ],
         ),
         Panel(
             "Overdue revives",
             "How long the oldest has waited for the broker.",
             "s",
-            [Query("popmq_pop_revive_latency_seconds", "{{instance}}")],
+            [PanelQuery("popmq_pop_revive_latency_seconds", "{{instance}}")],
         ),
         Panel(
             "Check points that are overdue",
             "More than for a moment: the broker has too much to do.",
             "short",
-            [Query("popmq_pop_revive_lag_check_points", "{{instance}}")],
+            [PanelQuery("popmq_pop_revive_lag_check_points", "{{instance}}")],
         ),
         Panel(
             "Dead letters",
             "After the last attempt, or at a consumer's request.",
             "mps",
             [
-                Query(rate("popmq_send_to_dlq_messages_total"), "{{instance}}"),
-                Query(rate("popmq_rejected_messages_total"), "{{instance}} by request"),
+                PanelQuery(rate("popmq_send_to_dlq_messages_total"), "{{instance}}"),
+                PanelQuery(rate("popmq_rejected_messages_total"), "{{instance}} by request"),
             ],
         ),
         Panel(
             "Waiting receives",
             "Long polls at the brokers.",
             "short",
-            [Query("popmq_waiting_receives", "{{instance}}")],
+            [PanelQuery("popmq_waiting_receives", "{{instance}}")],
         ),
         Panel(
             "Ends of waiting receives",
             "With messages, or when their time was over.",
             "short",
             [
-                Query(rate("popmq_receives_woken_total"), "{{instance}} woken"),
-                Query(rate("popmq_receives_timed_out_total"), "{{instance}} timed out"),
+                PanelQuery(rate("popmq_receives_woken_total"), "{{instance}} woken"),
+                PanelQuery(rate("popmq_receives_timed_out_total"), "{{instance}} timed out"),
             ],
         ),
         Panel(
             "Handles that were no good",
             "Acks that came too late, mostly: the invisible time is too short.",
             "short",
-            [Query(rate("popmq_refused_handles_total"), "{{instance}}")],
+            [PanelQuery(rate("popmq_refused_handles_total"), "{{instance}}")],
         ),
         Panel(
             "Passed over",
             "Filtered, or expired before a group read them.",
             "mps",
             [
-                Query(rate("popmq_filtered_messages_total"), "{{instance}} filtered"),
-                Query(rate("popmq_expired_messages_total"), "{{instance}} expired"),
+                PanelQuery(rate("popmq_filtered_messages_total"), "{{instance}} filtered"),
+                PanelQuery(rate("popmq_expired_messages_total"), "{{instance}} expired"),
             ],
         ),
         Panel(
             "Half messages",
             "Transactions that are neither committed nor rolled back.",
             "short",
-            [Query("popmq_half_messages", "{{instance}}")],
+            [PanelQuery("popmq_half_messages", "{{instance}}")],
         ),
     ),
 )

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from popmq.broker.node.broker_process import DataLock
-from popmq.cli.roles.supervised_process import Child
+from popmq.cli.roles.supervised_process import SupervisedProcess
 from popmq.common.errors import ConfigError, PopmqError
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.replication_settings import MOST_REPLICAS
 from popmq.common.settings.settings import Settings, environment
@@ -43,7 +43,7 @@ _LISTENS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterSize:
     """How many broker groups, and brokers of each; `config` is the user's file, or empty."""
 
     groups: int
@@ -67,7 +67,7 @@ class Shape:
 class Cluster:
     """`defaults` are settings (section.key -> text) for every role, as those of `popmq up`."""
 
-    def __init__(self, settings: Settings, shape: Shape, defaults: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, shape: ClusterSize, defaults: Mapping[str, str]) -> None:
         self._settings = settings
         self._shape = shape
         self._defaults = defaults
@@ -76,7 +76,7 @@ class Cluster:
         self._lock = DataLock(self._data)
         os.makedirs(f"{self._data}/logs", exist_ok=True)
         self._ports: dict[tuple[str, str], str] = {}  # (process, setting): what it took first
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, SupervisedProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- life
@@ -126,13 +126,13 @@ class Cluster:
 
     # -- children
 
-    def _start_controller(self) -> Child:
+    def _start_controller(self) -> SupervisedProcess:
         folder = self._folder("controller")
         settings = {"controller.store": "file", "controller.data": f"{folder}/records"}
         listens = {"controller.listen": _free_address(), "http.listen": LOCAL}
         return self._child("controller", "controller", settings, listens)
 
-    def _start_broker(self, group: str, node: str) -> Child:
+    def _start_broker(self, group: str, node: str) -> SupervisedProcess:
         settings = {
             "broker.name": group,
             "broker.node": node,
@@ -144,7 +144,7 @@ class Cluster:
         listens = {"broker.listen": _free_address(), "http.listen": LOCAL}
         return self._child(node, "broker", settings, listens)
 
-    def _start_proxy(self) -> Child:
+    def _start_proxy(self) -> SupervisedProcess:
         wanted = self._settings
         settings = {
             "proxy.advertise": wanted.proxy.advertise,
@@ -156,7 +156,7 @@ class Cluster:
 
     def _child(
         self, name: str, role: str, settings: Mapping[str, str], listens: Mapping[str, str]
-    ) -> Child:
+    ) -> SupervisedProcess:
         """`listens` are the addresses of the first start; later ones keep what was taken."""
 
         def read_settings() -> Mapping[str, str]:
@@ -165,13 +165,13 @@ class Cluster:
 
         arguments = [role, *(("--config", self._shape.config) if self._shape.config else ())]
         log = f"{self._data}/logs/{name}.log"
-        child = Child(name, arguments, read_settings, log, on_change=self._changed)
+        child = SupervisedProcess(name, arguments, read_settings, log, on_change=self._changed)
         self._children[name] = child
         task = asyncio.get_running_loop().create_task(child.run())
         self._tasks.add(task)
         return child
 
-    async def _up(self, child: Child) -> None:
+    async def _up(self, child: SupervisedProcess) -> None:
         """Wait for its ready line, or raise what any child failed with."""
         ready = asyncio.ensure_future(child.ready.wait())
         try:
@@ -184,7 +184,7 @@ class Cluster:
         self._note_ports(child)
         self._changed()
 
-    def _note_ports(self, child: Child) -> None:
+    def _note_ports(self, child: SupervisedProcess) -> None:
         metrics = _word(child.ready_line, "metrics").removeprefix("http://").split("/")[0]
         self._ports[child.name, "http.listen"] = metrics
         for word, key in _LISTENS.items():
@@ -253,7 +253,7 @@ class Cluster:
         where = self._ports.get(("controller", "controller.listen"))
         if where is None:
             return None
-        hello = Hello(role=Role.TOOL, name="up", cluster=self._settings.cluster.name)
+        hello = Hello(role=ProcessRole.TOOL, name="up", cluster=self._settings.cluster.name)
         port = FramePort(where, hello, peer_name="controller")
         port.start()
         try:
@@ -277,7 +277,7 @@ class Cluster:
             json.dump(state, file, indent=1)
         os.replace(f"{path}.tmp", path)
 
-    def _shown(self, child: Child) -> Mapping[str, object]:
+    def _shown(self, child: SupervisedProcess) -> Mapping[str, object]:
         ports = {key: where for (name, key), where in self._ports.items() if name == child.name}
         return {
             "name": child.name,
@@ -288,7 +288,7 @@ class Cluster:
         }
 
 
-def _check_folder(data: str, shape: Shape) -> None:
+def _check_folder(data: str, shape: ClusterSize) -> None:
     """A store of `popmq up` alone is none of a cluster's, and brokers with data do not vanish."""
     if os.path.isdir(f"{data}/commitlog"):
         raise ConfigError(
@@ -303,12 +303,12 @@ def _check_folder(data: str, shape: Shape) -> None:
         )
 
 
-def read_shape(data: str) -> Shape | None:
+def read_shape(data: str) -> ClusterSize | None:
     """The shape of the cluster that was started in that folder before; None without one."""
     try:
         with open(f"{data}/{STATE_FILE}", encoding="utf-8") as file:
             found = json.load(file)
-        return Shape(int(found["groups"]), int(found["replicas"]))
+        return ClusterSize(int(found["groups"]), int(found["replicas"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

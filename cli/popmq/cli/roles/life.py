@@ -12,7 +12,7 @@ GC_AFTER_OBJECTS = 50_000
 STOP_S = 10.0  # how long the stop of a failed role may take; then its process exits at once
 
 
-class Life:
+class RoleRunner:
     """One for each process; made on its event loop."""
 
     def __init__(self) -> None:

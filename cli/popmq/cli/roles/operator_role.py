@@ -6,7 +6,7 @@ import signal
 from contextlib import AsyncExitStack
 
 from popmq.cli.messages import Subparsers
-from popmq.cli.roles.life import Life
+from popmq.cli.roles.life import RoleRunner
 from popmq.cli.roles.role_process import role_settings, run_role, serve_http
 from popmq.common.errors import ConfigError
 from popmq.common.settings.settings import Settings
@@ -24,7 +24,7 @@ def run_operator(args: argparse.Namespace) -> int:
     return run_role("operator", role_settings(args), _operator)
 
 
-async def _operator(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
+async def _operator(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     try:
         # Only here: kopf and what it needs are of the extra popmq[operator].
         import aiohttp
@@ -51,7 +51,7 @@ async def _operator(settings: Settings, stack: AsyncExitStack, life: Life) -> No
     life.own(asyncio.create_task(_keep_signals(operator.watching, life)))
 
 
-async def _keep_signals(watching: asyncio.Event, life: Life) -> None:
+async def _keep_signals(watching: asyncio.Event, life: RoleRunner) -> None:
     await watching.wait()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, life.end, 0)

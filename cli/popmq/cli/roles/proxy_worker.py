@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from popmq.cli.roles.life import Life
+from popmq.cli.roles.life import RoleRunner
 from popmq.cli.roles.role_process import run_role
 from popmq.common.errors import PopmqError
 from popmq.common.metric_table.table import reading
@@ -35,7 +35,7 @@ def main() -> int:
         return 1
 
 
-async def _serve(number: int, settings: Settings, stack: AsyncExitStack, life: Life) -> None:
+async def _serve(number: int, settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: _ParentGone(life), sys.stdin)
     proxy = ProxyProcess.over_frames(settings, worker=number)
     stack.push_async_callback(proxy.stop)
@@ -47,7 +47,7 @@ async def _serve(number: int, settings: Settings, stack: AsyncExitStack, life: L
 class _ParentGone(asyncio.Protocol):
     """Nobody would end us, or start us again: better to make room."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: RoleRunner) -> None:
         self._life = life
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -26,7 +26,7 @@ STEADY_S = 10.0  # a worker that lived so long did not fail at its start
 LINE_LIMIT_BYTES = 1 << 20
 
 
-class Workers:
+class ProxyWorkers:
     """`start`, then `stop`, once each. `settings.proxy.workers` of them."""
 
     def __init__(self, settings: Settings) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from popmq.cli.roles.life import Life
-from popmq.cli.roles.proxy_workers import Workers
+from popmq.cli.roles.life import RoleRunner
+from popmq.cli.roles.proxy_workers import ProxyWorkers
 from popmq.cli.roles.supervised_process import PARENT_FLAG, die_with_parent
 from popmq.common.errors import ConfigError
 from popmq.common.metric_table.row import PREFIX
@@ -39,7 +39,7 @@ from popmq.common.settings.settings import Settings, environment, load_settings,
 
 if TYPE_CHECKING:
     from popmq.broker.node.broker_process import BrokerProcess
-    from popmq.cli.roles.cluster import Shape
+    from popmq.cli.roles.cluster import ClusterSize
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 SOCKET_PATH_LIMIT = 107
 
 Ready = Callable[[], tuple[bool, Mapping[str, object]]]
-Start = Callable[[Settings, AsyncExitStack, Life], Awaitable[None]]
+Start = Callable[[Settings, AsyncExitStack, RoleRunner], Awaitable[None]]
 
 
 def add_parsers(
@@ -95,7 +95,7 @@ def _add_transport(parser: argparse.ArgumentParser) -> None:
 
 
 def run_up(args: argparse.Namespace) -> int:
-    from popmq.cli.roles.cluster import Shape, read_shape
+    from popmq.cli.roles.cluster import ClusterSize, read_shape
     from popmq.cli.roles.one_process import UP_DEFAULTS
 
     flags = {
@@ -116,7 +116,7 @@ def run_up(args: argparse.Namespace) -> int:
             if flag == default and loaded[key] != "default":
                 flags[key] = None
     read = load_settings(args.config, environment(), flags, defaults=UP_DEFAULTS)
-    shape = Shape(args.groups, args.replicas, args.config or "")
+    shape = ClusterSize(args.groups, args.replicas, args.config or "")
     if len(shape.brokers) > 1:
         defaults = {
             key: shown(value)
@@ -162,7 +162,7 @@ def role_settings(args: argparse.Namespace, flags: Mapping[str, object] | None =
 # Each imports its own room: a proxy that starts need not wait for a broker's modules.
 
 
-async def _up(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
+async def _up(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     from popmq.broker.node.broker_process import BrokerProcess
     from popmq.cli.roles.one_process import OneProcess
 
@@ -186,7 +186,7 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
     life.announce(f"ready: endpoint {one.endpoint}, {metrics}, data {settings.broker.data}")
 
 
-async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
+async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     """Broker and controller here; the proxies in processes of their own, over unix sockets."""
     from popmq.controller.process import ControllerProcess
 
@@ -216,8 +216,8 @@ async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: Life
 
 
 async def _workers(
-    settings: Settings, stack: AsyncExitStack, life: Life, tls_folder: Path
-) -> Workers:
+    settings: Settings, stack: AsyncExitStack, life: RoleRunner, tls_folder: Path
+) -> ProxyWorkers:
     """Started, with one certificate for all."""
     from popmq.proxy.transport.lean.self_signed import own_certificate
 
@@ -225,7 +225,7 @@ async def _workers(
     if proxy.tls != "off" and not proxy.tls_certificate:
         certificate, key = own_certificate(proxy, tls_folder)
         proxy = replace(proxy, tls_certificate=certificate, tls_key=key)
-    workers = Workers(replace(settings, proxy=proxy))
+    workers = ProxyWorkers(replace(settings, proxy=proxy))
     stack.push_async_callback(workers.stop)
     await workers.start()
     for keeping in workers.keeping:
@@ -238,11 +238,11 @@ def _tls_folder(settings: Settings) -> Path:
 
 
 async def _many(
-    shape: "Shape",
+    shape: "ClusterSize",
     defaults: Mapping[str, str],
     settings: Settings,
     stack: AsyncExitStack,
-    life: Life,
+    life: RoleRunner,
 ) -> None:
     """The whole cluster as processes; a second Ctrl-C while they stop kills them."""
     from popmq.cli.roles.cluster import Cluster
@@ -260,7 +260,7 @@ async def _many(
     )
 
 
-async def _controller(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
+async def _controller(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     from popmq.controller.process import ControllerProcess
 
     controller = ControllerProcess(settings)
@@ -273,7 +273,7 @@ async def _controller(settings: Settings, stack: AsyncExitStack, life: Life) -> 
     life.announce(f"ready: controller {address}, {metrics}")
 
 
-async def _broker(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
+async def _broker(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     broker = await _start_broker(settings, stack, life)
     address = (await broker.listen(settings.broker.listen, *_unix_address(settings)))[0]
     life.own(asyncio.create_task(broker.register(settings.broker.advertise or address)))
@@ -290,10 +290,10 @@ async def _broker(settings: Settings, stack: AsyncExitStack, life: Life) -> None
     )
 
 
-async def _proxy(settings: Settings, stack: AsyncExitStack, life: Life) -> None:
+async def _proxy(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     from popmq.proxy.process import ProxyProcess
 
-    proxy: ProxyProcess | Workers
+    proxy: ProxyProcess | ProxyWorkers
     if settings.proxy.workers > 1:
         folder = stack.enter_context(TemporaryDirectory(prefix="popmq-"))
         proxy = await _workers(settings, stack, life, Path(folder))
@@ -318,7 +318,9 @@ def _unix_address(settings: Settings) -> list[str]:
     return [f"unix:{path}"] if len(os.fsencode(os.path.abspath(path))) <= SOCKET_PATH_LIMIT else []
 
 
-async def _start_broker(settings: Settings, stack: AsyncExitStack, life: Life) -> "BrokerProcess":
+async def _start_broker(
+    settings: Settings, stack: AsyncExitStack, life: RoleRunner
+) -> "BrokerProcess":
     from popmq.broker.node.broker_process import BrokerProcess
 
     broker = BrokerProcess(settings)
@@ -374,7 +376,7 @@ def run_role(role: str, settings: Settings, start: Start) -> int:
 
 
 async def _live(role: str, settings: Settings, start: Start) -> int:
-    life = Life()
+    life = RoleRunner()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, life.end, 0)

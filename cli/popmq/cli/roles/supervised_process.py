@@ -29,7 +29,7 @@ class ChildFailed(PopmqError):
     """A child ended before it had ever been ready; the message is the last line of its log."""
 
 
-class Child:
+class SupervisedProcess:
     """`arguments` are those of `popmq`; what it writes to stderr is appended to `log`.
 
     `environment()` is asked before each start: the ports that the child got the first time are

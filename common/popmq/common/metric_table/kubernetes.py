@@ -1,9 +1,9 @@
 """Metrics of the operator."""
 
-from popmq.common.metric_table.row import Role, counter, gauge, rows
+from popmq.common.metric_table.row import MetricRole, counter, gauge, rows
 
 OPERATOR = rows(
-    Role.OPERATOR,
+    MetricRole.OPERATOR,
     gauge("operator_leader", "1 at the operator that acts."),
     gauge("operator_clusters", "BrokerClusters looked after."),
     gauge("operator_clusters_ready", "BrokerClusters that serve."),

@@ -1,6 +1,6 @@
 """The broker's queues: what comes in and goes out, deliveries, revives, lag, transactions."""
 
-from popmq.common.metric_table.row import Role, counter, gauge, histogram, rows
+from popmq.common.metric_table.row import MetricRole, counter, gauge, histogram, rows
 
 _PAIRS = "1,000 pairs; of more those with the least to do are summed as `_others`"
 _TOPICS = "1,000 topics; of more those with the fewest are summed as `_others`"
@@ -9,7 +9,7 @@ _LIMITS = "the bounds of the broker, below 10"
 _GROUPS = "1,000 groups; of more those with the fewest are summed as `_others`"
 
 POP = rows(
-    Role.BROKER,
+    MetricRole.BROKER,
     counter(
         "messages_in",
         "Messages stored; retries and dead letters are not counted.",
@@ -107,7 +107,7 @@ POP = rows(
 _STATES = "9 states of 100 groups; those with the most that are not accounted for, or stored"
 
 AUDIT = rows(
-    Role.BROKER,
+    MetricRole.BROKER,
     gauge(
         "audit_unaccounted_messages",
         "Stored messages that neither wait nor ended, recounted from the log: 0, or a fault. "
@@ -129,7 +129,7 @@ AUDIT = rows(
 )
 
 CONSUMER = rows(
-    Role.BROKER,
+    MetricRole.BROKER,
     gauge(
         "consumer_lag_messages",
         "Ready, in flight and blocked.",

@@ -1,11 +1,11 @@
 """The proxy and its transport, and what every process says of itself and its frames."""
 
-from popmq.common.metric_table.row import Role, counter, gauge, histogram, rows
+from popmq.common.metric_table.row import MetricRole, counter, gauge, histogram, rows
 
 _ROLES = "one for each role that serves here"
 
 PROXY = rows(
-    Role.PROXY,
+    MetricRole.PROXY,
     counter("proxy_sends", "Messages stored for clients."),
     counter("proxy_receives", "ReceiveMessage calls."),
     counter("proxy_received", "Messages handed to clients."),
@@ -80,7 +80,7 @@ PROXY = rows(
 )
 
 PROCESS = rows(
-    Role.EVERY,
+    MetricRole.EVERY,
     gauge("build_info", "1, with the version that runs.", ["version", "role"], _ROLES),
     counter(
         "loop_cpu_seconds",

@@ -1,12 +1,12 @@
 """A broker group's replicas, and the controller that elects."""
 
-from popmq.common.metric_table.row import Role, counter, gauge, rows
+from popmq.common.metric_table.row import MetricRole, counter, gauge, rows
 
 _GROUPS = "the broker groups of the cluster"
 _ROLES = "the roles of a broker, below 8"
 
 REPLICATION = rows(
-    Role.BROKER,
+    MetricRole.BROKER,
     gauge("replication_role", "1 for what the broker is.", ["role"], _ROLES),
     gauge("replication_epoch", "The epoch that the broker accepted."),
     gauge("replication_in_sync_replicas", "Members of the SyncStateSet."),
@@ -42,7 +42,7 @@ REPLICATION = rows(
 )
 
 CONTROLLER = rows(
-    Role.CONTROLLER,
+    MetricRole.CONTROLLER,
     gauge("controller_brokers", "Broker groups known."),
     gauge("controller_brokers_alive", "Those with a master that was heard of lately."),
     gauge("controller_routes_version", "Moves when a route changes."),

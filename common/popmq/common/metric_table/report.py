@@ -1,9 +1,9 @@
 """What a broker keeps and reads for reports."""
 
-from popmq.common.metric_table.row import Role, counter, gauge, rows
+from popmq.common.metric_table.row import MetricRole, counter, gauge, rows
 
 REPORT = rows(
-    Role.BROKER,
+    MetricRole.BROKER,
     counter("report_samples", "Samples of offsets, topics and timers that were taken."),
     gauge("report_sample_bytes", "Memory that samples take; bounded by `reports.sample_bytes`."),
     counter("report_read_bytes", "Read for reports."),

@@ -12,7 +12,7 @@ PREFIX = "popmq_"
 OTHERS = "_others"  # the value of each label when a bound was passed
 
 
-class Role(Enum):
+class MetricRole(Enum):
     BROKER = "broker"
     PROXY = "proxy"
     CONTROLLER = "controller"
@@ -26,7 +26,7 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
-class Unit(Enum):
+class MetricUnit(Enum):
     """What the name ends in, but for counters, which have `_total` behind it."""
 
     NONE = ""
@@ -45,8 +45,8 @@ class MetricRow:
     help: str
     labels: tuple[str, ...] = ()
     bound: str = ""  # of the labels: how many values there are at most, and what comes beyond
-    unit: Unit = Unit.NONE
-    role: Role = Role.EVERY
+    unit: MetricUnit = MetricUnit.NONE
+    role: MetricRole = MetricRole.EVERY
 
     @property
     def exposed(self) -> str:
@@ -60,13 +60,13 @@ class MetricRow:
         return tuple(f"{self.exposed}_{part}" for part in ("bucket", "sum", "count"))
 
 
-def unit_of(name: str) -> Unit:
+def unit_of(name: str) -> MetricUnit:
     """By the last word of the name."""
     last = name.rsplit("_", 1)[-1]
-    return next((unit for unit in Unit if unit.value == last), Unit.NONE)
+    return next((unit for unit in MetricUnit if unit.value == last), MetricUnit.NONE)
 
 
-def rows(role: Role, *found: MetricRow) -> tuple[MetricRow, ...]:
+def rows(role: MetricRole, *found: MetricRow) -> tuple[MetricRow, ...]:
     return tuple(
         MetricRow(one.name, one.kind, one.help, one.labels, one.bound, unit_of(one.name), role)
         for one in found

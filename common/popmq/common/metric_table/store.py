@@ -1,9 +1,9 @@
 """The broker's store: the log, its disk, group commits, retention."""
 
-from popmq.common.metric_table.row import Role, counter, gauge, histogram, rows
+from popmq.common.metric_table.row import MetricRole, counter, gauge, histogram, rows
 
 STORE = rows(
-    Role.BROKER,
+    MetricRole.BROKER,
     counter("store_records", "Records appended to the log since start."),
     counter("store_appended_bytes", "Bytes appended to the log since start."),
     counter("store_flushes", "Group commits, each one fdatasync."),

@@ -1,11 +1,11 @@
 """Delayed messages, from the timer queue to their topics."""
 
-from popmq.common.metric_table.row import Role, counter, gauge, histogram, rows
+from popmq.common.metric_table.row import MetricRole, counter, gauge, histogram, rows
 
 _TOPICS = "1,000 topics; of more those with the fewest, and deleted ones, are `_others`"
 
 TIMER = rows(
-    Role.BROKER,
+    MetricRole.BROKER,
     gauge("timer_enqueue_lag_messages", "Stored and not in the timer wheel yet."),
     gauge(
         "timer_enqueue_lag_seconds",

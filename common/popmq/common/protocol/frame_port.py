@@ -18,7 +18,7 @@ from popmq.common.errors import (
     TooManyRequests,
     Unavailable,
 )
-from popmq.common.loop_iteration import TurnEnd
+from popmq.common.loop_iteration import LoopIteration
 from popmq.common.protocol.frames import (
     CANCEL,
     DEFAULT_SETTINGS,
@@ -27,7 +27,7 @@ from popmq.common.protocol.frames import (
     REPLY,
     REQUEST_OVERHEAD,
     Address,
-    Connection,
+    FrameConnection,
     FrameSettings,
     Hello,
     encode_hello,
@@ -64,7 +64,7 @@ class FramePort:
         settings: FrameSettings = DEFAULT_SETTINGS,
         on_state: Callable[[bool], None] | None = None,
         peer_name: str = "peer",
-        turn: TurnEnd | None = None,
+        turn: LoopIteration | None = None,
         critical_replies: bool = False,
     ) -> None:
         self.hello = hello
@@ -302,7 +302,7 @@ class FramePort:
             self._on_state(False)
 
 
-class _PortConnection(Connection):
+class _PortConnection(FrameConnection):
     def __init__(self, port: FramePort) -> None:
         super().__init__(port.hello, port.settings, port.turn)
         self._port = port

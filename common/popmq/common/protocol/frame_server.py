@@ -25,7 +25,7 @@ from popmq.common.protocol.frames import (
     HELLO,
     REPLY,
     Address,
-    Connection,
+    FrameConnection,
     FrameError,
     FrameSettings,
     Hello,
@@ -109,7 +109,7 @@ class FrameServer:
         return _ServerConnection(self)
 
 
-class _ServerConnection(Connection):
+class _ServerConnection(FrameConnection):
     def __init__(self, server: FrameServer) -> None:
         super().__init__(server.hello, server.settings)
         self._server = server

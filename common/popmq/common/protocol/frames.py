@@ -1,7 +1,7 @@
 """Length-prefixed frames between processes of ours: the codec and one end of a connection.
 
 Below the codec nothing waits: `FrameReader` turns any split of the byte stream into the same
-frames.  `Connection` is what both ends share: the HELLO that opens it, one write per tick of
+frames.  `FrameConnection` is what both ends share: the HELLO that opens it, one write per tick of
 the event loop, and closing with a reason.  `frame_server` answers, `frame_port` asks
 (ARCHITECTURE D5).
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from popmq.common.errors import Code, ConfigError, PopmqError, Refused
-from popmq.common.loop_iteration import TurnEnd
+from popmq.common.loop_iteration import LoopIteration
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.protocol.payload import decode_error, encode_error
 
@@ -51,7 +51,7 @@ class FrameError(Refused):
     """The peer broke the protocol, or is not one we talk to; the connection is closed."""
 
 
-class Role(StrEnum):
+class ProcessRole(StrEnum):
     PROXY = "proxy"
     BROKER = "broker"
     CONTROLLER = "controller"
@@ -62,7 +62,7 @@ class Role(StrEnum):
 class Hello:
     """Who is at one end. `protocol` is the newest frame version that end speaks."""
 
-    role: Role
+    role: ProcessRole
     name: str
     cluster: str
     epoch: int = 0
@@ -195,7 +195,7 @@ def decode_hello(body: bytes) -> Hello:
     try:
         fields = json.loads(body)
         hello = Hello(
-            role=Role(fields["role"]),
+            role=ProcessRole(fields["role"]),
             name=fields["name"],
             cluster=fields["cluster"],
             epoch=fields["epoch"],
@@ -218,10 +218,12 @@ def read_error(body: bytes) -> PopmqError:
     return decode_error(body)
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """One end of a connection. A subclass says what its side does with frames."""
 
-    def __init__(self, hello: Hello, settings: FrameSettings, turn: TurnEnd | None = None) -> None:
+    def __init__(
+        self, hello: Hello, settings: FrameSettings, turn: LoopIteration | None = None
+    ) -> None:
         self.hello = hello
         self.settings = settings
         self.peer: Hello | None = None
@@ -231,7 +233,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._reader = FrameReader(HELLO_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._turn = turn or TurnEnd()
+        self._turn = turn or LoopIteration()
         self._transport: asyncio.Transport | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._written = 0  # bytes handed to the transport so far

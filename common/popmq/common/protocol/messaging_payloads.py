@@ -41,7 +41,7 @@ class FilterType(IntEnum):
     SQL = 2
 
 
-class TimerOutcome(StrEnum):
+class RecallResult(StrEnum):
     """What RECALL and RESCHEDULE came to."""
 
     DONE = "DONE"  # of a recall that is repeated too

@@ -24,7 +24,7 @@ _CONTENT = struct.Struct(">IIBB2x4xQ8xQ4x4x8x8xII2xH4x")
 assert _CONTENT.size == MESSAGE_HEADER_SIZE
 
 
-class Content(NamedTuple):
+class DeliveryContent(NamedTuple):
     """What a delivery has of a MESSAGE record; `both` is head and properties, as they stand."""
 
     stored_ms: int  # wall time
@@ -33,14 +33,16 @@ class Content(NamedTuple):
     both: bytes
 
 
-def content_of(message: StoredMessage) -> Content:
+def content_of(message: StoredMessage) -> DeliveryContent:
     head = message.head
-    return Content(message.header.wall_ms, message.attempt, len(head), head + message.properties)
+    return DeliveryContent(
+        message.header.wall_ms, message.attempt, len(head), head + message.properties
+    )
 
 
 def intact_contents(
     data: bytes | memoryview, start: int, units: Sequence[tuple[int, int, int]]
-) -> list[Content | None]:
+) -> list[DeliveryContent | None]:
     """The contents of records of which position and size are known; `data` begins at `start`.
 
     None where `intact_message` has to look: a record that is not intact, or that has a token, and
@@ -48,7 +50,7 @@ def intact_contents(
     """
     unpack, size_of_data = _CONTENT.unpack_from, len(data)
     make = tuple.__new__
-    found: list[Content | None] = []
+    found: list[DeliveryContent | None] = []
     for position, size, _ in units:
         at = position - start
         end = at + size
@@ -75,13 +77,13 @@ def intact_contents(
             and crc32c(data[at + 8 : end]) == crc
         ):
             both = bytes(data[at + MESSAGE_HEADER_SIZE : end])
-            found.append(make(Content, (wall_ms, attempt, head_size, both)))
+            found.append(make(DeliveryContent, (wall_ms, attempt, head_size, both)))
         else:
             found.append(None)
     return found
 
 
-class Deliveries:
+class PopReplyBuilder:
     """What a pop hands out, as it will stand in the reply: parts to be joined once."""
 
     __slots__ = ("count", "parts")
@@ -99,7 +101,7 @@ class Deliveries:
         attempt: int,
         handle: bytes,
         tails: Sequence[bytes],
-        messages: Sequence[tuple[int, Content]],
+        messages: Sequence[tuple[int, DeliveryContent]],
     ) -> None:
         """Messages by queue offset, delivered as this attempt; their handles have `handle` in
         common and the `tails`, of one length, of their own."""

@@ -106,7 +106,7 @@ class ReadSnapshot(NamedTuple):
     max_bytes: int
 
 
-class AskTimers(NamedTuple):
+class TimerCheckPointRequest(NamedTuple):
     """For the TimerCheckPoint of the master."""
 
     epoch: int
@@ -235,14 +235,14 @@ def decode_read_snapshot(body: bytes) -> ReadSnapshot:
 
 
 @fitting
-def encode_ask_timers(request: AskTimers) -> bytes:
+def encode_ask_timers(request: TimerCheckPointRequest) -> bytes:
     return _ASK_TIMERS.pack(request.epoch, request.session) + text(request.store_id)
 
 
-def decode_ask_timers(body: bytes) -> AskTimers:
+def decode_ask_timers(body: bytes) -> TimerCheckPointRequest:
     reader = PayloadReader(body)
     epoch, session = reader.fields(_ASK_TIMERS)
-    return AskTimers(epoch, reader.text(), session)
+    return TimerCheckPointRequest(epoch, reader.text(), session)
 
 
 def encode_master_timers(timers: MasterTimers) -> bytes:

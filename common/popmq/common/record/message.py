@@ -44,7 +44,12 @@ from popmq.common.record.timer_token import (
     FiringToken,
     TimerToken,
 )
-from popmq.common.record.transaction_token import END_VERSION, HALF_VERSION, EndToken, HalfToken
+from popmq.common.record.transaction_token import (
+    END_VERSION,
+    HALF_VERSION,
+    HalfToken,
+    TransactionEndToken,
+)
 
 RECORD_VERSION = 1
 HEADER_SIZE = 56
@@ -198,7 +203,7 @@ class RevivalToken:
         )
 
 
-Token = RevivalToken | TimerToken | FiringToken | HalfToken | EndToken | ExpiryToken
+Token = RevivalToken | TimerToken | FiringToken | HalfToken | TransactionEndToken | ExpiryToken
 LARGEST_TOKEN = max(RevivalToken.SIZE, LARGEST_TIMER_TOKEN)
 
 
@@ -389,7 +394,7 @@ def decode_token(data: bytes) -> Token:
         if data[0] == HALF_VERSION:
             return HalfToken.decode(data)
         if data[0] == END_VERSION:
-            return EndToken.decode(data)
+            return TransactionEndToken.decode(data)
         if data == ExpiryToken().encode():
             return ExpiryToken()
     except (struct.error, ValueError) as error:

@@ -41,7 +41,7 @@ _TAIL_TEXT = 20  # characters; of the 15 bytes that `_tails` has for each
 _BEHIND_NAME = _SIGNED.size + _SIGNATURE_SIZE + _MEMBER.size + _CHECK.size
 
 
-class Signed(NamedTuple):
+class ReceiptPrefix(NamedTuple):
     """What the handles of one check point and attempt have in common."""
 
     broker: str
@@ -133,13 +133,13 @@ class ReceiptReader:
     _REMEMBERED = 4_096
 
     def __init__(self) -> None:
-        self._right: dict[bytes, Signed] = {}
+        self._right: dict[bytes, ReceiptPrefix] = {}
 
     def decode(self, raw: bytes, key: bytes) -> ReceiptHandle:
         """As `open`, in one piece."""
         return receipt_of(*self.open(raw, key))
 
-    def open(self, raw: bytes, key: bytes) -> tuple[Signed, int, int]:
+    def open(self, raw: bytes, key: bytes) -> tuple[ReceiptPrefix, int, int]:
         """What is signed, queue offset and member, if the handle was made with `key`; else
         InvalidReceiptHandle that says what is wrong."""
         data = _unpacked(raw)
@@ -159,12 +159,12 @@ class ReceiptReader:
             if len(self._right) >= self._REMEMBERED:
                 self._right.clear()
             fields = _SIGNED.unpack_from(data, name_end)
-            known = self._right[signed] = Signed(data[2:name_end].decode(), *fields)
+            known = self._right[signed] = ReceiptPrefix(data[2:name_end].decode(), *fields)
         offset, member = _MEMBER.unpack_from(data, member_at)
         return known, offset, member
 
 
-def receipt_of(signed: Signed, offset: int, member: int) -> ReceiptHandle:
+def receipt_of(signed: ReceiptPrefix, offset: int, member: int) -> ReceiptHandle:
     broker, topic, group, queue, attempt, epoch, sequence = signed
     return ReceiptHandle(broker, topic, group, queue, offset, attempt, epoch, sequence, member)
 

@@ -17,7 +17,7 @@ UNSIGNED = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
 WIDTHS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}
 
 
-class Field(NamedTuple):
+class LayoutField(NamedTuple):
     name: str
     type: str  # u8, u16, u32, u64
     offset: int
@@ -30,15 +30,15 @@ class Layout:
     name: str
     version: int
     size: int
-    fields: tuple[Field, ...]
+    fields: tuple[LayoutField, ...]
 
 
-def _fields(codes: str, names: str, start: int = 0) -> tuple[Field, ...]:
+def _fields(codes: str, names: str, start: int = 0) -> tuple[LayoutField, ...]:
     """One name for each code of a struct format without padding; `_` is left out."""
     found, offset = [], start
     for code, name in zip(codes, names.split(), strict=True):
         if name != "_":
-            found.append(Field(name, UNSIGNED[code], offset))
+            found.append(LayoutField(name, UNSIGNED[code], offset))
         offset += struct.calcsize(f">{code}")
     return tuple(found)
 

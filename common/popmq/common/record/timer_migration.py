@@ -16,7 +16,7 @@ _LEAVING = struct.Struct(">QQQII")
 _SETTLED = struct.Struct(">BBHIQ")
 
 
-class Leaving(NamedTuple):
+class MigratingTimer(NamedTuple):
     """A timer on its way to another broker group, and where its body is here."""
 
     due_ms: int
@@ -26,7 +26,7 @@ class Leaving(NamedTuple):
     topic_id: int
 
 
-class Departure(NamedTuple):
+class TimerMigrationBatch(NamedTuple):
     """These timers are fired and recalled here no more: `target` is asked to take them.
 
         0  version u8 = 6 | 1 reserved u8 | 2 size of target's name u16 | 4 timers u32
@@ -43,7 +43,7 @@ class Departure(NamedTuple):
     first: int
     judged: int
     origin: int
-    timers: tuple[Leaving, ...]
+    timers: tuple[MigratingTimer, ...]
 
     def encode(self) -> bytes:
         name = self.target.encode()
@@ -59,17 +59,17 @@ class Departure(NamedTuple):
         return b"".join((head, name, *(_LEAVING.pack(*one) for one in self.timers)))
 
     @classmethod
-    def decode(cls, data: bytes) -> "Departure":
+    def decode(cls, data: bytes) -> "TimerMigrationBatch":
         """struct.error for another number of bytes."""
         _, _, name_size, count, first, judged, origin = _HEAD.unpack_from(data)
         at = _HEAD.size + name_size
         if len(data) != at + count * _LEAVING.size:
             raise struct.error(f"{count} timers that leave in {len(data)} bytes")
-        timers = tuple(Leaving(*one) for one in _LEAVING.iter_unpack(data[at:]))
+        timers = tuple(MigratingTimer(*one) for one in _LEAVING.iter_unpack(data[at:]))
         return cls(data[_HEAD.size : at].decode(), first, judged, origin, timers)
 
 
-class Settled(NamedTuple):
+class TimerMigrationDone(NamedTuple):
     """The group that was asked has the timers, on its disks: nobody is asked for them again.
 
     0  version u8 = 7 | 1 reserved u8 | 2 reserved u16 | 4 reserved u32
@@ -82,19 +82,21 @@ class Settled(NamedTuple):
         return _SETTLED.pack(SETTLED_VERSION, 0, 0, 0, self.before)
 
     @classmethod
-    def decode(cls, data: bytes) -> "Settled":
+    def decode(cls, data: bytes) -> "TimerMigrationDone":
         """struct.error for another number of bytes."""
         return cls(_SETTLED.unpack(data)[4])
 
 
-def decode_timer_record(body: bytes) -> FiringToken | TimerRecount | Departure | Settled:
+def decode_timer_record(
+    body: bytes,
+) -> FiringToken | TimerRecount | TimerMigrationBatch | TimerMigrationDone:
     """The body of a TIMER record."""
     match body[0]:
         case n if n == RECOUNT_VERSION:
             return TimerRecount.decode(body)
         case n if n == DEPARTURE_VERSION:
-            return Departure.decode(body)
+            return TimerMigrationBatch.decode(body)
         case n if n == SETTLED_VERSION:
-            return Settled.decode(body)
+            return TimerMigrationDone.decode(body)
         case _:
             return FiringToken.decode(body)

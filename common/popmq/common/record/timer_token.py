@@ -22,7 +22,7 @@ MOVED_BIT = 1 << 63
 LARGEST_TIMER_TOKEN = max(_TIMER.size, _FIRING.size)
 
 
-class Outcome(IntEnum):
+class TimerEnd(IntEnum):
     """How a timer ended."""
 
     FIRED = 0  # the record is the message in its topic
@@ -93,7 +93,7 @@ class TimerToken(NamedTuple):
 class FiringToken(NamedTuple):
     """Of the record that ends a timer: it is the firing, and the delivery.
 
-        0  version u8 = 4 | 1 flags u8: 1 late | 2 outcome u16 (`Outcome`) | 4 topic_id u32
+        0  version u8 = 4 | 1 flags u8: 1 late | 2 outcome u16 (`TimerEnd`) | 4 topic_id u32
         8  due_ms u64 | 16 identity u64      of the timer
         24 judged u64      records of the timer queue that had been enqueued
         32 offset u64      of the timer's newest record in its queue
@@ -107,7 +107,7 @@ class FiringToken(NamedTuple):
     judged: int
     offset: int
     late: bool = False
-    outcome: Outcome = Outcome.FIRED
+    outcome: TimerEnd = TimerEnd.FIRED
 
     def encode(self) -> bytes:
         topic_id, due_ms, identity, judged, offset, late, outcome = self
@@ -121,7 +121,7 @@ class FiringToken(NamedTuple):
         """struct.error for another number of bytes; ValueError for an unknown outcome."""
         _, flags, outcome, topic, due, identity, judged, offset = _FIRING.unpack(data)
         late = bool(flags & _LATE)
-        return cls(topic, due, identity, judged, offset, late, Outcome(outcome))
+        return cls(topic, due, identity, judged, offset, late, TimerEnd(outcome))
 
 
 def encode_fired(

@@ -15,7 +15,7 @@ _HALF = struct.Struct(">BBHIII")
 _END = struct.Struct(">BBHIQ")
 
 
-class Ending(IntEnum):
+class TransactionEnd(IntEnum):
     """What became of a half message, or what was done about it."""
 
     COMMITTED = 1  # the record is the message in its topic
@@ -47,10 +47,10 @@ class HalfToken(NamedTuple):
         return cls(*fields)
 
 
-class EndToken(NamedTuple):
+class TransactionEndToken(NamedTuple):
     """Of a message that ends a half message, and the whole of an op record, which is none.
 
-    0 version u8 = 6 | 1 ending u8 (`Ending`) | 2 checks u16   with CHECKED: how many by now
+    0 version u8 = 6 | 1 ending u8 (`TransactionEnd`) | 2 checks u16   with CHECKED: how many by now
     4 topic_id u32 | 8 half_offset u64
 
     A check (CHECKED) is of version 8, which has in the topic's place
@@ -61,7 +61,7 @@ class EndToken(NamedTuple):
     and uses the topic of none.  A check that it wrote is of version 6: its `next_check_ms` is 0.
     """
 
-    ending: Ending
+    ending: TransactionEnd
     topic_id: int  # 0: of a check of version 8
     half_offset: int
     checks: int = 0
@@ -74,9 +74,9 @@ class EndToken(NamedTuple):
         return _END.pack(version, self.ending, self.checks, third, self.half_offset)
 
     @classmethod
-    def decode(cls, data: bytes) -> "EndToken":
+    def decode(cls, data: bytes) -> "TransactionEndToken":
         """struct.error for another number of bytes; ValueError for an unknown ending."""
         version, ending, checks, third, half_offset = _END.unpack(data)
         if version == CHECK_VERSION:
-            return cls(Ending(ending), 0, half_offset, checks, next_check_ms=third)
-        return cls(Ending(ending), third, half_offset, checks)
+            return cls(TransactionEnd(ending), 0, half_offset, checks, next_check_ms=third)
+        return cls(TransactionEnd(ending), third, half_offset, checks)

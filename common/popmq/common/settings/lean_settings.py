@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import DAY_MS, GIB, HOUR_MS, KIB, MIB
-from popmq.common.settings.section import Section, within
+from popmq.common.settings.section import SettingsSection, within
 
 
 @dataclass(frozen=True, slots=True)
-class LeanSettings(Section):
+class LeanSettings(SettingsSection):
     """Bounds of the lean transport, each per connection unless it says otherwise."""
 
     max_connections: int = within(20_000, 1, 1_000_000)  # of the server

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import DAY_MS, HOUR_MS
-from popmq.common.settings.section import Section, within
+from popmq.common.settings.section import SettingsSection, within
 
 
 @dataclass(frozen=True, slots=True)
-class LiteSettings(Section):
+class LiteSettings(SettingsSection):
     max_topics: int = within(10_000, 1, 200_000)  # of one parent topic at one broker group
     max_client_subscriptions: int = within(2_000, 1, 100_000)  # of one client, to one parent topic
     max_subscriptions: int = within(500_000, 1, 10_000_000)  # of all clients, at one broker

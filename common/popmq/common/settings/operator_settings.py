@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from popmq.common.settings.section import Section, checked, within
+from popmq.common.settings.section import SettingsSection, checked, within
 
 
 def _bad_namespaces(values: tuple[str, ...]) -> str:
@@ -11,7 +11,7 @@ def _bad_namespaces(values: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorSettings(Section):
+class OperatorSettings(SettingsSection):
     """`image` is what clusters get that name none, `report_image` what LagReports do;
     `report_role` is the ClusterRole of reports that make pods; `controller_address` replaces the
     names of the controllers' Services for an operator outside of the cluster's network."""

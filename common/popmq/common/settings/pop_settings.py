@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import DAY_MS, GIB, HOUR_MS, KIB, MIB
-from popmq.common.settings.section import Section, within
+from popmq.common.settings.section import SettingsSection, within
 
 _MAX_BUFFERED_MS = 10 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class PopSettings(Section):
+class PopSettings(SettingsSection):
     invisible_default_ms: int = within(60_000, 1, 7 * DAY_MS)
     invisible_min_ms: int = within(1, 1, 7 * DAY_MS)
     invisible_max_ms: int = within(12 * HOUR_MS, 1, 7 * DAY_MS)

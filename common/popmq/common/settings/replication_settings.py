@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import GIB, KIB, MIB
-from popmq.common.settings.section import Section, within
+from popmq.common.settings.section import SettingsSection, within
 
 MOST_REPLICAS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicationSettings(Section):
+class ReplicationSettings(SettingsSection):
     """`replicas` of a broker group are this one and others with the same `broker.name`."""
 
     replicas: int = within(1, 1, MOST_REPLICAS)

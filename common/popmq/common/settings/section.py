@@ -43,7 +43,7 @@ def shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-class Section:
+class SettingsSection:
     """Checks each setting by itself, then `relations` between settings of the section."""
 
     __slots__ = ()

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import DAY_MS, HOUR_MS
-from popmq.common.settings.section import Section, within
+from popmq.common.settings.section import SettingsSection, within
 
 
 @dataclass(frozen=True, slots=True)
-class DedupSettings(Section):
+class DedupSettings(SettingsSection):
     """Of message ids that were sent already."""
 
     window_ms: int = within(600_000, 0, 7 * DAY_MS)  # 0: a resend is another message
@@ -15,7 +15,7 @@ class DedupSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionSettings(Section):
+class TransactionSettings(SettingsSection):
     first_check_ms: int = within(6_000, 1, HOUR_MS)  # of log time, like the others
     check_interval_ms: int = within(30_000, 1, DAY_MS)
     max_checks: int = within(15, 1, 1_000)  # of one transaction, each by a producer

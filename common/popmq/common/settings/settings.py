@@ -32,7 +32,7 @@ from popmq.common.settings.operator_settings import OperatorSettings
 from popmq.common.settings.pop_settings import PopSettings as PopSettings
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.report_settings import ReportsSettings
-from popmq.common.settings.section import Section as _Section
+from popmq.common.settings.section import SettingsSection as _Section
 from popmq.common.settings.section import checked as _checked
 from popmq.common.settings.section import matching as _matching
 from popmq.common.settings.section import one_of as _one_of
@@ -278,7 +278,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """`sources` says for each `section.key`: "default", the file, the variable or "--flag"."""
 
     settings: Settings
@@ -291,7 +291,7 @@ def load_settings(
     flags: Mapping[str, object],
     *,
     defaults: Mapping[str, object] | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """Settings from the file, the environment and flags (`section.key` -> value, None: not given).
 
     `defaults` replaces built-in ones for a role (`popmq up` keeps small segments).  Raises
@@ -316,7 +316,7 @@ def load_settings(
     for key, value in flags.items():
         if value is not None:
             take(key, value, "--flag")
-    return Loaded(_build(values), sources)
+    return LoadedSettings(_build(values), sources)
 
 
 def _build(values: Mapping[str, object]) -> Settings:

@@ -3,13 +3,13 @@
 import base64
 from collections.abc import Mapping
 
-from popmq.operator.kube.api_client import Api
+from popmq.operator.kube.api_client import ApiClient
 from popmq.operator.model.certificates import TRUSTED, Data
 from popmq.operator.model.manifest import SECRET
 from popmq.operator.model.spec import ClusterSpec
 
 
-async def secrets_of(api: Api, spec: ClusterSpec) -> dict[str, Data]:
+async def secrets_of(api: ApiClient, spec: ClusterSpec) -> dict[str, Data]:
     """By name, so that no right to list Secrets is needed."""
     found = {}
     wanted = {"Own": (spec.names.authority, spec.names.tls), "Secret": (spec.tls.secret,)}

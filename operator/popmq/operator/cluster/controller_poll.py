@@ -6,7 +6,7 @@ nor of a copy that fell behind; and a whole look at each beat would ask the API 
 
 from popmq.operator.cluster.data_plane import DataPlane
 from popmq.operator.cluster.observed import GroupHealth
-from popmq.operator.kube.api_client import Api, ApiAway, ApiError
+from popmq.operator.kube.api_client import ApiClient, ApiError, ApiUnavailable
 from popmq.operator.model.conditions import UNKNOWN, verdict_in
 from popmq.operator.model.manifest import BROKER_CLUSTER
 from popmq.operator.model.spec import SpecError, read_spec
@@ -15,7 +15,7 @@ from popmq.operator.model.spec import SpecError, read_spec
 class News:
     """Of every cluster; one request to the API server, and one to each controller."""
 
-    def __init__(self, api: Api, plane: DataPlane, *, default_image: str) -> None:
+    def __init__(self, api: ApiClient, plane: DataPlane, *, default_image: str) -> None:
         self._api = api
         self._plane = plane
         self._default_image = default_image
@@ -27,7 +27,7 @@ class News:
             if cluster is None or "deletionTimestamp" in cluster["metadata"]:
                 return False
             spec = read_spec(cluster, default_image=self._default_image)
-        except (ApiError, ApiAway, SpecError):
+        except (ApiError, ApiUnavailable, SpecError):
             return False
         status = cluster.get("status") or {}
         health = await self._plane.health(spec)

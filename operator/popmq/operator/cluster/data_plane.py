@@ -1,7 +1,7 @@
 """What the operator asks of a cluster itself: who leads and who is in sync, hand-overs, drains.
 
 The controllers are asked over frames, the administration service on the proxies' port.  No answer
-is None or a `DataPlaneAway`; nothing is concluded from it.
+is None or a `DataPlaneUnavailable`; nothing is concluded from it.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from google.protobuf.message import DecodeError, Message
 from popmq.common.drain_remainder import rest_line, rest_of
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.frame_port import FramePort, call
-from popmq.common.protocol.frames import Hello, Role
+from popmq.common.protocol.frames import Hello, ProcessRole
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import controller_pb2 as pb
-from popmq.operator.cluster.observed import Drained, GroupHealth
-from popmq.operator.kube.admin_client import AdminPort, DataPlaneAway
+from popmq.operator.cluster.observed import DrainState, GroupHealth
+from popmq.operator.kube.admin_client import AdminClient, DataPlaneUnavailable
 from popmq.operator.model.spec import ClusterSpec
 
 LIST_MS, FAILOVER_MS = 2_000, 8_000
@@ -34,10 +34,10 @@ class DataPlane(Protocol):
     async def drain(
         self, spec: ClusterSpec, group: str, trusted: bytes | None, *, undo: bool
     ) -> None: ...
-    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> Drained: ...
+    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState: ...
 
 
-class LivePlane:
+class NetworkDataPlane:
     """The data plane over the network. The addresses replace those of the cluster's Services."""
 
     def __init__(self, controller_address: str = "", proxy_address: str = "") -> None:
@@ -70,7 +70,7 @@ class LivePlane:
                 refusal = str(error)
             else:
                 return
-        raise DataPlaneAway(refusal)
+        raise DataPlaneUnavailable(refusal)
 
     async def drain(
         self, spec: ClusterSpec, group: str, trusted: bytes | None, *, undo: bool
@@ -78,7 +78,7 @@ class LivePlane:
         request = admin.DrainRequest(group=group, undo=undo)
         await self._admin(spec, "Drain", request, admin.DrainReply, trusted)
 
-    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> Drained:
+    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
         """What is left; FIFO topics of which nothing is are given to other groups on the way."""
         request = admin.DrainRequest(group=group, look=True)
         told = await self._admin(spec, "Drain", request, admin.DrainReply, trusted)
@@ -91,14 +91,14 @@ class LivePlane:
             others = [one for one in topic.brokers if one != group] or _other_groups(spec, group)
             altered = admin.AlterTopicRequest(topic=admin.Topic(name=topic.name, brokers=others))
             await self._admin(spec, "AlterTopic", altered, admin.TopicReply, trusted)
-        return Drained(rest.is_drained, rest_line(group, rest))
+        return DrainState(rest.is_drained, rest_line(group, rest))
 
     def _controllers(self, spec: ClusterSpec) -> list[str]:
         given = self._controller_address
         return [given] if given else spec.controller_addresses
 
     async def _ask(self, spec: ClusterSpec, address: str, kind: Kind, body: bytes) -> bytes:
-        hello = Hello(role=Role.TOOL, name="popmq-operator", cluster=spec.name, epoch=0)
+        hello = Hello(role=ProcessRole.TOOL, name="popmq-operator", cluster=spec.name, epoch=0)
         port = FramePort(address, hello, peer_name=f"controller {address}")
         port.start()
         limit_ms = LIST_MS if kind is Kind.LIST_REPLICAS else FAILOVER_MS
@@ -117,7 +117,7 @@ class LivePlane:
         trusted: bytes | None,
     ) -> R:
         def asked() -> R:
-            with AdminPort(spec, self._proxy_address, trusted) as port:
+            with AdminClient(spec, self._proxy_address, trusted) as port:
                 return port.ask(method, request, reply)
 
         return await asyncio.to_thread(asked)

@@ -17,7 +17,7 @@ from popmq.operator.resources.tls_secrets import tls_secrets
 
 
 @dataclass(frozen=True, slots=True)
-class GroupShape:
+class BrokerGroupSize:
     """What may be applied now of a broker group, which is not always what the spec asks for."""
 
     index: int
@@ -26,22 +26,25 @@ class GroupShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ClusterInputs:
     """What the objects depend on beside the spec."""
 
     now: datetime
     secrets: Mapping[str, Data] = field(default_factory=dict)
 
 
-def first_shapes(spec: ClusterSpec) -> list[GroupShape]:
+def first_shapes(spec: ClusterSpec) -> list[BrokerGroupSize]:
     """Of a cluster that does not exist yet."""
     brokers = spec.brokers
     return [
-        GroupShape(index, brokers.replicas, brokers.storage.size) for index in range(brokers.groups)
+        BrokerGroupSize(index, brokers.replicas, brokers.storage.size)
+        for index in range(brokers.groups)
     ]
 
 
-def desired(spec: ClusterSpec, shapes: list[GroupShape], around: Surroundings) -> list[Manifest]:
+def desired(
+    spec: ClusterSpec, shapes: list[BrokerGroupSize], around: ClusterInputs
+) -> list[Manifest]:
     """In the order in which they are applied. Raises SpecError for settings that do not fit."""
     made = [
         *accounts(spec),

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from popmq.operator.model.certificates import Data
-from popmq.operator.model.manifest import Kind, Manifest, at, condition, name_of
+from popmq.operator.model.manifest import Manifest, ResourceKind, at, condition, name_of
 from popmq.operator.model.names import (
     FENCED_LABEL,
     GROUP_LABEL,
     POD_RESTART_ANNOTATION,
     TEMPLATE_ANNOTATION,
-    Names,
+    ObjectNames,
 )
 
 
@@ -81,7 +81,7 @@ class GroupSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class VolumeClaim:
     """A broker's volume claim: asked for, and as large as it is."""
 
     name: str
@@ -92,7 +92,7 @@ class Claim:
     waiting_for_restart: bool
 
     @classmethod
-    def of(cls, manifest: Manifest, index: int) -> "Claim":
+    def of(cls, manifest: Manifest, index: int) -> "VolumeClaim":
         return cls(
             name=name_of(manifest),
             index=index,
@@ -118,7 +118,7 @@ class GroupHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class DrainState:
     """What is left in a broker group that goes: nothing, or a sentence about it."""
 
     done: bool
@@ -129,17 +129,17 @@ class Drained:
 class Observed:
     """`health` is None when no controller answers. `objects` are what we own, by kind and name."""
 
-    objects: Mapping[tuple[Kind, str], Manifest] = field(default_factory=dict)
+    objects: Mapping[tuple[ResourceKind, str], Manifest] = field(default_factory=dict)
     sets: Mapping[int, GroupSet] = field(default_factory=dict)
     pods: Mapping[int, Sequence[Pod]] = field(default_factory=dict)
-    claims: Mapping[int, Sequence[Claim]] = field(default_factory=dict)
+    claims: Mapping[int, Sequence[VolumeClaim]] = field(default_factory=dict)
     growing_classes: frozenset[str] = frozenset()  # storage classes whose volumes may grow
     health: Mapping[str, GroupHealth] | None = None
-    drained: Mapping[str, Drained] = field(default_factory=dict)
+    drained: Mapping[str, DrainState] = field(default_factory=dict)
     secrets: Mapping[str, Data] = field(default_factory=dict)
 
 
-def group_sets(names: Names, manifests: Sequence[Manifest]) -> dict[int, GroupSet]:
+def group_sets(names: ObjectNames, manifests: Sequence[Manifest]) -> dict[int, GroupSet]:
     found = {}
     for one in manifests:
         index = names.index_of_set(name_of(one))
@@ -148,7 +148,7 @@ def group_sets(names: Names, manifests: Sequence[Manifest]) -> dict[int, GroupSe
     return found
 
 
-def by_group(names: Names, manifests: Sequence[Manifest]) -> dict[int, list[Manifest]]:
+def by_group(names: ObjectNames, manifests: Sequence[Manifest]) -> dict[int, list[Manifest]]:
     """Pods or claims by the index of their broker group, in the order of their names."""
     found: dict[int, list[Manifest]] = {}
     for one in manifests:

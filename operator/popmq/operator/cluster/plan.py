@@ -19,9 +19,9 @@ from popmq.operator.cluster.actions import (
     RemakeSet,
     Wait,
 )
-from popmq.operator.cluster.desired import GroupShape, Surroundings, desired
-from popmq.operator.cluster.observed import Claim, GroupHealth, GroupSet, Observed, Pod
-from popmq.operator.cluster.rollout import Group, hand_over, loss, next_restart
+from popmq.operator.cluster.desired import BrokerGroupSize, ClusterInputs, desired
+from popmq.operator.cluster.observed import GroupHealth, GroupSet, Observed, Pod, VolumeClaim
+from popmq.operator.cluster.rollout import RolloutGroup, hand_over, loss, next_restart
 from popmq.operator.model.manifest import STATEFUL_SET, Manifest, kind_of
 from popmq.operator.model.names import TEMPLATE_ANNOTATION
 from popmq.operator.model.quantity import parse_quantity
@@ -29,14 +29,14 @@ from popmq.operator.model.spec import ClusterSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     """`objects` are applied, then `actions` done in their order.
 
     `blocked` says by condition type what cannot be done although the spec asks for it, and why.
     """
 
     objects: Sequence[Manifest] = ()
-    shapes: Sequence[GroupShape] = ()
+    shapes: Sequence[BrokerGroupSize] = ()
     actions: Sequence[Action] = ()
     blocked: dict[str, tuple[str, str]] = field(default_factory=dict)
     growing: bool = False  # volumes are larger on paper than on disk
@@ -49,7 +49,7 @@ class Plan:
 class Planner:
     """One look at one cluster; `plan` is the only thing to call."""
 
-    def __init__(self, spec: ClusterSpec, observed: Observed, around: Surroundings) -> None:
+    def __init__(self, spec: ClusterSpec, observed: Observed, around: ClusterInputs) -> None:
         self._spec = spec
         self._observed = observed
         self._around = around
@@ -57,7 +57,7 @@ class Planner:
         self._blocked: dict[str, tuple[str, str]] = {}
         self._growing = False
 
-    def plan(self) -> Plan:
+    def plan(self) -> ClusterPlan:
         self._fences()
         shapes = [shape for index in self._indices() if (shape := self._shape(index)) is not None]
         objects = desired(self._spec, shapes, self._around)
@@ -70,7 +70,7 @@ class Planner:
         }
         if not self._actions:
             self._restarts(templates)
-        return Plan(objects, shapes, self._actions, self._blocked, self._growing)
+        return ClusterPlan(objects, shapes, self._actions, self._blocked, self._growing)
 
     # -- parts of the decision
 
@@ -78,7 +78,7 @@ class Planner:
         wanted = set(range(self._spec.brokers.groups))
         return sorted(wanted | set(self._observed.sets))
 
-    def _shape(self, index: int) -> GroupShape | None:
+    def _shape(self, index: int) -> BrokerGroupSize | None:
         """What may be applied of the group now; None when it is gone, or going."""
         found = self._observed.sets.get(index)
         brokers = self._spec.brokers
@@ -88,7 +88,7 @@ class Planner:
                 return None
             # One that is made again waits until the old one is gone: a name is taken once.
             self._actions.append(Wait(f"{self._spec.names.group_set(index)} is made"))
-            fresh = GroupShape(index, brokers.replicas, brokers.storage.size)
+            fresh = BrokerGroupSize(index, brokers.replicas, brokers.storage.size)
             return None if found else fresh
         if not wanted:
             return self._removal(index, found)
@@ -96,7 +96,7 @@ class Planner:
         size = self._storage(index, found)
         if size is None:
             return None
-        return GroupShape(index, self._replicas(index, found), size)
+        return BrokerGroupSize(index, self._replicas(index, found), size)
 
     def _fences(self) -> None:
         for index, pods in sorted(self._observed.pods.items()):
@@ -134,7 +134,7 @@ class Planner:
             return None
         return found.size
 
-    def _grow(self, claims: Sequence[Claim], size: str) -> None:
+    def _grow(self, claims: Sequence[VolumeClaim], size: str) -> None:
         for claim in claims:
             if claim.class_name in self._observed.growing_classes:
                 self._actions.append(GrowClaim(claim.name, size))
@@ -167,7 +167,7 @@ class Planner:
         self._actions.append(Wait(f"{last.name} goes: brokers.replicas = {wanted}"))
         return found.replicas - 1
 
-    def _cannot_go(self, group: Group, pod: Pod) -> HandOver | str:
+    def _cannot_go(self, group: RolloutGroup, pod: Pod) -> HandOver | str:
         """Why the pod cannot leave the group for good, or what has to be done before."""
         if pod.going or any(one.going for one in group.pods):
             return f"{pod.name} or another of {group.name} is going"
@@ -178,10 +178,10 @@ class Planner:
             return step if isinstance(step, HandOver) else str(step)
         return loss(group, pod)
 
-    def _removal(self, index: int, found: GroupSet) -> GroupShape | None:
+    def _removal(self, index: int, found: GroupSet) -> BrokerGroupSize | None:
         """A group that the spec does not want any more: drained, looked at, deleted."""
         name = self._spec.names.group(index)
-        stays = GroupShape(index, found.replicas, found.size)
+        stays = BrokerGroupSize(index, found.replicas, found.size)
         if self._spec.remove_undrained:
             self._actions.append(DeleteGroup(name, found.name))
             return None
@@ -201,7 +201,7 @@ class Planner:
         self._actions.append(DeleteGroup(name, found.name))
         return None
 
-    def _refuse_removal(self, stays: GroupShape, reason: str, why: str) -> GroupShape:
+    def _refuse_removal(self, stays: BrokerGroupSize, reason: str, why: str) -> BrokerGroupSize:
         self._blocked["ScaleInBlocked"] = (reason, why)
         return stays
 
@@ -228,23 +228,23 @@ class Planner:
 
     # -- what they look at
 
-    def _group(self, index: int) -> Group | None:
+    def _group(self, index: int) -> RolloutGroup | None:
         found = self._observed.sets.get(index)
         if found is None or found.going:
             return None
         name = self._spec.names.group(index)
         pods = self._observed.pods.get(index, ())
-        return Group(name, found, pods, self._health(name), self._spec.brokers.min_in_sync)
+        return RolloutGroup(name, found, pods, self._health(name), self._spec.brokers.min_in_sync)
 
     def _health(self, name: str) -> GroupHealth | None:
         return None if self._observed.health is None else self._observed.health.get(name)
 
 
-def make_plan(spec: ClusterSpec, observed: Observed, around: Surroundings) -> Plan:
+def make_plan(spec: ClusterSpec, observed: Observed, around: ClusterInputs) -> ClusterPlan:
     return Planner(spec, observed, around).plan()
 
 
-def changes_pods(plan: Plan) -> bool:
+def changes_pods(plan: ClusterPlan) -> bool:
     """Whether brokers are touched by it, so that the next look should come soon."""
     return any(
         isinstance(one, DeletePod | HandOver | RemakeSet | DeleteGroup) for one in plan.actions

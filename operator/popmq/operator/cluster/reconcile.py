@@ -22,20 +22,20 @@ from popmq.operator.cluster.actions import (
 )
 from popmq.operator.cluster.cluster_secrets import secrets_of, trusted_of
 from popmq.operator.cluster.data_plane import DataPlane
-from popmq.operator.cluster.desired import Surroundings
+from popmq.operator.cluster.desired import ClusterInputs
 from popmq.operator.cluster.observed import (
-    Claim,
-    Drained,
+    DrainState,
     GroupHealth,
     Observed,
     Pod,
+    VolumeClaim,
     by_group,
     group_sets,
 )
-from popmq.operator.cluster.plan import Plan, make_plan
+from popmq.operator.cluster.plan import ClusterPlan, make_plan
 from popmq.operator.cluster.status import NOT_IN_SYNC, cluster_status, is_on_purpose, refused_status
-from popmq.operator.kube.admin_client import DataPlaneAway
-from popmq.operator.kube.api_client import Api, ApiError
+from popmq.operator.kube.admin_client import DataPlaneUnavailable
+from popmq.operator.kube.api_client import ApiClient, ApiError
 from popmq.operator.model.certificates import Data
 from popmq.operator.model.conditions import FALSE, TRUE, verdict_in
 from popmq.operator.model.manifest import (
@@ -54,8 +54,8 @@ from popmq.operator.model.manifest import (
     SERVICE,
     STATEFUL_SET,
     STORAGE_CLASS,
-    Kind,
     Manifest,
+    ResourceKind,
     at,
     kind_of,
     name_of,
@@ -72,7 +72,7 @@ from popmq.operator.model.names import (
     SCALER_FIELD_MANAGER,
 )
 from popmq.operator.model.spec import ClusterSpec, SpecError, read_spec
-from popmq.operator.reports.report_reconcile import ReportDefaults, ReportKeeper
+from popmq.operator.reports.report_reconcile import ReportDefaults, ReportReconciler
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ PRUNED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReconcileResult:
     """`soon`: something goes on, so look again in a moment."""
 
     soon: bool
@@ -102,7 +102,7 @@ class Reconciler:
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         plane: DataPlane,
         *,
         default_image: str,
@@ -115,30 +115,30 @@ class Reconciler:
         self._default_image = default_image
         self._now = now
         self._may_write = may_write  # false once the Lease is lost
-        self._reports = ReportKeeper(
+        self._reports = ReportReconciler(
             api, defaults=reports or ReportDefaults(), now=now, check=self._check
         )
 
-    async def reconcile(self, namespace: str, name: str) -> Outcome:
+    async def reconcile(self, namespace: str, name: str) -> ReconcileResult:
         """Raises ApiError and ApiAway; whoever calls does so again."""
         cluster = await self._api.get(BROKER_CLUSTER, namespace, name)
         if cluster is None:
             await self._reports.without_cluster(namespace, name)
-            return Outcome(soon=False, ready=False, gone=True)
+            return ReconcileResult(soon=False, ready=False, gone=True)
         try:
             spec = read_spec(cluster, default_image=self._default_image)
             if "deletionTimestamp" in cluster["metadata"]:
                 return await self._deleted(cluster, spec)
             await self._keep_finalizer(cluster)
             observed = await self._observe(spec)
-            plan = make_plan(spec, observed, Surroundings(self._now(), observed.secrets))
+            plan = make_plan(spec, observed, ClusterInputs(self._now(), observed.secrets))
         except SpecError as error:
             return await self._refuse(cluster, str(error))
         # The plan is shown before anything of it is done.
         status = await self._show(cluster, spec, observed, plan)
         ready = verdict_in(status, "Ready").status == TRUE
         if spec.paused:
-            return Outcome(soon=False, ready=ready)
+            return ReconcileResult(soon=False, ready=ready)
         unseen = await self._apply(spec, observed, plan)
         await self._reports.keep(spec)
         for action in plan.actions:
@@ -146,7 +146,7 @@ class Reconciler:
         moving = bool(plan.actions) or plan.growing or unseen or _rolling(observed)
         # Kubernetes does not tell when a copy is whole.
         moving |= verdict_in(status, "Degraded").reason == NOT_IN_SYNC
-        return Outcome(soon=moving or not ready, ready=ready)
+        return ReconcileResult(soon=moving or not ready, ready=ready)
 
     # -- looking
 
@@ -154,7 +154,7 @@ class Reconciler:
         names, namespace = spec.names, spec.namespace
         selector = f"{CLUSTER_LABEL}={spec.name}"
         own = f"{selector},{MANAGED_BY}={OPERATOR_NAME}"
-        objects: dict[tuple[Kind, str], Manifest] = {}
+        objects: dict[tuple[ResourceKind, str], Manifest] = {}
         for kind in (*PRUNED, STATEFUL_SET):
             for one in await self._api.list(kind, namespace, own):
                 objects[kind, name_of(one)] = one
@@ -168,7 +168,7 @@ class Reconciler:
             objects=objects,
             sets=group_sets(names, sets),
             pods={i: [Pod.of(one) for one in group] for i, group in by_group(names, pods).items()},
-            claims={i: [Claim.of(one, i) for one in group] for i, group in grouped.items()},
+            claims={i: [VolumeClaim.of(one, i) for one in group] for i, group in grouped.items()},
             growing_classes=await self._growing_classes(claims, spec),
             health=health,
             drained=await self._drained(spec, health, secrets),
@@ -196,7 +196,7 @@ class Reconciler:
         spec: ClusterSpec,
         health: Mapping[str, GroupHealth] | None,
         secrets: Mapping[str, Data],
-    ) -> dict[str, Drained]:
+    ) -> dict[str, DrainState]:
         """Of groups that are being drained because the spec does not want them any more."""
         found = {}
         wanted = {spec.names.group(index) for index in range(spec.brokers.groups)}
@@ -204,13 +204,15 @@ class Reconciler:
             if one.draining and group not in wanted:
                 try:
                     found[group] = await self._plane.look(spec, group, trusted_of(secrets))
-                except DataPlaneAway as error:
-                    found[group] = Drained(False, f"what {group} still has is not known: {error}")
+                except DataPlaneUnavailable as error:
+                    found[group] = DrainState(
+                        False, f"what {group} still has is not known: {error}"
+                    )
         return found
 
     # -- doing
 
-    async def _apply(self, spec: ClusterSpec, observed: Observed, plan: Plan) -> bool:
+    async def _apply(self, spec: ClusterSpec, observed: Observed, plan: ClusterPlan) -> bool:
         """Whether a workload has a spec now that its controller has not seen."""
         unseen = False
         wanted = {(kind_of(one), name_of(one)) for one in plan.objects}
@@ -281,7 +283,7 @@ class Reconciler:
                 case Fence(pod, lift):
                     labels = {FENCED_LABEL: None if lift else "true"}
                     await api.merge(POD, namespace, pod, {"metadata": {"labels": labels}})
-        except DataPlaneAway as error:
+        except DataPlaneUnavailable as error:
             logger.warning("step refused", extra={"step": str(action), "reason": str(error)})
             await api.event(
                 cluster, f"{type(action).__name__}Failed", f"{action}: {error}", warning=True
@@ -298,7 +300,7 @@ class Reconciler:
     # -- telling
 
     async def _show(
-        self, cluster: Manifest, spec: ClusterSpec, observed: Observed, plan: Plan
+        self, cluster: Manifest, spec: ClusterSpec, observed: Observed, plan: ClusterPlan
     ) -> Manifest:
         before = cluster.get("status") or {}
         status = cluster_status(spec, observed, plan, before, self._now())
@@ -316,12 +318,12 @@ class Reconciler:
         elif was.status == TRUE and now.status == FALSE:
             await self._api.event(cluster, now.reason, now.message, warning=False)
 
-    async def _refuse(self, cluster: Manifest, why: str) -> Outcome:
+    async def _refuse(self, cluster: Manifest, why: str) -> ReconcileResult:
         status = refused_status(cluster, why, self._now())
         if status != (cluster.get("status") or {}):
             await self._write_status(cluster, status)
             await self._api.event(cluster, "InvalidSpec", why, warning=True)
-        return Outcome(soon=False, ready=False)
+        return ReconcileResult(soon=False, ready=False)
 
     async def _write_status(self, cluster: Manifest, status: Manifest) -> None:
         self._check()
@@ -345,12 +347,12 @@ class Reconciler:
         self._check()
         await self._api.set_finalizers(BROKER_CLUSTER, cluster, finalizers)
 
-    async def _deleted(self, cluster: Manifest, spec: ClusterSpec) -> Outcome:
+    async def _deleted(self, cluster: Manifest, spec: ClusterSpec) -> ReconcileResult:
         """What is owned goes by itself.  Leases go with the volumes: a record that names stores
         which are gone would keep a later cluster of the same name from electing anybody."""
         finalizers = cluster["metadata"].get("finalizers") or []
         if FINALIZER not in finalizers:
-            return Outcome(soon=False, ready=False)
+            return ReconcileResult(soon=False, ready=False)
         if spec.protected:
             why = "deleted, but popmq.io/delete-protection is true: nothing goes until it is not"
             return await self._refuse(cluster, why)
@@ -363,7 +365,7 @@ class Reconciler:
                 self._check()
                 await self._api.delete(LEASE, spec.namespace, spec.names.lease(group))
         await self._set_finalizers(cluster, [one for one in finalizers if one != FINALIZER])
-        return Outcome(soon=False, ready=False, gone=True)
+        return ReconcileResult(soon=False, ready=False, gone=True)
 
 
 class LeaseLost(Exception):

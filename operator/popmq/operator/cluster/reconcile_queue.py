@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from popmq.common.unhandled import report_if_failed
-from popmq.operator.cluster.reconcile import LeaseLost, Outcome
-from popmq.operator.kube.admin_client import DataPlaneAway
-from popmq.operator.kube.api_client import ApiAway, ApiError
+from popmq.operator.cluster.reconcile import LeaseLost, ReconcileResult
+from popmq.operator.kube.admin_client import DataPlaneUnavailable
+from popmq.operator.kube.api_client import ApiError, ApiUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,12 @@ NEWS_S = 3.0  # so often it is asked for
 AT_ONCE = 8  # looks; others wait
 
 Key = tuple[str, str]  # namespace, name
-Look = Callable[[str, str], Awaitable[Outcome]]
+Look = Callable[[str, str], Awaitable[ReconcileResult]]
 News = Callable[[str, str], Awaitable[bool]]
 
 
 @dataclass
-class Counted:
+class ReconcileCounters:
     """For metrics."""
 
     looks: int = 0
@@ -36,7 +36,7 @@ class Counted:
     ready: dict[Key, bool] = field(default_factory=dict)
 
 
-class Workers:
+class ReconcileQueue:
     """`lost` is called once when a look finds that the Lease is gone.  `news` is what nobody wakes
     for; it is asked every `news_s` between two looks."""
 
@@ -61,7 +61,7 @@ class Workers:
         self._begun: dict[Key, float] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._stopping = False
-        self.counted = Counted()
+        self.counted = ReconcileCounters()
 
     @property
     def clusters(self) -> int:
@@ -131,14 +131,14 @@ class Workers:
             logger.exception("news failed", extra={"cluster": "/".join(key)})
             return False
 
-    async def _once(self, key: Key) -> Outcome | None:
+    async def _once(self, key: Key) -> ReconcileResult | None:
         """None: it failed, and is to be repeated."""
         async with self._slots:
             begun = self._begun[key] = self._monotonic()
             try:
                 self.counted.looks += 1
                 return await self._look(*key)
-            except (ApiError, ApiAway, DataPlaneAway) as error:
+            except (ApiError, ApiUnavailable, DataPlaneUnavailable) as error:
                 self.counted.failed += 1
                 logger.warning("look failed", extra={"cluster": "/".join(key), "why": str(error)})
                 return None

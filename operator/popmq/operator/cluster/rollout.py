@@ -15,7 +15,7 @@ from popmq.operator.cluster.observed import GroupHealth, GroupSet, Pod
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RolloutGroup:
     """What the rule needs to know of a broker group."""
 
     name: str
@@ -37,7 +37,7 @@ class Group:
         return [one for one in self.pods if one.name != pod.name]
 
 
-def next_restart(group: Group, *, template: str) -> Action | None:
+def next_restart(group: RolloutGroup, *, template: str) -> Action | None:
     """The next step towards pods that are all made from `template`; None when they are."""
     stale = [pod for pod in group.pods if reason_to_go(pod, template)]
     missing = group.set.replicas - len([pod for pod in group.pods if not pod.going])
@@ -66,7 +66,7 @@ def reason_to_go(pod: Pod, template: str) -> str:
     return "somebody asked for it" if pod.restart else ""
 
 
-def _replicated(group: Group, stale: Sequence[Pod], template: str) -> Action:
+def _replicated(group: RolloutGroup, stale: Sequence[Pod], template: str) -> Action:
     health = group.health
     if health is None:
         return Wait(f"no controller says who leads {group.name}")
@@ -81,7 +81,7 @@ def _replicated(group: Group, stale: Sequence[Pod], template: str) -> Action:
     return hand_over(group, pod, "it is the last to be restarted")
 
 
-def loss(group: Group, pod: Pod) -> str:
+def loss(group: RolloutGroup, pod: Pod) -> str:
     """Why the group cannot do without this pod now; empty: it can."""
     health = group.health
     assert health is not None
@@ -95,7 +95,7 @@ def loss(group: Group, pod: Pod) -> str:
     return f"{lagging[0]} is not in sync" if lagging else ""
 
 
-def hand_over(group: Group, pod: Pod, reason: str, avoid: Collection[str] = ()) -> Action:
+def hand_over(group: RolloutGroup, pod: Pod, reason: str, avoid: Collection[str] = ()) -> Action:
     """To the first in-sync replica that is made from the newest template, if there is one."""
     assert group.health is not None
     able = [

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from popmq.operator.cluster.observed import GroupHealth, Observed, Pod
-from popmq.operator.cluster.plan import Plan
-from popmq.operator.model.conditions import FALSE, TRUE, UNKNOWN, Verdict, conditions
+from popmq.operator.cluster.plan import ClusterPlan
+from popmq.operator.model.conditions import FALSE, TRUE, UNKNOWN, ConditionValue, conditions
 from popmq.operator.model.manifest import DEPLOYMENT, Manifest, at, kind_of, name_of
 from popmq.operator.model.names import TEMPLATE_ANNOTATION
 from popmq.operator.model.spec import ClusterSpec, SpecError, read_paused
@@ -16,7 +16,7 @@ GROUPS_NAMED = 8  # of those that lack something, in one message
 
 
 def cluster_status(
-    spec: ClusterSpec, observed: Observed, plan: Plan, before: Manifest, now: datetime
+    spec: ClusterSpec, observed: Observed, plan: ClusterPlan, before: Manifest, now: datetime
 ) -> Manifest:
     """`before` is the status as it is; times of conditions move only when they change."""
     groups = [_group(spec, observed, plan, index) for index in sorted(_indices(spec, observed))]
@@ -28,9 +28,11 @@ def cluster_status(
         "Paused": _paused(spec.paused),
     }
     if plan.growing:
-        verdicts["StorageResizing"] = Verdict(TRUE, "Growing", "volumes are being made larger")
+        verdicts["StorageResizing"] = ConditionValue(
+            TRUE, "Growing", "volumes are being made larger"
+        )
     for kind, (reason, message) in plan.blocked.items():
-        verdicts[kind] = Verdict(TRUE, reason, message)
+        verdicts[kind] = ConditionValue(TRUE, reason, message)
     masters = sum(1 for one in groups if one["master"])
     replicas, ready_proxies = _proxies(spec, observed)
     return {
@@ -62,11 +64,15 @@ def refused_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
     try:
         paused = _paused(read_paused(cluster))
     except SpecError as error:
-        paused = Verdict(UNKNOWN, "InvalidSpec", str(error))
+        paused = ConditionValue(UNKNOWN, "InvalidSpec", str(error))
     verdicts = {
-        "Ready": Verdict(FALSE, "InvalidSpec", why),
-        "Degraded": Verdict(UNKNOWN, "InvalidSpec", "nothing is looked at until the spec is right"),
-        "Progressing": Verdict(FALSE, "InvalidSpec", "nothing is changed until the spec is right"),
+        "Ready": ConditionValue(FALSE, "InvalidSpec", why),
+        "Degraded": ConditionValue(
+            UNKNOWN, "InvalidSpec", "nothing is looked at until the spec is right"
+        ),
+        "Progressing": ConditionValue(
+            FALSE, "InvalidSpec", "nothing is changed until the spec is right"
+        ),
         "Paused": paused,
     }
     kept = {key: value for key, value in before.items() if key not in ("conditions", "plan")}
@@ -89,7 +95,7 @@ def _indices(spec: ClusterSpec, observed: Observed) -> set[int]:
     return set(range(spec.brokers.groups)) | set(observed.sets)
 
 
-def _group(spec: ClusterSpec, observed: Observed, plan: Plan, index: int) -> Manifest:
+def _group(spec: ClusterSpec, observed: Observed, plan: ClusterPlan, index: int) -> Manifest:
     name = spec.names.group(index)
     health = (observed.health or {}).get(name, GroupHealth())
     pods: Sequence[Pod] = observed.pods.get(index, ())
@@ -106,23 +112,25 @@ def _group(spec: ClusterSpec, observed: Observed, plan: Plan, index: int) -> Man
     }
 
 
-def _ready(groups: Sequence[Manifest], observed: Observed, spec: ClusterSpec) -> Verdict:
+def _ready(groups: Sequence[Manifest], observed: Observed, spec: ClusterSpec) -> ConditionValue:
     if observed.health is None:
-        return Verdict(UNKNOWN, "NoController", "no controller answers; brokers may serve on")
+        return ConditionValue(
+            UNKNOWN, "NoController", "no controller answers; brokers may serve on"
+        )
     for group in groups:
         if not group["master"]:
             why = group["trouble"] or "no broker leads it"
-            return Verdict(FALSE, "NoMaster", f"{group['name']}: {why}")
+            return ConditionValue(FALSE, "NoMaster", f"{group['name']}: {why}")
         if len(group["inSync"]) < spec.brokers.min_in_sync:
             why = f"{len(group['inSync'])} in sync, {spec.brokers.min_in_sync} have to be"
-            return Verdict(FALSE, "NotInSync", f"{group['name']}: {why}")
+            return ConditionValue(FALSE, "NotInSync", f"{group['name']}: {why}")
     replicas, ready = _proxies(spec, observed)
     if replicas and not ready:
-        return Verdict(FALSE, "NoProxy", f"none of {replicas} proxies is ready")
-    return Verdict(TRUE, "Serving", "every broker group has a master, and a proxy is ready")
+        return ConditionValue(FALSE, "NoProxy", f"none of {replicas} proxies is ready")
+    return ConditionValue(TRUE, "Serving", "every broker group has a master, and a proxy is ready")
 
 
-def _degraded(spec: ClusterSpec, observed: Observed) -> Verdict:
+def _degraded(spec: ClusterSpec, observed: Observed) -> ConditionValue:
     """Whether fewer brokers work or are in sync than are asked for, also where those that are left
     serve on, and while one is restarted on purpose."""
     found = [
@@ -135,14 +143,14 @@ def _degraded(spec: ClusterSpec, observed: Observed) -> Verdict:
         if more := len(found) - len(told):
             told.append(f"and {more} more broker groups")
         worst = min((lack.reason for lack in found), key=WORST_FIRST.index)
-        return Verdict(TRUE, worst, "; ".join(told))
+        return ConditionValue(TRUE, worst, "; ".join(told))
     if observed.health is None:
         why = "no controller answers; every broker's pod is ready, which are in sync is not known"
-        return Verdict(UNKNOWN, "NoController", why)
-    return Verdict(FALSE, "Whole", "every broker is ready and in sync")
+        return ConditionValue(UNKNOWN, "NoController", why)
+    return ConditionValue(FALSE, "Whole", "every broker is ready and in sync")
 
 
-def _lack_of(spec: ClusterSpec, observed: Observed, index: int) -> Verdict | None:
+def _lack_of(spec: ClusterSpec, observed: Observed, index: int) -> ConditionValue | None:
     """What a broker group lacks of the replicas that it is to have; None: nothing."""
     found = observed.sets.get(index)
     if index < spec.brokers.groups:
@@ -160,7 +168,7 @@ def _lack_of(spec: ClusterSpec, observed: Observed, index: int) -> Verdict | Non
         if not down:
             return None
         message = f"{name}: {', '.join(down)}; no controller says how many are in sync"
-        return Verdict(TRUE, BROKER_DOWN, message)
+        return ConditionValue(TRUE, BROKER_DOWN, message)
     copies = [one for one in names if one in health.in_sync]
     lagging = [
         f"{one} is not in sync"
@@ -172,7 +180,7 @@ def _lack_of(spec: ClusterSpec, observed: Observed, index: int) -> Verdict | Non
         return None
     reason = NO_MASTER if missing else BROKER_DOWN if down else NOT_IN_SYNC
     what = ", ".join([*missing, *down, *lagging])
-    return Verdict(TRUE, reason, f"{name}: {len(copies)} of {wanted} in sync ({what})")
+    return ConditionValue(TRUE, reason, f"{name}: {len(copies)} of {wanted} in sync ({what})")
 
 
 def _why_down(pod: Pod | None) -> str:
@@ -186,21 +194,21 @@ def _why_down(pod: Pod | None) -> str:
     return "" if pod.ready else "is not ready"
 
 
-def _paused(paused: bool) -> Verdict:
+def _paused(paused: bool) -> ConditionValue:
     if paused:
-        return Verdict(TRUE, "Annotated", "popmq.io/pause is true: nothing is changed")
-    return Verdict(FALSE, "NotPaused", "")
+        return ConditionValue(TRUE, "Annotated", "popmq.io/pause is true: nothing is changed")
+    return ConditionValue(FALSE, "NotPaused", "")
 
 
-def _progressing(spec: ClusterSpec, observed: Observed, plan: Plan) -> Verdict:
+def _progressing(spec: ClusterSpec, observed: Observed, plan: ClusterPlan) -> ConditionValue:
     if plan.actions:
-        return Verdict(TRUE, type(plan.actions[0]).__name__, plan.steps[0])
+        return ConditionValue(TRUE, type(plan.actions[0]).__name__, plan.steps[0])
     if not spec.paused and (name := _replaces_pods(observed, plan)):
-        return Verdict(TRUE, "RollingOut", f"{name} is to have other pods than it has")
-    return Verdict(FALSE, "AsWanted", "")
+        return ConditionValue(TRUE, "RollingOut", f"{name} is to have other pods than it has")
+    return ConditionValue(FALSE, "AsWanted", "")
 
 
-def _replaces_pods(observed: Observed, plan: Plan) -> str:
+def _replaces_pods(observed: Observed, plan: ClusterPlan) -> str:
     """A Deployment that is not as it is wanted yet. Its own controller sees to its pods; so it is
     no step of ours, and yet whoever waits for a change waits for it, too."""
     for wanted in plan.objects:

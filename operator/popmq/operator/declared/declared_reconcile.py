@@ -10,20 +10,27 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from popmq.operator.cluster.cluster_secrets import secrets_of, trusted_of
-from popmq.operator.cluster.reconcile import LeaseLost, Outcome
+from popmq.operator.cluster.reconcile import LeaseLost, ReconcileResult
 from popmq.operator.declared.declared_resources import (
     Decision,
-    Declared,
+    DeclaredResource,
     decide,
     declared_status,
     read_declared,
     unanswered,
 )
-from popmq.operator.declared.metadata_client import DeclaredPlane
-from popmq.operator.kube.admin_client import DataPlaneAway
-from popmq.operator.kube.api_client import Api
-from popmq.operator.model.conditions import FALSE, UNKNOWN, Verdict
-from popmq.operator.model.manifest import BROKER_CLUSTER, CONSUMER_GROUP, TOPIC, Kind, Manifest, at
+from popmq.operator.declared.metadata_client import MetadataClient
+from popmq.operator.kube.admin_client import DataPlaneUnavailable
+from popmq.operator.kube.api_client import ApiClient
+from popmq.operator.model.conditions import FALSE, UNKNOWN, ConditionValue
+from popmq.operator.model.manifest import (
+    BROKER_CLUSTER,
+    CONSUMER_GROUP,
+    TOPIC,
+    Manifest,
+    ResourceKind,
+    at,
+)
 from popmq.operator.model.names import FINALIZER
 from popmq.operator.model.spec import ClusterSpec, SpecError, read_spec
 
@@ -31,7 +38,7 @@ AT_ONCE = 16  # writes of statuses
 
 
 @dataclass
-class Tally:
+class DeclaredCounters:
     """For metrics, of all clusters."""
 
     changes: int = 0
@@ -41,8 +48,8 @@ class Tally:
 class DeclaredReconciler:
     def __init__(
         self,
-        api: Api,
-        plane: DeclaredPlane,
+        api: ApiClient,
+        plane: MetadataClient,
         *,
         default_image: str,
         now: Callable[[], datetime],
@@ -53,20 +60,20 @@ class DeclaredReconciler:
         self._default_image = default_image
         self._now = now
         self._may_write = may_write
-        self.tally = Tally()
+        self.tally = DeclaredCounters()
 
-    async def reconcile(self, namespace: str, cluster: str) -> Outcome:
+    async def reconcile(self, namespace: str, cluster: str) -> ReconcileResult:
         """Raises ApiError and ApiAway; whoever calls does so again."""
         manifests = await self._declared(namespace, cluster)
         if not manifests:
-            return Outcome(soon=False, ready=True, gone=True)
+            return ReconcileResult(soon=False, ready=True, gone=True)
         declared, refused = [], []
         for kind, manifest in manifests:
             try:
                 declared.append(read_declared(kind, manifest))
             except SpecError as error:
-                unread = Declared(kind, manifest["metadata"]["name"], {}, False, manifest)
-                refused.append(Decision(unread, Verdict(FALSE, "InvalidSpec", str(error))))
+                unread = DeclaredResource(kind, manifest["metadata"]["name"], {}, False, manifest)
+                refused.append(Decision(unread, ConditionValue(FALSE, "InvalidSpec", str(error))))
         owner = await self._api.get(BROKER_CLUSTER, namespace, cluster)
         decisions, refusals = await self._settle(owner, declared, namespace, cluster)
         decisions += refused
@@ -76,9 +83,9 @@ class DeclaredReconciler:
             await asyncio.gather(*tellings[start : start + AT_ONCE])
         changed = any(one.change for one in decisions)
         ready = all(one.verdict.status == "True" for one in decisions) and not any(refusals)
-        return Outcome(soon=changed and not any(refusals), ready=ready)
+        return ReconcileResult(soon=changed and not any(refusals), ready=ready)
 
-    async def _declared(self, namespace: str, cluster: str) -> list[tuple[Kind, Manifest]]:
+    async def _declared(self, namespace: str, cluster: str) -> list[tuple[ResourceKind, Manifest]]:
         found = []
         for kind in (TOPIC, CONSUMER_GROUP):
             for one in await self._api.list(kind, namespace):
@@ -87,28 +94,36 @@ class DeclaredReconciler:
         return found
 
     async def _settle(
-        self, owner: Manifest | None, declared: Sequence[Declared], namespace: str, cluster: str
+        self,
+        owner: Manifest | None,
+        declared: Sequence[DeclaredResource],
+        namespace: str,
+        cluster: str,
     ) -> tuple[list[Decision], list[str]]:
         """The decisions, done, and what the cluster said to each."""
         if owner is None or "deletionTimestamp" in owner["metadata"]:
             why = f"there is no BrokerCluster {cluster} in namespace {namespace}"
-            return self._unasked(declared, Verdict(FALSE, "NoCluster", why), release=True)
+            return self._unasked(declared, ConditionValue(FALSE, "NoCluster", why), release=True)
         try:
             spec = read_spec(owner, default_image=self._default_image)
             trusted = trusted_of(await secrets_of(self._api, spec))
             found = await self._plane.found(spec, trusted)
         except SpecError as error:
             why = f"the BrokerCluster {cluster} cannot be: {error}"
-            return self._unasked(declared, Verdict(UNKNOWN, "InvalidCluster", why))
-        except DataPlaneAway as error:
+            return self._unasked(declared, ConditionValue(UNKNOWN, "InvalidCluster", why))
+        except DataPlaneUnavailable as error:
             why = f"the cluster does not answer: {error}"
-            return self._unasked(declared, Verdict(UNKNOWN, "NoAnswer", why))
+            return self._unasked(declared, ConditionValue(UNKNOWN, "NoAnswer", why))
         decisions = decide(declared, found, paused=spec.paused)
         await self._hold(decisions)
         return decisions, await self._do(spec, trusted, decisions)
 
     def _unasked(
-        self, declared: Sequence[Declared], verdict: Verdict, *, release: bool = False
+        self,
+        declared: Sequence[DeclaredResource],
+        verdict: ConditionValue,
+        *,
+        release: bool = False,
     ) -> tuple[list[Decision], list[str]]:
         decisions = unanswered(declared, verdict, release=release)
         return decisions, [""] * len(decisions)

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from popmq.common.errors import ConfigError
 from popmq.common.quantities import parse_duration_ms
 from popmq.common.topics import CUSTOMISED_BACK_OFF_MS
-from popmq.operator.model.conditions import FALSE, TRUE, Verdict, conditions
-from popmq.operator.model.manifest import TOPIC, Kind, Manifest, at, condition
+from popmq.operator.model.conditions import FALSE, TRUE, ConditionValue, conditions
+from popmq.operator.model.manifest import TOPIC, Manifest, ResourceKind, at, condition
 from popmq.operator.model.spec import SpecError
 
 DRIFT_KEPT = 10  # lines of status.drift
@@ -25,7 +25,7 @@ Value: TypeAlias = str | int | tuple[int, ...]
 Settings: TypeAlias = Mapping[str, Value]
 
 
-class Act(Enum):
+class ChangeKind(Enum):
     CREATE = "made"
     ALTER = "changed"
     DELETE = "deleted"
@@ -35,17 +35,17 @@ class Act(Enum):
 class Change:
     """To be done at the cluster. An alteration names only what is to be different."""
 
-    act: Act
-    kind: Kind
+    act: ChangeKind
+    kind: ResourceKind
     name: str
     settings: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredResource:
     """A Topic or a ConsumerGroup as it was read. `name` is what the cluster calls it."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
     settings: Settings
     delete: bool  # with the object
@@ -76,41 +76,43 @@ class Declared:
 class Decision:
     """`verdict` holds once `change` is done; `release`: then our finalizer may go."""
 
-    one: Declared
-    verdict: Verdict
+    one: DeclaredResource
+    verdict: ConditionValue
     change: Change | None = None
     drift: Sequence[str] = ()
     release: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ClusterMetadata:
     """What the cluster has, by name."""
 
     topics: Mapping[str, Settings]
     groups: Mapping[str, Settings]
 
-    def of(self, one: Declared) -> Settings | None:
+    def of(self, one: DeclaredResource) -> Settings | None:
         return (self.topics if one.kind == TOPIC else self.groups).get(one.name)
 
 
-def read_declared(kind: Kind, manifest: Manifest) -> Declared:
+def read_declared(kind: ResourceKind, manifest: Manifest) -> DeclaredResource:
     """Raises SpecError for what the API server would have refused."""
     spec = manifest.get("spec") or {}
     settings = _topic(spec) if kind == TOPIC else _group(spec)
     name = spec.get("name") or manifest["metadata"]["name"]
-    return Declared(kind, name, settings, spec.get("onDelete") == "Delete", manifest)
+    return DeclaredResource(kind, name, settings, spec.get("onDelete") == "Delete", manifest)
 
 
-def decide(declared: Sequence[Declared], found: Found, *, paused: bool) -> list[Decision]:
+def decide(
+    declared: Sequence[DeclaredResource], found: ClusterMetadata, *, paused: bool
+) -> list[Decision]:
     """The first of several objects with one name, by age, is the one that counts."""
-    holders: dict[tuple[Kind, str], Declared] = {}
+    holders: dict[tuple[ResourceKind, str], DeclaredResource] = {}
     decisions = []
     for one in sorted(declared, key=_age):
         holder = one if one.going else holders.setdefault((one.kind, one.name), one)
         if holder is not one:
             why = f"{holder.object_name} declares {one.name} already: delete one of them"
-            decisions.append(Decision(one, Verdict(FALSE, "Duplicate", why)))
+            decisions.append(Decision(one, ConditionValue(FALSE, "Duplicate", why)))
         elif not one.going:
             decisions.append(_kept(one, found.of(one), paused=paused))
     for one in declared:
@@ -120,7 +122,9 @@ def decide(declared: Sequence[Declared], found: Found, *, paused: bool) -> list[
     return decisions
 
 
-def unanswered(declared: Iterable[Declared], verdict: Verdict, *, release: bool) -> list[Decision]:
+def unanswered(
+    declared: Iterable[DeclaredResource], verdict: ConditionValue, *, release: bool
+) -> list[Decision]:
     """When nobody can be asked. `release`: there is no cluster, so nothing to be deleted."""
     return [Decision(one, verdict, release=one.going and release) for one in declared]
 
@@ -130,7 +134,7 @@ def declared_status(decision: Decision, refusal: str, generation: int, now: date
     before = decision.one.manifest.get("status") or {}
     verdict, drift = decision.verdict, list(before.get("drift") or [])
     if refusal:
-        verdict = Verdict(FALSE, "Refused", refusal)
+        verdict = ConditionValue(FALSE, "Refused", refusal)
     stamp = now.strftime(STAMP)
     drift = [*drift, *(f"{stamp} {line}" for line in decision.drift)][-DRIFT_KEPT:]
     verdicts = {"Ready": verdict, "Drifted": _drifted(decision, drift, now)}
@@ -145,29 +149,31 @@ def differences(wanted: Settings, found: Settings) -> Settings:
     return {key: value for key, value in wanted.items() if found.get(key) != value}
 
 
-def _kept(one: Declared, found: Settings | None, *, paused: bool) -> Decision:
+def _kept(one: DeclaredResource, found: Settings | None, *, paused: bool) -> Decision:
     if found is None:
         lost = ["it was deleted: made again, without what it held"] if one.was_as_wanted else []
-        change = Change(Act.CREATE, one.kind, one.name, one.settings)
+        change = Change(ChangeKind.CREATE, one.kind, one.name, one.settings)
         return _unless(paused, Decision(one, _ready(one), change, lost), "it is not made")
     wrong = differences(one.settings, found)
     drift = [f"{_told(key, found)}, not {_shown(wrong[key])}" for key in wrong]
     kept = drift if one.was_as_wanted else []
     cannot = {key: why for key in wrong if (why := _cannot(key, one.settings, found))}
     rest = {key: value for key, value in wrong.items() if key not in cannot}
-    alter = Change(Act.ALTER, one.kind, one.name, rest) if rest else None
+    alter = Change(ChangeKind.ALTER, one.kind, one.name, rest) if rest else None
     verdict = _ready(one)
     if cannot:
-        verdict = Verdict(FALSE, "CannotChange", "; ".join(cannot.values()))
+        verdict = ConditionValue(FALSE, "CannotChange", "; ".join(cannot.values()))
     decision = Decision(one, verdict, alter, kept)
     return _unless(paused and alter is not None, decision, "; ".join(drift))
 
 
-def _going(one: Declared, found: Settings | None, *, shared: bool, paused: bool) -> Decision:
-    gone = Verdict(FALSE, "Going", "the object is deleted")
+def _going(
+    one: DeclaredResource, found: Settings | None, *, shared: bool, paused: bool
+) -> Decision:
+    gone = ConditionValue(FALSE, "Going", "the object is deleted")
     if not one.delete or shared or found is None:
         return Decision(one, gone, release=True)
-    change = Change(Act.DELETE, one.kind, one.name)
+    change = Change(ChangeKind.DELETE, one.kind, one.name)
     return _unless(paused, Decision(one, gone, change, release=True), "it is not deleted")
 
 
@@ -175,26 +181,26 @@ def _unless(paused: bool, decision: Decision, what: str) -> Decision:
     if not paused:
         return decision
     why = f"popmq.io/pause of the cluster is true: {what}"
-    return Decision(decision.one, Verdict(FALSE, "Paused", why))
+    return Decision(decision.one, ConditionValue(FALSE, "Paused", why))
 
 
-def _ready(one: Declared) -> Verdict:
-    return Verdict(TRUE, "AsWanted", f"the cluster has {one.name} like this")
+def _ready(one: DeclaredResource) -> ConditionValue:
+    return ConditionValue(TRUE, "AsWanted", f"the cluster has {one.name} like this")
 
 
-def _drifted(decision: Decision, drift: Sequence[str], now: datetime) -> Verdict:
+def _drifted(decision: Decision, drift: Sequence[str], now: datetime) -> ConditionValue:
     if decision.drift:
         reason = "PutRight" if decision.verdict.status == TRUE else "CannotPutRight"
-        return Verdict(TRUE, reason, "; ".join(decision.drift))
+        return ConditionValue(TRUE, reason, "; ".join(decision.drift))
     old = at(decision.one.manifest, "status", "conditions") or []
     known = next((one for one in old if one["type"] == "Drifted"), None)
     if known is None or known["status"] != TRUE or not drift:
-        return Verdict(FALSE, "AsWanted", "")
+        return ConditionValue(FALSE, "AsWanted", "")
     since = drift[-1].partition(" ")[0]
     is_new = since >= (now - DRIFT_SHOWN).strftime(STAMP) and decision.one.was_looked_at
     if is_new or decision.verdict.reason == "CannotChange":
-        return Verdict(TRUE, known["reason"], known["message"])
-    return Verdict(FALSE, "AsWanted", "")
+        return ConditionValue(TRUE, known["reason"], known["message"])
+    return ConditionValue(FALSE, "AsWanted", "")
 
 
 def _cannot(key: str, wanted: Settings, found: Settings) -> str:
@@ -224,7 +230,7 @@ def _shown(value: Value) -> str:
     return str(value)
 
 
-def _age(one: Declared) -> tuple[str, str]:
+def _age(one: DeclaredResource) -> tuple[str, str]:
     return one.manifest["metadata"].get("creationTimestamp", ""), one.object_name
 
 

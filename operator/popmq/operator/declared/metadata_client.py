@@ -11,37 +11,43 @@ from google.protobuf.message import Message
 
 from popmq.common.errors import Code
 from popmq.common.wire import admin_pb2 as admin
-from popmq.operator.declared.declared_resources import Act, Change, Found, Settings, Value
-from popmq.operator.kube.admin_client import AdminPort, DataPlaneAway
+from popmq.operator.declared.declared_resources import (
+    Change,
+    ChangeKind,
+    ClusterMetadata,
+    Settings,
+    Value,
+)
+from popmq.operator.kube.admin_client import AdminClient, DataPlaneUnavailable
 from popmq.operator.model.manifest import TOPIC
 from popmq.operator.model.spec import ClusterSpec
 
 MISSING = (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND, Code.NOT_FOUND)
 
 
-class DeclaredPlane(Protocol):
+class MetadataClient(Protocol):
     """Of any cluster: the spec says which."""
 
-    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> Found: ...
+    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> ClusterMetadata: ...
     async def change(
         self, spec: ClusterSpec, trusted: bytes | None, changes: Sequence[Change]
     ) -> list[str]: ...
 
 
-class LiveDeclared:
+class NetworkMetadataClient:
     """`proxy_address` replaces that of the cluster's Service."""
 
     def __init__(self, proxy_address: str = "") -> None:
         self._proxy_address = proxy_address
 
-    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> Found:
-        """Raises DataPlaneAway."""
+    async def found(self, spec: ClusterSpec, trusted: bytes | None) -> ClusterMetadata:
+        """Raises DataPlaneUnavailable."""
 
-        def asked() -> Found:
-            with AdminPort(spec, self._proxy_address, trusted) as port:
+        def asked() -> ClusterMetadata:
+            with AdminClient(spec, self._proxy_address, trusted) as port:
                 topics = port.ask("ListTopics", admin.ListTopicsRequest(), admin.ListTopicsReply)
                 groups = port.ask("ListGroups", admin.ListGroupsRequest(), admin.ListGroupsReply)
-            return Found(
+            return ClusterMetadata(
                 {one.name: topic_settings(one) for one in topics.topics},
                 {one.name: group_settings(one) for one in groups.groups},
             )
@@ -54,19 +60,19 @@ class LiveDeclared:
         """Why each was refused, or nothing.  Done again, a change is no error."""
 
         def asked() -> list[str]:
-            with AdminPort(spec, self._proxy_address, trusted) as port:
+            with AdminClient(spec, self._proxy_address, trusted) as port:
                 return [_refusal(port, one) for one in changes]
 
         return await asyncio.to_thread(asked) if changes else []
 
 
-def _refusal(port: AdminPort, change: Change) -> str:
+def _refusal(port: AdminClient, change: Change) -> str:
     method, request = request_of(change)
     reply = admin.TopicReply if change.kind == TOPIC else admin.GroupReply
-    fine = MISSING if change.act is Act.DELETE else ()
+    fine = MISSING if change.act is ChangeKind.DELETE else ()
     try:
         port.ask(method, request, reply, fine=fine)
-    except DataPlaneAway as error:
+    except DataPlaneUnavailable as error:
         return str(error)
     return ""
 
@@ -98,16 +104,16 @@ def request_of(change: Change) -> tuple[str, Message]:
     """The method, and what it is asked; an alteration leaves empty what stays."""
     settings = change.settings
     if change.kind == TOPIC:
-        if change.act is Act.DELETE:
+        if change.act is ChangeKind.DELETE:
             return "DeleteTopic", admin.DeleteTopicRequest(name=change.name)
         topic = _topic(change.name, settings)
-        if change.act is Act.CREATE:
+        if change.act is ChangeKind.CREATE:
             return "CreateTopic", admin.CreateTopicRequest(topic=topic)
         return "AlterTopic", admin.AlterTopicRequest(topic=topic)
-    if change.act is Act.DELETE:
+    if change.act is ChangeKind.DELETE:
         return "DeleteGroup", admin.DeleteGroupRequest(name=change.name)
     group = _group(change.name, settings)
-    if change.act is Act.CREATE:
+    if change.act is ChangeKind.CREATE:
         return "CreateGroup", admin.CreateGroupRequest(group=group)
     return "AlterGroup", admin.AlterGroupRequest(group=group)
 

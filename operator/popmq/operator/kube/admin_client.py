@@ -20,11 +20,11 @@ MAX_REPLY_BYTES = 64 << 20
 R = TypeVar("R", bound=Message)
 
 
-class DataPlaneAway(Exception):
+class DataPlaneUnavailable(Exception):
     """Nobody who could have done it answered, or it was refused; the text says which."""
 
 
-class AdminPort:
+class AdminClient:
     """`address` replaces that of the cluster's Service; `trusted` is the PEM of who signed its
     certificate."""
 
@@ -53,7 +53,8 @@ class AdminPort:
         self._channel.close()
 
     def ask(self, method: str, request: Message, reply: type[R], *, fine: Sequence[int] = ()) -> R:
-        """Raises DataPlaneAway for no answer, and for one that is neither OK nor in `fine`."""
+        """Raises DataPlaneUnavailable for no answer, and for one that is neither OK nor in
+        `fine`."""
         stub: Callable[..., R] = self._channel.unary_unary(
             ADMIN + method,
             request_serializer=lambda message: message.SerializeToString(),
@@ -63,8 +64,8 @@ class AdminPort:
             answer = stub(request, timeout=CALL_S)
         except grpc.RpcError as error:
             why = f"{self._target}: {error.code().name}: {error.details()}"
-            raise DataPlaneAway(why) from error
+            raise DataPlaneUnavailable(why) from error
         status = getattr(answer, "status", None)
         if status is not None and status.code not in (Code.OK, *fine):
-            raise DataPlaneAway(f"{method}: {status.code} {status.message}")
+            raise DataPlaneUnavailable(f"{method}: {status.code} {status.message}")
         return answer

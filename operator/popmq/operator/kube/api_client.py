@@ -1,7 +1,7 @@
 """The API server over HTTP: read, server-side apply, delete. One request, one answer, no memory.
 
-A refusal is an `ApiError` with the server's own words; no whole answer is `ApiAway`, and then the
-request may have been done: whoever asks looks again.
+A refusal is an `ApiError` with the server's own words; no whole answer is `ApiUnavailable`, and
+then the request may have been done: whoever asks looks again.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import aiohttp
 import yaml
 
 from popmq.common.errors import ConfigError
-from popmq.operator.model.manifest import EVENT, Kind, Manifest
+from popmq.operator.model.manifest import EVENT, Manifest, ResourceKind
 from popmq.operator.model.names import FIELD_MANAGER
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -39,12 +39,12 @@ class ApiError(Exception):
         self.message = message
 
 
-class ApiAway(Exception):
+class ApiUnavailable(Exception):
     """No whole answer: what was asked for may have been done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ApiAccess:
     """How to reach the API server. `token` is asked with each request: kubelets rotate it."""
 
     url: str
@@ -53,7 +53,7 @@ class Access:
     namespace: str  # of the pod, or of the kubeconfig's context
 
 
-def pod_access(environ: Mapping[str, str]) -> Access:
+def pod_access(environ: Mapping[str, str]) -> ApiAccess:
     """As every pod is told it. Raises ConfigError elsewhere."""
     host = environ.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
@@ -63,7 +63,7 @@ def pod_access(environ: Mapping[str, str]) -> Access:
         )
     host = f"[{host}]" if ":" in host else host
     port = environ.get("KUBERNETES_SERVICE_PORT", "443")
-    return Access(
+    return ApiAccess(
         f"https://{host}:{port}",
         lambda: (SERVICE_ACCOUNT / "token").read_text(encoding="utf-8").strip(),
         ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt")),
@@ -71,7 +71,7 @@ def pod_access(environ: Mapping[str, str]) -> Access:
     )
 
 
-def kubeconfig_access(path: str) -> Access:
+def kubeconfig_access(path: str) -> ApiAccess:
     """The current context of a kubeconfig with a token or a client certificate."""
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ def kubeconfig_access(path: str) -> Access:
     tls = None
     if cluster["server"].startswith("https:"):
         tls = _tls_of(Path(path).parent, cluster, user)
-    return Access(cluster["server"], lambda: token, tls, context.get("namespace", "default"))
+    return ApiAccess(cluster["server"], lambda: token, tls, context.get("namespace", "default"))
 
 
 def _tls_of(folder: Path, cluster: Mapping[str, str], user: Mapping[str, str]) -> ssl.SSLContext:
@@ -107,10 +107,10 @@ def _tls_of(folder: Path, cluster: Mapping[str, str], user: Mapping[str, str]) -
     return tls
 
 
-class Api:
+class ApiClient:
     """Opened and closed by whoever runs the operator."""
 
-    def __init__(self, access: Access, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, access: ApiAccess, *, timeout_s: float = TIMEOUT_S) -> None:
         self.access = access
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -121,7 +121,7 @@ class Api:
             # aiohttp ends TLS connections in the next turns of the loop.
             await asyncio.sleep(0.05)
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> Manifest | None:
         try:
             return await self.ask("GET", kind.path(namespace, name))
         except ApiError as error:
@@ -129,7 +129,7 @@ class Api:
                 return None
             raise
 
-    async def list(self, kind: Kind, namespace: str, selector: str = "") -> list[Manifest]:
+    async def list(self, kind: ResourceKind, namespace: str, selector: str = "") -> list[Manifest]:
         """All that match; none where the kind itself does not exist."""
         query = {"labelSelector": selector} if selector else {}
         try:
@@ -145,7 +145,7 @@ class Api:
         return items
 
     async def apply(
-        self, kind: Kind, manifest: Manifest, *, manager: str = FIELD_MANAGER, sub: str = ""
+        self, kind: ResourceKind, manifest: Manifest, *, manager: str = FIELD_MANAGER, sub: str = ""
     ) -> Manifest:
         """Server-side: our fields become as given, whatever else wrote to them."""
         metadata = manifest["metadata"]
@@ -153,13 +153,15 @@ class Api:
         query = {"fieldManager": manager, "force": "true"}
         return await self.ask("PATCH", path, manifest, query=query, content=APPLY)
 
-    async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> Manifest:
+    async def merge(
+        self, kind: ResourceKind, namespace: str, name: str, change: Manifest
+    ) -> Manifest:
         path = kind.path(namespace, name)
         query = {"fieldManager": FIELD_MANAGER}
         return await self.ask("PATCH", path, change, query=query, content=MERGE)
 
     async def set_finalizers(
-        self, kind: Kind, manifest: Manifest, finalizers: Sequence[str]
+        self, kind: ResourceKind, manifest: Manifest, finalizers: Sequence[str]
     ) -> None:
         """By resourceVersion: somebody else's finalizer must not get lost."""
         metadata = manifest["metadata"]
@@ -167,16 +169,16 @@ class Api:
         change = {"metadata": {"finalizers": list(finalizers), "resourceVersion": version}}
         await self.merge(kind, metadata["namespace"], metadata["name"], change)
 
-    async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+    async def create(self, kind: ResourceKind, manifest: Manifest) -> Manifest:
         return await self.ask("POST", kind.path(manifest["metadata"]["namespace"]), manifest)
 
-    async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
+    async def replace(self, kind: ResourceKind, manifest: Manifest) -> Manifest:
         """Refused with 409 unless `metadata.resourceVersion` is the newest."""
         metadata = manifest["metadata"]
         return await self.ask("PUT", kind.path(metadata["namespace"], metadata["name"]), manifest)
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str = "", orphan: bool = False
+        self, kind: ResourceKind, namespace: str, name: str, *, uid: str = "", orphan: bool = False
     ) -> None:
         """Only the object with this uid, if one is given; what is gone already is no error."""
         options: Manifest = {"propagationPolicy": "Orphan" if orphan else "Background"}
@@ -212,7 +214,7 @@ class Api:
         }
         try:
             await self.create(EVENT, event)
-        except (ApiError, ApiAway):
+        except (ApiError, ApiUnavailable):
             return
 
     async def ask(
@@ -241,13 +243,13 @@ class Api:
             ) as answer:
                 status, text = answer.status, await answer.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiAway(f"{method} {path}: {error or type(error).__name__}") from error
+            raise ApiUnavailable(f"{method} {path}: {error or type(error).__name__}") from error
         if status >= 400:
             raise _refusal(status, text)
         try:
             found: Any = json.loads(text)
         except ValueError as error:
-            raise ApiAway(f"{method} {path}: an answer that is no JSON") from error
+            raise ApiUnavailable(f"{method} {path}: an answer that is no JSON") from error
         return found if isinstance(found, dict) else {}
 
 
@@ -259,6 +261,6 @@ def _refusal(status: int, text: str) -> ApiError:
         return ApiError(status, "", text[:200])
 
 
-def find_access(kubeconfig: str) -> Access:
+def find_access(kubeconfig: str) -> ApiAccess:
     """Of the kubeconfig that is named, else of the pod we are in."""
     return kubeconfig_access(kubeconfig) if kubeconfig else pod_access(os.environ)

@@ -12,7 +12,7 @@ from typing import Any
 
 import kopf
 
-from popmq.operator.kube.api_client import Access
+from popmq.operator.kube.api_client import ApiAccess
 from popmq.operator.model.manifest import (
     BROKER_CLUSTER,
     CLAIM,
@@ -25,7 +25,7 @@ from popmq.operator.model.manifest import (
     SERVICE,
     STATEFUL_SET,
     TOPIC,
-    Kind,
+    ResourceKind,
 )
 from popmq.operator.model.names import CLUSTER_LABEL
 
@@ -35,7 +35,7 @@ Wake = Callable[[str, str], None]
 
 
 def registry_of(
-    access: Access, ca: str | None, wake: Wake, wake_declared: Wake
+    access: ApiAccess, ca: str | None, wake: Wake, wake_declared: Wake
 ) -> kopf.OperatorRegistry:
     """`ca` is the API server's CA as PEM.  Both wakes name a BrokerCluster: one is called when it
     or what it owns moved, the other when one of its Topics or ConsumerGroups did."""
@@ -109,6 +109,6 @@ async def watch(
     )
 
 
-def _resource(kind: Kind) -> tuple[str, str, str]:
+def _resource(kind: ResourceKind) -> tuple[str, str, str]:
     group, _, version = kind.api_version.rpartition("/")
     return group, version, kind.plural

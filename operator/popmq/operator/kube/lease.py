@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from popmq.operator.kube.api_client import Api, ApiAway, ApiError
+from popmq.operator.kube.api_client import ApiClient, ApiError, ApiUnavailable
 from popmq.operator.model.manifest import LEASE, Manifest, at
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedLease:
     """A Lease of another holder, and when we first saw it like this."""
 
     holder: str
@@ -31,7 +31,7 @@ class Elector:
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         *,
         namespace: str,
         name: str,
@@ -46,7 +46,7 @@ class Elector:
         self._duration_s = duration_s
         self._monotonic = monotonic
         self._renewed_s: float | None = None  # the begin of the last renewal that worked
-        self._seen: Seen | None = None
+        self._seen: ObservedLease | None = None
         self.tried_s = monotonic()
 
     @property
@@ -71,7 +71,7 @@ class Elector:
             else:
                 self._renewed_s = None
                 return False
-        except (ApiAway, ApiError) as error:
+        except (ApiUnavailable, ApiError) as error:
             # It may have been written, also where a repeated request then got a conflict; if so,
             # the next step finds our own name.  Nobody can have it before we stop by ourselves.
             logger.warning("the lease was not renewed", extra={"reason": str(error)})
@@ -90,7 +90,7 @@ class Elector:
             if lease is not None and at(lease, "spec", "holderIdentity") == self._identity:
                 lease["spec"]["holderIdentity"] = ""
                 await self._api.replace(LEASE, lease)
-        except (ApiAway, ApiError) as error:
+        except (ApiUnavailable, ApiError) as error:
             logger.warning("the lease was not released", extra={"reason": str(error)})
 
     def _may_take(self, lease: Manifest, now_s: float) -> bool:
@@ -100,7 +100,7 @@ class Elector:
         version = lease["metadata"]["resourceVersion"]
         if self._seen is None or self._seen.version != version:
             duration_s = float(at(lease, "spec", "leaseDurationSeconds") or self._duration_s)
-            self._seen = Seen(holder, version, now_s, duration_s)
+            self._seen = ObservedLease(holder, version, now_s, duration_s)
         return now_s >= self._seen.at_s + self._seen.duration_s
 
     def _lease(self, found: Manifest | None) -> Manifest:

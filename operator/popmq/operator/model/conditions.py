@@ -10,14 +10,14 @@ TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConditionValue:
     status: str
     reason: str
     message: str
 
 
 def conditions(
-    verdicts: Mapping[str, Verdict], before: Manifest, generation: int, now: datetime
+    verdicts: Mapping[str, ConditionValue], before: Manifest, generation: int, now: datetime
 ) -> list[Manifest]:
     old = {one["type"]: one for one in before.get("conditions") or []}
     made = []
@@ -39,9 +39,9 @@ def conditions(
     return made
 
 
-def verdict_in(status: Manifest, kind: str) -> Verdict:
+def verdict_in(status: Manifest, kind: str) -> ConditionValue:
     """A condition of a status; all empty when it is not there."""
     for one in status.get("conditions") or []:
         if one["type"] == kind:
-            return Verdict(one["status"], one.get("reason", ""), one.get("message", ""))
-    return Verdict("", "", "")
+            return ConditionValue(one["status"], one.get("reason", ""), one.get("message", ""))
+    return ConditionValue("", "", "")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from popmq.operator.model.conditions import FALSE, TRUE, UNKNOWN, Verdict, conditions
+from popmq.operator.model.conditions import FALSE, TRUE, UNKNOWN, ConditionValue, conditions
 from popmq.operator.model.manifest import Manifest, at
 from popmq.operator.model.names import REPORT_LABEL
 
@@ -79,9 +79,9 @@ def _executors(spec: Manifest) -> Executors | None:
 
 def report_status(one: LagReport, cron_job: Manifest, now: datetime) -> Manifest:
     """`cron_job` as the API server has it."""
-    ready = Verdict(TRUE, "Scheduled", f"the CronJob is {cron_job['metadata']['name']}")
+    ready = ConditionValue(TRUE, "Scheduled", f"the CronJob is {cron_job['metadata']['name']}")
     if one.suspend:
-        ready = Verdict(FALSE, "Suspended", "spec.suspend is true")
+        ready = ConditionValue(FALSE, "Suspended", "spec.suspend is true")
     status = _status(one, {"Ready": ready, "Succeeded": _succeeded(cron_job)}, now)
     for ours, theirs in (("lastRun", "lastScheduleTime"), ("lastSuccess", "lastSuccessfulTime")):
         if when := at(cron_job, "status", theirs):
@@ -89,29 +89,29 @@ def report_status(one: LagReport, cron_job: Manifest, now: datetime) -> Manifest
     return status
 
 
-def homeless_status(one: LagReport, verdict: Verdict, now: datetime) -> Manifest:
+def homeless_status(one: LagReport, verdict: ConditionValue, now: datetime) -> Manifest:
     """Of one without a cluster: what was known of its last run stays."""
     before = one.manifest.get("status") or {}
     kept = {key: value for key, value in before.items() if key.startswith("last")}
     return {**kept, **_status(one, {"Ready": verdict}, now)}
 
 
-def _succeeded(cron_job: Manifest) -> Verdict:
+def _succeeded(cron_job: Manifest) -> ConditionValue:
     status = cron_job.get("status") or {}
     ran, succeeded = status.get("lastScheduleTime"), status.get("lastSuccessfulTime")
     if status.get("active"):
-        return Verdict(UNKNOWN, "Running", f"since {ran}")
+        return ConditionValue(UNKNOWN, "Running", f"since {ran}")
     if not ran:
-        return Verdict(UNKNOWN, "NotYet", "it has not run yet")
+        return ConditionValue(UNKNOWN, "NotYet", "it has not run yet")
     # Both are RFC 3339 in UTC and whole seconds, so their order is that of the texts.
     if succeeded and succeeded >= ran:
-        return Verdict(TRUE, "Made", f"at {succeeded}")
+        return ConditionValue(TRUE, "Made", f"at {succeeded}")
     name = at(cron_job, "metadata", "labels", REPORT_LABEL)
     where = f"kubectl logs -n {cron_job['metadata']['namespace']} -l {REPORT_LABEL}={name}"
-    return Verdict(FALSE, "Failed", f"the run of {ran} made no report; why: {where}")
+    return ConditionValue(FALSE, "Failed", f"the run of {ran} made no report; why: {where}")
 
 
-def _status(one: LagReport, verdicts: dict[str, Verdict], now: datetime) -> Manifest:
+def _status(one: LagReport, verdicts: dict[str, ConditionValue], now: datetime) -> Manifest:
     before = one.manifest.get("status") or {}
     generation = one.manifest["metadata"].get("generation", 0)
     return {

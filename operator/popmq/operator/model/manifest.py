@@ -9,7 +9,7 @@ Manifest: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Kind:
+class ResourceKind:
     """What objects are asked for by. `api_version` is `v1` or `group/version`."""
 
     api_version: str
@@ -24,29 +24,29 @@ class Kind:
         return f"{where}/{self.plural}/{name}".rstrip("/")
 
 
-BROKER_CLUSTER = Kind("popmq.io/v1beta1", "BrokerCluster", "brokerclusters")
-TOPIC = Kind("popmq.io/v1beta1", "Topic", "topics")
-CONSUMER_GROUP = Kind("popmq.io/v1beta1", "ConsumerGroup", "consumergroups")
-LAG_REPORT = Kind("popmq.io/v1beta1", "LagReport", "lagreports")
-STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
-DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
-POD = Kind("v1", "Pod", "pods")
-CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-SERVICE = Kind("v1", "Service", "services")
-SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
-CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
-SECRET = Kind("v1", "Secret", "secrets")
-EVENT = Kind("v1", "Event", "events")
-ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
-ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
-DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
-AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
-POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
-RULES = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
-CRON_JOB = Kind("batch/v1", "CronJob", "cronjobs")
-LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
-STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses")
+BROKER_CLUSTER = ResourceKind("popmq.io/v1beta1", "BrokerCluster", "brokerclusters")
+TOPIC = ResourceKind("popmq.io/v1beta1", "Topic", "topics")
+CONSUMER_GROUP = ResourceKind("popmq.io/v1beta1", "ConsumerGroup", "consumergroups")
+LAG_REPORT = ResourceKind("popmq.io/v1beta1", "LagReport", "lagreports")
+STATEFUL_SET = ResourceKind("apps/v1", "StatefulSet", "statefulsets")
+DEPLOYMENT = ResourceKind("apps/v1", "Deployment", "deployments")
+POD = ResourceKind("v1", "Pod", "pods")
+CLAIM = ResourceKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SERVICE = ResourceKind("v1", "Service", "services")
+SERVICE_ACCOUNT = ResourceKind("v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAP = ResourceKind("v1", "ConfigMap", "configmaps")
+SECRET = ResourceKind("v1", "Secret", "secrets")
+EVENT = ResourceKind("v1", "Event", "events")
+ROLE = ResourceKind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING = ResourceKind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+DISRUPTION_BUDGET = ResourceKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY = ResourceKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+AUTOSCALER = ResourceKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+POD_MONITOR = ResourceKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+RULES = ResourceKind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
+CRON_JOB = ResourceKind("batch/v1", "CronJob", "cronjobs")
+LEASE = ResourceKind("coordination.k8s.io/v1", "Lease", "leases")
+STORAGE_CLASS = ResourceKind("storage.k8s.io/v1", "StorageClass", "storageclasses")
 
 # What a cluster may own, in the order in which it is made: what pods need comes before them.
 OWNED = (
@@ -70,7 +70,7 @@ OPTIONAL = (POD_MONITOR, RULES)
 _BY_NAME = {(one.api_version, one.kind): one for one in OWNED}
 
 
-def kind_of(manifest: Manifest) -> Kind:
+def kind_of(manifest: Manifest) -> ResourceKind:
     return _BY_NAME[manifest["apiVersion"], manifest["kind"]]
 
 
@@ -79,7 +79,7 @@ def name_of(manifest: Manifest) -> str:
     return name
 
 
-def make(kind: Kind, name: str, namespace: str, labels: Mapping[str, str]) -> Manifest:
+def make(kind: ResourceKind, name: str, namespace: str, labels: Mapping[str, str]) -> Manifest:
     return {
         "apiVersion": kind.api_version,
         "kind": kind.kind,

@@ -43,7 +43,7 @@ CRON_JOB_NAME = 52  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ObjectNames:
     """Of the objects of one cluster."""
 
     cluster: str

@@ -19,7 +19,7 @@ from popmq.operator.model.names import (
     PAUSE_ANNOTATION,
     PROTECT_ANNOTATION,
     RESTART_ANNOTATION,
-    Names,
+    ObjectNames,
 )
 from popmq.operator.model.quantity import parse_quantity
 
@@ -59,7 +59,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
+class BrokersSpec:
     groups: int
     replicas: int
     min_in_sync: int  # as is in force, never 0
@@ -80,7 +80,7 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True)
-class Proxies:
+class ProxiesSpec:
     replicas: int
     autoscaling: Autoscaling | None
     max_age_ms: int
@@ -92,7 +92,7 @@ class Proxies:
 
 
 @dataclass(frozen=True, slots=True)
-class Controllers:
+class ControllersSpec:
     replicas: int
     resources: Manifest
     template: PodTemplate
@@ -125,9 +125,9 @@ class ClusterSpec:
     pull_policy: str | None
     pull_secrets: tuple[str, ...]
     config: Mapping[str, str]
-    brokers: Brokers
-    proxies: Proxies
-    controllers: Controllers
+    brokers: BrokersSpec
+    proxies: ProxiesSpec
+    controllers: ControllersSpec
     tls: Tls
     policies: bool
     clients: Sequence[Manifest] | None
@@ -139,8 +139,8 @@ class ClusterSpec:
     remove_undrained: bool
 
     @property
-    def names(self) -> Names:
-        return Names(self.name, self.namespace)
+    def names(self) -> ObjectNames:
+        return ObjectNames(self.name, self.namespace)
 
     @property
     def controller_addresses(self) -> list[str]:
@@ -221,7 +221,7 @@ def _duration(spec: Manifest, where: str, key: str, default: str) -> int:
         raise SpecError(f"{where}.{key}: {error}") from error
 
 
-def _brokers(spec: Manifest) -> Brokers:
+def _brokers(spec: Manifest) -> BrokersSpec:
     replicas = _count(spec, "brokers", "replicas", 3, 1, MOST_REPLICAS)
     durability = spec.get("durability") or {}
     default = max(1, replicas - 1)
@@ -240,7 +240,7 @@ def _brokers(spec: Manifest) -> Brokers:
     retention_ms = _duration(spec, "brokers", "retention", "72h")
     if retention_ms < HOUR_MS:
         raise SpecError(f"brokers.retention = {spec['retention']}: at least 1h")
-    return Brokers(
+    return BrokersSpec(
         groups=_count(spec, "brokers", "groups", 1, 1, MOST_GROUPS),
         replicas=replicas,
         min_in_sync=least,
@@ -263,9 +263,9 @@ def _storage(spec: Manifest) -> Storage:
     return Storage(str(size), spec.get("className"), delete)
 
 
-def _proxies(spec: Manifest) -> Proxies:
+def _proxies(spec: Manifest) -> ProxiesSpec:
     service = spec.get("service") or {}
-    return Proxies(
+    return ProxiesSpec(
         replicas=_count(spec, "proxies", "replicas", 2, 0, MOST_PROXIES),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         max_age_ms=_duration(spec, "proxies", "maxConnectionAge", "10m"),
@@ -296,9 +296,9 @@ def _autoscaling(spec: Manifest | None) -> Autoscaling | None:
     )
 
 
-def _controllers(spec: Manifest) -> Controllers:
+def _controllers(spec: Manifest) -> ControllersSpec:
     replicas = _count(spec, "controller", "replicas", 2, 1, MOST_CONTROLLERS)
-    return Controllers(replicas, spec.get("resources") or {}, _template(spec))
+    return ControllersSpec(replicas, spec.get("resources") or {}, _template(spec))
 
 
 def _tls(spec: Manifest) -> Tls:

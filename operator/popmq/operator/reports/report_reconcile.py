@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from popmq.operator.kube.api_client import Api
-from popmq.operator.model.conditions import FALSE, Verdict
+from popmq.operator.kube.api_client import ApiClient
+from popmq.operator.model.conditions import FALSE, ConditionValue
 from popmq.operator.model.lag_reports import LagReport, homeless_status, read_report, report_status
 from popmq.operator.model.manifest import CRON_JOB, LAG_REPORT, Manifest, at, name_of
 from popmq.operator.model.names import CLUSTER_LABEL, MANAGED_BY, OPERATOR_NAME
@@ -14,7 +14,7 @@ from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.resources.reports import cron_job, report_access
 
 AT_ONCE = 16
-NO_ROLE = Verdict(
+NO_ROLE = ConditionValue(
     FALSE, "NoRole", "executors need operator.report_role: the ClusterRole that may make pods"
 )
 
@@ -27,12 +27,12 @@ class ReportDefaults:
     role: str = ""
 
 
-class ReportKeeper:
+class ReportReconciler:
     """`check` raises when this operator may not write any more."""
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         *,
         defaults: ReportDefaults,
         now: Callable[[], datetime],
@@ -59,7 +59,7 @@ class ReportKeeper:
             await self._api.delete(CRON_JOB, namespace, name_of(one), uid=uid)
         why = f"there is no BrokerCluster {cluster} in namespace {namespace}"
         for report in await self._reports(namespace, cluster):
-            verdict = Verdict(FALSE, "NoCluster", why)
+            verdict = ConditionValue(FALSE, "NoCluster", why)
             await self._tell(report, homeless_status(report, verdict, self._now()))
 
     async def _reports(self, namespace: str, cluster: str) -> Sequence[LagReport]:

@@ -13,8 +13,8 @@ from popmq.operator.model.manifest import (
     LAG_REPORT,
     ROLE_BINDING,
     SERVICE_ACCOUNT,
-    Kind,
     Manifest,
+    ResourceKind,
     make,
 )
 from popmq.operator.model.names import REPORT, REPORT_LABEL
@@ -63,7 +63,9 @@ def cron_job(spec: ClusterSpec, one: LagReport) -> Manifest:
     return made
 
 
-def report_access(spec: ClusterSpec, one: LagReport, role: str) -> list[tuple[Kind, Manifest]]:
+def report_access(
+    spec: ClusterSpec, one: LagReport, role: str
+) -> list[tuple[ResourceKind, Manifest]]:
     """The account of runs that make pods, and what lets it."""
     name = spec.names.report(one.name)
     labels = {**spec.names.labels(REPORT), REPORT_LABEL: one.name}

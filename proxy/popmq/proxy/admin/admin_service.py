@@ -16,9 +16,9 @@ from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
-from popmq.proxy.admin.broadcast_change import AdminChange, Sum, last, left_ms
+from popmq.proxy.admin.broadcast_change import BroadcastChange, Sum, last, left_ms
 from popmq.proxy.admin.missing_lags import missing_lags
-from popmq.proxy.brokers.broker_ports import Brokers, reachable_first
+from popmq.proxy.brokers.broker_ports import BrokerPorts, reachable_first
 from popmq.proxy.brokers.group_replies import join_group, join_unparked
 from popmq.proxy.brokers.metadata_cache import ask_any
 from popmq.proxy.brokers.timer_replies import (
@@ -30,7 +30,7 @@ from popmq.proxy.brokers.timer_replies import (
 from popmq.proxy.rpc.convert import parse, read_reply
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Answer, Rpc
-from popmq.proxy.transport.interface import Call, Method, Shape
+from popmq.proxy.transport.interface import Call, Method, MethodType
 
 SERVICE = "/popmq.admin.v1.Admin/"
 
@@ -131,13 +131,13 @@ _COMMANDS = (
 
 
 class Admin:
-    def __init__(self, brokers: Brokers, metrics: ProxyMetrics) -> None:
+    def __init__(self, brokers: BrokerPorts, metrics: ProxyMetrics) -> None:
         self._brokers = brokers
         self._metrics = metrics
 
     def methods(self) -> list[Method]:
         return [
-            Method(SERVICE + one.name, Shape.UNARY, start=partial(self._start, one))
+            Method(SERVICE + one.name, MethodType.UNARY, start=partial(self._start, one))
             for one in _COMMANDS
         ]
 
@@ -149,7 +149,7 @@ class Admin:
         named = command.asked_of(rpc.data)
         if command.everywhere or (command.owned and _is_dead_letters(rpc.data, command.kind)):
             then = partial(_reply, command.reply, rpc)
-            AdminChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
+            BroadcastChange(self._brokers, rpc, command.kind, then, sums=command.sums).start()
             return
         if command.gathers is not None:
             names = [named] if named else reachable_first(self._brokers, self._brokers.names())
@@ -220,7 +220,7 @@ class Admin:
         rpc.ask(port, command.kind, body, timeout_ms, answered)
 
 
-def _owner(brokers: Brokers) -> str:
+def _owner(brokers: BrokerPorts) -> str:
     """The broker group that topics and groups are changed at."""
     owner = brokers.owner()
     if not owner and brokers.names():

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind
-from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.rpc.rpc import Answer, Rpc
 
 TIMEOUT_MS = 10_000
@@ -27,7 +27,7 @@ def last(_said: bytes, reply: bytes) -> bytes:
     return reply
 
 
-def left_ms(brokers: Brokers, rpc: Rpc, name: str) -> int:
+def left_ms(brokers: BrokerPorts, rpc: Rpc, name: str) -> int:
     """How long that broker group may take: what is known by then has to reach the client in time.
 
     Raises DeadlineExceeded when there is no time left.
@@ -36,12 +36,12 @@ def left_ms(brokers: Brokers, rpc: Rpc, name: str) -> int:
     return given_ms if brokers.has_master(name) else min(given_ms, AWAY_MS)
 
 
-class AdminChange:
+class BroadcastChange:
     """One command on its way from broker to broker; `then` gets its end."""
 
     def __init__(
         self,
-        brokers: Brokers,
+        brokers: BrokerPorts,
         rpc: Rpc,
         kind: Kind,
         then: Callable[[Answer], None],

@@ -14,7 +14,7 @@ from popmq.proxy.admin.admin_service import SERVICE
 from popmq.proxy.rpc.convert import parse, read_reply
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Answer, Rpc
-from popmq.proxy.transport.interface import Call, Method, Shape
+from popmq.proxy.transport.interface import Call, Method, MethodType
 
 LIST_TIMEOUT_MS = 2_000
 FAILOVER_TIMEOUT_MS = 8_000
@@ -40,7 +40,7 @@ class ClusterAdmin:
             rpc = Rpc(call, data, self._metrics, partial(_refuse, reply))
             rpc.run(handler, rpc)
 
-        return Method(SERVICE + name, Shape.UNARY, start=start)
+        return Method(SERVICE + name, MethodType.UNARY, start=start)
 
     def _list(self, rpc: Rpc) -> None:
         asked = parse(admin_pb2.ListBrokersRequest, rpc.data)

@@ -24,7 +24,7 @@ from popmq.proxy.admin.public_responses import (
 )
 from popmq.proxy.api import admin_pb2 as api
 from popmq.proxy.api import definition_pb2 as pb
-from popmq.proxy.messaging.connected_subscriptions import Subscribed, told_of
+from popmq.proxy.messaging.connected_subscriptions import ConnectedSubscriptions, told_of
 from popmq.proxy.messaging.lite import SyncLiteSubscription
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.metrics import ProxyMetrics
@@ -65,7 +65,7 @@ class PublicAdmin:
     def __init__(
         self,
         inner: Sequence[Method],
-        subscribed: Subscribed,
+        subscribed: ConnectedSubscriptions,
         lites: SyncLiteSubscription,
         metrics: ProxyMetrics,
         endpoint: Callable[[], str],

@@ -7,11 +7,11 @@ from popmq.common.errors import Code, PopmqError, Unavailable
 from popmq.common.protocol.frame_kinds import Kind
 from popmq.common.wire import admin_pb2, report_pb2
 from popmq.proxy.admin.broadcast_change import TIMEOUT_MS
-from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.rpc.convert import parse, read_reply
 from popmq.proxy.rpc.metrics import ProxyMetrics
 from popmq.proxy.rpc.rpc import Answer, Rpc
-from popmq.proxy.transport.interface import Call, Method, Shape
+from popmq.proxy.transport.interface import Call, Method, MethodType
 
 SERVICE = "/popmq.report.v1.Reports/"
 _OK = admin_pb2.Status(code=Code.OK, message="OK")
@@ -21,7 +21,7 @@ Reply = Gathered | report_pb2.ReadRawReply
 
 
 class Reports:
-    def __init__(self, brokers: Brokers, metrics: ProxyMetrics) -> None:
+    def __init__(self, brokers: BrokerPorts, metrics: ProxyMetrics) -> None:
         self._brokers = brokers
         self._metrics = metrics
 
@@ -37,7 +37,7 @@ class Reports:
             rpc = Rpc(call, data, self._metrics, partial(_refuse, reply))
             rpc.run(handler, rpc)
 
-        return Method(SERVICE + name, Shape.UNARY, start=start)
+        return Method(SERVICE + name, MethodType.UNARY, start=start)
 
     def _read_raw(self, rpc: Rpc) -> None:
         request = parse(report_pb2.ReadRawRequest, rpc.data)

@@ -20,8 +20,8 @@ from popmq.common.protocol.messaging_payloads import Port
 from popmq.common.record.receipt import broker_of
 from popmq.common.topics import is_broker_name
 from popmq.common.wire.controller_pb2 import BrokerAddress
-from popmq.proxy.brokers.master_port import MasterPort, Way
-from popmq.proxy.brokers.route_watch import FollowedRoutes
+from popmq.proxy.brokers.master_port import MasterPort, UsablePort
+from popmq.proxy.brokers.route_watch import RouteWatch
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ NEWER_MASTER_MS = 10_000
 IN_PROCESS = "in-process"  # the address of the broker of `popmq up`
 
 
-class Brokers(Protocol):
+class BrokerPorts(Protocol):
     def names(self) -> Sequence[str]:
         """Every broker group that is known now, sorted, whether or not it answers.
 
@@ -65,7 +65,7 @@ class Brokers(Protocol):
         ...
 
 
-def port_of_handle(brokers: Brokers, handle: bytes) -> tuple[str, Port]:
+def port_of_handle(brokers: BrokerPorts, handle: bytes) -> tuple[str, Port]:
     """The broker group that a receipt handle names, and the way to it.
 
     Raises InvalidReceiptHandle, which makes a client give up, when no broker group can have that
@@ -107,18 +107,18 @@ class StaticBrokers:
         return name in self._ports
 
 
-def owner_first(brokers: Brokers) -> Sequence[str]:
+def owner_first(brokers: BrokerPorts) -> Sequence[str]:
     """For what every broker group knows: the owner knows it first, the others by copies."""
     names, owner = brokers.names(), brokers.owner()
     return reachable_first(brokers, sorted(names, key=lambda name: name != owner))
 
 
-def reachable_first(brokers: Brokers, names: Sequence[str]) -> Sequence[str]:
+def reachable_first(brokers: BrokerPorts, names: Sequence[str]) -> Sequence[str]:
     """The names in their order, but those without a master last."""
     return sorted(names, key=lambda name: not brokers.has_master(name))
 
 
-class ClosablePort(Way, Protocol):
+class ClosablePort(UsablePort, Protocol):
     async def close(self) -> None: ...
 
 
@@ -154,7 +154,7 @@ class RoutedBrokers:
     ) -> None:
         self._open_port = open_port
         self._clock = clock
-        self._followed = [FollowedRoutes(one, self._take) for one in controllers]
+        self._followed = [RouteWatch(one, self._take) for one in controllers]
         self._groups: dict[str, _Group] = {}
         self._names: tuple[str, ...] = ()
         self._owner = ""
@@ -218,7 +218,7 @@ class RoutedBrokers:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _take(self, told: FollowedRoutes) -> None:
+    def _take(self, told: RouteWatch) -> None:
         """A controller answered: follow what all of them said last."""
         now_ms = self._clock.boot_ms()
         listed: dict[str, BrokerAddress] = {}

@@ -64,7 +64,7 @@ REPEATED = frozenset(
 )
 
 
-class Way(Port, Protocol):
+class UsablePort(Port, Protocol):
     """An open way to one address."""
 
     @property
@@ -99,8 +99,8 @@ class MasterPort:
         self._later = later
         self._has_copies = has_copies
         self._owner_is_away = owner_is_away
-        self._way: Way | None = None
-        self._tries: dict[int, _Try] = {}
+        self._way: UsablePort | None = None
+        self._tries: dict[int, _PendingRequest] = {}
         self._number = 0
         self._refused = False  # the way's last word was NOT_MASTER
         self._waiting = 0
@@ -118,7 +118,7 @@ class MasterPort:
         """Requests that wait for a master."""
         return self._waiting
 
-    def follow(self, way: Way | None) -> None:
+    def follow(self, way: UsablePort | None) -> None:
         """From now on this one.  What was asked on the other is not waited for: a master that was
         replaced can confirm nothing any more."""
         before, self._way = self._way, way
@@ -143,7 +143,7 @@ class MasterPort:
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         self._number = number = self._number + 1
         now_ms = self._clock.boot_ms()
-        one = _Try(kind, body, now_ms, now_ms + timeout_ms, on_reply)
+        one = _PendingRequest(kind, body, now_ms, now_ms + timeout_ms, on_reply)
         self._tries[number] = one
         self._ask(number, one)
         return number
@@ -159,7 +159,7 @@ class MasterPort:
 
     # -- tries
 
-    def _ask(self, number: int, one: "_Try") -> None:
+    def _ask(self, number: int, one: "_PendingRequest") -> None:
         """Ask now if there is somebody to ask, else when there is."""
         left_ms = one.due_ms - self._clock.boot_ms()
         if self._closed or left_ms <= 0:
@@ -177,7 +177,9 @@ class MasterPort:
         request_id = way.request(one.kind, body, left_ms, partial(self._heard, number, one, way))
         one.request_id = request_id
 
-    def _heard(self, number: int, one: "_Try", way: Way, answer: bytes | PopmqError) -> None:
+    def _heard(
+        self, number: int, one: "_PendingRequest", way: UsablePort, answer: bytes | PopmqError
+    ) -> None:
         if self._tries.get(number) is not one or one.asked_of is not way:
             return
         if not isinstance(answer, PopmqError):
@@ -201,7 +203,7 @@ class MasterPort:
         else:
             self._end(number, one, answer)
 
-    def _may_come(self, one: "_Try", refusal: PopmqError) -> bool:
+    def _may_come(self, one: "_PendingRequest", refusal: PopmqError) -> bool:
         """Another try may do it: there was no connection, or the copy of what the request names is
         on its way; the owner knows that name perhaps."""
         code = refusal.code
@@ -213,7 +215,7 @@ class MasterPort:
             return False
         return one.kind is not Kind.POP or decode_pop(one.body).topic[:1] != "%"
 
-    def _lost(self, number: int, one: "_Try") -> None:
+    def _lost(self, number: int, one: "_PendingRequest") -> None:
         """It may have been done."""
         one.asked_of = None
         one.unknown = True
@@ -223,7 +225,7 @@ class MasterPort:
         else:
             self._end(number, one, self._refusal(one, why))
 
-    def _wait(self, number: int, one: "_Try", why: str) -> None:
+    def _wait(self, number: int, one: "_PendingRequest", why: str) -> None:
         one.why = why
         if not one.waits and not self._may_wait(one):
             self._end(
@@ -246,33 +248,33 @@ class MasterPort:
         again = partial(self._again, number, one, one.turn)
         self._later(max(0, min(pause_ms, left_ms)) / 1000, again)
 
-    def _may_wait(self, one: "_Try") -> bool:
+    def _may_wait(self, one: "_PendingRequest") -> bool:
         full = self._waiting >= WAITING_LIMIT
         return not full and self._waiting_bytes + len(one.body) <= WAITING_BYTES_LIMIT
 
-    def _again(self, number: int, one: "_Try", turn: int) -> None:
+    def _again(self, number: int, one: "_PendingRequest", turn: int) -> None:
         if self._tries.get(number) is one and one.asked_of is None and one.turn == turn:
             self.retried += 1
             self._ask(number, one)
 
-    def _no_longer_waits(self, one: "_Try") -> None:
+    def _no_longer_waits(self, one: "_PendingRequest") -> None:
         if one.waits:
             one.waits = False
             self._waiting -= 1
             self._waiting_bytes -= len(one.body)
 
-    def _end(self, number: int, one: "_Try", answer: bytes | PopmqError) -> None:
+    def _end(self, number: int, one: "_PendingRequest", answer: bytes | PopmqError) -> None:
         del self._tries[number]
         self._no_longer_waits(one)
         one.on_reply(answer)
 
-    def _refusal(self, one: "_Try", why: str) -> PopmqError:
+    def _refusal(self, one: "_PendingRequest", why: str) -> PopmqError:
         if one.unknown:
             return DeadlineExceeded(f"{why}; whether {one.kind.name} was done is unknown")
         return Unavailable(f"{why}; nothing was done")
 
 
-def _for_the_rest(one: "_Try", left_ms: int) -> bytes:
+def _for_the_rest(one: "_PendingRequest", left_ms: int) -> bytes:
     """A receive that waited here or at another master waits so much less at this one."""
     if one.kind not in (Kind.POP, Kind.PULL):
         return one.body
@@ -285,7 +287,7 @@ def _for_the_rest(one: "_Try", left_ms: int) -> bytes:
     return encode_pop(request._replace(poll_ms=max(0, request.poll_ms - passed_ms)))
 
 
-class _Try:
+class _PendingRequest:
     """A request that has not ended. `asked_of` is the way it is asked on; None: it waits."""
 
     __slots__ = (
@@ -309,7 +311,7 @@ class _Try:
     ) -> None:
         self.kind, self.body, self.on_reply = kind, body, on_reply
         self.began_ms, self.due_ms = began_ms, due_ms
-        self.asked_of: Way | None = None
+        self.asked_of: UsablePort | None = None
         self.request_id = 0
         self.tries = self.pauses = self.turn = 0
         self.unknown = self.waits = False

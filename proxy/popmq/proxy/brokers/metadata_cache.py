@@ -17,7 +17,7 @@ from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import SubscriptionGroup, TopicConfig
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers.broker_ports import Brokers, owner_first
+from popmq.proxy.brokers.broker_ports import BrokerPorts, owner_first
 from popmq.proxy.rpc.convert import group_of, topic_of
 
 TTL_MS = 1_000
@@ -43,10 +43,10 @@ class _Described(NamedTuple, Generic[T]):
     state: tuple[int, int]
 
 
-class Routes:
+class MetadataCache:
     """Topics and groups by name. Results may come before the call returns."""
 
-    def __init__(self, brokers: Brokers, clock: Clock, *, auto_create: bool) -> None:
+    def __init__(self, brokers: BrokerPorts, clock: Clock, *, auto_create: bool) -> None:
         self._brokers = brokers
         self._auto_create = auto_create
         self._topics: _Remembered[TopicConfig] = _Remembered(self._ask_topic, self._now_ms)
@@ -112,7 +112,7 @@ class Routes:
 
 
 def ask_any(
-    brokers: Brokers,
+    brokers: BrokerPorts,
     kind: Kind,
     body: bytes,
     on_answer: OnBytes,
@@ -140,7 +140,7 @@ def ask_any(
 
 
 def _ask_next(
-    brokers: Brokers,
+    brokers: BrokerPorts,
     names: Sequence[str],
     kind: Kind,
     body: bytes,

@@ -27,7 +27,7 @@ R = TypeVar("R")
 Then = Callable[[Sequence[R] | PopmqError, bool], None]
 
 
-class JointRequests(Generic[R]):
+class RequestBatcher(Generic[R]):
     """`decode` reads the results out of a reply; `soon` says when a turn is over."""
 
     def __init__(

@@ -24,10 +24,10 @@ SAME_VERSION_MS = 50  # a controller that answers early with nothing new is not 
 _NO_ROUTES: Mapping[str, controller_pb2.BrokerAddress] = MappingProxyType({})
 
 
-class FollowedRoutes:
+class RouteWatch:
     """`on_routes` is called with this object after each answer; it must not be asked to stop."""
 
-    def __init__(self, controller: Port, on_routes: Callable[["FollowedRoutes"], None]) -> None:
+    def __init__(self, controller: Port, on_routes: Callable[["RouteWatch"], None]) -> None:
         self.brokers = _NO_ROUTES  # by broker group
         self.owner = ""
         self._controller = controller

@@ -1,10 +1,10 @@
 """What several brokers say about timers, as one answer."""
 
-from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.common.wire import admin_pb2
 
 # From what counts least to what counts most.
-_RANKS = ("", TimerOutcome.NOT_FOUND, TimerOutcome.ALREADY_VISIBLE, TimerOutcome.DONE)
+_RANKS = ("", RecallResult.NOT_FOUND, RecallResult.ALREADY_VISIBLE, RecallResult.DONE)
 
 
 def join_recall(found: admin_pb2.RecallReply, part: admin_pb2.RecallReply) -> None:

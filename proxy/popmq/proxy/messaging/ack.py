@@ -32,9 +32,9 @@ from popmq.common.settings.settings import Settings
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers, port_of_handle
-from popmq.proxy.brokers.metadata_cache import Routes
-from popmq.proxy.brokers.request_batcher import JointRequests
+from popmq.proxy.brokers.broker_ports import BrokerPorts, port_of_handle
+from popmq.proxy.brokers.metadata_cache import MetadataCache
+from popmq.proxy.brokers.request_batcher import RequestBatcher
 from popmq.proxy.messaging.fast_path_send import remember
 from popmq.proxy.rpc.convert import (
     acked_ok,
@@ -58,7 +58,7 @@ _HANDLE = service.AckMessageEntry.RECEIPT_HANDLE_FIELD_NUMBER
 _ID_TAG = service.AckMessageEntry.MESSAGE_ID_FIELD_NUMBER << 3 | LEN
 
 
-class PlainAck(NamedTuple):
+class FastPathAck(NamedTuple):
     """One entry with nothing unusual: what it begins with at a broker, its handle, and the entry's
     bytes, with which its result begins."""
 
@@ -69,10 +69,10 @@ class PlainAck(NamedTuple):
 
 
 class AckMessage:
-    def __init__(self, brokers: Brokers, routes: Routes, soon: Soon = at_once) -> None:
+    def __init__(self, brokers: BrokerPorts, routes: MetadataCache, soon: Soon = at_once) -> None:
         self._brokers = brokers
         self._routes = routes
-        self._acks = JointRequests(Kind.ACK, decode_ack_reply, MAX_HANDLES, soon)
+        self._acks = RequestBatcher(Kind.ACK, decode_ack_reply, MAX_HANDLES, soon)
         self._ways: dict[bytes, str] = {}  # brokers by the part of a handle that names them
 
     def start(self, rpc: Rpc) -> None:
@@ -102,7 +102,7 @@ class AckMessage:
         return name if name in self._brokers.names() else ""
 
     def _plain_acked(
-        self, rpc: Rpc, plain: PlainAck, answer: Sequence[AckResult] | PopmqError, _at_once: bool
+        self, rpc: Rpc, plain: FastPathAck, answer: Sequence[AckResult] | PopmqError, _at_once: bool
     ) -> None:
         result = answer if isinstance(answer, PopmqError) else answer[0]
         if result is ACKED:
@@ -179,7 +179,7 @@ class _Gathered:
             self.rpc.reply(ack_reply(self._entries, self._results))
 
 
-def read_plain_ack(data: bytes) -> PlainAck | None:
+def read_plain_ack(data: bytes) -> FastPathAck | None:
     """An AckMessageRequest of one entry, in the order in which protobuf writes it; None for any
     other, and for one that is wrong: `_start` says why."""
     try:
@@ -197,7 +197,7 @@ def read_plain_ack(data: bytes) -> PlainAck | None:
     usual = start and handle_at and entry[0] == _ID_TAG and handle_tag > 2 and entry[1] < 0x80
     if not usual or not 0 < len(handle) <= HANDLE_LIMIT or not handle.isascii():
         return None
-    return PlainAck(head, group, handle, entry)
+    return FastPathAck(head, group, handle, entry)
 
 
 # What acks of one group for one topic begin with at a broker, and the group, by what they begin
@@ -240,7 +240,7 @@ def refuse_ack(request: bytes, error: PopmqError) -> Sequence[bytes]:
 
 
 class ChangeInvisibleDuration:
-    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings) -> None:
+    def __init__(self, brokers: BrokerPorts, routes: MetadataCache, settings: Settings) -> None:
         self._brokers = brokers
         self._routes = routes
         self._limits = settings.pop
@@ -262,7 +262,7 @@ class ChangeInvisibleDuration:
         rpc.reply(_change_reply(ok(), answer.decode()))
 
 
-def group_id(brokers: Brokers, routes: Routes, group: str) -> int:
+def group_id(brokers: BrokerPorts, routes: MetadataCache, group: str) -> int:
     """As a broker group that copies groups is told; a single broker group owns them."""
     return routes.known_group_id(group) if len(brokers.names()) > 1 else 0
 

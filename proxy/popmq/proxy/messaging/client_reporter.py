@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.messaging_payloads import ClientsReport, Kind, encode_clients
 from popmq.common.wire.lite_pb2 import LiteNotices
-from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.broker_ports import BrokerPorts
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ REPORT_TIMEOUT_MS = 5_000
 CLIENTS_PER_REPORT = 1_000
 
 
-class Clients:
+class ClientReporter:
     def __init__(
         self,
-        brokers: Brokers,
+        brokers: BrokerPorts,
         listens: Callable[[str], bool],
         on_ended: Callable[[str, Sequence[str]], None],
     ) -> None:

@@ -14,14 +14,14 @@ from popmq.proxy.messaging.client_settings import LITE_CONSUMERS
 CONSUMED_AS = {True: api.LITE_SELECTIVE, False: api.CLUSTERING}
 
 
-class Said(NamedTuple):
+class ClientSubscription(NamedTuple):
     """What one client said of one topic."""
 
     client: api.ClientInfo
     expression: pb.FilterExpression
 
 
-class Heard(NamedTuple):
+class ConnectedClient(NamedTuple):
     """A client with a stream here: the settings that it sent, and its address."""
 
     client_id: str
@@ -29,13 +29,15 @@ class Heard(NamedTuple):
     settings: pb.Settings
 
 
-class Subscribed:
-    def __init__(self, heard: Callable[[], Iterable[Heard]]) -> None:
+class ConnectedSubscriptions:
+    def __init__(self, heard: Callable[[], Iterable[ConnectedClient]]) -> None:
         self._heard = heard
 
-    def by_pair(self, group: str = "", topic: str = "") -> dict[tuple[str, str], list[Said]]:
+    def by_pair(
+        self, group: str = "", topic: str = ""
+    ) -> dict[tuple[str, str], list[ClientSubscription]]:
         """By group and topic; an empty name is any."""
-        found: dict[tuple[str, str], list[Said]] = {}
+        found: dict[tuple[str, str], list[ClientSubscription]] = {}
         for one in self._heard():
             subscription = one.settings.subscription
             name = subscription.group.name
@@ -43,7 +45,7 @@ class Subscribed:
                 continue
             for entry in subscription.subscriptions:
                 if topic in ("", entry.topic.name):
-                    said = Said(_client(one), entry.expression)
+                    said = ClientSubscription(_client(one), entry.expression)
                     found.setdefault((name, entry.topic.name), []).append(said)
         return found
 
@@ -54,7 +56,7 @@ class Subscribed:
         return produce, len(kinds) - produce
 
 
-def told_of(group: str, topic: str, said: Sequence[Said]) -> api.SubscriptionInfo:
+def told_of(group: str, topic: str, said: Sequence[ClientSubscription]) -> api.SubscriptionInfo:
     """Of clients that are connected; the newest expression counts where they differ."""
     last = said[-1]
     return api.SubscriptionInfo(
@@ -67,7 +69,7 @@ def told_of(group: str, topic: str, said: Sequence[Said]) -> api.SubscriptionInf
     )
 
 
-def _client(one: Heard) -> api.ClientInfo:
+def _client(one: ConnectedClient) -> api.ClientInfo:
     agent = one.settings.user_agent
     names = {number: name for name, number in pb.Language.items()}
     return api.ClientInfo(

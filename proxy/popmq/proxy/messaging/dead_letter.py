@@ -9,7 +9,7 @@ from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import AckRequest, Kind, decode_ack_reply, encode_ack
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers, port_of_handle
+from popmq.proxy.brokers.broker_ports import BrokerPorts, port_of_handle
 from popmq.proxy.messaging.ack import handle_bytes
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.rpc import Answer, Rpc
@@ -18,7 +18,7 @@ from popmq.proxy.rpc.rpc import Answer, Rpc
 class ForwardToDeadLetterQueue:
     """The broker knows the attempt by the handle; the numbers that a client sends are not used."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: BrokerPorts) -> None:
         self._brokers = brokers
 
     def start(self, rpc: Rpc) -> None:

@@ -57,7 +57,7 @@ _TIMESTAMP = re.compile(rb"(?:\x08[\x80-\xff]{0,8}[\0-\x7f])?(?:\x10[\x80-\xff]{
 _PLAIN_TYPES = (0, MessageType.NORMAL, MessageType.FIFO)
 
 
-class PlainMessage(NamedTuple):
+class FastPathMessage(NamedTuple):
     """A NORMAL or FIFO message that passed every check that needs no topic."""
 
     topic: str
@@ -69,7 +69,9 @@ class PlainMessage(NamedTuple):
     properties: bytes
 
 
-def read_plain(data: bytes, limits: MessageSettings, peer: str, now_ms: int) -> PlainMessage | None:
+def read_plain(
+    data: bytes, limits: MessageSettings, peer: str, now_ms: int
+) -> FastPathMessage | None:
     """`data` is a SendMessageRequest; `now_ms` is wall time, for a message without its own."""
     try:
         return _message(data, limits, peer, now_ms)
@@ -77,7 +79,9 @@ def read_plain(data: bytes, limits: MessageSettings, peer: str, now_ms: int) -> 
         return None
 
 
-def _message(data: bytes, limits: MessageSettings, peer: str, now_ms: int) -> PlainMessage | None:
+def _message(
+    data: bytes, limits: MessageSettings, peer: str, now_ms: int
+) -> FastPathMessage | None:
     end = len(data)
     size, start = read_varint(data, 1)
     if data[0] != _REQUEST or start + size != end:
@@ -138,7 +142,7 @@ def _is_good_name(raw: bytes) -> bool:
 
 def _with_properties(
     topic: bytes, body: bytes, head: bytes, sent: bytes, peer: str, now_ms: int
-) -> PlainMessage | None:
+) -> FastPathMessage | None:
     said = _said(sent)
     if said is None:
         return None
@@ -156,7 +160,7 @@ def _with_properties(
     properties = b"".join((sent, MD5_DIGEST, checksum))
     if claimed != kind or there != _NOTHING_MISSING:
         properties += _missing(claimed, kind, there, peer, now_ms)
-    return PlainMessage(name, kind, message_id, _group(group), found, head, properties)
+    return FastPathMessage(name, kind, message_id, _group(group), found, head, properties)
 
 
 def _said(sent: bytes) -> tuple[bytes, int, bytes, bytes, int, int] | None:

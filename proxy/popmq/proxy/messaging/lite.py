@@ -18,7 +18,7 @@ from popmq.common.topics import check_group_name, check_lite_topic_name, check_t
 from popmq.common.wire.lite_pb2 import SyncLite
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.rpc import Answer, Rpc
 
@@ -42,7 +42,7 @@ class _Told(NamedTuple):
 class SyncLiteSubscription:
     """Remembers for half a minute what clients said, for brokers that have forgotten it."""
 
-    def __init__(self, brokers: Brokers, settings: LiteSettings, clock: Clock) -> None:
+    def __init__(self, brokers: BrokerPorts, settings: LiteSettings, clock: Clock) -> None:
         self._brokers = brokers
         self._limit = settings.max_subscriptions
         self._clock = clock

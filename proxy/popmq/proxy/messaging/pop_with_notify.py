@@ -1,4 +1,4 @@
-"""FrontPoll: one receive that waits, at every broker group at once (pop with notify).
+"""PopWithNotify: one receive that waits, at every broker group at once (pop with notify).
 
 One pop first.  If that finds nothing and time is left, every broker group is asked to say when
 there is something; what they say is queued, and the receive pops at one of them at a time.  A miss
@@ -22,7 +22,7 @@ from popmq.common.protocol.messaging_payloads import (
     decode_pop_reply,
     encode_pop,
 )
-from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.rpc.rpc import Answer, Rpc
 
 BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it ends
@@ -31,13 +31,13 @@ Popped = PopReply | PopmqError
 OnEnd = Callable[[str, Popped], None]  # the broker group's name, and what it said
 
 
-class FrontPoll:
+class PopWithNotify:
     def __init__(
         self,
         rpc: Rpc,
         pop: PopRequest,
         names: Sequence[str],
-        brokers: Brokers,
+        brokers: BrokerPorts,
         clock: Clock,
         on_end: OnEnd,
     ) -> None:
@@ -181,18 +181,18 @@ class FrontPoll:
             self._on_end(name, popped)
 
 
-class FrontPolls:
+class PopWithNotifySet:
     """Those of one group for one topic at this proxy: up to `limit` of them are notified."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._notified: dict[Rpc, FrontPoll] = {}
-        self._plain: dict[Rpc, FrontPoll] = {}
+        self._notified: dict[Rpc, PopWithNotify] = {}
+        self._plain: dict[Rpc, PopWithNotify] = {}
 
     def __bool__(self) -> bool:
         return bool(self._notified or self._plain)
 
-    def start(self, rpc: Rpc, poll: FrontPoll) -> None:
+    def start(self, rpc: Rpc, poll: PopWithNotify) -> None:
         many = len(self._notified) >= self._limit
         (self._plain if many else self._notified)[rpc] = poll
         poll.start(many=many)

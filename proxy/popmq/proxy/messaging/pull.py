@@ -14,8 +14,8 @@ from popmq.common.topics import check_group_name, check_readable_topic_name, is_
 from popmq.common.wire import pull_pb2 as wire
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers
-from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.brokers.broker_ports import BrokerPorts
+from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.messaging.pulled import pulled_part
 from popmq.proxy.rpc.convert import (
     OK_ONLY,
@@ -33,7 +33,7 @@ BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it 
 
 
 class PullMessage:
-    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings) -> None:
+    def __init__(self, brokers: BrokerPorts, routes: MetadataCache, settings: Settings) -> None:
         self._brokers = brokers
         self._routes = routes
         self._settings = settings
@@ -111,10 +111,10 @@ class PullMessage:
         rpc.reply(OK_ONLY, *parts, _offset_part(reply.next_offset))
 
 
-class Offsets:
+class ConsumerOffsets:
     """UpdateOffset, GetOffset and QueryOffset."""
 
-    def __init__(self, brokers: Brokers, routes: Routes) -> None:
+    def __init__(self, brokers: BrokerPorts, routes: MetadataCache) -> None:
         self._brokers = brokers
         self._routes = routes
 
@@ -208,7 +208,7 @@ class Offsets:
         self._routes.ids(asked.topic, group, partial(rpc.run, ask))
 
 
-def port_of_queue(brokers: Brokers, queue: pb.MessageQueue) -> tuple[str, Port]:
+def port_of_queue(brokers: BrokerPorts, queue: pb.MessageQueue) -> tuple[str, Port]:
     """The broker group of a queue, and the way to it; unnamed it is the only one that is known.
 
     Raises Unavailable when the group is not known now, and BAD_REQUEST when no group can have that

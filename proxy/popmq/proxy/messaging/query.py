@@ -21,8 +21,8 @@ from popmq.common.topics import (
 )
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers
-from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.brokers.broker_ports import BrokerPorts
+from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.rpc import Rpc
 from popmq.proxy.rpc.validate import check_readable
@@ -72,8 +72,10 @@ def endpoints(addresses: Sequence[tuple[str, int]]) -> pb.Endpoints:
     return pb.Endpoints(scheme=scheme, addresses=found)
 
 
-class Query:
-    def __init__(self, brokers: Brokers, routes: Routes, endpoints: EndpointChooser) -> None:
+class RouteQueries:
+    def __init__(
+        self, brokers: BrokerPorts, routes: MetadataCache, endpoints: EndpointChooser
+    ) -> None:
         self._brokers = brokers
         self._routes = routes
         self._endpoints = endpoints

@@ -6,13 +6,13 @@ Official clients take MESSAGE_NOT_FOUND for a success, so no refusal here has th
 from functools import partial
 
 from popmq.common.errors import Code, Refused
-from popmq.common.protocol.messaging_payloads import TimerOutcome
+from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers
-from popmq.proxy.brokers.metadata_cache import Routes
-from popmq.proxy.messaging.recall_fan_out import RecallAsks
+from popmq.proxy.brokers.broker_ports import BrokerPorts
+from popmq.proxy.brokers.metadata_cache import MetadataCache
+from popmq.proxy.messaging.recall_fan_out import RecallFanOut
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.rpc import Rpc
 
@@ -21,7 +21,7 @@ class RecallMessage:
     """The broker that the handle names is asked, and those that its timers were moved to; what they
     did survives a crash."""
 
-    def __init__(self, brokers: Brokers, routes: Routes) -> None:
+    def __init__(self, brokers: BrokerPorts, routes: MetadataCache) -> None:
         self._brokers = brokers
         self._routes = routes
 
@@ -44,21 +44,21 @@ class RecallMessage:
                 f"topic {topic.name} takes {topic.type.name} messages: none of them is delayed",
             )
         then = partial(_answered, rpc, handle)
-        RecallAsks(self._brokers, rpc, handle, then).start()
+        RecallFanOut(self._brokers, rpc, handle, then).start()
 
 
 def _answered(rpc: Rpc, handle: RecallHandle, outcome: str) -> None:
     message = f"message {handle.message_id} of topic {handle.topic}"
     match outcome:
-        case TimerOutcome.DONE:
+        case RecallResult.DONE:
             done = service.RecallMessageResponse(status=ok(), message_id=handle.message_id)
             rpc.reply(done.SerializeToString())
-        case TimerOutcome.ALREADY_VISIBLE:
+        case RecallResult.ALREADY_VISIBLE:
             raise Refused(
                 Code.ILLEGAL_DELIVERY_TIME,
                 f"{message} is visible already: its time was {handle.due_ms}",
             )
-        case TimerOutcome.NOT_FOUND:
+        case RecallResult.NOT_FOUND:
             raise Refused(
                 Code.NOT_FOUND,
                 f"broker {handle.broker} has no {message} that waits for {handle.due_ms}",

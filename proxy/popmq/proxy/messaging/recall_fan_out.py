@@ -1,4 +1,4 @@
-"""RecallAsks: whom a recall is put to, when timers may have moved from group to group.
+"""RecallFanOut: whom a recall is put to, when timers may have moved from group to group.
 
 The group that the handle names is asked first.  It names those that took timers of it while it was
 drained, and they are asked too, and so on; each group once.  When a named group is not known now,
@@ -9,11 +9,11 @@ absent, none has, and the client has to try again.
 from collections.abc import Callable
 
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
-from popmq.common.protocol.messaging_payloads import Kind, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, RecallResult
 from popmq.common.record.recall_handle import RecallHandle
 from popmq.common.topics import is_broker_name
 from popmq.common.wire import admin_pb2
-from popmq.proxy.brokers.broker_ports import Brokers, reachable_first
+from popmq.proxy.brokers.broker_ports import BrokerPorts, reachable_first
 from popmq.proxy.brokers.timer_replies import join_recall
 from popmq.proxy.rpc.convert import read_reply
 from popmq.proxy.rpc.rpc import Answer, Rpc
@@ -21,10 +21,12 @@ from popmq.proxy.rpc.rpc import Answer, Rpc
 OnOutcome = Callable[[str], None]
 
 
-class RecallAsks:
+class RecallFanOut:
     """One recall. `then` hears the outcome that counts most; an error is raised in the RPC."""
 
-    def __init__(self, brokers: Brokers, rpc: Rpc, handle: RecallHandle, then: OnOutcome) -> None:
+    def __init__(
+        self, brokers: BrokerPorts, rpc: Rpc, handle: RecallHandle, then: OnOutcome
+    ) -> None:
         self._brokers = brokers
         self._rpc = rpc
         self._handle = handle
@@ -79,7 +81,7 @@ class RecallAsks:
     def _finish(self) -> None:
         """Raises Unavailable when a group that did not answer may have the message."""
         outcome = self._found.outcome
-        if outcome not in (TimerOutcome.DONE, TimerOutcome.ALREADY_VISIBLE):
+        if outcome not in (RecallResult.DONE, RecallResult.ALREADY_VISIBLE):
             if self._error is not None:
                 raise self._error
             if self._absent:

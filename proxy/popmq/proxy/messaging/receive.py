@@ -26,9 +26,14 @@ from popmq.common.topics import (
     check_readable_topic_name,
 )
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers, reachable_first
-from popmq.proxy.brokers.metadata_cache import Routes
-from popmq.proxy.messaging.pop_with_notify import BROKER_RESERVE_MS, FrontPoll, FrontPolls, Popped
+from popmq.proxy.brokers.broker_ports import BrokerPorts, reachable_first
+from popmq.proxy.brokers.metadata_cache import MetadataCache
+from popmq.proxy.messaging.pop_with_notify import (
+    BROKER_RESERVE_MS,
+    Popped,
+    PopWithNotify,
+    PopWithNotifySet,
+)
 from popmq.proxy.rpc.convert import (
     delivery_time_part,
     duration_ms,
@@ -52,14 +57,16 @@ _Place = tuple[str, str, str]
 
 
 class ReceiveMessage:
-    def __init__(self, brokers: Brokers, routes: Routes, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, brokers: BrokerPorts, routes: MetadataCache, settings: Settings, clock: Clock
+    ) -> None:
         self._brokers = brokers
         self._routes = routes
         self._settings = settings
         self._clock = clock
         self._turn = 0
         self._waiting: set[Rpc] = set()
-        self._polls: dict[_Place, FrontPolls] = {}
+        self._polls: dict[_Place, PopWithNotifySet] = {}
         self._draining = False
 
     def start(self, rpc: Rpc) -> None:
@@ -225,14 +232,14 @@ class ReceiveMessage:
         lite = topic is not None and topic.type is MessageType.LITE
         place = (pop.topic, pop.group, pop.client_id if lite else "")
         limit = self._settings.poll.switch_poll_limit
-        polls = self._polls.setdefault(place, FrontPolls(limit))
+        polls = self._polls.setdefault(place, PopWithNotifySet(limit))
 
         def ended(name: str, popped: Popped) -> None:
             self._poll_over(place, rpc)
             self._end(rpc, [(name, popped)])
 
         rpc.on_gone(partial(self._poll_over, place, rpc))
-        polls.start(rpc, FrontPoll(rpc, pop, names, self._brokers, self._clock, ended))
+        polls.start(rpc, PopWithNotify(rpc, pop, names, self._brokers, self._clock, ended))
 
     def _poll_over(self, place: _Place, rpc: Rpc) -> None:
         polls = self._polls.get(place)

@@ -28,11 +28,11 @@ from popmq.common.record.message import tag_hash
 from popmq.common.record.message_deadline import with_deadline
 from popmq.common.settings.settings import Settings
 from popmq.common.topics import MessageType, TopicConfig, check_topic_name
-from popmq.proxy.brokers.broker_ports import Brokers
-from popmq.proxy.brokers.metadata_cache import Routes
-from popmq.proxy.brokers.request_batcher import JointRequests
+from popmq.proxy.brokers.broker_ports import BrokerPorts
+from popmq.proxy.brokers.metadata_cache import MetadataCache
+from popmq.proxy.brokers.request_batcher import RequestBatcher
 from popmq.proxy.messaging.delay import deadline_of, delay_of
-from popmq.proxy.messaging.fast_path_send import PlainMessage, read_plain
+from popmq.proxy.messaging.fast_path_send import FastPathMessage, read_plain
 from popmq.proxy.messaging.placement import place
 from popmq.proxy.messaging.publishers import Publishers
 from popmq.proxy.messaging.send_batch import SendBatch, send_reply
@@ -69,15 +69,15 @@ class _Placed(NamedTuple):
 class SendMessage:
     def __init__(
         self,
-        brokers: Brokers,
-        routes: Routes,
+        brokers: BrokerPorts,
+        routes: MetadataCache,
         settings: Settings,
         clock: Clock,
         publishers: Publishers,
         soon: Soon = at_once,
     ) -> None:
         self._brokers = brokers
-        self._puts = JointRequests(Kind.PUT, decode_put_reply, MAX_PUT_ENTRIES, soon)
+        self._puts = RequestBatcher(Kind.PUT, decode_put_reply, MAX_PUT_ENTRIES, soon)
         self._publishers = publishers
         self._routes = routes
         self._limits = settings.message
@@ -91,7 +91,7 @@ class SendMessage:
         if plain is None or not self._put_plain(rpc, plain):
             self._start(rpc)
 
-    def _put_plain(self, rpc: Rpc, plain: PlainMessage) -> bool:
+    def _put_plain(self, rpc: Rpc, plain: FastPathMessage) -> bool:
         """Put it, if nothing stands in the way; False: what does is for the long way to say."""
         topic = self._routes.known_topic(plain.topic)
         if topic is None or not topic.writable or not topic.type.accepts(plain.kind):
@@ -122,7 +122,7 @@ class SendMessage:
     def _plain_stored(
         self,
         rpc: Rpc,
-        plain: PlainMessage,
+        plain: FastPathMessage,
         topic: TopicConfig,
         broker: str,
         answer: Results,

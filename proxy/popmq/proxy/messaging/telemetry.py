@@ -15,7 +15,7 @@ from popmq.common.settings.settings import Settings
 from popmq.common.topics import SubscriptionGroup, check_group_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.metadata_cache import Routes
+from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.messaging.client_settings import (
     LITE_CONSUMERS,
     consumer_settings,
@@ -23,13 +23,13 @@ from popmq.proxy.messaging.client_settings import (
     producer_settings,
     unknown_group,
 )
-from popmq.proxy.messaging.connected_subscriptions import Heard
+from popmq.proxy.messaging.connected_subscriptions import ConnectedClient
 from popmq.proxy.messaging.publishers import Publishers
 from popmq.proxy.rpc.convert import OK_ONLY, name_of, ok, parse, status_only
 from popmq.proxy.rpc.metrics import ProxyMetrics
-from popmq.proxy.rpc.namespaces import NamespaceCall, Translator, namespace_of
+from popmq.proxy.rpc.namespaces import NamespaceCall, NamespaceTranslator, namespace_of
 from popmq.proxy.rpc.rpc import Rpc, check_client
-from popmq.proxy.transport.interface import Call, GrpcStatus, Inbound
+from popmq.proxy.transport.interface import Call, GrpcStatus, StreamListener
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ MAX_STREAMS = 100_000
 class Telemetry:
     """The open streams, by client id; a client may have several."""
 
-    def __init__(self, routes: Routes, settings: Settings, metrics: ProxyMetrics) -> None:
+    def __init__(self, routes: MetadataCache, settings: Settings, metrics: ProxyMetrics) -> None:
         self.routes = routes
         self.settings = settings
         self._metrics = metrics
@@ -52,13 +52,13 @@ class Telemetry:
         self._draining = False
         self.publishers = Publishers(self.streams_of)
 
-    def open(self, call: Call) -> Inbound:
+    def open(self, call: Call) -> StreamListener:
         client_id = call.metadata.get("x-mq-client-id", "").strip()
         stream = _Stream(self, call, client_id)
         try:
             check_client(call)
             if namespace := namespace_of(call.metadata):
-                stream = _Stream(self, call, client_id, Translator(namespace, "Telemetry"))
+                stream = _Stream(self, call, client_id, NamespaceTranslator(namespace, "Telemetry"))
             if self._metrics.open_streams >= MAX_STREAMS:
                 raise TooManyRequests(f"{MAX_STREAMS} telemetry streams are open on this proxy")
         except PopmqError as error:
@@ -76,12 +76,12 @@ class Telemetry:
     def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
-    def heard(self) -> Iterator[Heard]:
+    def heard(self) -> Iterator[ConnectedClient]:
         """The clients that have a stream here, and what they said last on each."""
         for client_id, streams in list(self._streams.items()):
             for stream in streams:
                 if stream.said is not None:
-                    yield Heard(client_id, stream.peer, stream.said)
+                    yield ConnectedClient(client_id, stream.peer, stream.said)
 
     def hears_lite(self, client_id: str) -> bool:
         """Whether it has a stream here, and said that it consumes lite topics."""
@@ -119,7 +119,7 @@ class _Stream:
     """One Telemetry call; implements `seam.Inbound`."""
 
     def __init__(
-        self, owner: Telemetry, call: Call, client_id: str, names: Translator | None = None
+        self, owner: Telemetry, call: Call, client_id: str, names: NamespaceTranslator | None = None
     ) -> None:
         self.client_id = client_id
         self._owner = owner

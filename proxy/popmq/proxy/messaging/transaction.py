@@ -18,7 +18,7 @@ from popmq.common.topics import check_topic_name, is_broker_name
 from popmq.common.wire import transaction_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import Brokers
+from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.messaging.publishers import Publishers
 from popmq.proxy.rpc.convert import OK_ONLY, delivered_message, name_of, parse
 from popmq.proxy.rpc.metrics import ProxyMetrics
@@ -33,7 +33,7 @@ TOPICS_LIMIT = 10_000
 
 
 class EndTransaction:
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: BrokerPorts) -> None:
         self._brokers = brokers
 
     def start(self, rpc: Rpc) -> None:
@@ -69,7 +69,7 @@ class EndTransaction:
 class OrphanChecks:
     """Waits for checks at every broker, for the topics of the producers that are here now."""
 
-    def __init__(self, brokers: Brokers, publishers: Publishers, metrics: ProxyMetrics) -> None:
+    def __init__(self, brokers: BrokerPorts, publishers: Publishers, metrics: ProxyMetrics) -> None:
         self._brokers = brokers
         self._publishers = publishers
         self._metrics = metrics

@@ -32,7 +32,7 @@ def namespace_of(metadata: Mapping[str, str]) -> str:
     return namespace
 
 
-class Translator:
+class NamespaceTranslator:
     """One method's requests and replies, in one namespace."""
 
     def __init__(self, namespace: str, method: str) -> None:

@@ -14,8 +14,8 @@ from popmq.common.observability import Histogram
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.proxy.rpc.convert import status_only
 from popmq.proxy.rpc.metrics import ProxyMetrics
-from popmq.proxy.rpc.namespaces import NamespaceCall, Translator, namespace_of
-from popmq.proxy.transport.interface import Call, GrpcStatus, Method, Shape
+from popmq.proxy.rpc.namespaces import NamespaceCall, NamespaceTranslator, namespace_of
+from popmq.proxy.transport.interface import Call, GrpcStatus, Method, MethodType
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def method(
     metrics: ProxyMetrics,
     *,
     refusal: Refusal = refuse_with_status,
-    shape: Shape = Shape.UNARY,
+    shape: MethodType = MethodType.UNARY,
     heard: Callable[[str], None] | None = None,
     service: str = SERVICE,
 ) -> Method:
@@ -180,7 +180,7 @@ def method(
         if heard is not None and not rpc.client_id:
             raise _nameless()
         if namespace := namespace_of(rpc.call.metadata):
-            translator = Translator(namespace, name)
+            translator = NamespaceTranslator(namespace, name)
             rpc.data = translator.inward(rpc.data)
             rpc.call = NamespaceCall(rpc.call, translator.outward)
         handler(rpc)

@@ -15,7 +15,7 @@ class BadWire(ValueError):
     """The bytes are no protobuf message."""
 
 
-class Field(NamedTuple):
+class WireField(NamedTuple):
     """One field where it stands: [start, end) with its tag, the content from `content` on."""
 
     number: int
@@ -25,7 +25,7 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Field]:
+def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[WireField]:
     """The top-level fields of data[start:end], in their order, unknown ones included."""
     stop = len(data) if end is None else end
     at = start
@@ -33,7 +33,7 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Fiel
         while at < stop:
             key, size = data[at], data[at + 1]
             if key < 0x80 and key & 7 == LEN and size < 0x80:  # nearly every field
-                field = Field(key >> 3, LEN, at, at + 2, at + 2 + size)
+                field = WireField(key >> 3, LEN, at, at + 2, at + 2 + size)
             else:
                 field = _field(data, at)
             if field.end > stop:
@@ -125,20 +125,20 @@ def chunk(number: int, content: bytes) -> bytes:
 _SMALL = tuple(bytes((value,)) for value in range(0x80))
 
 
-def _field(data: bytes, start: int) -> Field:
+def _field(data: bytes, start: int) -> WireField:
     key, at = read_varint(data, start)
     number, wire_type = key >> 3, key & 7
     if wire_type == LEN:
         size, at = read_varint(data, at)
-        return Field(number, wire_type, start, at, at + size)
+        return WireField(number, wire_type, start, at, at + size)
     if wire_type == VARINT:
-        return Field(number, wire_type, start, at, read_varint(data, at)[1])
+        return WireField(number, wire_type, start, at, read_varint(data, at)[1])
     if wire_type == FIXED32:
-        return Field(number, wire_type, start, at, at + 4)
+        return WireField(number, wire_type, start, at, at + 4)
     if wire_type == FIXED64:
-        return Field(number, wire_type, start, at, at + 8)
+        return WireField(number, wire_type, start, at, at + 8)
     if wire_type == START_GROUP:
-        return Field(number, wire_type, start, at, _end_of_group(data, at))
+        return WireField(number, wire_type, start, at, _end_of_group(data, at))
     raise BadWire(f"wire type {wire_type} cannot start a field")
 
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from popmq.proxy.transport.interface import GrpcStatus, Inbound, Method, Shape
+from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType, StreamListener
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +95,11 @@ class _Lookup(grpc.GenericRpcHandler):
 
 def _handler(method: Method, readers: set[asyncio.Task[None]]) -> Any:
     match method.shape:
-        case Shape.UNARY:
+        case MethodType.UNARY:
             return grpc.unary_unary_rpc_method_handler(partial(_serve_unary, method))
-        case Shape.SERVER_STREAM:
+        case MethodType.SERVER_STREAM:
             return grpc.unary_stream_rpc_method_handler(partial(_serve_stream, method))
-        case Shape.BIDI_STREAM:
+        case MethodType.BIDI_STREAM:
             return grpc.stream_stream_rpc_method_handler(partial(_serve_bidi, method, readers))
 
 
@@ -131,7 +131,10 @@ async def _serve_bidi(
 
 
 async def _read(
-    path: str, open_: Callable[["_StreamCall"], Inbound], call: "_StreamCall", context: Context
+    path: str,
+    open_: Callable[["_StreamCall"], StreamListener],
+    call: "_StreamCall",
+    context: Context,
 ) -> None:
     try:
         inbound = open_(call)

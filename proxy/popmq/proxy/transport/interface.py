@@ -23,7 +23,7 @@ class GrpcStatus(IntEnum):
     UNAVAILABLE = 14
 
 
-class Shape(Enum):
+class MethodType(Enum):
     UNARY = "unary"
     SERVER_STREAM = "server stream"
     BIDI_STREAM = "bidirectional stream"
@@ -59,7 +59,7 @@ class Call(Protocol):
         ...
 
 
-class Inbound(Protocol):
+class StreamListener(Protocol):
     """What a bidirectional handler hears from its client."""
 
     def message(self, data: bytes) -> None: ...
@@ -74,9 +74,9 @@ class Method:
     """`path` is /service/method. For BIDI_STREAM `open` is set, otherwise `start`."""
 
     path: str
-    shape: Shape
+    shape: MethodType
     start: Callable[[Call, bytes], None] | None = None
-    open: Callable[[Call], Inbound] | None = None
+    open: Callable[[Call], StreamListener] | None = None
 
 
 class Transport(Protocol):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from popmq.common.record.message import DeadReason, RecordKind
 from popmq.common.record.report_layouts import OffsetFlag, TimerRow
-from popmq.reports.records.id_names import Names, split_retry
+from popmq.reports.records.id_names import IdNames, split_retry
 from popmq.reports.records.message_fields import message_columns
 from popmq.reports.records.record_layout import RecordLayout
 from popmq.reports.records.recount import DEAD, PARKED, REDRIVEN, RESETS, UNCOUNTED, WITH_LAST
@@ -42,7 +42,7 @@ class Source:
     broker: str
     topic: str
     queue: int
-    names: Names
+    names: IdNames
     end_position: int = 0  # records of the log from there on are left out; 0: none
 
 
@@ -120,7 +120,7 @@ def _nothing(kind: str) -> Maker:
     return lambda rows, source: pa.nulls(len(rows), ARROW_TYPES[kind])
 
 
-def _named(field: str, name: Callable[[Names, int], str | None], *kinds: int) -> Maker:
+def _named(field: str, name: Callable[[IdNames, int], str | None], *kinds: int) -> Maker:
     """Ids to texts; each different one is looked up once."""
 
     def make(rows: Array, source: Source) -> Array:
@@ -167,8 +167,8 @@ _REVIVE_RECORD: dict[str, Maker] = _RECORD | {
     "sequence": _field("sequence"),
     "members": lambda rows, source: rows["members"].astype("u8").view("i8"),
     "messages": lambda rows, source: np.bitwise_count(rows["members"].astype("u8")),
-    "group": _named("group_id", Names.group, _CK, _CHANGE),
-    "topic": _named("topic_id", Names.base_topic, _CK, _CHANGE),
+    "group": _named("group_id", IdNames.group, _CK, _CHANGE),
+    "topic": _named("topic_id", IdNames.base_topic, _CK, _CHANGE),
     "queue": _only(_field("queue_id"), _CK, _CHANGE),
     "is_retry": lambda rows, source: _retry(rows, source),
     "start_offset": _only(_field("start_offset"), _CK, _CHANGE),
@@ -176,7 +176,7 @@ _REVIVE_RECORD: dict[str, Maker] = _RECORD | {
     "revive_at_ms": _only(_field("revive_at_ms"), _CK, _CHANGE),
     "old_epoch": _only(_field("old_epoch"), _CHANGE),
     "old_sequence": _only(_field("link"), _CHANGE),
-    "client": _named("client", Names.client, _CK, _CHANGE),
+    "client": _named("client", IdNames.client, _CK, _CHANGE),
     "auto_renew": _only(_flag(1), _CK, _CHANGE),
     "attempt": _nothing("int"),
     "reason": _nothing("string"),
@@ -196,7 +196,7 @@ _REVIVE_HEAD: dict[str, Maker] = _RECORD | {
     ),
     "messages": lambda rows, source: np.ones(len(rows), "i4"),
     "group": _same(lambda source: split_retry(source.topic)[0]),
-    "topic": _named("first_topic_id", Names.base_topic),
+    "topic": _named("first_topic_id", IdNames.base_topic),
     "queue": _field("first_queue_id"),
     "is_retry": _nothing("boolean"),
     "start_offset": _field("first_offset"),
@@ -224,8 +224,8 @@ _REVIVE_OFFSET: dict[str, Maker] = _RECORD | {
     "sequence": _nothing("bigint"),
     "members": lambda rows, source: np.zeros(len(rows), "i8"),
     "messages": lambda rows, source: np.zeros(len(rows), "i4"),
-    "group": _named("group_id", Names.group),
-    "topic": _named("topic_id", Names.base_topic),
+    "group": _named("group_id", IdNames.group),
+    "topic": _named("topic_id", IdNames.base_topic),
     "queue": _field("queue_id"),
     "is_retry": _nothing("boolean"),
     "start_offset": _field("queue_offset"),
@@ -248,9 +248,9 @@ _SAMPLE: dict[str, Maker] = {
     "wall_time": _field("wall_ms"),
 }
 _OFFSETS: dict[str, Maker] = _SAMPLE | {
-    "group": _named("group_id", Names.group),
-    "topic": _named("topic_id", Names.topic),
-    "read_topic": _named("read_topic_id", Names.topic),
+    "group": _named("group_id", IdNames.group),
+    "topic": _named("topic_id", IdNames.topic),
+    "read_topic": _named("read_topic_id", IdNames.topic),
     "queue": _field("queue_id"),
     **{flag.name.lower(): _flag(flag) for flag in OffsetFlag},
     **{
@@ -264,7 +264,7 @@ _OFFSETS: dict[str, Maker] = _SAMPLE | {
     "oldest_ready_ms": lambda rows, source: _known(rows["oldest_ready_ms"]),
 }
 _TOPICS: dict[str, Maker] = _SAMPLE | {
-    "topic": _named("topic_id", Names.topic),
+    "topic": _named("topic_id", IdNames.topic),
     "queue": _field("queue_id"),
     **{name: _field(name) for name in ("min_offset", "max_offset", "stored", "pending_timers")},
 }

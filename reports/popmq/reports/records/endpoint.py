@@ -29,7 +29,7 @@ _SAMPLES = ("offsets", "topics", "timers")
 R = TypeVar("R", pb.DescribeReply, pb.NamesReply, pb.ReadRawReply)
 
 
-class BrokerAway(PopmqError):
+class BrokerUnavailable(PopmqError):
     """A broker group did not answer, and the report is not to be made without it."""
 
     code = Code.HA_NOT_AVAILABLE
@@ -82,7 +82,7 @@ class ReportEndpoint:
         partial: bool = False,
     ) -> tuple[list[pb.BrokerTables], str]:
         """Every broker group's tables, and why some are missing. Unless `partial`, a group that
-        is still away when patience ends is BrokerAway."""
+        is still away when patience ends is BrokerUnavailable."""
         request = pb.DescribeRequest(
             tables=tables, topics=topics, sample=sample, offset_records=True
         )
@@ -138,7 +138,7 @@ class ReportEndpoint:
         def ask() -> R:
             reply = self._call(name, request, kind)
             if getattr(reply, "incomplete", "") and not partial:
-                raise BrokerAway(getattr(reply, "incomplete", ""))
+                raise BrokerUnavailable(getattr(reply, "incomplete", ""))
             return reply
 
         return self._patiently(ask)

@@ -7,7 +7,7 @@ from popmq.common.wire import report_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class IdNames:
     """An id that nobody knows any more, of a deleted topic for example, is shown as `#id`."""
 
     topics: dict[int, str] = field(default_factory=dict)
@@ -15,7 +15,7 @@ class Names:
     clients: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def from_wire(cls, names: pb.BrokerNames) -> "Names":
+    def from_wire(cls, names: pb.BrokerNames) -> "IdNames":
         return cls(
             {one.id: one.name for one in names.topics},
             {one.id: one.name for one in names.groups},

@@ -24,7 +24,7 @@ Key = tuple[int, int]  # epoch, sequence
 
 
 @dataclass(slots=True)
-class Ends:
+class DeliveryCounts:
     """Of one place, in messages; `next_offset` is where its check points say a pop goes on."""
 
     delivered: int = 0
@@ -56,7 +56,7 @@ class Recount:
     """
 
     end_position: int
-    places: dict[Place, Ends] = field(default_factory=lambda: defaultdict(Ends))
+    places: dict[Place, DeliveryCounts] = field(default_factory=lambda: defaultdict(DeliveryCounts))
     _open: dict[Key, _Open] = field(default_factory=dict)
     _moved: list[tuple[Key, int]] = field(default_factory=list)
     # Topic, queue, offset -> parking topic, offset there, position; by the place it came from.
@@ -127,7 +127,7 @@ class Recount:
                 place = row["group_id"], row["topic_id"], row["queue_id"]
                 self._reset(place, row["queue_offset"], row["position"])
 
-    def finish(self) -> dict[Place, Ends]:
+    def finish(self) -> dict[Place, DeliveryCounts]:
         self._move()
         for ends in self.places.values():
             ends.in_flight = 0

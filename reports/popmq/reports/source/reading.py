@@ -7,7 +7,7 @@ from popmq.common.errors import Code, Unavailable
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.records.arrow_rows import Source, record_batch
 from popmq.reports.records.endpoint import ReportEndpoint
-from popmq.reports.records.id_names import Names
+from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.record_layout import RecordLayout
 from popmq.reports.records.tables import SAMPLES
 from popmq.reports.source.options import SourceOptions
@@ -33,10 +33,10 @@ def read_share(options: SourceOptions, share: Share) -> Iterator[Any]:
                 yield record_batch(options.schema, layouts[one.layout], piece.data, source)
 
 
-def _names(options: SourceOptions, endpoint: ReportEndpoint, broker: str) -> Names:
+def _names(options: SourceOptions, endpoint: ReportEndpoint, broker: str) -> IdNames:
     if not any(name in _NAMED for name, _ in options.schema.columns):
-        return Names()
+        return IdNames()
     found = endpoint.names(partial=True).get(broker)
     if found is None:
         raise Unavailable(f"broker {broker} did not tell its names ({Code.HA_NOT_AVAILABLE})")
-    return Names.from_wire(found)
+    return IdNames.from_wire(found)

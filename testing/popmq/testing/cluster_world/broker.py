@@ -23,7 +23,7 @@ IDLE_MS = 20  # between two steps that found nothing to do; 5 in the product
 DATA = "data"
 
 
-class Thread:
+class HostThread:
     """One thread of a broker's process; implements `popmq.common.step_loop.Flusher`."""
 
     def __init__(self, host: Host, takes_ms: Callable[[], int]) -> None:
@@ -97,9 +97,9 @@ class ClusterBroker:
             self.settings,
             disk=self.disk,
             clock=host.clock,
-            flusher=Thread(host, lambda: self.sync_ms()),
-            housekeeper=Thread(host, lambda: self.sync_ms()),
-            readers=Thread(host, lambda: 1),
+            flusher=HostThread(host, lambda: self.sync_ms()),
+            housekeeper=HostThread(host, lambda: self.sync_ms()),
+            readers=HostThread(host, lambda: 1),
             rng=random.Random(self.rng.getrandbits(32)),
             soon=host.post,
             open_port=self._peer,

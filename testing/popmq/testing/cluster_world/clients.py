@@ -10,15 +10,20 @@ from functools import partial
 
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, RecallResult
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.cluster_world.history import Ask, ClusterReader, Delivered, Message
+from popmq.testing.cluster_world.history import (
+    ClusterReader,
+    DeliveryHistory,
+    Message,
+    ReceiveRequestHistory,
+)
 from popmq.testing.cluster_world.oracle import ClusterOracle
 from popmq.testing.cluster_world.router import Router
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes as States
 from popmq.testing.harness.core_broker import pop as encode_pop
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 
 GROUP = "group-a"
 NORMAL, FIFO, DELAY, QUICK = "plain", "ordered", "delayed", "quick"
@@ -36,11 +41,11 @@ class ClusterClients:
         routers: list[Router | None],
         oracle: ClusterOracle,
         rng: random.Random,
-        tally: Tally,
+        tally: StateCounts,
         note: Callable[[str], None],
     ) -> None:
         self.routers = routers
-        self.held: list[Delivered] = []
+        self.held: list[DeliveryHistory] = []
         self.open: dict[int, Callable[[], None]] = {}  # what to do if its proxy dies
         self.answered = 0
         self.failed_ms = 0
@@ -173,7 +178,7 @@ class ClusterClients:
         proxy: int | None = None,
     ) -> None:
         oracle = self._oracle
-        asked = Ask(
+        asked = ReceiveRequestHistory(
             reader,
             invisible_ms,
             poll_ms,
@@ -209,7 +214,9 @@ class ClusterClients:
         if len(self.open) == before:
             reader.open_pops -= 1
 
-    def _popped(self, asked: Ask, answer: bytes | PopmqError, unknown: int) -> None:
+    def _popped(
+        self, asked: ReceiveRequestHistory, answer: bytes | PopmqError, unknown: int
+    ) -> None:
         oracle, reader = self._oracle, asked.reader
         if isinstance(answer, PopmqError):
             self._check_known("a receive", answer, reader.topic, reader.group)
@@ -222,7 +229,7 @@ class ClusterClients:
         oracle.popped(asked, got)
         self.held += got
 
-    def _delivered(self, asked: Ask, one: hop.Delivery) -> Delivered | None:
+    def _delivered(self, asked: ReceiveRequestHistory, one: hop.Delivery) -> DeliveryHistory | None:
         oracle, digits = self._oracle, one.head[:6]
         number = int(digits) if digits.isdigit() else -1
         if not 0 <= number < len(oracle.messages) or oracle.messages[number].head != one.head:
@@ -232,7 +239,7 @@ class ClusterClients:
         if message.properties != one.properties:
             oracle.complain("bytes", f"message {number} has other properties")
         times = asked.log_ms, asked.invisible_ms, oracle.at
-        held = Delivered(asked.reader, message, one.attempt, one.handle, *times)
+        held = DeliveryHistory(asked.reader, message, one.attempt, one.handle, *times)
         held.epoch = self.epoch
         later = message.due_ms > 0 and message.epoch < self.epoch and held.attempt == 1
         self._tally.hit(States.TIMER_OVER_SWITCH, int(later))
@@ -258,7 +265,7 @@ class ClusterClients:
 
     # -- acks and changes
 
-    def ack(self, held: Delivered, proxy: int | None = None) -> None:
+    def ack(self, held: DeliveryHistory, proxy: int | None = None) -> None:
         oracle, reader = self._oracle, held.reader
         refuse = oracle.must_refuse(held)
         held.asking += 1
@@ -298,7 +305,7 @@ class ClusterClients:
 
     epoch = 0  # of the newest master, as the run knows
 
-    def change(self, held: Delivered, invisible_ms: int) -> None:
+    def change(self, held: DeliveryHistory, invisible_ms: int) -> None:
         oracle, reader = self._oracle, held.reader
         held.asking += 1
         log_ms = oracle.log_ms
@@ -314,7 +321,7 @@ class ClusterClients:
                     oracle.complain("I6 live-handle", f"{oracle.who(held)}: change refused in time")
                 return
             held.superseded = 2
-            new = Delivered(
+            new = DeliveryHistory(
                 reader, held.message, held.attempt, answer, log_ms, invisible_ms, oracle.at
             )
             new.epoch = self.epoch
@@ -347,7 +354,7 @@ class ClusterClients:
                 return
             reply = pb.RecallReply.FromString(answer)
             self._note(f"recall {message.number} {reply.outcome}")
-            if reply.outcome == TimerOutcome.DONE:
+            if reply.outcome == RecallResult.DONE:
                 message.cancelled = True
                 self._tally.hit(States.RECALLED)
                 if any(one.story(message.number).given for one in self._oracle.readers):

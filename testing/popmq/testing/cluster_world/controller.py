@@ -2,14 +2,14 @@
 
 import random
 
-from popmq.controller.controller import Controller, ControllerTimes
+from popmq.controller.controller import Controller, ControllerTimeouts
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.port import SimPort
-from popmq.testing.cluster_world.sim_metadata_store import SharedRecords, StoreOfHost
+from popmq.testing.cluster_world.sim_metadata_store import HostMetadataStore, SimMetadataStore
 from popmq.testing.cluster_world.sim_network import SimNet
 
 STEP_MS = 50
-TIMES = ControllerTimes(heartbeat_ms=500, dead_after_ms=2_000)
+TIMES = ControllerTimeouts(heartbeat_ms=500, dead_after_ms=2_000)
 
 
 class ControllerNode:
@@ -19,11 +19,11 @@ class ControllerNode:
         self,
         net: SimNet,
         host: Host,
-        records: SharedRecords,
+        records: SimMetadataStore,
         rng: random.Random,
         *,
         cluster: str,
-        times: ControllerTimes = TIMES,
+        times: ControllerTimeouts = TIMES,
     ) -> None:
         self.host = host
         self.address = f"{host.name}:1"
@@ -36,7 +36,7 @@ class ControllerNode:
         host.boot()
         self.controller = Controller(
             self._cluster,
-            StoreOfHost(self._records, host),
+            HostMetadataStore(self._records, host),
             host.clock,
             lambda address: SimPort(net, host, address),
             times=self._times,

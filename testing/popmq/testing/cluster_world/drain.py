@@ -13,7 +13,7 @@ from popmq.testing.cluster_world.sometimes_states import ClusterSometimes as Sta
 from popmq.testing.cluster_world.world import ClusterWorld
 from popmq.testing.harness.clock import ManualClock
 from popmq.testing.harness.core_broker import pop as encode_pop
-from popmq.testing.oracle.client_history import Life
+from popmq.testing.oracle.client_history import MessageHistory
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.replay import ReplayCheck
 
@@ -167,7 +167,7 @@ class _Judge(Oracle):
         super().__init__()
         self._world, self._name = world, name
 
-    def complain(self, invariant: str, what: str, life: Life | None = None) -> None:
+    def complain(self, invariant: str, what: str, life: MessageHistory | None = None) -> None:
         self._world.oracle.complain("I12 same-state", f"{self._name} and its master: {what}")
 
 

@@ -9,7 +9,7 @@ from popmq.common.wire import controller_pb2 as pb
 from popmq.testing.cluster_world.broker import ClusterBroker
 from popmq.testing.cluster_world.clients import GROUP
 from popmq.testing.cluster_world.controller import ControllerNode
-from popmq.testing.cluster_world.isolated_master import Apart
+from popmq.testing.cluster_world.isolated_master import IsolatedMaster
 from popmq.testing.cluster_world.port import SimPort
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes as States
 from popmq.testing.cluster_world.world import ClusterWorld
@@ -23,7 +23,7 @@ class ClusterFaults:
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self._rng = world.rng
-        self.apart = Apart(world)
+        self.apart = IsolatedMaster(world)
         wipes = world.settings.replication.least_in_sync > 1
         clocks = 2.0 if world.skewed else 0.2
         self._kinds: list[tuple[Callable[[], None], float]] = [

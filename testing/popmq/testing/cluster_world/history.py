@@ -47,17 +47,17 @@ class ClusterReader:
     open_pops: int = 0
     lost_pops: int = 0  # asked for, and nobody knows what they were given
     haunted_ms: int = -1  # until then one of those may arrive
-    stories: dict[int, "Story"] = field(default_factory=dict)
+    stories: dict[int, "GroupMessageHistory"] = field(default_factory=dict)
 
-    def story(self, number: int) -> "Story":
-        return self.stories.setdefault(number, Story())
+    def story(self, number: int) -> "GroupMessageHistory":
+        return self.stories.setdefault(number, GroupMessageHistory())
 
 
 @dataclass(slots=True, eq=False)
-class Story:
+class GroupMessageHistory:
     """What one group did with one message."""
 
-    given: dict[int, "Delivered"] = field(default_factory=dict)  # by attempt
+    given: dict[int, "DeliveryHistory"] = field(default_factory=dict)  # by attempt
     acked: int = 0  # 1 perhaps, 2 for sure
     ending: int = 0  # acks that are not answered
     acked_attempt: int = 0
@@ -72,7 +72,7 @@ class Story:
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class ReceiveRequestHistory:
     """A receive."""
 
     reader: ClusterReader
@@ -87,7 +87,7 @@ class Ask:
 
 
 @dataclass(slots=True, eq=False)
-class Delivered:
+class DeliveryHistory:
     """A delivery, or what a change made of it."""
 
     reader: ClusterReader
@@ -105,5 +105,5 @@ class Delivered:
     epoch: int = 0  # of the newest master when it was heard
 
     @property
-    def story(self) -> Story:
+    def story(self) -> GroupMessageHistory:
         return self.reader.story(self.message.number)

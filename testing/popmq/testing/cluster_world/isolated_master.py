@@ -24,7 +24,7 @@ _INVISIBLE_MS = 9_000  # long enough to be buffered
 _PATIENCE_MS = 800  # of who makes a topic: over long before the network heals
 
 
-class Apart:
+class IsolatedMaster:
     """At most one at a time; `spared` is the reader that nobody else uses meanwhile."""
 
     LASTS_MS = 9_000

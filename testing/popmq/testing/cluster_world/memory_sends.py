@@ -9,7 +9,7 @@ from popmq.testing.cluster_world.history import Message
 _LONGEST = 8 << 10  # a record
 
 
-class InMemory:
+class MemorySends:
     def __init__(self) -> None:
         self._waiting: list[Message] = []  # OK, and not confirmed
         self._looked_to = 0

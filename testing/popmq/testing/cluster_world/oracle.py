@@ -8,7 +8,13 @@ far the wall clocks of machines are apart does not count.
 
 from collections.abc import Sequence
 
-from popmq.testing.cluster_world.history import Ask, ClusterReader, Delivered, Message, Story
+from popmq.testing.cluster_world.history import (
+    ClusterReader,
+    DeliveryHistory,
+    GroupMessageHistory,
+    Message,
+    ReceiveRequestHistory,
+)
 from popmq.testing.oracle.client_history import Violation
 
 _MILLION = 1_000_000
@@ -57,7 +63,7 @@ class ClusterOracle:
         apart_ppm = self.fastest_ppm - self.slowest_ppm
         self.jumped_ms += forward_ms + UNHEARD_MS * apart_ppm // _MILLION
 
-    def complain(self, invariant: str, what: str, story: Story | None = None) -> None:
+    def complain(self, invariant: str, what: str, story: GroupMessageHistory | None = None) -> None:
         self.violations.append(Violation(invariant, what, tuple(story.events) if story else ()))
 
     # -- sends
@@ -70,7 +76,7 @@ class ClusterOracle:
 
     # -- receives
 
-    def popped(self, ask: Ask, got: Sequence[Delivered]) -> None:
+    def popped(self, ask: ReceiveRequestHistory, got: Sequence[DeliveryHistory]) -> None:
         """One answered receive, in its order."""
         reader = ask.reader
         reader.open_pops -= 1
@@ -87,7 +93,7 @@ class ClusterOracle:
         if not got:
             self._empty(ask)
 
-    def pop_lost(self, ask: Ask) -> None:
+    def pop_lost(self, ask: ReceiveRequestHistory) -> None:
         """Nobody knows whether it was given something."""
         ask.reader.open_pops -= 1
         self.pops_unseen(ask.reader, 1)
@@ -98,7 +104,7 @@ class ClusterOracle:
             reader.lost_pops += count
             reader.haunted_ms = self.now_ms + HAUNTING_MS
 
-    def _delivered(self, ask: Ask, held: Delivered) -> None:
+    def _delivered(self, ask: ReceiveRequestHistory, held: DeliveryHistory) -> None:
         message, reader, story = held.message, held.reader, held.story
         who = self.who(held)
         story.events.append(f"{self.at} t={self.now_ms} {reader.group} got attempt {held.attempt}")
@@ -133,7 +139,7 @@ class ClusterOracle:
             reader.silent_log_ms = self.log_ms
         reader.heard_log_ms = max(reader.heard_log_ms, asked_log_ms)
 
-    def _renewed(self, held: Delivered, before: Delivered) -> None:
+    def _renewed(self, held: DeliveryHistory, before: DeliveryHistory) -> None:
         """It stays with its client until that is silent for 30 s, or says good-bye."""
         reader = held.reader
         silent_ms = self.log_ms - reader.heard_log_ms
@@ -142,7 +148,7 @@ class ClusterOracle:
             what = f"{self.who(held)}: its client was heard {silent_ms} ms ago"
             self.complain("I3 no-early", what, held.story)
 
-    def _timer(self, held: Delivered, who: str) -> None:
+    def _timer(self, held: DeliveryHistory, who: str) -> None:
         message = held.message
         if message.due_ms and message.due_ms > _wall(self.now_ms) + self.ahead_ms:
             early_ms = message.due_ms - _wall(self.now_ms) - self.ahead_ms
@@ -150,7 +156,9 @@ class ClusterOracle:
         if message.cancelled:
             self.complain("I11 cancel-truth", f"{who}: its recall was DONE", held.story)
 
-    def _in_order(self, ask: Ask, held: Delivered, together: set[int]) -> None:
+    def _in_order(
+        self, ask: ReceiveRequestHistory, held: DeliveryHistory, together: set[int]
+    ) -> None:
         """I7: all before it in its key are over, or come in the same answer before it."""
         message, reader = held.message, held.reader
         if not message.key or not message.ok_at:
@@ -168,11 +176,11 @@ class ClusterOracle:
                 return
             story.overtaken_at = story.overtaken_at or self.at
 
-    def _may_be_over(self, reader: ClusterReader, story: Story) -> bool:
+    def _may_be_over(self, reader: ClusterReader, story: GroupMessageHistory) -> bool:
         unseen = reader.lost_pops + reader.open_pops
         return bool(story.acked or story.ending) or story.attempt + unseen >= reader.max_attempts
 
-    def _empty(self, ask: Ask) -> None:
+    def _empty(self, ask: ReceiveRequestHistory) -> None:
         """I13: nothing can have been ready that was confirmed before this was asked for."""
         reader = ask.reader
         if reader.fifo or not ask.alone or reader.open_pops or ask.lost_before != reader.lost_pops:
@@ -192,13 +200,13 @@ class ClusterOracle:
 
     # -- acks and changes
 
-    def must_refuse(self, held: Delivered) -> str:
+    def must_refuse(self, held: DeliveryHistory) -> str:
         """Why an ack asked for now may not be OK; "" when it may."""
         if held.superseded == 2:
             return "superseded"
         return "revived" if not held.acked and held.story.attempt > held.attempt else ""
 
-    def must_accept(self, held: Delivered) -> bool:
+    def must_accept(self, held: DeliveryHistory) -> bool:
         """Whether an ack that is answered now has to be OK: its time cannot be over."""
         story = held.story
         elapsed_ms = self.log_ms - held.log_ms
@@ -207,7 +215,7 @@ class ClusterOracle:
         steady = steady and not held.reader.buffered  # a crash takes what was no record
         return known and steady and elapsed_ms < held.invisible_ms
 
-    def acked(self, held: Delivered, ok: bool, refuse: str) -> None:
+    def acked(self, held: DeliveryHistory, ok: bool, refuse: str) -> None:
         story = held.story
         story.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} {'OK' if ok else 'no'}")
         if ok and refuse:
@@ -219,7 +227,7 @@ class ClusterOracle:
         if ok and story.acked < 2:
             story.acked, story.acked_attempt, story.acked_at = 2, held.attempt, self.at
 
-    def ack_unknown(self, held: Delivered) -> None:
+    def ack_unknown(self, held: DeliveryHistory) -> None:
         held.acked = held.acked or 1
         held.story.acked = held.story.acked or 1
         held.story.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} unknown")
@@ -255,7 +263,7 @@ class ClusterOracle:
                 )
 
     @staticmethod
-    def who(held: Delivered) -> str:
+    def who(held: DeliveryHistory) -> str:
         return f"message {held.message.number}, attempt {held.attempt}, {held.reader.group}"
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from popmq.common.errors import DeadlineExceeded, PopmqError, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.testing.cluster_world.host import Host
-from popmq.testing.cluster_world.sim_network import Connection, SimNet
+from popmq.testing.cluster_world.sim_network import NetworkConnection, SimNet
 from popmq.testing.cluster_world.sometimes_states import NetSometimes
 from popmq.testing.cluster_world.timeline import Action
 
@@ -181,7 +181,7 @@ class SimPort:
         self._back_off_ms = min(2 * self._back_off_ms, _MAX_BACK_OFF_MS)
 
 
-class SimConnection(Connection):
+class SimConnection(NetworkConnection):
     """Both ends; each learns of the other's end when the network lets it."""
 
     def __init__(self, net: SimNet, asker: SimPort, client: Host, server: Host, port: Port) -> None:

@@ -36,7 +36,7 @@ class Router:
         self._controllers = [SimPort(net, host, address) for address in controllers]
         self._ports: dict[str, SimPort] = {}
         self._routes: dict[str, tuple[int, str]] = {}  # group -> epoch and address
-        self._open: dict[int, _Try] = {}
+        self._open: dict[int, _RoutedRequest] = {}
         self._numbers = 0
         self.retried = 0
         for port in self._controllers:
@@ -57,7 +57,7 @@ class Router:
         """`on_unknown` hears at once of each try whose end nobody knows."""
         self._numbers += 1
         due_ms = self._host.clock.boot_ms() + timeout_ms
-        one = _Try(group, kind, body, due_ms, on_answer, on_unknown)
+        one = _RoutedRequest(group, kind, body, due_ms, on_answer, on_unknown)
         self._open[self._numbers] = one
         self._try(self._numbers, one)
         return self._numbers
@@ -70,7 +70,7 @@ class Router:
 
     # -- tries
 
-    def _try(self, number: int, one: "_Try") -> None:
+    def _try(self, number: int, one: "_RoutedRequest") -> None:
         if self._open.get(number) is not one:
             return
         left_ms = one.due_ms - self._host.clock.boot_ms()
@@ -85,7 +85,7 @@ class Router:
                 one.kind, one.body, left_ms, partial(self._heard, number, one)
             )
 
-    def _heard(self, number: int, one: "_Try", answer: bytes | PopmqError) -> None:
+    def _heard(self, number: int, one: "_RoutedRequest", answer: bytes | PopmqError) -> None:
         one.port = None
         if self._open.get(number) is not one:
             return
@@ -100,10 +100,10 @@ class Router:
         else:
             self._end(number, one, answer)
 
-    def _again(self, number: int, one: "_Try") -> None:
+    def _again(self, number: int, one: "_RoutedRequest") -> None:
         self._host.after(self._rng.choice(_RETRY_MS), partial(self._try, number, one))
 
-    def _end(self, number: int, one: "_Try", answer: bytes | PopmqError) -> None:
+    def _end(self, number: int, one: "_RoutedRequest", answer: bytes | PopmqError) -> None:
         del self._open[number]
         one.on_answer(answer, one.unknown)
 
@@ -135,7 +135,7 @@ class Router:
         self._host.after(wait_ms, partial(self._follow, controller, version))
 
 
-class _Try:
+class _RoutedRequest:
     __slots__ = (
         "body",
         "due_ms",

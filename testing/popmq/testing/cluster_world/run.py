@@ -6,13 +6,13 @@ from collections.abc import Callable
 from popmq.testing.cluster_world.clients import DELAY, FIFO, INVISIBLE_MS, NORMAL, QUICK
 from popmq.testing.cluster_world.drain import drain
 from popmq.testing.cluster_world.faults import ClusterFaults
-from popmq.testing.cluster_world.history import Delivered
-from popmq.testing.cluster_world.isolated_master import Apart
+from popmq.testing.cluster_world.history import DeliveryHistory
+from popmq.testing.cluster_world.isolated_master import IsolatedMaster
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes
 from popmq.testing.cluster_world.succession import Succession
 from popmq.testing.cluster_world.world import ClusterWorld
 from popmq.testing.oracle.client_history import Violation
-from popmq.testing.sim.run import Outcome
+from popmq.testing.sim.run import SeedResult
 
 _GAPS_MS = (20, 200, 1_000, 3_000)
 _APART = 0.4
@@ -20,7 +20,7 @@ _LONG_TAIL = 1 << 20  # whose bytes are there yet when the first of three master
 _BEATS_MS = (15, 40, 120)  # between two moves of the clients
 
 
-def run_cluster_seed(seed: int) -> Outcome:
+def run_cluster_seed(seed: int) -> SeedResult:
     return ClusterRun(seed).run()
 
 
@@ -45,7 +45,7 @@ class ClusterRun:
         manners.late = rng.choice((0.0, 0.5, 1.0))
         manners.stale = rng.choice((0.0, 0.1, 0.3))
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         world, oracle = self.world, self.world.oracle
         try:
             world.start()
@@ -71,7 +71,7 @@ class ClusterRun:
             oracle.violations.append(Violation("I0 broken", what, places))
         for violation in oracle.violations:
             world.note(str(violation))
-        found = Outcome(world.seed, oracle.violations, world.trace, world.tally)
+        found = SeedResult(world.seed, oracle.violations, world.trace, world.tally)
         found.module = "cluster"
         return found
 
@@ -80,7 +80,7 @@ class ClusterRun:
         world = self.world
         if self.rng.random() < _APART:
             self.faults.apart.begin()
-            world.go(Apart.LASTS_MS)
+            world.go(IsolatedMaster.LASTS_MS)
         elif world.settings.replication.tail_bytes >= _LONG_TAIL:
             Succession(world).begin()
             world.go(Succession.LASTS_MS)
@@ -116,7 +116,7 @@ class ClusterRun:
             poll_ms=rng.choice((0, 0, 500, 3_000)),
         )
 
-    def _some_held(self) -> Delivered | None:
+    def _some_held(self) -> DeliveryHistory | None:
         held = self.world.clients.held
         if len(held) > 60:
             del held[:20]

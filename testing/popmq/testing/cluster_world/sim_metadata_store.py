@@ -9,15 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from popmq.controller.group_record import GroupRecord
-from popmq.controller.metadata_store import OnRead, OnSwapped, Outcome, StoreAway, Swapped
+from popmq.controller.metadata_store import (
+    MetadataStoreUnavailable,
+    OnRead,
+    OnSwapped,
+    WriteOutcome,
+    WriteResult,
+)
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.sometimes_states import NetSometimes
 from popmq.testing.cluster_world.timeline import Timeline
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 
 
 @dataclass(slots=True)
-class StoreManners:
+class MetadataStoreFaults:
     takes_ms: tuple[int, int] = (1, 10)
     silent: float = 0.0  # of writes: nobody hears what came of it
     stale: float = 0.0  # of reads: an older record is answered
@@ -25,12 +31,12 @@ class StoreManners:
     away: bool = False
 
 
-class SharedRecords:
+class SimMetadataStore:
     """Every record that was ever written, in order."""
 
-    def __init__(self, timeline: Timeline, rng: random.Random, tally: Tally) -> None:
+    def __init__(self, timeline: Timeline, rng: random.Random, tally: StateCounts) -> None:
         self.timeline, self.rng, self.tally = timeline, rng, tally
-        self.manners = StoreManners()
+        self.manners = MetadataStoreFaults()
         self.history: dict[str, list[GroupRecord]] = {}
         # Told of each write: key, the record before, and the new one.
         self.on_write: Callable[[str, GroupRecord | None, GroupRecord], None] = _nothing
@@ -42,29 +48,29 @@ class SharedRecords:
     def fits(self, found: GroupRecord | None, expected_version: int) -> bool:
         return (found.version if found else 0) == expected_version
 
-    def write(self, key: str, expected_version: int, record: GroupRecord) -> Swapped:
+    def write(self, key: str, expected_version: int, record: GroupRecord) -> WriteResult:
         found = self.newest(key)
         if not self.fits(found, expected_version):
             self.tally.hit(NetSometimes.CONFLICT)
-            return Swapped(Outcome.CONFLICT, found)
+            return WriteResult(WriteOutcome.CONFLICT, found)
         self.history.setdefault(key, []).append(record)
         self.on_write(key, found, record)
-        return Swapped(Outcome.WRITTEN, record)
+        return WriteResult(WriteOutcome.WRITTEN, record)
 
 
-class StoreOfHost:
+class HostMetadataStore:
     """One controller's way to it (`MetadataStore`)."""
 
-    def __init__(self, shared: SharedRecords, host: Host) -> None:
+    def __init__(self, shared: SimMetadataStore, host: Host) -> None:
         self._shared = shared
         self._host = host
 
     def read(self, key: str, then: OnRead) -> None:
         shared, life = self._shared, self._host.life
         old = shared.history.get(key, [])
-        found: GroupRecord | StoreAway | None = shared.newest(key)
+        found: GroupRecord | MetadataStoreUnavailable | None = shared.newest(key)
         if shared.manners.away:
-            found = StoreAway("the simulated store is away")
+            found = MetadataStoreUnavailable("the simulated store is away")
         elif len(old) > 1 and shared.rng.random() < shared.manners.stale:
             shared.tally.hit(NetSometimes.STALE_READ)
             found = shared.rng.choice(old[-4:-1])
@@ -74,7 +80,7 @@ class StoreOfHost:
         shared, manners, life = self._shared, self._shared.manners, self._host.life
         rng = shared.rng
         if manners.away:
-            self._later(life, lambda: then(Swapped(Outcome.UNKNOWN, None, "away")))
+            self._later(life, lambda: then(WriteResult(WriteOutcome.UNKNOWN, None, "away")))
             return
         if rng.random() >= manners.silent:
             arrives_ms = rng.randint(*manners.takes_ms)
@@ -91,11 +97,13 @@ class StoreOfHost:
 
             def arrive_late() -> None:
                 written = shared.write(key, expected_version, record)
-                late = written.outcome is Outcome.WRITTEN
+                late = written.outcome is WriteOutcome.WRITTEN
                 shared.tally.hit(NetSometimes.LATE_WRITE, int(late))
 
             shared.timeline.after(wait_ms, arrive_late)
-        self._later(life, lambda: then(Swapped(Outcome.UNKNOWN, None, "no answer in time")))
+        self._later(
+            life, lambda: then(WriteResult(WriteOutcome.UNKNOWN, None, "no answer in time"))
+        )
 
     def _later(self, life: int, answer: Callable[[], None]) -> None:
         shared, host = self._shared, self._host

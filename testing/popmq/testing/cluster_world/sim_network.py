@@ -14,13 +14,13 @@ from popmq.common.protocol.messaging_payloads import Port
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.sometimes_states import NetSometimes
 from popmq.testing.cluster_world.timeline import Action, Timeline
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 
 _LATE_MS = (50, 400, 3_000)  # what delays a frame once in a while, in an unruly network
 
 
 @dataclass(slots=True)
-class Link:
+class NetworkLink:
     """One direction between two hosts."""
 
     cut: bool = False
@@ -29,7 +29,7 @@ class Link:
 
 
 @dataclass(slots=True)
-class Manners:
+class NetworkFaults:
     """What this seed's network is like."""
 
     latency_ms: tuple[int, int] = (0, 2)
@@ -44,7 +44,7 @@ class SimNet:
     """Who listens where, and what lies between; `cluster_port` has the connections."""
 
     def __init__(
-        self, timeline: Timeline, rng: random.Random, tally: Tally, manners: Manners
+        self, timeline: Timeline, rng: random.Random, tally: StateCounts, manners: NetworkFaults
     ) -> None:
         self.timeline = timeline
         self.rng = rng
@@ -52,9 +52,9 @@ class SimNet:
         self.manners = manners
         self.listeners: dict[str, tuple[Host, Port]] = {}
         # Told of every connection that begins or ends, both hosts named; faults break some.
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, NetworkConnection] = {}
         self._numbers = 0
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], NetworkLink] = {}
 
     # -- addresses
 
@@ -72,8 +72,8 @@ class SimNet:
 
     # -- links
 
-    def link(self, source: str, target: str) -> Link:
-        return self._links.setdefault((source, target), Link())
+    def link(self, source: str, target: str) -> NetworkLink:
+        return self._links.setdefault((source, target), NetworkLink())
 
     def cut(self, source: str, target: str) -> None:
         """Nothing gets from one to the other; the way back is another link."""
@@ -96,7 +96,7 @@ class SimNet:
     def whole(self) -> bool:
         return not any(link.cut for link in self._links.values())
 
-    def latency_ms(self, link: Link) -> int:
+    def latency_ms(self, link: NetworkLink) -> int:
         manners, rng = self.manners, self.rng
         late_ms = rng.choice(_LATE_MS) if rng.random() < manners.late else 0
         return rng.randint(*manners.latency_ms) + late_ms + link.slow_ms
@@ -114,7 +114,7 @@ class SimNet:
 
     # -- connections
 
-    def opened(self, connection: "Connection") -> int:
+    def opened(self, connection: "NetworkConnection") -> int:
         self._numbers += 1
         self.connections[self._numbers] = connection
         return self._numbers
@@ -122,7 +122,7 @@ class SimNet:
     def ended(self, number: int) -> None:
         self.connections.pop(number, None)
 
-    def break_some(self, chosen: Callable[["Connection"], bool]) -> int:
+    def break_some(self, chosen: Callable[["NetworkConnection"], bool]) -> int:
         """Both ends of these connections are told that they are lost; returns how many."""
         found = [one for one in list(self.connections.values()) if chosen(one)]
         for connection in found:
@@ -136,7 +136,7 @@ class SimNet:
                 connection.host_gone(host.name, quietly=quietly)
 
 
-class Connection:
+class NetworkConnection:
     """What the network needs to know of a connection."""
 
     hosts: tuple[str, str]

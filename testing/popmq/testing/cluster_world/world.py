@@ -4,7 +4,7 @@ import random
 import traceback
 from dataclasses import replace
 
-from popmq.broker.ha.role import Role
+from popmq.broker.ha.role import BrokerRole
 from popmq.broker.ha.sync_state import SyncState
 from popmq.broker.node.broker_node import BrokerNode
 from popmq.broker.persistence.state_hashes import StateHashes
@@ -24,14 +24,14 @@ from popmq.testing.cluster_world.controller import ControllerNode
 from popmq.testing.cluster_world.golden_log import GoldenLog
 from popmq.testing.cluster_world.history import ClusterReader
 from popmq.testing.cluster_world.host import Host
-from popmq.testing.cluster_world.memory_sends import InMemory
+from popmq.testing.cluster_world.memory_sends import MemorySends
 from popmq.testing.cluster_world.oracle import ClusterOracle
 from popmq.testing.cluster_world.router import Router
-from popmq.testing.cluster_world.sim_metadata_store import SharedRecords
-from popmq.testing.cluster_world.sim_network import Manners, SimNet
+from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
+from popmq.testing.cluster_world.sim_network import NetworkFaults, SimNet
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes, NetSometimes
 from popmq.testing.cluster_world.timeline import HostClock, Timeline
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 
 PROXIES = 2
 OFFSETS_MS = 700  # from one look at the offsets to the next
@@ -44,11 +44,11 @@ class ClusterWorld:
         rng = self.rng = random.Random(seed)
         self.seed = seed
         self.trace: list[str] = []
-        self.tally = Tally(ClusterSometimes, NetSometimes)
+        self.tally = StateCounts(ClusterSometimes, NetSometimes)
         self.oracle = ClusterOracle()
         self.time = Timeline(rng)
         self.net = SimNet(self.time, rng, self.tally, _manners(rng))
-        self.records = SharedRecords(self.time, rng, self.tally)
+        self.records = SimMetadataStore(self.time, rng, self.tally)
         self.records.on_write = self._written
         self.golden = GoldenLog(self.oracle.complain)
         self.healed = False
@@ -71,9 +71,9 @@ class ClusterWorld:
             ClusterReader("k", NORMAL, 40, buffered=True),
             ClusterReader("r", NORMAL, 40, renewed=True),
         ]
-        self.in_memory = InMemory()
+        self.in_memory = MemorySends()
         self.clients.on_memory = lambda one: self.in_memory.told(one, self.golden.data)
-        self._looked: dict[str, tuple[int, int, str, Role]] = {}
+        self._looked: dict[str, tuple[int, int, str, BrokerRole]] = {}
         self._hashes: dict[str, StateHashes] = {}
         self._compared: dict[str, int] = {}
         self._offsets: dict[tuple[int, int, int], tuple[int, int]] = {}  # applied, committed
@@ -275,7 +275,7 @@ class ClusterWorld:
 
     def _count(self, broker: ClusterBroker, node: BrokerNode) -> None:
         """What became of its log since the last look."""
-        life, end, store_id, role = self._looked.get(broker.name, (0, 0, "", Role.NOBODY))
+        life, end, store_id, role = self._looked.get(broker.name, (0, 0, "", BrokerRole.NOBODY))
         now = (broker.host.life, node.broker.store.end, node.identity.store_id, node.role)
         self._looked[broker.name] = now
         slave = node.broker.store.slave
@@ -289,7 +289,7 @@ class ClusterWorld:
         if life != broker.host.life:
             return
         self.tally.hit(ClusterSometimes.TRUNCATION, int(store_id == now[2] and now[1] < end))
-        caught_up = role is Role.COPYING and now[3] is Role.SLAVE
+        caught_up = role is BrokerRole.COPYING and now[3] is BrokerRole.SLAVE
         self.tally.hit(ClusterSometimes.CATCH_UP, int(caught_up))
 
     def _broken(self, broker: ClusterBroker, error: BaseException) -> None:
@@ -332,7 +332,7 @@ class ClusterWorld:
         self.healed = True
         self.note("heal")
         self.net.heal_all()
-        self.net.manners = Manners(patience_ms=self.net.manners.patience_ms)
+        self.net.manners = NetworkFaults(patience_ms=self.net.manners.patience_ms)
         manners = self.records.manners
         manners.silent = manners.stale = 0.0
         manners.away = False
@@ -352,11 +352,13 @@ class ClusterWorld:
                 self.start_proxy(number)
 
 
-def _manners(rng: random.Random) -> Manners:
+def _manners(rng: random.Random) -> NetworkFaults:
     patience_ms = rng.choice((1_500, 6_000))
     if rng.random() < 0.6:
-        return Manners(latency_ms=rng.choice(((0, 1), (0, 4), (1, 25))), patience_ms=patience_ms)
-    return Manners(
+        return NetworkFaults(
+            latency_ms=rng.choice(((0, 1), (0, 4), (1, 25))), patience_ms=patience_ms
+        )
+    return NetworkFaults(
         latency_ms=rng.choice(((0, 3), (0, 15))),
         unruly=True,
         loss=rng.choice((0.0, 0.01, 0.03)),

@@ -21,7 +21,7 @@ class Loss(Enum):
 Operation = tuple[int, bytes | None]  # a write at an offset; None: the file got this size
 
 
-class Content:
+class FileContent:
     """What programs see of a file, what is on the platter, and what happened in between."""
 
     __slots__ = ("kept", "now", "pending", "synced")
@@ -46,7 +46,7 @@ class Losses:
             return True
         return loss is not Loss.ALL and self._rng.random() < 0.5
 
-    def lose(self, content: Content, loss: Loss) -> None:
+    def lose(self, content: FileContent, loss: Loss) -> None:
         """Bring to the platter what the crash spares of the pending operations."""
         pending, content.pending = content.pending, []
         content.synced += len(pending)
@@ -73,7 +73,7 @@ class Losses:
             cut = first + (sectors - 1) * size if sectors else 0
             apply(kept, [(offset, data[:cut])])
 
-    def _scatter(self, content: Content, pending: list[Operation]) -> None:
+    def _scatter(self, content: FileContent, pending: list[Operation]) -> None:
         """Each sector shows the state after some of the writes that touched it, or before all."""
         share = self._rng.choice((0.2, 0.5, 0.8))
         seen: dict[int, int] = {}  # sector -> number of operations that it shows

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from popmq.testing.disk.crash_loss import Content, Loss, Losses, apply
+from popmq.testing.disk.crash_loss import FileContent, Loss, Losses, apply
 from popmq.testing.disk.disk_faults import FailedPages, Faults
 
 
@@ -21,8 +21,8 @@ class SimDisk:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._names: dict[str, Content] = {}
-        self._kept_names: dict[str, Content] = {}
+        self._names: dict[str, FileContent] = {}
+        self._kept_names: dict[str, FileContent] = {}
         self.losses = Losses(rng)
         self.faults = Faults()
         self.before: Callable[[], None] = go_ahead
@@ -37,7 +37,7 @@ class SimDisk:
         self.faults.sick = False
         if loss is Loss.NOTHING:
             return
-        names: dict[str, Content] = {}
+        names: dict[str, FileContent] = {}
         for path in sorted(self._names.keys() | self._kept_names.keys()):
             new, old = self._names.get(path), self._kept_names.get(path)
             found = new if new is old or self.losses.name_survives(loss) else old
@@ -82,7 +82,7 @@ class SimDisk:
         """Another disk with what would be there if the power went now and nothing more lasted."""
         made = SimDisk(random.Random(0))
         for path, content in self._kept_names.items():
-            copied = made._names[path] = made._kept_names[path] = Content()
+            copied = made._names[path] = made._kept_names[path] = FileContent()
             copied.now[:] = copied.kept[:] = content.kept
         return made
 
@@ -113,7 +113,7 @@ class SimDisk:
         if content is None:
             if not create:
                 raise FileNotFoundError(path)
-            content = self._names[path] = Content()
+            content = self._names[path] = FileContent()
             self.faults.started(path)
             self.faults.touch(path)
         return SimFile(self, content, path)
@@ -178,7 +178,7 @@ class SimDisk:
 class SimFile:
     """An open file of a SimDisk."""
 
-    def __init__(self, disk: SimDisk, content: Content, path: str) -> None:
+    def __init__(self, disk: SimDisk, content: FileContent, path: str) -> None:
         self._disk = disk
         self._path = path
         self._content = content

@@ -79,7 +79,7 @@ class SkippingClock:
         self._ahead_ms += ms
 
 
-class Patience:
+class ClientClock:
     """What waiting clients' time is: that of the machine, frozen or not, and what was skipped.
 
     Its wall clock is the broker's, so that a delivery is stamped with the time of its message.

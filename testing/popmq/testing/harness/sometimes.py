@@ -100,7 +100,7 @@ class Sometimes(Enum):
     EXPIRED = "unread message expired"
 
 
-class Tally:
+class StateCounts:
     """Counts of states; `wanted` are those that have to be reached."""
 
     def __init__(self, *wanted: type[Enum]) -> None:
@@ -111,7 +111,7 @@ class Tally:
         if times:
             self.counts[what] += times
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "StateCounts") -> None:
         self.counts.update(other.counts)
 
     @property

@@ -11,7 +11,7 @@ from functools import partial
 
 from popmq.broker.ha.epoch_file import EpochFile
 from popmq.broker.ha.identity import Identity
-from popmq.broker.ha.sync_state import Alter, SyncState
+from popmq.broker.ha.sync_state import AlterSyncStateSet, SyncState
 from popmq.common.errors import Code, NotMaster, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import Kind, OnReply
 from popmq.common.protocol.replication_payloads import (
@@ -35,9 +35,9 @@ from popmq.testing.cluster_world.port import SimPort
 from popmq.testing.cluster_world.sim_network import SimNet
 from popmq.testing.cluster_world.sometimes_states import ModelSometimes
 from popmq.testing.disk.sim_disk import SimDisk
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.model.log import RECORD, RECORD_SIZE, START, VALUE, ModelLog
-from popmq.testing.model.slave import FETCH_RECORDS, SlaveSide
+from popmq.testing.model.slave import FETCH_RECORDS, ModelSlave
 
 CLUSTER, GROUP = "c", "g"
 BEAT_MS = 250
@@ -63,7 +63,7 @@ class ModelNode:
         replicas: int,
         on_confirmed: Callable[["ModelNode"], None],
         note: Callable[[str], None],
-        tally: Tally,
+        tally: StateCounts,
     ) -> None:
         self.net, self.host, self.rng, self.log = net, host, rng, log
         self.identity = Identity(disk, "identity", rng, cluster=ClusterSettings())
@@ -75,7 +75,7 @@ class ModelNode:
         self.confirmed = 0
         self.min_in_sync, self.replicas = min_in_sync, replicas
         self.sync: SyncState | None = None
-        self.slave: SlaveSide | None = None
+        self.slave: ModelSlave | None = None
         self.address = f"{host.name}:1"
         self._controllers = [SimPort(net, host, address) for address in controllers]
         self._waiting: list[tuple[int, OnReply]] = []
@@ -186,7 +186,7 @@ class ModelNode:
         self._leave_role()
         self.identity.accept(record.epoch)
         self.role = pb.SLAVE
-        self.slave = SlaveSide(self, record.epoch, record.leader, address)
+        self.slave = ModelSlave(self, record.epoch, record.leader, address)
 
     def _leave_role(self) -> None:
         self.role = pb.NOBODY
@@ -326,11 +326,11 @@ class ModelNode:
         if wanted is not None and self.rng.random() < 0.5:
             self._alter(wanted)
 
-    def give_up(self, store_id: str) -> Alter | None:
+    def give_up(self, store_id: str) -> AlterSyncStateSet | None:
         assert self.sync is not None
         return self.sync.cancel()
 
-    def _alter(self, wanted: Alter) -> None:
+    def _alter(self, wanted: AlterSyncStateSet) -> None:
         body = pb.AlterSyncStateSetRequest(
             cluster=CLUSTER,
             group=GROUP,
@@ -352,7 +352,7 @@ class ModelNode:
 
         self.rng.choice(self._controllers).request(Kind.ALTER_SYNC_STATE_SET, body, 1_000, heard)
 
-    def alter_failed(self, wanted: Alter) -> None:
+    def alter_failed(self, wanted: AlterSyncStateSet) -> None:
         """Nobody knows whether it was written; what is known is what is read (R18, R20)."""
 
     # -- disk

@@ -9,15 +9,15 @@ from functools import partial
 
 from popmq.testing.cluster_world.sometimes_states import ModelSometimes
 from popmq.testing.model.node import GROUP
-from popmq.testing.model.world import ModelWorld, Replica
+from popmq.testing.model.world import ModelReplica, ModelWorld
 from popmq.testing.oracle.client_history import Violation
-from popmq.testing.sim.run import Outcome
+from popmq.testing.sim.run import SeedResult
 
 _PAUSES_MS = (300, 1_500, 4_000, 9_000)
 _GAPS_MS = (20, 150, 600, 2_000)
 
 
-def run_model_seed(seed: int) -> Outcome:
+def run_model_seed(seed: int) -> SeedResult:
     return _Run(seed).run()
 
 
@@ -41,7 +41,7 @@ class _Run:
         world.records.manners.late = rng.choice((0.0, 0.5, 1.0))
         world.records.manners.stale = rng.choice((0.0, 0.1, 0.4))
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         world = self.world
         try:
             world.start()
@@ -64,7 +64,7 @@ class _Run:
             world.violations.append(Violation("I0 broken", what, places))
         for violation in world.violations:
             world.note(str(violation))
-        found = Outcome(world.seed, world.violations, world.trace, world.tally)
+        found = SeedResult(world.seed, world.violations, world.trace, world.tally)
         found.world, found.module = "--light ", "cluster"
         return found
 
@@ -74,7 +74,7 @@ class _Run:
 
     # -- faults
 
-    def _replica(self) -> Replica:
+    def _replica(self) -> ModelReplica:
         """The master more often than others."""
         masters = [one for one in self.world.replicas if one.node is not None and one.node.sync]
         some = masters if masters and self.rng.random() < 0.5 else self.world.replicas
@@ -93,7 +93,7 @@ class _Run:
         replica.crash(power=power)
         self._later(down_ms, lambda: self._start(replica))
 
-    def _start(self, replica: Replica) -> None:
+    def _start(self, replica: ModelReplica) -> None:
         if replica.node is None:
             self.world.note(f"{replica.host.name} starts at {replica.log.end}")
             replica.start()

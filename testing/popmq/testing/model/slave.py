@@ -29,7 +29,7 @@ FETCH_RECORDS = 16
 _FETCH_WAIT_MS = 200
 
 
-class SlaveSide:
+class ModelSlave:
     """Follows one master in one epoch; a connection that is lost begins anew."""
 
     def __init__(self, node: "ModelNode", epoch: int, master: str, address: str) -> None:

@@ -17,13 +17,13 @@ from popmq.controller.group_record import GroupRecord
 from popmq.testing.cluster_world.controller import ControllerNode
 from popmq.testing.cluster_world.host import Host
 from popmq.testing.cluster_world.port import SimPort
-from popmq.testing.cluster_world.sim_metadata_store import SharedRecords
-from popmq.testing.cluster_world.sim_network import Manners, SimNet
+from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
+from popmq.testing.cluster_world.sim_network import NetworkFaults, SimNet
 from popmq.testing.cluster_world.sometimes_states import ModelSometimes, NetSometimes
 from popmq.testing.cluster_world.timeline import HostClock, Timeline
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.sim_disk import SimDisk
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.model.log import RECORD, START, VALUE, ModelLog, values
 from popmq.testing.model.node import CLUSTER, GROUP, ModelNode
 from popmq.testing.oracle.client_history import Violation
@@ -31,7 +31,7 @@ from popmq.testing.oracle.client_history import Violation
 PUT_MS = 40
 
 
-class Replica:
+class ModelReplica:
     """A host with a disk, and the process that runs on it now and then."""
 
     def __init__(self, name: str, world: "ModelWorld") -> None:
@@ -84,14 +84,14 @@ class ModelWorld:
         self.seed = seed
         self.trace: list[str] = []
         self.violations: list[Violation] = []
-        self.tally = Tally(ModelSometimes, NetSometimes)
+        self.tally = StateCounts(ModelSometimes, NetSometimes)
         self.time = Timeline(rng)
         self.net = SimNet(self.time, rng, self.tally, _manners(rng))
-        self.records = SharedRecords(self.time, rng, self.tally)
+        self.records = SimMetadataStore(self.time, rng, self.tally)
         self.records.on_write = self._written
         self.count = rng.choice((2, 3, 3))
         self.min_in_sync = rng.choice((1, 2)) if self.count == 3 else rng.choice((1, 1, 2))
-        self.replicas = [Replica("abc"[number], self) for number in range(self.count)]
+        self.replicas = [ModelReplica("abc"[number], self) for number in range(self.count)]
         self.controllers = [
             ControllerNode(
                 self.net,
@@ -116,7 +116,7 @@ class ModelWorld:
     def note(self, line: str) -> None:
         self.trace.append(f"{self.time.now_ms} {line}")
 
-    def make_node(self, replica: Replica) -> ModelNode:
+    def make_node(self, replica: ModelReplica) -> ModelNode:
         return ModelNode(
             self.net,
             replica.host,
@@ -267,7 +267,7 @@ class ModelWorld:
     def heal(self) -> None:
         self.healed = True
         self.net.heal_all()
-        self.net.manners = Manners()
+        self.net.manners = NetworkFaults()
         self.records.manners.silent = self.records.manners.stale = 0.0
         self.records.manners.away = False
         for controller in self.controllers:
@@ -302,11 +302,11 @@ class ModelWorld:
                 self.complain("agreement", f"{replica.host.name} ends at {len(data)}, otherwise")
 
 
-def _manners(rng: random.Random) -> Manners:
+def _manners(rng: random.Random) -> NetworkFaults:
     if rng.random() < 0.6:
         latency_ms = rng.choice(((0, 1), (0, 4), (1, 30)))
-        return Manners(latency_ms=latency_ms, patience_ms=rng.choice((1_000, 6_000)))
-    return Manners(
+        return NetworkFaults(latency_ms=latency_ms, patience_ms=rng.choice((1_000, 6_000)))
+    return NetworkFaults(
         latency_ms=rng.choice(((0, 3), (0, 20))),
         unruly=True,
         loss=rng.choice((0.0, 0.01, 0.05)),
@@ -316,6 +316,6 @@ def _manners(rng: random.Random) -> Manners:
     )
 
 
-def _start_again(replica: Replica) -> None:
+def _start_again(replica: ModelReplica) -> None:
     if replica.node is None:
         replica.start()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ResourceIncarnation:
     """One incarnation of a topic or a group. `gone`: 1 a delete was asked, 2 it was answered."""
 
     name: str
@@ -18,9 +18,9 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
+class SentMessageHistory:
     number: int
-    topic: Place
+    topic: ResourceIncarnation
     tag: str
     head: bytes
     properties: bytes
@@ -39,11 +39,11 @@ class Sent:
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
+class GroupReader:
     """One group reading one topic."""
 
-    group: Place
-    topic: Place
+    group: ResourceIncarnation
+    topic: ResourceIncarnation
     tags: tuple[str, ...] = ()
     open_pops: int = 0
     lost_pops: int = 0
@@ -53,22 +53,22 @@ class Reader:
     lost_at: int = 0  # event number; also of a reset: who holds what is not sure
     resets_open: int = 0
     reset_at: int = 0  # event number at which the last one was asked for
-    lives: dict[int, "Life"] = field(default_factory=dict)
+    lives: dict[int, "MessageHistory"] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
         return not self.group.gone and not self.topic.gone
 
-    def unseen(self, life: "Life") -> int:
+    def unseen(self, life: "MessageHistory") -> int:
         """Deliveries since the life's last one that may count, and that nobody saw."""
         return self.lost_pops + self.crossing - life.lost_pops
 
-    def accepts(self, sent: Sent) -> bool:
+    def accepts(self, sent: SentMessageHistory) -> bool:
         return not self.tags or sent.tag in self.tags
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class MessageHistory:
     """What one group did with one message."""
 
     attempt: int = 0
@@ -101,8 +101,8 @@ class Life:
 class Held:
     """A delivery, or what a change made of it."""
 
-    reader: Reader
-    sent: Sent
+    reader: GroupReader
+    sent: SentMessageHistory
     attempt: int
     handle: bytes
     asked_log_ms: int
@@ -123,13 +123,13 @@ class Held:
     renewed_by: str = ""  # the client that keeps it by being alive
 
     @property
-    def life(self) -> Life:
+    def life(self) -> MessageHistory:
         return self.reader.lives[self.sent.number]
 
 
 @dataclass(slots=True, eq=False)
-class Pop:
-    reader: Reader
+class ReceiveCall:
+    reader: GroupReader
     tags: tuple[str, ...]
     queue_id: int
     invisible_ms: int

@@ -6,23 +6,29 @@ are over.  Knows nothing of the product; the oracle judges by what is kept here.
 
 from collections.abc import Sequence
 
-from popmq.testing.oracle.client_history import Held, Life, Pop, Reader, Sent
+from popmq.testing.oracle.client_history import (
+    GroupReader,
+    Held,
+    MessageHistory,
+    ReceiveCall,
+    SentMessageHistory,
+)
 
 
-def may_be_dead(reader: Reader, life: Life) -> bool:
+def may_be_dead(reader: GroupReader, life: MessageHistory) -> bool:
     """Whether a dead letter of it is possible, lost replies counted."""
     unseen = reader.unseen(life)
     last = life.attempt + unseen >= reader.group.max_attempts
     return last or bool(life.rejected or life.dead or life.said or life.ending)
 
 
-def may_be_over(reader: Reader, life: Life) -> bool:
+def may_be_over(reader: GroupReader, life: MessageHistory) -> bool:
     """Whether the group may be through with it."""
     unsure = life.loose or life.passed or life.ending
     return bool(life.acked or unsure or may_be_dead(reader, life))
 
 
-def look(pop: Pop, life: Life, attempt: int, *, forgotten: bool) -> None:
+def look(pop: ReceiveCall, life: MessageHistory, attempt: int, *, forgotten: bool) -> None:
     """A delivery came: it begins a chain that a redrive made, or goes on with the old one."""
     reader = pop.reader
     # From before a reset, or after it?  It was asked for before; or it does not wait for the
@@ -51,7 +57,7 @@ def over_because(held: Held) -> str:
     return "revived" if life.attempt > held.attempt or life.dead else ""
 
 
-def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
+def redrive_asked(readers: Sequence[GroupReader], messages: Sequence[SentMessageHistory]) -> None:
     """Every letter of the readers' group may come back once more; of `readers`, some may be an
     earlier group's of that name: its letters are sent to the one that has the name now."""
     for reader in readers:
@@ -63,7 +69,7 @@ def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
             inherited = sum(_may_have_died(one, sent) for one in before)
             if not inherited and not _may_have_come(reader, sent):
                 continue
-            life = reader.lives.setdefault(sent.number, Life())
+            life = reader.lives.setdefault(sent.number, MessageHistory())
             if inherited:
                 # Two copies are on their way, unless its own is certainly over.
                 life.loose |= life.acked != 2 or life.letters
@@ -76,7 +82,9 @@ def redrive_asked(readers: Sequence[Reader], messages: Sequence[Sent]) -> None:
 
 
 def copied_behind(
-    readers: Sequence[Reader], everybody: Sequence[Reader], messages: Sequence[Sent]
+    readers: Sequence[GroupReader],
+    everybody: Sequence[GroupReader],
+    messages: Sequence[SentMessageHistory],
 ) -> None:
     """The letters of a FIFO group (`readers`) go to the end of their queue, and so to everybody:
     two copies are on their way from now on."""
@@ -93,18 +101,18 @@ def copied_behind(
                     reader.lives[sent.number].loose = True
 
 
-def _may_have_come(reader: Reader, sent: Sent) -> bool:
-    return sent.number in reader.lives or reader.unseen(Life()) > 0
+def _may_have_come(reader: GroupReader, sent: SentMessageHistory) -> bool:
+    return sent.number in reader.lives or reader.unseen(MessageHistory()) > 0
 
 
-def _may_have_died(reader: Reader, sent: Sent) -> bool:
-    life = reader.lives.get(sent.number, Life())
+def _may_have_died(reader: GroupReader, sent: SentMessageHistory) -> bool:
+    life = reader.lives.get(sent.number, MessageHistory())
     return _may_have_come(reader, sent) and may_be_dead(reader, life)
 
 
 def reset_done(
-    reader: Reader,
-    messages: Sequence[Sent],
+    reader: GroupReader,
+    messages: Sequence[SentMessageHistory],
     offsets: dict[int, int],
     *,
     lost_before: int,
@@ -121,7 +129,7 @@ def reset_done(
         unknown = sent.queue_id < 0 and not whole
         if sent.topic is not reader.topic or (sent.queue_id not in (-1, *offsets)):
             continue
-        life = reader.lives.setdefault(sent.number, Life())
+        life = reader.lives.setdefault(sent.number, MessageHistory())
         popped = life.attempt > 0 or reader.unseen(life) > 0 or life.chain > 0
         popped = popped or reader.left_pops > 0  # what is undone is a retry, too
         perhaps_acked = life.loose and life.acked > 0  # perhaps since
@@ -136,10 +144,10 @@ def reset_done(
             life.said = 0  # it is read again
 
 
-def reset_lost(reader: Reader, messages: Sequence[Sent]) -> None:
+def reset_lost(reader: GroupReader, messages: Sequence[SentMessageHistory]) -> None:
     """It was asked for, and nobody knows whether it happened."""
     for sent in messages:
         if sent.topic is reader.topic:
-            life = reader.lives.setdefault(sent.number, Life())
+            life = reader.lives.setdefault(sent.number, MessageHistory())
             life.loose = life.passed = True
             life.acked = min(life.acked, 1)

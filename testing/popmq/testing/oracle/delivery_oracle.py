@@ -5,7 +5,14 @@ log time can have moved, so "too early" is judged with it, and "too late" with e
 """
 
 from popmq.testing.oracle import delivery_chains as chains
-from popmq.testing.oracle.client_history import Held, Life, Place, Pop, Reader, Sent
+from popmq.testing.oracle.client_history import (
+    GroupReader,
+    Held,
+    MessageHistory,
+    ReceiveCall,
+    ResourceIncarnation,
+    SentMessageHistory,
+)
 from popmq.testing.oracle.fifo_order import FifoOrder
 from popmq.testing.oracle.handle_oracle import HandleOracle
 from popmq.testing.oracle.redelivery_deadline import check_limbo
@@ -14,12 +21,12 @@ from popmq.testing.oracle.redelivery_deadline import check_limbo
 class Oracle(HandleOracle):
     def __init__(self) -> None:
         super().__init__()
-        self.messages: list[Sent] = []
-        self.readers: list[Reader] = []
+        self.messages: list[SentMessageHistory] = []
+        self.readers: list[GroupReader] = []
         self.order = FifoOrder(self)
-        self._numbered: dict[tuple[Place, int, int], Sent] = {}
+        self._numbered: dict[tuple[ResourceIncarnation, int, int], SentMessageHistory] = {}
         self.parks = False  # FIFO groups hold few open messages and park keys
-        self.copying: list[Reader] = []  # of FIFO groups whose letters are being sent back
+        self.copying: list[GroupReader] = []  # of FIFO groups whose letters are being sent back
         self.longest_ms = 0  # that anything is invisible
         self.limited = False  # few may be in flight, so that others hold up what is due
         self.forgotten = 0  # deliveries that came again as the same attempt, as they may
@@ -27,7 +34,7 @@ class Oracle(HandleOracle):
 
     # -- send
 
-    def numbered(self, sent: Sent, offset: int) -> None:
+    def numbered(self, sent: SentMessageHistory, offset: int) -> None:
         """A send was OK, with this offset."""
         place = (sent.topic, sent.queue_id, offset)
         sent.offset = offset
@@ -40,21 +47,23 @@ class Oracle(HandleOracle):
                 f"{sent.queue_id} of {sent.topic.name}",
             )
 
-    def sent_at(self, topic: Place, queue_id: int, offset: int) -> Sent | None:
+    def sent_at(
+        self, topic: ResourceIncarnation, queue_id: int, offset: int
+    ) -> SentMessageHistory | None:
         return self._numbered.get((topic, queue_id, offset))
 
     # -- receive
 
-    def pop_lost(self, pop: Pop) -> None:
+    def pop_lost(self, pop: ReceiveCall) -> None:
         self._over(pop)
         pop.reader.lost_pops += 1
 
-    def pop_crossed(self, pop: Pop) -> None:
+    def pop_crossed(self, pop: ReceiveCall) -> None:
         """It was answered to nobody, and the broker does not know that yet."""
         pop.crossing = True
         pop.reader.crossing += 1
 
-    def pop_left(self, pop: Pop) -> None:
+    def pop_left(self, pop: ReceiveCall) -> None:
         """Its client left before it had an answer: it counts for nothing, unless its time was
         over by then, or others have a part in what it was given."""
         reader = pop.reader
@@ -66,7 +75,7 @@ class Oracle(HandleOracle):
         self._over(pop)
         reader.undone_pops += 1
 
-    def _over(self, pop: Pop) -> None:
+    def _over(self, pop: ReceiveCall) -> None:
         pop.reader.open_pops -= 1
         pop.reader.crossing -= pop.crossing
         pop.reader.lost_at = self.at
@@ -83,7 +92,13 @@ class Oracle(HandleOracle):
             reader.undone_pops = 0
 
     def delivered(
-        self, pop: Pop, number: int, head: bytes, properties: bytes, attempt: int, handle: bytes
+        self,
+        pop: ReceiveCall,
+        number: int,
+        head: bytes,
+        properties: bytes,
+        attempt: int,
+        handle: bytes,
     ) -> Held | None:
         """One message of an answered receive; None when it is none that was sent."""
         reader = pop.reader
@@ -91,7 +106,7 @@ class Oracle(HandleOracle):
             self.complain("bytes", f"group {reader.group.name} got {head[:40]!r}, never sent so")
             return None
         sent = self.messages[number]
-        life = reader.lives.setdefault(number, Life())
+        life = reader.lives.setdefault(number, MessageHistory())
         chains.copied_behind(self.copying, self.readers, [sent])
         life.loose |= sent.copied
         life.events.append(f"{self.at} t={self.now_ms} delivered as attempt {attempt}")
@@ -121,7 +136,9 @@ class Oracle(HandleOracle):
         life.attempt, life.lost_pops, life.held = attempt, pop.lost_before, held
         return held
 
-    def _check_attempt(self, pop: Pop, life: Life, who: str, attempt: int) -> None:
+    def _check_attempt(
+        self, pop: ReceiveCall, life: MessageHistory, who: str, attempt: int
+    ) -> None:
         if life.skipped:
             self.complain("reset", f"{who}: a reset passed over it, and skipped retries", life)
         if life.acked == 2:

@@ -6,11 +6,11 @@ broker rests, whatever others hold, block or leave behind at that time.
 
 from collections.abc import Callable
 
-from popmq.testing.oracle.client_history import Pop, Sent
+from popmq.testing.oracle.client_history import ReceiveCall, SentMessageHistory
 from popmq.testing.oracle.delivery_oracle import Oracle
 
 
-def popped_empty(oracle: Oracle, pop: Pop) -> None:
+def popped_empty(oracle: Oracle, pop: ReceiveCall) -> None:
     """Complain of a message that nobody else can hold and that was confirmed before it was asked
     for.  For a FIFO group it is the first of its key that is not over."""
     if pop.dismissed or pop.reader.open_pops:
@@ -24,7 +24,7 @@ def popped_empty(oracle: Oracle, pop: Pop) -> None:
         )
 
 
-def kept_waiting(oracle: Oracle, pop: Pop) -> None:
+def kept_waiting(oracle: Oracle, pop: ReceiveCall) -> None:
     """The broker rests: complain of a message that the receive could have, and still waits for."""
     if pop.dismissed or pop.reader.open_pops > 1:
         return
@@ -37,7 +37,9 @@ def kept_waiting(oracle: Oracle, pop: Pop) -> None:
         )
 
 
-def _ready(oracle: Oracle, pop: Pop, there: Callable[[Sent], bool], *, before: int) -> Sent | None:
+def _ready(
+    oracle: Oracle, pop: ReceiveCall, there: Callable[[SentMessageHistory], bool], *, before: int
+) -> SentMessageHistory | None:
     """A message that is certainly the receive's, and nobody else's; `before` this event, what
     stands in front of it in a FIFO group was over."""
     reader = pop.reader
@@ -60,6 +62,6 @@ def _ready(oracle: Oracle, pop: Pop, there: Callable[[Sent], bool], *, before: i
     return None
 
 
-def _was_there(sent: Sent, pop: Pop) -> bool:
+def _was_there(sent: SentMessageHistory, pop: ReceiveCall) -> bool:
     waited = sent.ok_ms < pop.asked_ms + pop.poll_ms
     return bool(sent.ok_at) and (sent.ok_at < pop.asked_at or waited)

@@ -8,27 +8,34 @@ the simulator puts one after the other, so the numbers of a key's messages are t
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from popmq.testing.oracle.client_history import Held, Life, Place, Pop, Reader, Sent
+from popmq.testing.oracle.client_history import (
+    GroupReader,
+    Held,
+    MessageHistory,
+    ReceiveCall,
+    ResourceIncarnation,
+    SentMessageHistory,
+)
 from popmq.testing.oracle.delivery_chains import may_be_over
 
 if TYPE_CHECKING:
     from popmq.testing.oracle.delivery_oracle import Oracle
 
-_Key = tuple[Place, int, bytes]
+_Key = tuple[ResourceIncarnation, int, bytes]
 
 
 class FifoOrder:
     def __init__(self, oracle: "Oracle") -> None:
         self._oracle = oracle
-        self._lines: dict[_Key, list[Sent]] = defaultdict(list)
+        self._lines: dict[_Key, list[SentMessageHistory]] = defaultdict(list)
         # By reader and number: what came after it, when it had to be over, and in which chain.
         self._behind: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def put(self, sent: Sent) -> None:
+    def put(self, sent: SentMessageHistory) -> None:
         """Asked for, in this order; its queue is known."""
         self._lines[(sent.topic, sent.queue_id, sent.key)].append(sent)
 
-    def reply(self, pop: Pop, got: list[Held], again: list[Held]) -> None:
+    def reply(self, pop: ReceiveCall, got: list[Held], again: list[Held]) -> None:
         """One answered receive, in its order; `again` are deliveries that it repeats."""
         reader = pop.reader
         if not reader.group.fifo or self._oracle.log_lost:
@@ -39,7 +46,7 @@ class FifoOrder:
                 self._check(reader, held, together)
             together.add(held.sent.number)
 
-    def _check(self, reader: Reader, held: Held, together: set[int]) -> None:
+    def _check(self, reader: GroupReader, held: Held, together: set[int]) -> None:
         sent, life = held.sent, held.life
         later, chain = self._behind.get((id(reader), sent.number), (0, -1))
         # Where it had expired, a crash took that back.
@@ -51,7 +58,7 @@ class FifoOrder:
             other = reader.lives.get(before.number)
             exists = before.ok_at or (other is not None and other.attempt)
             over = before.expired or (other is not None and may_be_over(reader, other))
-            unseen = other is None and reader.unseen(Life()) >= reader.group.max_attempts
+            unseen = other is None and reader.unseen(MessageHistory()) >= reader.group.max_attempts
             if exists and not over and not unseen:
                 self._complain(
                     f"{self._who(held)} delivered, {before.number} of its key is not over", held
@@ -60,12 +67,12 @@ class FifoOrder:
             chain = other.chain if other is not None else 0
             self._behind[(id(reader), before.number)] = (sent.number, chain)
 
-    def is_first(self, reader: Reader, sent: Sent, *, before: int) -> bool:
+    def is_first(self, reader: GroupReader, sent: SentMessageHistory, *, before: int) -> bool:
         """Whether all in front of it in its key were certainly over at event `before`."""
         lives = [reader.lives.get(one.number) for one in self._before(reader, sent)]
         return all(_is_over(life, before) for life in lives)
 
-    def _before(self, reader: Reader, sent: Sent) -> list[Sent]:
+    def _before(self, reader: GroupReader, sent: SentMessageHistory) -> list[SentMessageHistory]:
         line = self._lines[(sent.topic, sent.queue_id, sent.key)]
         return [
             one
@@ -80,6 +87,6 @@ class FifoOrder:
         self._oracle.complain("I7 fifo", what, held.life)
 
 
-def _is_over(life: Life | None, before: int) -> bool:
+def _is_over(life: MessageHistory | None, before: int) -> bool:
     """Certainly, and of a single copy: a letter that was sent back stands in the line again."""
     return bool(life and life.acked == 2 and not life.loose and life.acked_at < before)

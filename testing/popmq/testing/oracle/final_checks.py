@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from popmq.testing.oracle.client_history import Life, Reader, Sent
+from popmq.testing.oracle.client_history import GroupReader, MessageHistory, SentMessageHistory
 from popmq.testing.oracle.delivery_oracle import Oracle
 
-Excuse = Callable[[Reader, Sent, Life | None], bool]
+Excuse = Callable[[GroupReader, SentMessageHistory, MessageHistory | None], bool]
 
 
 def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
@@ -14,7 +14,7 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     readers = [r for r in oracle.readers if r.group.name == group and r.topic is topic]
     if not readers:
         return  # the group was made without an answer
-    lives = [reader.lives.setdefault(number, Life()) for reader in readers]
+    lives = [reader.lives.setdefault(number, MessageHistory()) for reader in readers]
     chains = sum(1 + life.chain + life.again + life.loose * copies for life in lives)
     if copies > max(1, chains):
         oracle.complain(
@@ -35,7 +35,7 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
         oracle.complain("I5 ack-final", f"message {number}: acked and dead", life)
 
 
-def finish(oracle: Oracle, readers: list[Reader], excused: Excuse) -> None:
+def finish(oracle: Oracle, readers: list[GroupReader], excused: Excuse) -> None:
     """After the drain: everything confirmed is acked or dead in every lasting group."""
     for reader in readers:
         for sent in oracle.messages:

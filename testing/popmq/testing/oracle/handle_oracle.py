@@ -4,9 +4,9 @@ Knows nothing of the product.  `log_ms` is an upper bound of how far log time ca
 """
 
 from popmq.testing.oracle import delivery_chains as chains
-from popmq.testing.oracle.client_history import Held, Life, Pop, Violation
-from popmq.testing.oracle.push_client_liveness import ClientLives
-from popmq.testing.oracle.unanswered_deliveries import Unanswered
+from popmq.testing.oracle.client_history import Held, MessageHistory, ReceiveCall, Violation
+from popmq.testing.oracle.push_client_liveness import PushClientLiveness
+from popmq.testing.oracle.unanswered_deliveries import UnansweredDeliveries
 
 OUTCOME_MS = 600_000  # how long the answer to a repeated ack is known
 
@@ -18,12 +18,12 @@ class HandleOracle:
         self.at = 0  # event number
         self.era = 0  # crashes so far
         self.process = 0  # ends of the broker so far, clean or not
-        self.clients = ClientLives()
-        self.unanswered = Unanswered()
+        self.clients = PushClientLiveness()
+        self.unanswered = UnansweredDeliveries()
         self.now_ms = 0
         self.log_ms = 0
 
-    def complain(self, invariant: str, what: str, life: Life | None = None) -> None:
+    def complain(self, invariant: str, what: str, life: MessageHistory | None = None) -> None:
         self.violations.append(Violation(invariant, what, tuple(life.events) if life else ()))
 
     def must_refuse(self, held: Held) -> str:
@@ -84,7 +84,9 @@ class HandleOracle:
         if not ok and self.must_accept(held) and not life.acked:
             self.complain("I6 live-handle", f"{self._who(held)}: reject refused in time", life)
 
-    def changed(self, held: Held, handle: bytes, invisible_ms: int, asked: Pop, why: str) -> Held:
+    def changed(
+        self, held: Held, handle: bytes, invisible_ms: int, asked: ReceiveCall, why: str
+    ) -> Held:
         """A change was OK; `asked` has the times at which it was asked for."""
         life = held.life
         life.events.append(f"{self.at} t={self.now_ms} change {held.attempt} {invisible_ms} OK")

@@ -1,4 +1,5 @@
-"""ClientLives: which push consumers were heard of, so that what they hold must stay with them.
+"""PushClientLiveness: which push consumers were heard of, so that what they hold must stay with
+them.
 
 Log times are upper bounds of what passed, so "it lives" is certain; soft state of the product
 only makes it live longer (30 s of grace after a start).
@@ -10,7 +11,7 @@ SILENCE_MS = 30_000  # after which a client counts as gone
 LOOK_MS = 5_000  # between two looks at what a client keeps
 
 
-class ClientLives:
+class PushClientLiveness:
     def __init__(self) -> None:
         self._heard_ms: dict[str, int] = {}
         self._silent_ms: dict[str, int] = {}  # when it was last found to have been silent

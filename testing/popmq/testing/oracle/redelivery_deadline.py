@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from popmq.testing.oracle.client_history import Held, Life
+from popmq.testing.oracle.client_history import Held, MessageHistory
 
 if TYPE_CHECKING:
     from popmq.testing.oracle.delivery_oracle import Oracle
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 LIMBO_MS = 2_000
 
 
-def check_limbo(oracle: "Oracle", before: Held, life: Life, who: str) -> None:
+def check_limbo(oracle: "Oracle", before: Held, life: MessageHistory, who: str) -> None:
     """It came again, and `before` is its last delivery."""
     began = max(oracle.healed_ms, before.asked_ms)
     # A key goes on when all that was delivered together is back.

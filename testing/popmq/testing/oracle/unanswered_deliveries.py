@@ -12,7 +12,7 @@ UNANSWERED_MS = 5_000
 BUFFERED_MS = 10_000  # later than its answer a check point may be written
 
 
-class Unanswered:
+class UnansweredDeliveries:
     """Counts in log time as far as it certainly passed.
 
     While a broker is away it may stand still, since before what nobody can prove.

@@ -2,14 +2,14 @@
 
 import random
 
-from popmq.testing.harness.sometimes import Sometimes, Tally
-from popmq.testing.oracle.client_history import Held, Place, Reader
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.oracle.client_history import GroupReader, Held, ResourceIncarnation
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.oracle.false_empty import kept_waiting
 from popmq.testing.sim.clients import INVISIBLE_MS, MAX_INVISIBLE_MS
 from popmq.testing.sim.operators import PUSH_CLIENTS, Operators
 from popmq.testing.sim.producers import KEYS, QUIET
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 
 
@@ -17,9 +17,9 @@ class Actions:
     """The parts of one run, and the moves that the scheduler picks from."""
 
     rng: random.Random
-    tally: Tally
+    tally: StateCounts
     oracle: Oracle
-    machine: Machine
+    machine: SimulatedBroker
     clients: Operators
     checks: StoreChecks
     trace: list[str]
@@ -34,9 +34,9 @@ class Actions:
         reader_group, reader_topic = self.clients.groups[group], self.clients.topics[topic]
         assert reader_group is not None
         assert reader_topic is not None
-        self.oracle.readers.append(Reader(reader_group, reader_topic, tags))
+        self.oracle.readers.append(GroupReader(reader_group, reader_topic, tags))
 
-    def _reader(self) -> Reader | None:
+    def _reader(self) -> GroupReader | None:
         usable = [r for r in self.oracle.readers if r.alive]
         ordered = [r for r in usable if r.group.fifo]
         if ordered and self.rng.random() < 0.4:
@@ -216,7 +216,7 @@ class Actions:
 
     def _join(self, group: str, topic: str) -> bool:
         known = self.clients.groups.get(group), self.clients.topics.get(topic)
-        ready = all(isinstance(place, Place) for place in known)
+        ready = all(isinstance(place, ResourceIncarnation) for place in known)
         if ready:
             self._read(group, topic)
         return ready

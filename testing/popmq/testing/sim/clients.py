@@ -10,7 +10,7 @@ from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.testing.harness.core_broker import pop as encode_pop
 from popmq.testing.harness.sometimes import Sometimes
-from popmq.testing.oracle.client_history import Held, Pop, Reader
+from popmq.testing.oracle.client_history import GroupReader, Held, ReceiveCall
 from popmq.testing.oracle.false_empty import popped_empty
 from popmq.testing.sim.producers import Producers
 
@@ -24,12 +24,12 @@ def _sql(tags: tuple[str, ...]) -> str:
     return "TAGS IN (" + ", ".join(f"'{tag}'" for tag in tags) + ")"
 
 
-class Clients(Producers):
+class SimClients(Producers):
     # -- consumers
 
     def receive(
         self,
-        reader: Reader,
+        reader: GroupReader,
         *,
         limit: int = 32,
         invisible_ms: int = 60_000,
@@ -43,7 +43,7 @@ class Clients(Producers):
         """With a `client_id` as a push consumer, whose deliveries last as long as it lives."""
         oracle, machine = self._oracle, self._machine
         now_ms = machine.clock.boot_ms()
-        pop = Pop(
+        pop = ReceiveCall(
             reader, reader.tags, queue_id, invisible_ms, poll_ms, oracle.at, now_ms, machine.log_ms
         )
         pop.client_id, pop.attempt_id = client_id, attempt_id
@@ -96,7 +96,7 @@ class Clients(Producers):
         )
         self._ask(what, Kind.POP, body, hear, lost=lambda: oracle.pop_lost(pop), pop=pop)
 
-    def _delivered(self, pop: Pop, one: hop.Delivery) -> Held | None:
+    def _delivered(self, pop: ReceiveCall, one: hop.Delivery) -> Held | None:
         digits = one.head[:6]
         number = int(digits) if digits.isdigit() else -1
         life = pop.reader.lives.get(number)
@@ -188,7 +188,7 @@ class Clients(Producers):
     def change(self, held: Held, invisible_ms: int) -> None:
         oracle, machine = self._oracle, self._machine
         why = oracle.must_refuse(held) or ("acked" if held.acked == 2 else "")
-        asked = Pop(
+        asked = ReceiveCall(
             held.reader,
             (),
             -1,
@@ -225,7 +225,7 @@ class Clients(Producers):
 
     # -- dead letters
 
-    def read_all(self, reader: Reader, settle: Callable[[], None]) -> list[bytes]:
+    def read_all(self, reader: GroupReader, settle: Callable[[], None]) -> list[bytes]:
         """The heads of everything in a dead-letter topic; none when there is no such topic."""
         heads: list[bytes] = []
         more = True

@@ -6,16 +6,21 @@ from collections.abc import Callable
 from popmq.common import topics
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.harness.sometimes import Sometimes
-from popmq.testing.oracle.client_history import Held, Life, Place, Reader
+from popmq.testing.oracle.client_history import (
+    GroupReader,
+    Held,
+    MessageHistory,
+    ResourceIncarnation,
+)
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.oracle.final_checks import dead_letter, finish
 from popmq.testing.oracle.push_client_liveness import LOOK_MS, SILENCE_MS
 from popmq.testing.oracle.redelivery_deadline import LIMBO_MS
-from popmq.testing.sim.clients import LONG_MS, MAX_INVISIBLE_MS, Clients
+from popmq.testing.sim.clients import LONG_MS, MAX_INVISIBLE_MS, SimClients
 from popmq.testing.sim.operators import PUSH_CLIENTS, Operators
 from popmq.testing.sim.producers import KEYS, QUIET
 from popmq.testing.sim.retention import RetentionChecks
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 from popmq.testing.sim.topic_retention import TopicRetention
 
@@ -23,7 +28,7 @@ _ROUND_MS = 500
 
 
 def drain(
-    machine: Machine,
+    machine: SimulatedBroker,
     clients: Operators,
     oracle: Oracle,
     checks: StoreChecks,
@@ -40,7 +45,7 @@ def drain(
     audit = clients.groups["audit"]
     assert audit is not None
     lasting = [reader for reader in oracle.readers if reader.alive]
-    auditors = [Reader(audit, place) for place in clients.topics.values() if place is not None]
+    auditors = [GroupReader(audit, place) for place in clients.topics.values() if place is not None]
     oracle.readers += auditors
     longest_ms = MAX_INVISIBLE_MS + LIMBO_MS + (SILENCE_MS + LOOK_MS) * silence
     for client_id in PUSH_CLIENTS if not silence else ():
@@ -80,7 +85,7 @@ def drain(
     note(f"drained {len(oracle.messages)} messages")
 
 
-def _resume(machine: Machine, clients: Operators, readers: list[Reader]) -> None:
+def _resume(machine: SimulatedBroker, clients: Operators, readers: list[GroupReader]) -> None:
     if machine.nothing_parked:
         return
     for reader in readers:
@@ -89,7 +94,9 @@ def _resume(machine: Machine, clients: Operators, readers: list[Reader]) -> None
     machine.settle()
 
 
-def _send_back(machine: Machine, clients: Operators, oracle: Oracle, lasting: list[Reader]) -> None:
+def _send_back(
+    machine: SimulatedBroker, clients: Operators, oracle: Oracle, lasting: list[GroupReader]
+) -> None:
     """All dead letters of normal groups come once more, and are acked."""
     for name in sorted({reader.group.name for reader in lasting if not reader.group.fifo}):
         readers = {one.topic.name: one for one in lasting if one.group.name == name}
@@ -105,24 +112,24 @@ def _send_back(machine: Machine, clients: Operators, oracle: Oracle, lasting: li
 
 
 def _letters(
-    machine: Machine, clients: Operators, group: str, readers: dict[str, Reader]
-) -> list[tuple[int, Life]]:
+    machine: SimulatedBroker, clients: Operators, group: str, readers: dict[str, GroupReader]
+) -> list[tuple[int, MessageHistory]]:
     """The number and the life of each dead letter that was not sent back yet."""
-    found: list[tuple[int, Life]] = []
+    found: list[tuple[int, MessageHistory]] = []
 
     def told(letters: list[pb.DeadLetter]) -> None:
         for letter in letters:
             reader = readers.get(letter.origin_topic)
             if reader is not None and not letter.redriven:
                 number = int(letter.head[:6])
-                found.append((number, reader.lives.setdefault(number, Life())))
+                found.append((number, reader.lives.setdefault(number, MessageHistory())))
 
     clients.letters(group, told)
     machine.settle()
     return found
 
 
-def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[Reader]) -> None:
+def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[GroupReader]) -> None:
     for reader in auditors:
         stored = checks.stored(reader.topic.name)
         copies = any(sent.copied and sent.topic is reader.topic for sent in oracle.messages)
@@ -134,10 +141,10 @@ def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[Reader]) -
 
 
 def _grow_old(
-    machine: Machine,
-    clients: Clients,
+    machine: SimulatedBroker,
+    clients: SimClients,
     oracle: Oracle,
-    readers: list[Reader],
+    readers: list[GroupReader],
     retention: RetentionChecks,
     topic_retention: TopicRetention,
 ) -> None:
@@ -170,7 +177,7 @@ def _grow_old(
     retention.check_bound(ends[-1] - ends[-5])
 
 
-def empty(machine: Machine, clients: Clients, reader: Reader) -> None:
+def empty(machine: SimulatedBroker, clients: SimClients, reader: GroupReader) -> None:
     """Read all that is ready, ack it at once."""
     more = True
 
@@ -187,10 +194,12 @@ def empty(machine: Machine, clients: Clients, reader: Reader) -> None:
         machine.settle()
 
 
-def _read_dead_letters(machine: Machine, clients: Clients, oracle: Oracle, audit: Place) -> None:
+def _read_dead_letters(
+    machine: SimulatedBroker, clients: SimClients, oracle: Oracle, audit: ResourceIncarnation
+) -> None:
     names = {reader.group.name for reader in oracle.readers}
     for name in sorted(names):
-        letters = Reader(audit, Place(topics.dlq_topic(name), gone=1))
+        letters = GroupReader(audit, ResourceIncarnation(topics.dlq_topic(name), gone=1))
         copies: Counter[int] = Counter()
         for head in clients.read_all(letters, machine.settle):
             number = int(head[:6]) if head[:6].isdigit() else -1

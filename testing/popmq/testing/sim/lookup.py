@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from popmq.broker.deliveries.pop_check_point import member_bits
 from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.store.lookup import MESSAGES_LIMIT
 from popmq.common import topics
 from popmq.common.errors import Refused
 from popmq.common.record.message import StoredMessage
 from popmq.common.topics import TopicConfig
-from popmq.testing.harness.sometimes import Sometimes, Tally
-from popmq.testing.oracle.client_history import Place
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.oracle.client_history import ResourceIncarnation
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 
 class LookupChecks:
     def __init__(
         self,
-        machine: Machine,
+        machine: SimulatedBroker,
         oracle: Oracle,
-        tally: Tally,
-        places: dict[str, Place | None],
+        tally: StateCounts,
+        places: dict[str, ResourceIncarnation | None],
     ) -> None:
         self._machine = machine
         self._oracle = oracle
@@ -68,7 +68,7 @@ class LookupChecks:
         if stored_ms:
             self._check_time(config, queue_id, stored_ms)
 
-    def _moved(self) -> Iterator[tuple[TopicConfig, int, int, Unit]]:
+    def _moved(self) -> Iterator[tuple[TopicConfig, int, int, QueueUnit]]:
         broker = self._machine.broker
         for ck in broker.table:
             config = broker.registry.topic_by_id(ck.topic_id)
@@ -77,7 +77,7 @@ class LookupChecks:
                 if config is not None and unit is not None:
                     yield config, ck.queue_id, ck.offset_of(member), unit
 
-    def _read(self, config: TopicConfig, unit: Unit) -> StoredMessage | None:
+    def _read(self, config: TopicConfig, unit: QueueUnit) -> StoredMessage | None:
         (message,) = self._machine.broker.store.reader.read([unit])
         if isinstance(message, DamagedMessage):
             self._complain(f"{config.name}: {unit} leads to {message.reason}")

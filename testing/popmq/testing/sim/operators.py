@@ -12,15 +12,20 @@ from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
 from popmq.testing.harness.sometimes import Sometimes
 from popmq.testing.oracle import delivery_chains as chains
-from popmq.testing.oracle.client_history import Held, Life, Place, Reader
-from popmq.testing.sim.clients import INVISIBLE_MS, Clients
+from popmq.testing.oracle.client_history import (
+    GroupReader,
+    Held,
+    MessageHistory,
+    ResourceIncarnation,
+)
+from popmq.testing.sim.clients import INVISIBLE_MS, SimClients
 
 PUSH_CLIENTS = ("c1", "c2")
 _ACTIONS = ("resume", "resume", "skip", "dead-letter")
 _REFUSALS = (Code.NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
 
 
-class Operators(Clients):
+class Operators(SimClients):
     _redrives = 0  # that were asked for
     _lost_resets = 0  # whose answers never came
 
@@ -55,7 +60,7 @@ class Operators(Clients):
         what = f"reject {reader.group.name} {held.sent.number}/{held.attempt}"
         self._ask(what, Kind.REJECT, body, hear, lost=lost)
 
-    def receive_named(self, reader: Reader, *, limit: int, invisible_ms: int) -> None:
+    def receive_named(self, reader: GroupReader, *, limit: int, invisible_ms: int) -> None:
         """A receive with an attempt id, that may be repeated."""
         self._names += 1
         name = f"attempt-{self._names}"
@@ -126,7 +131,7 @@ class Operators(Clients):
 
     # -- operators
 
-    def reset(self, reader: Reader, before: Callable[[], None], to: str = "") -> None:
+    def reset(self, reader: GroupReader, before: Callable[[], None], to: str = "") -> None:
         """To one of oldest, newest and an offset; `before` is called first."""
         rng, oracle = self._rng, self._oracle
         topic, group = reader.topic, reader.group
@@ -197,7 +202,9 @@ class Operators(Clients):
         body = request.SerializeToString()
         self._ask(what, Kind.RESET_OFFSET, body, hear, lost=lost)
 
-    def _check_time(self, topic: Place, stored_ms: int, offsets: dict[int, int]) -> None:
+    def _check_time(
+        self, topic: ResourceIncarnation, stored_ms: int, offsets: dict[int, int]
+    ) -> None:
         """What was sent at that time or later is not passed over, if the clock never went back."""
         if self._machine.clock_went_back:
             return
@@ -247,14 +254,14 @@ class Operators(Clients):
         body = pb.ListDeadLettersRequest(group=group, bodies=True).SerializeToString()
         self._ask(f"letters {group}", Kind.LIST_DEAD_LETTERS, body, told)
 
-    def unpark(self, reader: Reader, key: bytes, action: str = "") -> None:
+    def unpark(self, reader: GroupReader, key: bytes, action: str = "") -> None:
         """Say what is to become of a message group, whether it is parked or not."""
         action = action or self._rng.choice(_ACTIONS)
         oracle, tally = self._oracle, self._tally
         if action != "resume":
             for sent in oracle.messages:
                 if sent.topic is reader.topic and sent.key == key:
-                    reader.lives.setdefault(sent.number, Life()).said = oracle.at
+                    reader.lives.setdefault(sent.number, MessageHistory()).said = oracle.at
 
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):

@@ -14,7 +14,7 @@ from popmq.common.record.message import tag_hash
 from popmq.common.topics import MessageType
 from popmq.testing.harness.core_broker import tagged
 from popmq.testing.harness.sometimes import Sometimes
-from popmq.testing.oracle.client_history import Place, Sent
+from popmq.testing.oracle.client_history import ResourceIncarnation, SentMessageHistory
 from popmq.testing.sim.requests import Requests
 
 
@@ -32,12 +32,12 @@ RESEND_MS = 300_000  # a producer that had no answer gives up after that; ids ar
 _REMEMBERED = 6
 
 
-def queue_of(sent: Sent) -> int:
+def queue_of(sent: SentMessageHistory) -> int:
     """Where a message of its message group belongs."""
     return (sent.key or b"a")[0] % FIFO_QUEUES
 
 
-def _own_id(sent: Sent) -> str:
+def _own_id(sent: SentMessageHistory) -> str:
     """Empty for a message without an id, or with one that others have too."""
     name = f"m{sent.number:06}"
     return name if _field(3, name.encode()) in sent.properties else ""
@@ -47,8 +47,8 @@ def _own_id(sent: Sent) -> str:
 class Put:
     """One request of a producer, which may be sent again as it is."""
 
-    topic: Place
-    batch: list[Sent]
+    topic: ResourceIncarnation
+    batch: list[SentMessageHistory]
     body: bytes
     lost: bool = False  # nobody will ever answer an attempt
     open: int = 0  # attempts that are not answered
@@ -59,11 +59,11 @@ class Producers(Requests):
         super().__init__(*parts)  # type: ignore[arg-type]
         self._puts: deque[Put] = deque(maxlen=_REMEMBERED)
 
-    def send(self, to: Place | None = None) -> None:
+    def send(self, to: ResourceIncarnation | None = None) -> None:
         rng = self._rng
         usual = [p for name, p in self.topics.items() if p is not None and name != QUIET]
         topic = to or rng.choice(usual)
-        batch: list[Sent] = []
+        batch: list[SentMessageHistory] = []
         entries = []
         for _ in range(rng.choice((1, 1, 1, 2, 5))):
             sent = self._message(topic)
@@ -138,7 +138,7 @@ class Producers(Requests):
         unsure = put.topic.fifo and not all(sent.ok_at for sent in put.batch)
         return there and young and not unsure and not any(sent.refused for sent in put.batch)
 
-    def _resent(self, put: Put, sent: Sent, result: hop.PutResult) -> None:
+    def _resent(self, put: Put, sent: SentMessageHistory, result: hop.PutResult) -> None:
         if not sent.ok_at:
             self._tally.hit(Sometimes.RESENT_LOST, int(put.lost))
             self._stored(sent, result)
@@ -151,12 +151,12 @@ class Producers(Requests):
                 f"and again in queue {result.queue_id} at {result.queue_offset}",
             )
 
-    def _stored(self, sent: Sent, result: hop.PutResult) -> None:
+    def _stored(self, sent: SentMessageHistory, result: hop.PutResult) -> None:
         sent.ok_at, sent.ok_ms = self._oracle.at, self._oracle.now_ms
         sent.queue_id = result.queue_id
         self._oracle.numbered(sent, result.queue_offset)
 
-    def _message(self, topic: Place) -> Sent:
+    def _message(self, topic: ResourceIncarnation) -> SentMessageHistory:
         rng = self._rng
         number = len(self._oracle.messages)
         size = self.uniform or rng.choice((20, 60, 100, 300, 1_200, 2_000))
@@ -166,14 +166,14 @@ class Producers(Requests):
         tag = rng.choice(TAGS)
         if tag:  # what is no protobuf has none
             properties = tagged(tag) + (properties if properties[:2] in NAMED else b"")
-        sent = Sent(number, topic, tag, head, properties, self._oracle.at)
+        sent = SentMessageHistory(number, topic, tag, head, properties, self._oracle.at)
         sent.asked_log_ms = self._machine.log_ms
         sent.asked_ran_ms = self._machine.ran_ms
         sent.asked_wall_ms = self._machine.clock.wall_ms()
         self._oracle.messages.append(sent)
         return sent
 
-    def _in_order(self, sent: Sent) -> tuple[MessageType, int]:
+    def _in_order(self, sent: SentMessageHistory) -> tuple[MessageType, int]:
         """Of one of a few message groups, each in a queue of its own; now and then of none."""
         sent.key = self._rng.choice(KEYS)
         if sent.key:

@@ -6,12 +6,12 @@ back, though they live (oracle/unanswered_deliveries.py).
 
 from dataclasses import replace
 
-from popmq.testing.oracle.client_history import Life, Reader, Sent
+from popmq.testing.oracle.client_history import GroupReader, MessageHistory, SentMessageHistory
 from popmq.testing.oracle.delivery_chains import may_be_over
 from popmq.testing.sim.clients import MAX_INVISIBLE_MS
 from popmq.testing.sim.drain import empty
 from popmq.testing.sim.operators import PUSH_CLIENTS
-from popmq.testing.sim.run import Outcome, Simulator
+from popmq.testing.sim.run import SeedResult, Simulator
 
 _HEARD_MS = 4_000
 
@@ -35,7 +35,7 @@ class PushSimulator(Simulator):
             (self._live_on, 12),
         ]
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         return replace(super().run(), world="--pushes ")
 
     def _set_up(self) -> None:
@@ -106,12 +106,12 @@ class PushSimulator(Simulator):
                     self._in_limbo(reader, sent)
         oracle.healed_ms = oracle.now_ms = self.machine.clock.boot_ms()
 
-    def _should_have_come(self, reader: Reader, sent: Sent) -> bool:
+    def _should_have_come(self, reader: GroupReader, sent: SentMessageHistory) -> bool:
         wanted = sent.ok_at and sent.topic is reader.topic and reader.accepts(sent)
-        life = reader.lives.get(sent.number) or Life()
+        life = reader.lives.get(sent.number) or MessageHistory()
         return bool(wanted and not may_be_over(reader, life))
 
-    def _in_limbo(self, reader: Reader, sent: Sent) -> None:
+    def _in_limbo(self, reader: GroupReader, sent: SentMessageHistory) -> None:
         life = reader.lives.get(sent.number)
         held = life.held if life is not None else None
         if held is None or not held.renewed_by:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.harness.sometimes import Sometimes, Tally
-from popmq.testing.oracle.client_history import Held, Place, Pop
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.oracle.client_history import Held, ReceiveCall, ResourceIncarnation
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 BACK_OFF_MS = 500
 _ADMIN_OK = (Code.OK, Code.BAD_REQUEST, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
@@ -23,7 +23,7 @@ _ADMIN_OK = (Code.OK, Code.BAD_REQUEST, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROU
 class _Request:
     hear: Callable[[bytes | PopmqError], None]
     lost: Callable[[], None]
-    pop: Pop | None = None
+    pop: ReceiveCall | None = None
     id: int = 0
     left: bool = False  # its client is gone, and the broker will hear of that
 
@@ -31,10 +31,10 @@ class _Request:
 class Requests:
     def __init__(
         self,
-        machine: Machine,
+        machine: SimulatedBroker,
         oracle: Oracle,
         rng: random.Random,
-        tally: Tally,
+        tally: StateCounts,
         note: Callable[[str], None],
     ) -> None:
         self._machine = machine
@@ -46,8 +46,10 @@ class Requests:
         self._crossed: list[_Request] = []  # answered after their clients had left
         self._number = 0
         self.uniform = 0  # size of every body; 0: sizes vary
-        self.topics: dict[str, Place | None] = {}  # None: a create or delete was not answered
-        self.groups: dict[str, Place | None] = {}
+        self.topics: dict[
+            str, ResourceIncarnation | None
+        ] = {}  # None: a create or delete was not answered
+        self.groups: dict[str, ResourceIncarnation | None] = {}
         self.held: list[Held] = []
         self.answered = 0
         self._names = 0  # attempt ids so far
@@ -110,7 +112,7 @@ class Requests:
         return list(self._open)
 
     @property
-    def waiting(self) -> list[Pop]:
+    def waiting(self) -> list[ReceiveCall]:
         """Receives that may wait, have no answer, and whose clients are there."""
         asked = [one for one in self._open.values() if not one.left]
         return [one.pop for one in asked if one.pop is not None and one.pop.poll_ms]
@@ -129,7 +131,7 @@ class Requests:
         hear: Callable[[bytes | PopmqError], None],
         *,
         lost: Callable[[], None] = lambda: None,
-        pop: Pop | None = None,
+        pop: ReceiveCall | None = None,
     ) -> None:
         self._number += 1
         number = self._number
@@ -169,7 +171,7 @@ class Requests:
     def make_topic(
         self, name: str, queues: int, *, retention_ms: int = 0, fifo: bool = False
     ) -> None:
-        place = Place(name, fifo=fifo)
+        place = ResourceIncarnation(name, fifo=fifo)
         kind = "mixed" if fifo else "normal"
         topic = pb.Topic(name=name, queues=queues, type=kind, retention_ms=retention_ms)
         body = pb.CreateTopicRequest(topic=topic).SerializeToString()
@@ -184,7 +186,9 @@ class Requests:
         buffered: bool = False,
         fifo: bool = False,
     ) -> None:
-        place = Place(name, max_attempts=max_attempts, from_newest=newest, buffered=buffered)
+        place = ResourceIncarnation(
+            name, max_attempts=max_attempts, from_newest=newest, buffered=buffered
+        )
         place.fifo, place.back_off_ms = fifo, BACK_OFF_MS
         group = pb.Group(
             name=name,
@@ -206,7 +210,12 @@ class Requests:
         self._admin(Kind.DELETE_GROUP, body, self.groups, name, None)
 
     def _admin(
-        self, kind: Kind, body: bytes, places: dict[str, Place | None], name: str, new: Place | None
+        self,
+        kind: Kind,
+        body: bytes,
+        places: dict[str, ResourceIncarnation | None],
+        name: str,
+        new: ResourceIncarnation | None,
     ) -> None:
         """Create (`new`) or delete; while the answer is out, nobody uses the place."""
         old = places.get(name)
@@ -229,7 +238,12 @@ class Requests:
 
         self._ask(f"{kind.name.lower()} {name}", kind, body, hear)
 
-    def _check_known(self, topic: Place, answer: PopmqError, group: Place | None = None) -> None:
+    def _check_known(
+        self,
+        topic: ResourceIncarnation,
+        answer: PopmqError,
+        group: ResourceIncarnation | None = None,
+    ) -> None:
         """A topic or group that lasts is never answered as missing."""
         missing_topic = answer.code == Code.TOPIC_NOT_FOUND and not topic.gone
         missing_group = (

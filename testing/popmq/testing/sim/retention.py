@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.operations.offset_reset import OffsetReset, QueueReset
-from popmq.broker.persistence.retention import HOUR_MS, Body
+from popmq.broker.persistence.retention import HOUR_MS, LiveBody
 from popmq.common import topics
 from popmq.common.topics import SubscriptionGroup, TopicConfig
-from popmq.testing.harness.sometimes import Sometimes, Tally
-from popmq.testing.oracle.client_history import Life, Reader, Sent
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.oracle.client_history import GroupReader, MessageHistory, SentMessageHistory
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 _Copy = tuple[int, int, int]  # topic id, queue, offset
 _Place = tuple[int, int, int]  # group id, topic id, queue
@@ -33,7 +33,7 @@ class _Gone:
 
 
 class RetentionChecks:
-    def __init__(self, machine: Machine, oracle: Oracle, tally: Tally) -> None:
+    def __init__(self, machine: SimulatedBroker, oracle: Oracle, tally: StateCounts) -> None:
         self._machine = machine
         self._oracle = oracle
         self._tally = tally
@@ -46,7 +46,7 @@ class RetentionChecks:
         self._skipped: dict[_Copy, set[int]] = {}
         self._letters: set[tuple[str, int]] = set()  # group and number of expired dead letters
         self._numbers: dict[_Copy, int] = {}
-        self._moved: dict[tuple[int, int], tuple[Life, int]] = {}
+        self._moved: dict[tuple[int, int], tuple[MessageHistory, int]] = {}
         machine.on_step = self._check_deletes
         self._deleted = 0
         self._cut = 0  # of this process; 0: none
@@ -112,7 +112,7 @@ class RetentionChecks:
                 f"were moved to below {self._moves_end}",
             )
 
-    def _on_moved(self, body: Body) -> None:
+    def _on_moved(self, body: LiveBody) -> None:
         self._product_moved(body)
         self._moves_end = self._machine.broker.store.end
         number = self._numbers.get(body[:3], -1)
@@ -193,7 +193,9 @@ class RetentionChecks:
             if sent is not None:
                 self._check_due(sent, unit.position)
 
-    def expire(self, config: TopicConfig, copy: _Copy, unit: Unit) -> Sent | None:
+    def expire(
+        self, config: TopicConfig, copy: _Copy, unit: QueueUnit
+    ) -> SentMessageHistory | None:
         """From now on a group that did not pop this copy may miss it; the message, if known."""
         (message,) = self._machine.broker.store.reader.read([unit])
         if isinstance(message, DamagedMessage) or not message.head[:6].isdigit():
@@ -214,7 +216,7 @@ class RetentionChecks:
     def is_gone(self, copy: _Copy) -> bool:
         return copy in self._gone
 
-    def _check_due(self, sent: Sent, position: int) -> None:
+    def _check_due(self, sent: SentMessageHistory, position: int) -> None:
         """Retention may take it: it is old, or the log was too large with its segment."""
         settings, end = self._machine.settings.store, self._machine.broker.store.end
         start = position - position % settings.segment_bytes
@@ -237,7 +239,9 @@ class RetentionChecks:
 
     # -- the end
 
-    def excused(self, reader: Reader, sent: Sent, life: Life | None) -> bool:
+    def excused(
+        self, reader: GroupReader, sent: SentMessageHistory, life: MessageHistory | None
+    ) -> bool:
         """Whether a message may be missing: the copy that was next for the group was unread
         when its segment went."""
         group = self._machine.broker.registry.group(reader.group.name)

@@ -21,7 +21,7 @@ from popmq.common.settings.settings import (
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.disk_faults import FailedPages
 from popmq.testing.disk.lying_disk import PowerCut
-from popmq.testing.harness.sometimes import Sometimes, Tally
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
 from popmq.testing.oracle.client_history import Violation
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.actions import Actions
@@ -32,7 +32,7 @@ from popmq.testing.sim.operators import Operators
 from popmq.testing.sim.producers import FIFO_QUEUES, QUIET
 from popmq.testing.sim.replay import Replay, ReplayCheck
 from popmq.testing.sim.retention import RetentionChecks
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 from popmq.testing.sim.topic_retention import BRIEF_MS, TopicRetention
 
@@ -42,13 +42,13 @@ _RETENTION = ((1, 0), (1000, 20_000), (1, 40_000))  # hours and bytes
 
 
 @dataclass(slots=True)
-class Outcome:
+class SeedResult:
     """What one seed gave; `digest` is the hash of its trace."""
 
     seed: int
     violations: list[Violation]
     trace: list[str] = field(repr=False)
-    tally: Tally = field(repr=False)
+    tally: StateCounts = field(repr=False)
     world: str = ""  # how the command line calls it
     module: str = "simulator"
 
@@ -65,7 +65,7 @@ class Outcome:
         return "\n".join([*kept, verdict, *found, f"replay: {command}"])
 
 
-class Ended(Exception):
+class RunEnded(Exception):
     """The run is over early, for a reason that is not a violation."""
 
 
@@ -74,7 +74,7 @@ class Simulator(Actions):
         self.rng = random.Random(seed)
         self.seed = seed
         self.trace: list[str] = []
-        self.tally = Tally()
+        self.tally = StateCounts()
         self.oracle = Oracle()
         self.retains = seed % 3 == 0
         self.keeps_order = self.rng.random() < 0.5
@@ -127,7 +127,7 @@ class Simulator(Actions):
             self._actions += [(self._hours, 5), (self._burst, 5), (self._work, 10)]
             self._actions += [(self._quiet, 1), (self._outlive, 2)]
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         try:
             self._set_up()
             for _ in range(self.rng.randrange(2, 5)):
@@ -148,7 +148,7 @@ class Simulator(Actions):
                     silence=self._pushes and self.rng.random() < 0.2,
                 )
                 self.lookups.look(5)
-        except Ended as end:
+        except RunEnded as end:
             self.note(f"over: {end}")
         except Exception as error:  # of the product, or of the simulator: say where
             where = traceback.extract_tb(error.__traceback__)[-3:]
@@ -158,12 +158,12 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.BUFFERED_FORGOTTEN, self.oracle.forgotten)
         for violation in self.oracle.violations:
             self.note(str(violation))
-        return Outcome(self.seed, self.oracle.violations, self.trace, self.tally)
+        return SeedResult(self.seed, self.oracle.violations, self.trace, self.tally)
 
     # -- a run
 
-    def _machine(self) -> Machine:
-        return Machine(self._settings(), self.rng, self.tally)
+    def _machine(self) -> SimulatedBroker:
+        return SimulatedBroker(self._settings(), self.rng, self.tally)
 
     def _settings(self) -> Settings:
         rng = self.rng
@@ -371,9 +371,9 @@ class Simulator(Actions):
             return
         if damaged or self.oracle.log_lost:
             self.tally.hit(Sometimes.REFUSED_DAMAGE)
-            raise Ended("refused to start on damaged files, as it may")
+            raise RunEnded("refused to start on damaged files, as it may")
         self.oracle.complain("I0 starts", f"refused to start on an undamaged disk: {trouble}")
-        raise Ended("it does not start")
+        raise RunEnded("it does not start")
 
     def _while_down(self) -> None:
         rng, machine = self.rng, self.machine

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from popmq.testing.sim.run import Outcome
+from popmq.testing.sim.run import SeedResult
 
 _SEEDS_A_TASK = 8  # also from one collection of garbage to the next
 
 
 def outcomes(
-    run: Callable[[int], Outcome], seeds: range, *, processes: int = 1
-) -> Iterator[Outcome]:
+    run: Callable[[int], SeedResult], seeds: range, *, processes: int = 1
+) -> Iterator[SeedResult]:
     """Of clean seeds without their traces, which nobody reads. `run` is a module's function."""
     tasks = [seeds[at : at + _SEEDS_A_TASK] for at in range(0, len(seeds), _SEEDS_A_TASK)]
     if processes == 1:
@@ -35,11 +35,11 @@ def silence() -> None:
     logging.getLogger("popmq").setLevel(logging.CRITICAL)
 
 
-def _run_all(run: Callable[[int], Outcome], seeds: range) -> list[Outcome]:
+def _run_all(run: Callable[[int], SeedResult], seeds: range) -> list[SeedResult]:
     return list(_run_task(run, seeds))
 
 
-def _run_task(run: Callable[[int], Outcome], seeds: range) -> Iterator[Outcome]:
+def _run_task(run: Callable[[int], SeedResult], seeds: range) -> Iterator[SeedResult]:
     """A world is made and dropped with each seed: collecting in between costs a sixth more."""
     on = gc.isenabled()
     gc.disable()

@@ -14,7 +14,7 @@ from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.disk.sim_disk import SimDisk, at_once, go_ahead
 
 
-class Lane:
+class SimThread:
     """One thread of the broker; implements `popmq.common.step_loop.Flusher`."""
 
     def __init__(

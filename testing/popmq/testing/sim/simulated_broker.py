@@ -24,22 +24,22 @@ from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.disk.sim_disk import SimDisk
 from popmq.testing.harness.clock import ManualClock
-from popmq.testing.harness.sometimes import Sometimes, Tally
-from popmq.testing.sim.sim_thread import Lane
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.sim.sim_thread import SimThread
 
 
 @dataclass(slots=True)
-class Ends:
+class LogEnds:
     """What the last process knew of its log: a start has to find the end between the two."""
 
     confirmed: int = 0
     appended: int = 0
 
 
-class Machine:
+class SimulatedBroker:
     has_slave = False  # which may run on, and know the log time, while this process is down
 
-    def __init__(self, settings: Settings, rng: random.Random, tally: Tally) -> None:
+    def __init__(self, settings: Settings, rng: random.Random, tally: StateCounts) -> None:
         self.clock = ManualClock()
         self.disk = SimDisk(rng)
         self.settings = settings
@@ -48,7 +48,7 @@ class Machine:
         self.sync_ms: Callable[[], int] = lambda: 0
         self.broker: Broker
         self.server: BrokerServer
-        self.ends = Ends()
+        self.ends = LogEnds()
         self.index_entries = ENTRIES_PER_FILE
         self.busy_limit = 10_000  # steps in a row that find work
         self.clock_went_back = False
@@ -155,7 +155,7 @@ class Machine:
             raise self.failed
         self.broker.close()
         self._running = False
-        self.ends = Ends(self.broker.store.confirmed, self.broker.store.end)
+        self.ends = LogEnds(self.broker.store.confirmed, self.broker.store.end)
 
     def take_disk(self, disk: SimDisk) -> None:
         """The next process runs on another computer's disk."""
@@ -165,7 +165,7 @@ class Machine:
     def crash(self, loss: Loss) -> None:
         store = self.broker.store
         if store.confirmed:
-            self.ends = Ends(store.confirmed, store.end)
+            self.ends = LogEnds(store.confirmed, store.end)
         if self._up:
             self.lived_log_ms = max(self.lived_log_ms, store.log_ms())
         number, end = self._revivals
@@ -198,7 +198,7 @@ class Machine:
         return bool(self._soon)
 
     @property
-    def ready_lanes(self) -> list[Lane]:
+    def ready_lanes(self) -> list[SimThread]:
         """The threads that can go on now."""
         return [lane for lane in self._busy_lanes if lane.due_ms <= self.clock.boot_ms()]
 
@@ -216,7 +216,7 @@ class Machine:
             self.failed = self.failed or error
         self._check()
 
-    def work(self, lane: Lane, operations: int | None) -> None:
+    def work(self, lane: SimThread, operations: int | None) -> None:
         """One job of a thread, or so many operations of it."""
         other = self.housekeeper if lane is self.flusher else self.flusher
         self._tally.hit(Sometimes.LANES_MIXED, int(lane.busy and other.stopped))
@@ -302,19 +302,19 @@ class Machine:
         self.broker.lookup = Lookup(store, store.index)
         self.broker.expiry = TopicExpiry(store, self.broker.registry, self.broker.lookup)
 
-    def _lane(self) -> Lane:
+    def _lane(self) -> SimThread:
         def takes_ms() -> int:
             takes = self.sync_ms()
             self._tally.hit(Sometimes.SLOW_SYNC, int(takes > 0))
             return takes
 
-        return Lane(self.disk, self.clock.boot_ms, takes_ms, self._soon.append)
+        return SimThread(self.disk, self.clock.boot_ms, takes_ms, self._soon.append)
 
     @property
-    def _busy_lanes(self) -> list[Lane]:
+    def _busy_lanes(self) -> list[SimThread]:
         return [lane for lane in (self.flusher, self.housekeeper) if lane.busy]
 
-    def _wait(self, busy: list[Lane]) -> None:
+    def _wait(self, busy: list[SimThread]) -> None:
         """Nothing is left for the loop: the next of the threads goes on."""
         lane, operations = min(busy, key=lambda lane: lane.due_ms), None
         if self.mixes and len(busy) > 1:

@@ -15,15 +15,15 @@ from popmq.common.settings.settings import Settings
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.disk.sim_disk import SimDisk
-from popmq.testing.harness.sometimes import Tally
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 _NOWHERE = 1 << 62
 _LOSSES = tuple(Loss)
 _SIZES = (1, 100, 700, 5_000, 1 << 20)
 
 
-class SlaveMachine(Machine):
+class SlaveMachine(SimulatedBroker):
     """The process of a slave."""
 
     def begin(self) -> None:
@@ -34,7 +34,7 @@ class Slave:
     def __init__(self, master: "ReplicaMachine", rng: random.Random) -> None:
         self._master = master
         self._rng = rng
-        self.machine = SlaveMachine(master.settings, rng, Tally())
+        self.machine = SlaveMachine(master.settings, rng, StateCounts())
         self.machine.clock = master.clock
         self._alive = False
         self._limit = 0  # of its log, what is below is the master's for sure; the rest must go
@@ -180,7 +180,7 @@ class Slave:
     def _take_new_disk(self) -> None:
         self._anew = False
         self._copying = self._master.broker.store.start > 0
-        self.machine = SlaveMachine(self._master.settings, self._rng, Tally())
+        self.machine = SlaveMachine(self._master.settings, self._rng, StateCounts())
         self.machine.clock = self._master.clock
         self._limit = _NOWHERE
 
@@ -262,12 +262,12 @@ class Slave:
             store.confirm(max(store.confirmed, min(confirmed, store.end)))
 
 
-class ReplicaMachine(Machine):
+class ReplicaMachine(SimulatedBroker):
     """A master with a slave beside it. `fails_over` lets the slave take its place at a crash."""
 
     has_slave = True
 
-    def __init__(self, settings: Settings, rng: random.Random, tally: Tally) -> None:
+    def __init__(self, settings: Settings, rng: random.Random, tally: StateCounts) -> None:
         super().__init__(settings, rng, tally)
         self.slave = Slave(self, random.Random(rng.getrandbits(32)))
         self.fails_over = True
@@ -382,7 +382,7 @@ class ReplicaMachine(Machine):
     def _swap_disks(self) -> SimDisk:
         """The deposed master's disk is the slave's from now on; returns what was the slave's."""
         slave, found = self.slave, self.slave.machine.disk
-        slave.machine = SlaveMachine(self.settings, slave._rng, Tally())
+        slave.machine = SlaveMachine(self.settings, slave._rng, StateCounts())
         slave.machine.clock = self.clock
         slave.machine.take_disk(self.disk)
         slave._alive = slave._cutting = slave._copying = slave._anew = False

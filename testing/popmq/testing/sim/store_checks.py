@@ -9,13 +9,13 @@ from popmq.broker.log.message_reader import DamagedMessage
 from popmq.common import topics
 from popmq.common.record.message import HEADER_SIZE, BadRecord, RecordKind, check_record
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 _Place = tuple[int, int, int]
 
 
 class StoreChecks:
-    def __init__(self, machine: Machine, oracle: Oracle) -> None:
+    def __init__(self, machine: SimulatedBroker, oracle: Oracle) -> None:
         self._machine = machine
         self._oracle = oracle
         self._committed: dict[_Place, int] = {}

@@ -11,20 +11,24 @@ from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.pop_check_point import member_bits
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.message_reader import DamagedMessage
-from popmq.broker.log.queue_unit import Unit
+from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.meta.topic_expiry import TopicExpiry
 from popmq.common.topics import TopicConfig
-from popmq.testing.harness.sometimes import Sometimes, Tally
+from popmq.testing.harness.sometimes import Sometimes, StateCounts
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.retention import RetentionChecks
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 BRIEF_MS = (600_000, 2_400_000)
 
 
 class TopicRetention:
     def __init__(
-        self, machine: Machine, oracle: Oracle, tally: Tally, retention: RetentionChecks
+        self,
+        machine: SimulatedBroker,
+        oracle: Oracle,
+        tally: StateCounts,
+        retention: RetentionChecks,
     ) -> None:
         self._machine = machine
         self._oracle = oracle
@@ -101,7 +105,7 @@ class TopicRetention:
             for member in member_bits(ck.waiting)
         }
 
-    def _stored_ms(self, unit: Unit) -> int:
+    def _stored_ms(self, unit: QueueUnit) -> int:
         (message,) = self._machine.broker.store.reader.read([unit])
         return 0 if isinstance(message, DamagedMessage) else message.header.log_ms
 

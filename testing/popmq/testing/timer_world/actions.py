@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from popmq.broker.timer.timer_service import TimerService
 from popmq.common.record.timer_token import TimerRecount
-from popmq.testing.harness.sometimes import Tally
-from popmq.testing.oracle.client_history import Place
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.oracle.client_history import ResourceIncarnation
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.timer_world.clients import TimerClients
-from popmq.testing.timer_world.oracle import Delayed, TimerOracle
+from popmq.testing.timer_world.oracle import DelayedMessage, TimerOracle
 from popmq.testing.timer_world.sometimes_states import TimerSometimes as States
 
 _HOUR_MS = 3_600_000
@@ -20,9 +20,9 @@ class TimerActions:
     """The parts of one run, and the moves that the scheduler picks from."""
 
     rng: random.Random
-    tally: Tally
+    tally: StateCounts
     oracle: TimerOracle
-    machine: Machine
+    machine: SimulatedBroker
     clients: TimerClients
     trace: list[str]
     retains: bool
@@ -115,7 +115,7 @@ class TimerActions:
             due_ms -= due_ms % slot
         return due_ms, spread
 
-    def _some(self) -> Delayed | None:
+    def _some(self) -> DelayedMessage | None:
         """Mostly one that waits still."""
         stories = self.oracle.delayed
         if not stories:
@@ -132,7 +132,7 @@ class TimerActions:
             for _ in range(self.rng.choice((1, 1, 2))):
                 self._recall_one(story)
 
-    def _recall_one(self, story: Delayed) -> None:
+    def _recall_one(self, story: DelayedMessage) -> None:
         if self.clients.topics.get(story.topic.name) is story.topic:
             late = any(one.late for one in self.oracle.model.of(story.number) if not one.ends)
             self.tally.hit(States.CANCEL_LATE, int(late))
@@ -177,7 +177,7 @@ class TimerActions:
 
     def _noise(self) -> None:
         topic = self.clients.topics.get("noise")
-        if isinstance(topic, Place):
+        if isinstance(topic, ResourceIncarnation):
             self.clients.send_noise(topic, self.rng.choice((100, 1_500)))
 
     def _grow(self) -> None:

@@ -4,23 +4,26 @@ from collections.abc import Callable
 
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
-from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, TimerOutcome
+from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest, RecallResult
 from popmq.common.record.message import tag_hash
 from popmq.common.topics import MessageType
 from popmq.common.wire import admin_pb2 as pb
-from popmq.testing.oracle.client_history import Place
-from popmq.testing.sim.clients import Clients
-from popmq.testing.timer_world.oracle import Ask, Delayed, TimerOracle
+from popmq.testing.oracle.client_history import ResourceIncarnation
+from popmq.testing.sim.clients import SimClients
+from popmq.testing.timer_world.oracle import DelayedMessage, RecallHistory, TimerOracle
 from popmq.testing.timer_world.sometimes_states import TimerSometimes as States
 
 _REFUSALS = (Code.TOO_MANY_REQUESTS, Code.ILLEGAL_DELIVERY_TIME)
 
 
-class TimerClients(Clients):
+class TimerClients(SimClients):
     _oracle: TimerOracle
 
     def send_delayed(
-        self, topic: Place, dues: list[tuple[int, int]], again: Delayed | None = None
+        self,
+        topic: ResourceIncarnation,
+        dues: list[tuple[int, int]],
+        again: DelayedMessage | None = None,
     ) -> None:
         """One request; each message with its due time (negative: a delay) and its spread.
 
@@ -63,39 +66,39 @@ class TimerClients(Clients):
         body = hop.encode_put(PutRequest(topic.name, entries))
         self._ask(f"put {topic.name} {names}", Kind.PUT, body, hear)
 
-    def send_noise(self, topic: Place, size: int) -> None:
+    def send_noise(self, topic: ResourceIncarnation, size: int) -> None:
         entry = PutEntry(MessageType.NORMAL, b"noise" + bytes(size), b"", 0, -1)
         body = hop.encode_put(PutRequest(topic.name, [entry]))
         self._ask(f"noise {size}", Kind.PUT, body, lambda answer: None)
 
-    def recall(self, story: Delayed) -> None:
+    def recall(self, story: DelayedMessage) -> None:
         ask = self._oracle.ask(story)
         story.twins[0].recalls += 1  # of the id
 
-        def hear(outcome: TimerOutcome) -> None:
-            late = outcome is TimerOutcome.ALREADY_VISIBLE
-            self._tally.hit(States.RECALLED, int(outcome is TimerOutcome.DONE))
+        def hear(outcome: RecallResult) -> None:
+            late = outcome is RecallResult.ALREADY_VISIBLE
+            self._tally.hit(States.RECALLED, int(outcome is RecallResult.DONE))
             self._tally.hit(States.RECALLED_AGAIN, int(ask.cancelled))
             self._tally.hit(States.RECALLED_LATE, int(late))
             self._tally.hit(States.RECALL_RACED, int(late and not ask.fired))
-            self._tally.hit(States.NOT_FOUND, int(outcome is TimerOutcome.NOT_FOUND))
+            self._tally.hit(States.NOT_FOUND, int(outcome is RecallResult.NOT_FOUND))
             self._said(ask, outcome)
             self._oracle.recalled(ask, outcome)
 
         request = pb.RecallRequest(topic=story.topic.name, message_id=story.name)
 
         def heard(reply: bytes) -> None:
-            hear(TimerOutcome(pb.RecallReply.FromString(reply).outcome))
+            hear(RecallResult(pb.RecallReply.FromString(reply).outcome))
 
         self._decide(ask, "recall", Kind.RECALL, request.SerializeToString(), heard)
 
-    def reschedule(self, story: Delayed, due_ms: int) -> None:
+    def reschedule(self, story: DelayedMessage, due_ms: int) -> None:
         now_ms = self._machine.clock.wall_ms()
         ask = self._oracle.ask(story, max(now_ms, due_ms if due_ms >= 0 else now_ms - due_ms))
 
-        def hear(outcome: TimerOutcome, new_due_ms: int) -> None:
-            late = outcome is TimerOutcome.ALREADY_VISIBLE
-            self._tally.hit(States.RESCHEDULED, int(outcome is TimerOutcome.DONE))
+        def hear(outcome: RecallResult, new_due_ms: int) -> None:
+            late = outcome is RecallResult.ALREADY_VISIBLE
+            self._tally.hit(States.RESCHEDULED, int(outcome is RecallResult.DONE))
             self._tally.hit(States.RESCHEDULED_LATE, int(late))
             self._said(ask, outcome, new_due_ms)
             self._oracle.rescheduled(ask, outcome, new_due_ms)
@@ -106,7 +109,7 @@ class TimerClients(Clients):
 
         def heard(reply: bytes) -> None:
             told = pb.RescheduleReply.FromString(reply)
-            hear(TimerOutcome(told.outcome), told.due_ms)
+            hear(RecallResult(told.outcome), told.due_ms)
 
         what = f"reschedule {due_ms}"
         self._decide(ask, what, Kind.RESCHEDULE, request.SerializeToString(), heard)
@@ -114,13 +117,17 @@ class TimerClients(Clients):
     # -- inside
 
     def _story(
-        self, topic: Place, due_ms: int, spread_ms: int, again: Delayed | None = None
-    ) -> Delayed:
+        self,
+        topic: ResourceIncarnation,
+        due_ms: int,
+        spread_ms: int,
+        again: DelayedMessage | None = None,
+    ) -> DelayedMessage:
         number = len(self._oracle.delayed)
         size = self._rng.choice((10, 40, 200, 900))
         head = b"%06d|" % number + self._rng.randbytes(size)
         name = again.name.encode() if again is not None else b"m%06d" % number
-        story = Delayed(
+        story = DelayedMessage(
             number,
             topic,
             head,
@@ -135,11 +142,11 @@ class TimerClients(Clients):
         self._oracle.delayed[number] = story
         return story
 
-    def _said(self, ask: Ask, outcome: TimerOutcome, due_ms: int = 0) -> None:
+    def _said(self, ask: RecallHistory, outcome: RecallResult, due_ms: int = 0) -> None:
         self._note(f"message {ask.story.number}: {outcome.name} {due_ms}")
         ask.story.events.append(f"-> {outcome.name} {due_ms}")
 
-    def _check_refusal(self, topic: Place, code: Code) -> None:
+    def _check_refusal(self, topic: ResourceIncarnation, code: Code) -> None:
         self._tally.hit(States.REFUSED, int(code == Code.TOO_MANY_REQUESTS))
         self._tally.hit(States.TOO_FAR, int(code == Code.ILLEGAL_DELIVERY_TIME))
         gone = code == Code.TOPIC_NOT_FOUND and topic.gone > 0
@@ -147,7 +154,7 @@ class TimerClients(Clients):
             self._oracle.complain("I0 answers", f"a send was refused: {code.name}")
 
     def _decide(
-        self, ask: Ask, what: str, kind: Kind, body: bytes, heard: Callable[[bytes], None]
+        self, ask: RecallHistory, what: str, kind: Kind, body: bytes, heard: Callable[[bytes], None]
     ) -> None:
         """Decided now, since no read of this disk waits; told when it is confirmed."""
         story, number = ask.story, self._number + 1

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from popmq.testing.disk.lying_disk import PowerCut
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.sim.forks import Forks
-from popmq.testing.sim.run import Outcome
+from popmq.testing.sim.run import SeedResult
 from popmq.testing.timer_world.thousand_timers import (
     LOSSES,
     NEVER,
@@ -121,18 +121,18 @@ class OneCrash(ThousandTimers):
 
 
 @dataclass(slots=True)
-class Found:
+class CrashEverywhereResult:
     """What the copies saw, added up."""
 
     points: int = 0  # at which the broker crashed: operations, by models
     same: int = 0  # of these, the ones whose state was that of another one
     crashes: int = 0
     timers: int = 0  # that were acknowledged when the broker crashed first
-    tally: Tally = field(default_factory=lambda: Tally(CrashedAt))
+    tally: StateCounts = field(default_factory=lambda: StateCounts(CrashedAt))
     stories: list[str] = field(default_factory=list)  # of what was violated
     digests: dict[int, str] = field(default_factory=dict)  # of the traces, by number of the run
 
-    def add(self, other: "Found") -> None:
+    def add(self, other: "CrashEverywhereResult") -> None:
         self.same += other.same
         self.crashes += other.crashes
         self.timers += other.timers
@@ -153,11 +153,11 @@ class CrashEverywhere(OneCrash):
         self._script = script
         self._is_same = False
         self._wants = wants
-        self.found = Found()
+        self.found = CrashEverywhereResult()
         self._forks = Forks(copies, self._heard)
         self.is_new = self._forks.is_new
 
-    def run_all(self) -> Found:
+    def run_all(self) -> CrashEverywhereResult:
         """Raises AssertionError when the script itself, without a crash, is broken."""
         try:
             outcome = self.run()
@@ -200,15 +200,17 @@ class CrashEverywhere(OneCrash):
             faults.cut_at(0)
             faults.touch(path)
 
-    def _seen_by_a_copy(self) -> Found:
+    def _seen_by_a_copy(self) -> CrashEverywhereResult:
         if self._is_same:
-            return Found(same=1)
-        outcome = Outcome(self.seed, self.oracle.violations, self.trace, self.tally, "--one-crash ")
+            return CrashEverywhereResult(same=1)
+        outcome = SeedResult(
+            self.seed, self.oracle.violations, self.trace, self.tally, "--one-crash "
+        )
         stories = [outcome.story(40)] if outcome.violations else []
-        found = Found(0, 0, self.crashes, self.acknowledged, self.tally, stories)
+        found = CrashEverywhereResult(0, 0, self.crashes, self.acknowledged, self.tally, stories)
         found.digests[self.seed] = outcome.digest
         return found
 
     def _heard(self, seen: object) -> None:
-        assert isinstance(seen, Found)
+        assert isinstance(seen, CrashEverywhereResult)
         self.found.add(seen)

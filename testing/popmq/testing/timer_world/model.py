@@ -19,17 +19,17 @@ from popmq.common.record.message import (
 from popmq.common.record.timer_migration import decode_timer_record
 from popmq.common.record.timer_token import (
     FiringToken,
-    Outcome,
+    TimerEnd,
     TimerRecount,
     TimerToken,
 )
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 
 Complain = Callable[[str, str, int], None]  # invariant, what, number of the message
 
 
 @dataclass(slots=True, eq=False)
-class LogTimer:
+class TimerHistory:
     """One record of the timer queue, with all that later records say of it."""
 
     number: int
@@ -50,7 +50,7 @@ class LogTimer:
 
 
 class TimerModel:
-    def __init__(self, machine: Machine, complain: Complain) -> None:
+    def __init__(self, machine: SimulatedBroker, complain: Complain) -> None:
         self._machine = machine
         self._complain = complain
         self._folder = f"{machine.settings.broker.data}/commitlog"
@@ -58,15 +58,15 @@ class TimerModel:
         self.scanned = 0
         self.cursor = (0, 0)
         self.judged = 0
-        self.pending: dict[int, LogTimer] = {}
-        self.by_number: dict[int, list[LogTimer]] = {}
+        self.pending: dict[int, TimerHistory] = {}
+        self.by_number: dict[int, list[TimerHistory]] = {}
         self.copies: Counter[int] = Counter()  # visible ones and dead letters, by number
         self.at_once: set[int] = set()  # numbers that were due when they came
-        self.fired: list[tuple[LogTimer, FiringToken, Header, StoredMessage]] = []
+        self.fired: list[tuple[TimerHistory, FiringToken, Header, StoredMessage]] = []
         # By topic: how many more than wait a record said, which the next one mends.
         self.miscounted: dict[int, int] = {}
-        self._timers: dict[int, LogTimer] = {}
-        self._queue: list[tuple[LogTimer, bool]] = []  # and whether the record is a moved body
+        self._timers: dict[int, TimerHistory] = {}
+        self._queue: list[tuple[TimerHistory, bool]] = []  # and whether the record is a moved body
         self._wheel: list[tuple[int, int]] = []
 
     @property
@@ -84,7 +84,7 @@ class TimerModel:
             self._read(file.read(stop - before, before - start), start + self._size)
             assert self.scanned > before, f"the log is confirmed to {end}, and ends at {before}"
 
-    def of(self, number: int) -> list[LogTimer]:
+    def of(self, number: int) -> list[TimerHistory]:
         """Its timers, oldest first; all but the last one were replaced."""
         return self.by_number.get(number, [])
 
@@ -143,7 +143,7 @@ class TimerModel:
             timer.position, timer.moves = header.position, timer.moves + 1
             self._queue.append((timer, True))
             return
-        timer = LogTimer(
+        timer = TimerHistory(
             number,
             message.tag_hash,
             header.position,
@@ -166,17 +166,17 @@ class TimerModel:
             return
         self._judge(token.judged)
         match token.outcome:
-            case Outcome.CANCELLED:
+            case TimerEnd.CANCELLED:
                 self._end(timer, "cancelled")
                 return
-            case Outcome.LOST:
+            case TimerEnd.LOST:
                 self._complain("I1 no-loss", f"given up: {token}", timer.number)
-            case Outcome.FIRED | Outcome.DEAD_LETTERED:
+            case TimerEnd.FIRED | TimerEnd.DEAD_LETTERED:
                 assert message is not None, "a firing without a message"
                 self.copies[timer.number] += 1
                 self.fired.append((timer, token, header, message))
         self._check_moment(timer, token, header)
-        self._end(timer, "fired" if token.outcome is Outcome.FIRED else "dead")
+        self._end(timer, "fired" if token.outcome is TimerEnd.FIRED else "dead")
 
     def _recounted(self, record: TimerRecount) -> None:
         more = record.pending - self.counts.get(record.topic_id, 0)
@@ -184,7 +184,7 @@ class TimerModel:
         if not more:
             del self.miscounted[record.topic_id]
 
-    def _end(self, timer: LogTimer, how: str) -> None:
+    def _end(self, timer: TimerHistory, how: str) -> None:
         timer.ends.append(how)
         if self.pending.pop(timer.identity, None) is None:
             self._complain("I4 exactly-once", f"{timer} ended more than once", timer.number)
@@ -199,7 +199,7 @@ class TimerModel:
                 heappush(self._wheel, timer.key)
         self.judged = max(self.judged, until)
 
-    def _check_moment(self, timer: LogTimer, token: FiringToken, header: Header) -> None:
+    def _check_moment(self, timer: TimerHistory, token: FiringToken, header: Header) -> None:
         number = timer.number
         if header.wall_ms < timer.due_ms:
             early = timer.due_ms - header.wall_ms

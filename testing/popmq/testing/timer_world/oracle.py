@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
 from popmq.common import topics
-from popmq.common.protocol.messaging_payloads import TimerOutcome
-from popmq.testing.oracle.client_history import Place, Violation
+from popmq.common.protocol.messaging_payloads import RecallResult
+from popmq.testing.oracle.client_history import ResourceIncarnation, Violation
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.sim.simulated_broker import Machine
-from popmq.testing.timer_world.model import LogTimer, TimerModel
+from popmq.testing.sim.simulated_broker import SimulatedBroker
+from popmq.testing.timer_world.model import TimerHistory, TimerModel
 
 
 @dataclass(slots=True, eq=False)
-class Delayed:
+class DelayedMessage:
     """One message that was sent with a due time."""
 
     number: int
-    topic: Place
+    topic: ResourceIncarnation
     head: bytes
     properties: bytes
     tag_hash: int
@@ -33,7 +33,7 @@ class Delayed:
     refused: bool = False
     recalls: int = 0  # asked, of all that were sent with its id: counted at the first one
     events: deque[str] = field(default_factory=lambda: deque(maxlen=10))
-    twins: "list[Delayed]" = field(default_factory=list)  # all that were sent with its id
+    twins: "list[DelayedMessage]" = field(default_factory=list)  # all that were sent with its id
 
     @property
     def name(self) -> str:
@@ -46,10 +46,10 @@ class Delayed:
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class RecallHistory:
     """A recall or a reschedule, and what was certain when it was asked."""
 
-    story: Delayed
+    story: DelayedMessage
     known: bool  # it was stored, and is neither over for long nor of a topic that went
     fired: bool  # a copy was confirmed
     cancelled: bool  # its last timer was recalled
@@ -62,12 +62,12 @@ class Ask:
 class TimerOracle(Oracle):
     def __init__(self) -> None:
         super().__init__()
-        self.delayed: dict[int, Delayed] = {}
+        self.delayed: dict[int, DelayedMessage] = {}
         self.model: TimerModel
-        self._machine: Machine
+        self._machine: SimulatedBroker
         self._looked = 0  # firings that were compared with what was sent
 
-    def watch(self, machine: Machine) -> None:
+    def watch(self, machine: SimulatedBroker) -> None:
         self._machine = machine
         self.model = TimerModel(machine, self.complain_of)
 
@@ -78,7 +78,7 @@ class TimerOracle(Oracle):
 
     # -- answers
 
-    def sent(self, story: Delayed, due_ms: int) -> None:
+    def sent(self, story: DelayedMessage, due_ms: int) -> None:
         """A send was OK."""
         self.model.read_on()
         if self._is_resend(story, due_ms):
@@ -95,7 +95,7 @@ class TimerOracle(Oracle):
         if due_ms and not first_ms <= due_ms <= first_ms + story.spread_ms:
             self.complain_of("due", f"asked for {first_ms} + {story.spread_ms}: {due_ms}", number)
 
-    def _is_resend(self, story: Delayed, due_ms: int) -> bool:
+    def _is_resend(self, story: DelayedMessage, due_ms: int) -> bool:
         """Whether it got the receipt of an earlier message with its id, and is not stored."""
         model, number = self.model, story.number
         if model.of(number) or number in model.at_once:
@@ -104,7 +104,7 @@ class TimerOracle(Oracle):
         dues = {model.of(one)[0].due_ms for one in earlier if model.of(one)}
         return due_ms in dues or (not due_ms and any(one in model.at_once for one in earlier))
 
-    def ask(self, story: Delayed, new_due_ms: int = 0) -> Ask:
+    def ask(self, story: DelayedMessage, new_due_ms: int = 0) -> RecallHistory:
         model = self.model
         model.read_on()
         timers = model.of(story.number)
@@ -112,7 +112,7 @@ class TimerOracle(Oracle):
         start = self._machine.broker.store.index.start
         gone = last is None or last.position < start or story.topic.gone
         ends = last.ends[-1:] if last else []
-        return Ask(
+        return RecallHistory(
             story,
             known=story.ok_at > 0 and not gone and len(story.twins) == 1,
             fired=ends == ["fired"] or ends == ["dead"],
@@ -123,7 +123,7 @@ class TimerOracle(Oracle):
             new_due_ms=new_due_ms,
         )
 
-    def recalled(self, ask: Ask, outcome: TimerOutcome) -> None:
+    def recalled(self, ask: RecallHistory, outcome: RecallResult) -> None:
         model, story = self.model, ask.story
         model.read_on()
         open_ones = [one for one in self._timers(story) if not one.ends]
@@ -131,40 +131,40 @@ class TimerOracle(Oracle):
         visible = alone and model.copies[story.number]
         # What was sent with its id behind the recall waits: its record stands behind.
         before = [one for one in open_ones if alone or one.number in ask.asked]
-        if outcome is TimerOutcome.DONE and (before or visible):
+        if outcome is RecallResult.DONE and (before or visible):
             self.complain_of("I11 recall", "DONE, and it is pending or visible", story.number)
-        self._answered(ask, outcome, again=TimerOutcome.DONE)
+        self._answered(ask, outcome, again=RecallResult.DONE)
 
-    def rescheduled(self, ask: Ask, outcome: TimerOutcome, due_ms: int) -> None:
+    def rescheduled(self, ask: RecallHistory, outcome: RecallResult, due_ms: int) -> None:
         model, number = self.model, ask.story.number
         model.read_on()
-        if outcome is TimerOutcome.DONE:
+        if outcome is RecallResult.DONE:
             found = [one for one in self._timers(ask.story) if one.due_ms == due_ms]
             earlier = [one for one in model.of(number)[:-1] if one.ends != ["replaced"]]
             if due_ms != ask.new_due_ms or not found or earlier:
                 what = f"DONE for {due_ms}, asked for {ask.new_due_ms}: {model.of(number)}"
                 self.complain_of("I11 reschedule", what, number)
-        self._answered(ask, outcome, again=TimerOutcome.NOT_FOUND)
+        self._answered(ask, outcome, again=RecallResult.NOT_FOUND)
 
-    def _timers(self, story: Delayed) -> list[LogTimer]:
+    def _timers(self, story: DelayedMessage) -> list[TimerHistory]:
         """Of all messages with its id."""
         return [timer for one in story.twins for timer in self.model.of(one.number)]
 
-    def _answered(self, ask: Ask, outcome: TimerOutcome, *, again: TimerOutcome) -> None:
+    def _answered(self, ask: RecallHistory, outcome: RecallResult, *, again: RecallResult) -> None:
         """`again` is the answer for what was recalled before."""
         model, number = self.model, ask.story.number
         copies = sum(model.copies[one.number] for one in ask.story.twins)
-        if outcome is TimerOutcome.ALREADY_VISIBLE and not copies:
+        if outcome is RecallResult.ALREADY_VISIBLE and not copies:
             self.complain_of("I11 recall", "ALREADY_VISIBLE, and is not", number)
         if not ask.known:
             return
-        allowed = set(TimerOutcome)
+        allowed = set(RecallResult)
         if ask.fired:
-            allowed = {TimerOutcome.ALREADY_VISIBLE}
+            allowed = {RecallResult.ALREADY_VISIBLE}
         elif ask.cancelled and ask.last_due_ms >= model.cursor[0] - KEEP_CANCELLED_MS:
             allowed = {again}  # else a firing that was not confirmed yet made the broker forget it
         elif not ask.recalled:
-            allowed -= {TimerOutcome.NOT_FOUND}
+            allowed -= {RecallResult.NOT_FOUND}
         if outcome not in allowed:
             self.complain_of("I11 recall", f"{outcome.name}, not {sorted(allowed)}", number)
 
@@ -208,7 +208,7 @@ class TimerOracle(Oracle):
             if timer.position < start:
                 self.complain_of("I1 no-loss", f"{timer}: the log begins at {start}", timer.number)
 
-    def overdue(self, since_ms: int) -> list[LogTimer]:
+    def overdue(self, since_ms: int) -> list[TimerHistory]:
         """Pending ones that were due at `since_ms` of the wall clock."""
         return [one for one in self.model.pending.values() if one.due_ms <= since_ms]
 

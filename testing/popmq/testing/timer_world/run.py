@@ -21,11 +21,11 @@ from popmq.common.settings.settings import (
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.disk_faults import FailedPages
 from popmq.testing.disk.lying_disk import PowerCut
-from popmq.testing.harness.sometimes import Tally
-from popmq.testing.oracle.client_history import Reader, Violation
+from popmq.testing.harness.sometimes import StateCounts
+from popmq.testing.oracle.client_history import GroupReader, Violation
 from popmq.testing.sim.replay import Replay, ReplayCheck
-from popmq.testing.sim.run import Outcome
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.run import SeedResult
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 from popmq.testing.timer_world.actions import TimerActions
 from popmq.testing.timer_world.clients import TimerClients
@@ -47,7 +47,7 @@ class TimerSimulator(TimerActions):
         self.rng = random.Random(seed)
         self.seed = seed
         self.trace: list[str] = []
-        self.tally = Tally(self.states)
+        self.tally = StateCounts(self.states)
         self.retains = seed % 3 == 0
         self.oracle = TimerOracle()
         self.machine = self._machine()
@@ -65,7 +65,7 @@ class TimerSimulator(TimerActions):
         self._soft = False
         self._harmed = ""
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         try:
             self._set_up()
             self._lives()
@@ -78,7 +78,9 @@ class TimerSimulator(TimerActions):
             self.oracle.violations.append(Violation("I0 broken", what, places))
         for violation in self.oracle.violations:
             self.note(str(violation))
-        return Outcome(self.seed, self.oracle.violations, self.trace, self.tally, f"{self.option} ")
+        return SeedResult(
+            self.seed, self.oracle.violations, self.trace, self.tally, f"{self.option} "
+        )
 
     # -- a run
 
@@ -89,8 +91,8 @@ class TimerSimulator(TimerActions):
                 break
             self._restart()
 
-    def _machine(self) -> Machine:
-        return Machine(self._settings(), self.rng, self.tally)
+    def _machine(self) -> SimulatedBroker:
+        return SimulatedBroker(self._settings(), self.rng, self.tally)
 
     def _settings(self) -> Settings:
         rng = self.rng
@@ -306,7 +308,7 @@ class TimerSimulator(TimerActions):
             return
         audit = self.clients.groups["audit"]
         assert audit is not None
-        heads = self.clients.read_all(Reader(audit, topic), self.machine.settle)
+        heads = self.clients.read_all(GroupReader(audit, topic), self.machine.settle)
         for number, story in self.oracle.delayed.items():
             here = story.topic is topic and self.oracle.model.copies[number] > 0
             times = heads.count(story.head)

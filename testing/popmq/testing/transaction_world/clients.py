@@ -15,10 +15,10 @@ from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest
 from popmq.common.topics import MessageType
 from popmq.common.wire import transaction_pb2 as pb
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.requests import Requests
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.transaction_world.sometimes_states import TransactionSometimes as States
 
 TOPIC, NOISE = "t", "noise"
@@ -28,7 +28,7 @@ COMMIT, ROLLBACK, UNKNOWN = "commit", "rollback", "unknown"
 
 
 @dataclass(slots=True, eq=False)
-class Story:
+class TransactionHistory:
     """One transaction as its producers know it."""
 
     number: int
@@ -54,14 +54,14 @@ class Story:
 class TransactionClients(Requests):
     def __init__(
         self,
-        machine: Machine,
+        machine: SimulatedBroker,
         oracle: Oracle,
         rng: random.Random,
-        tally: Tally,
+        tally: StateCounts,
         note: Callable[[str], None],
     ) -> None:
         super().__init__(machine, oracle, rng, tally, note)
-        self.stories: list[Story] = []
+        self.stories: list[TransactionHistory] = []
         self._looked: dict[tuple[int, int], int] = {}  # by topic and queue, up to which offset
         self.knows = 0.7  # how often a producer that is asked answers
 
@@ -189,10 +189,10 @@ class TransactionClients(Requests):
 
     # -- inside
 
-    def _story_of(self, head: bytes) -> Story | None:
+    def _story_of(self, head: bytes) -> TransactionHistory | None:
         return next((one for one in self.stories if one.entry.head == head), None)
 
-    def _story(self) -> Story:
+    def _story(self) -> TransactionHistory:
         rng, number = self._rng, len(self.stories)
         head = b"%05d|" % number + rng.randbytes(rng.choice((10, 100, 900)))
         name = f"m{number:05}"
@@ -201,11 +201,11 @@ class TransactionClients(Requests):
         kind = MessageType.TRANSACTION
         queue_id = rng.randrange(QUEUES)
         entry = PutEntry(kind, head, properties, 0, queue_id, check_ms, name)
-        story = Story(number, rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN)), entry)
+        story = TransactionHistory(number, rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN)), entry)
         self.stories.append(story)
         return story
 
-    def _put(self, batch: list[Story]) -> None:
+    def _put(self, batch: list[TransactionHistory]) -> None:
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):
                 return
@@ -227,7 +227,7 @@ class TransactionClients(Requests):
         body = hop.encode_put(PutRequest(TOPIC, [one.entry for one in batch]))
         self._ask(f"begin {names}", Kind.PUT, body, hear, lost=lost)
 
-    def _end(self, story: Story, wanted: str, transaction: str) -> None:
+    def _end(self, story: TransactionHistory, wanted: str, transaction: str) -> None:
         if not story.asked:
             story.asked_ms = self._machine.log_ms
         story.asked.add(wanted)
@@ -254,7 +254,7 @@ class TransactionClients(Requests):
 
     def _ask_end(
         self,
-        story: Story,
+        story: TransactionHistory,
         wanted: str,
         transaction: str,
         hear: Callable[[bytes | PopmqError], None],
@@ -269,6 +269,6 @@ class TransactionClients(Requests):
             f"{wanted} {story.number}", Kind.END_TRANSACTION, request.SerializeToString(), hear
         )
 
-    def _complain(self, story: Story, invariant: str, what: str) -> None:
+    def _complain(self, story: TransactionHistory, invariant: str, what: str) -> None:
         told = "; ".join(story.events[-8:])
         self._oracle.complain(invariant, f"transaction {story.number} {what} ({told})")

@@ -20,12 +20,12 @@ from popmq.common.topics import MessageType, TopicConfig
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.disk_faults import FailedPages
 from popmq.testing.disk.lying_disk import PowerCut
-from popmq.testing.harness.sometimes import Tally
+from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.oracle.client_history import Violation
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.replay import Replay, ReplayCheck
-from popmq.testing.sim.run import Outcome
-from popmq.testing.sim.simulated_broker import Machine
+from popmq.testing.sim.run import SeedResult
+from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 from popmq.testing.transaction_world.clients import (
     MAX_CHECKS,
@@ -46,10 +46,10 @@ class TransactionSimulator:
         self.rng = random.Random(seed)
         self.seed = seed
         self.trace: list[str] = []
-        self.tally = Tally(States)
+        self.tally = StateCounts(States)
         self.retains = seed % 3 == 0
         self.oracle = Oracle()
-        self.machine = Machine(self._settings(), self.rng, self.tally)
+        self.machine = SimulatedBroker(self._settings(), self.rng, self.tally)
         self.clients = TransactionClients(
             self.machine, self.oracle, self.rng, self.tally, self.note
         )
@@ -62,7 +62,7 @@ class TransactionSimulator:
     def note(self, line: str) -> None:
         self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
 
-    def run(self) -> Outcome:
+    def run(self) -> SeedResult:
         try:
             self._set_up()
             for _ in range(self.rng.randrange(2, 5)):
@@ -79,7 +79,9 @@ class TransactionSimulator:
             self.oracle.violations.append(Violation("I0 broken", what, places))
         for violation in self.oracle.violations:
             self.note(str(violation))
-        return Outcome(self.seed, self.oracle.violations, self.trace, self.tally, "--transactions ")
+        return SeedResult(
+            self.seed, self.oracle.violations, self.trace, self.tally, "--transactions "
+        )
 
     # -- a run
 

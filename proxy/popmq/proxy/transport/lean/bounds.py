@@ -40,7 +40,7 @@ class LeanCounters:
     tls_refused: Counter[str] = field(default_factory=Counter)
 
 
-class Rate:
+class TokenBucket:
     """A bucket of tokens: `per_s` on average, and up to `burst` at once."""
 
     __slots__ = ("_burst", "_filled_ms", "_per_s", "_tokens")

@@ -10,24 +10,24 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from popmq.common.settings.lean_settings import LeanSettings
-from popmq.proxy.transport.interface import GrpcStatus, Method, Shape
+from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType
 from popmq.proxy.transport.lean import frames
-from popmq.proxy.transport.lean.bounds import LeanCounters, Rate
-from popmq.proxy.transport.lean.connection_timeouts import Watch
+from popmq.proxy.transport.lean.bounds import LeanCounters, TokenBucket
+from popmq.proxy.transport.lean.connection_timeouts import ConnectionTimeouts
 from popmq.proxy.transport.lean.frames import (
     CONTINUATION,
     DATA,
     HEADERS,
     ConnectionFault,
     ErrorCode,
-    FrameReader,
+    Http2FrameReader,
     StreamFault,
 )
 from popmq.proxy.transport.lean.headers import HeaderBlock, HeaderDecoder, Malformed, RequestHead
 from popmq.proxy.transport.lean.inbox import Inbox
 from popmq.proxy.transport.lean.messages import ENCODINGS
 from popmq.proxy.transport.lean.outbox import Outbox
-from popmq.proxy.transport.lean.preface import Preface, SpeaksHttp1, greeting, http_1
+from popmq.proxy.transport.lean.preface import Http1Peer, Preface, greeting, http_1
 from popmq.proxy.transport.lean.stream import MAX_REMAINING_MS, Stream
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class LeanConnection:
         self.streams: dict[int, Stream] = {}
         self._wake = wake
         self._methods = methods
-        self._reader = FrameReader(limits.max_frame_bytes)
+        self._reader = Http2FrameReader(limits.max_frame_bytes)
         self._decoder = HeaderDecoder(limits.max_header_bytes)
         self._preface = Preface()
         self.settled = False  # the peer's SETTINGS came
@@ -74,10 +74,12 @@ class LeanConnection:
         self._cut: deque[int] = deque(maxlen=REMEMBERED_STREAMS)  # by us: late frames are fine
         self._block = HeaderBlock(limits.max_header_bytes)
         self._now_ms = clock_ms()
-        self.watch = Watch(self, self._now_ms, max_age_ms)
+        self.watch = ConnectionTimeouts(self, self._now_ms, max_age_ms)
         per_s = limits.max_control_per_s
-        self._control = Rate(per_s, CONTROL_BURST_S * per_s)
-        self._resets = Rate(limits.max_resets_per_s, limits.max_streams + limits.max_resets_per_s)
+        self._control = TokenBucket(per_s, CONTROL_BURST_S * per_s)
+        self._resets = TokenBucket(
+            limits.max_resets_per_s, limits.max_streams + limits.max_resets_per_s
+        )
 
     # -- bytes in
 
@@ -96,7 +98,7 @@ class LeanConnection:
             self.inbox.widen()
         except ConnectionFault as fault:
             self.fail(fault)
-        except SpeaksHttp1:
+        except Http1Peer:
             self.outbox.control(http_1(self.refused))
             self.closing = True
 
@@ -427,4 +429,4 @@ def _too_much(why: str, bound: str) -> ConnectionFault:
     return ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, why, bound)
 
 
-_UNKNOWN = Method("", Shape.UNARY)
+_UNKNOWN = Method("", MethodType.UNARY)

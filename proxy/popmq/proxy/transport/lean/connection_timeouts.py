@@ -17,7 +17,7 @@ _RETIRING = b"retiring"
 RETIRING_MS = 5_000  # for the answer to the PING between the two GOAWAYs
 
 
-class Watch:
+class ConnectionTimeouts:
     """Of one connection; `max_age_ms` 0 is none."""
 
     __slots__ = (

@@ -72,7 +72,7 @@ class StreamFault(Exception):
         self.code = code
 
 
-class FrameReader:
+class Http2FrameReader:
     """Cuts a byte stream into frames, however the stream was split."""
 
     __slots__ = ("_max_frame_bytes", "_partial")

@@ -9,7 +9,7 @@ from popmq.proxy.transport.interface import GrpcStatus
 from popmq.proxy.transport.lean import frames
 from popmq.proxy.transport.lean.bounds import LeanCounters
 from popmq.proxy.transport.lean.frames import ConnectionFault, ErrorCode, StreamFault
-from popmq.proxy.transport.lean.messages import MessageReader, MessageRefused
+from popmq.proxy.transport.lean.messages import GrpcMessageReader, MessageRefused
 from popmq.proxy.transport.lean.outbox import Outbox
 from popmq.proxy.transport.lean.replies import MESSAGE_PREFIX, PREFIX_BYTES
 from popmq.proxy.transport.lean.stream import Stream
@@ -81,7 +81,7 @@ class Inbox:
                 if coded == 0 and size == len(content) - PREFIX_BYTES <= limits.max_message_bytes:
                     stream.message(content[PREFIX_BYTES:])
                     return
-            reader = stream.reader = MessageReader(
+            reader = stream.reader = GrpcMessageReader(
                 stream.head.encoding, limits.max_message_bytes, limits.max_inflated_bytes
             )
         before = reader.held_bytes

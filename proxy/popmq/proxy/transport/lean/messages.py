@@ -30,7 +30,7 @@ class MessageRefused(Exception):
         self.bound = bound
 
 
-class MessageReader:
+class GrpcMessageReader:
     """The messages of one stream, whatever frames they came in."""
 
     __slots__ = ("_encoding", "_max_bytes", "_max_inflated_bytes", "_need", "_parts", "held_bytes")

@@ -8,7 +8,7 @@ _HTTP_1_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", 
 _HTTP_2_ONLY = "this port speaks gRPC over HTTP/2"
 
 
-class SpeaksHttp1(Exception):
+class Http1Peer(Exception):
     """The peer is a browser or curl; `http_1` tells it."""
 
 
@@ -31,12 +31,12 @@ class Preface:
         self.complete = False
 
     def feed(self, data: bytes) -> bytes:
-        """What follows the preface. Raises SpeaksHttp1, or ConnectionFault for anything else."""
+        """What follows the preface. Raises Http1Peer, or ConnectionFault for anything else."""
         data = self._early + data
         size = min(len(data), len(frames.PREFACE))
         if data[:size] != frames.PREFACE[:size]:
             if data.startswith(_HTTP_1_VERBS):
-                raise SpeaksHttp1
+                raise Http1Peer
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
         self.complete = size == len(frames.PREFACE)
         self._early = b"" if self.complete else data

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from popmq.common.clock import Clock, SystemClock
 from popmq.common.listener_close import stop_listening
-from popmq.common.loop_iteration import TurnEnd
+from popmq.common.loop_iteration import LoopIteration
 from popmq.common.settings.lean_settings import LeanSettings
 from popmq.proxy.transport.interface import Method
 from popmq.proxy.transport.lean.bounds import LeanCounters
@@ -41,7 +41,7 @@ class LeanTransport:
         reuse_port: bool = False,
         certificates: Certificates | None = None,
         tls_only: bool = False,
-        turn: TurnEnd | None = None,
+        turn: LoopIteration | None = None,
     ) -> None:
         self.methods = {method.path: method for method in methods}
         self.limits = limits or LeanSettings()
@@ -51,7 +51,7 @@ class LeanTransport:
         self.stopping = False
         self.certificates = certificates
         self.tls_only = tls_only
-        self.turn = turn or TurnEnd()
+        self.turn = turn or LoopIteration()
         self._chance = random.Random()
         self._host = host
         self._port = port

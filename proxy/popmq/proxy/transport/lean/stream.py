@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from popmq.proxy.transport.interface import GrpcStatus, Inbound, Method, Shape
+from popmq.proxy.transport.interface import GrpcStatus, Method, MethodType, StreamListener
 from popmq.proxy.transport.lean.headers import RequestHead
-from popmq.proxy.transport.lean.messages import MessageReader
+from popmq.proxy.transport.lean.messages import GrpcMessageReader
 
 if TYPE_CHECKING:
     from popmq.proxy.transport.lean.connection import LeanConnection
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REMAINING_MS = 100 * 365 * 24 * 3_600_000  # a longer deadline is none
 
-_UNARY = Shape.UNARY
+_UNARY = MethodType.UNARY
 
 
 class Stream:
@@ -72,9 +72,9 @@ class Stream:
         self.receive_window = connection.limits.stream_window_bytes
         self.content_bytes = 0
         self.remote_closed = False
-        self.reader: MessageReader | None = None
+        self.reader: GrpcMessageReader | None = None
         self.request: bytes | None = None
-        self.inbound: Inbound | None = None
+        self.inbound: StreamListener | None = None
         # What goes out.
         self.window = window
         self.head_sent = False
