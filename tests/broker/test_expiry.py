@@ -42,7 +42,7 @@ def test_a_time_of_birth_and_a_host_that_look_like_a_deadline_stay_whole_in_a_de
     assert properties[-10:-8] == b"\xc1\x3e", "the tag of a deadline"
     assert expiry.deadline_of(properties) == 0
     assert expiry.without_deadline(properties) == properties
-    assert expiry.token_of(properties) == b""
+    assert expiry.expiry_token(properties) == b""
 
 
 def test_a_deadline_is_found_at_the_end_of_properties_and_nowhere_else() -> None:
@@ -52,12 +52,12 @@ def test_a_deadline_is_found_at_the_end_of_properties_and_nowhere_else() -> None
     for plain in (b"", b"abc", stamped[:-1], stamped + b"x"):
         assert expiry.deadline_of(plain) == 0
         assert expiry.without_deadline(plain) == plain
-        assert expiry.token_of(plain) == b""
-    token = decode_token(expiry.token_of(stamped))
+        assert expiry.expiry_token(plain) == b""
+    token = decode_token(expiry.expiry_token(stamped))
     assert token == expiry.ExpiryToken()
     assert token, "a moved body keeps its token"
     with pytest.raises(BadRecord):
-        decode_token(expiry.token_of(stamped) + b"x")
+        decode_token(expiry.expiry_token(stamped) + b"x")
 
 
 def by_tag(core: CoreBroker) -> list[hop.Delivery]:

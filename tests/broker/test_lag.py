@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from popmq.broker.diagnostics.lag import Lag, bounded
+from popmq.broker.diagnostics.lag import Lag, top_lags
 from popmq.broker.node import metrics
 from popmq.broker.node.metrics import CONSUMER_PAIRS_LIMIT, broker_metrics
 from popmq.common.errors import Code, PopmqError
@@ -222,7 +222,7 @@ def test_metrics_keep_a_bound_on_labels_and_lose_no_message() -> None:
         return Lag(group, TopicConfig(number, "t"), ready=number % 7, in_flight=number)
 
     every = [lag(number) for number in range(CONSUMER_PAIRS_LIMIT + 5)]
-    kept, rest = bounded(every, CONSUMER_PAIRS_LIMIT)
+    kept, rest = top_lags(every, CONSUMER_PAIRS_LIMIT)
     assert (len(kept), len(rest)) == (CONSUMER_PAIRS_LIMIT, 5)
     assert max(one.total for one in rest) <= min(one.total for one in kept)
-    assert bounded(every[:3], 3) == (every[:3], [])
+    assert top_lags(every[:3], 3) == (every[:3], [])

@@ -7,7 +7,7 @@ import pytest
 from popmq.cli.__main__ import build_parser, main
 from popmq.cli.client import Client
 from popmq.cli.drain import look, rest_json, run_drain
-from popmq.common.drain_remainder import DrainRemainder, rest_line, rest_of
+from popmq.common.drain_remainder import DrainRemainder, drain_remainder, remainder_text
 from popmq.common.errors import Refused
 from popmq.common.wire import admin_pb2 as admin
 from popmq.testing.running_broker import RunningBroker
@@ -44,7 +44,7 @@ from popmq.testing.running_broker import RunningBroker
     ],
 )
 def test_a_line_says_what_is_left(rest: DrainRemainder, line: str) -> None:
-    assert rest_line("b", rest) == line
+    assert remainder_text("b", rest) == line
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_nothing_may_be_left_of_a_drained_group(rest: DrainRemainder) -> None:
 def test_a_broker_that_does_not_count_its_timers_is_not_taken_for_drained() -> None:
     lag = admin.LagReply()
     with pytest.raises(Refused, match="is of an older popmq"):
-        rest_of("b", lag, [], admin.DrainReply(draining=True))
+        drain_remainder("b", lag, [], admin.DrainReply(draining=True))
     counted = admin.DrainReply(draining=True, counted=True, leaving=2)
-    assert not rest_of("b", lag, [], counted)[0].is_drained
+    assert not drain_remainder("b", lag, [], counted)[0].is_drained
 
 
 def test_a_timer_is_counted_as_one_and_not_as_a_message_too() -> None:
     lag = admin.LagReply(lags=[admin.Lag(broker="b", group="g", topic="t", delayed=5)])
-    rest, _ = rest_of("b", lag, [], admin.DrainReply(draining=True, counted=True, timers=5))
+    rest, _ = drain_remainder("b", lag, [], admin.DrainReply(draining=True, counted=True, timers=5))
     assert (rest.messages, rest.timers) == (0, 5)
 
 
@@ -80,10 +80,10 @@ def test_topics_stay_while_the_drained_group_has_not_said_what_it_has() -> None:
     """The proxy that was asked may not know the group just now."""
     told = admin.DrainReply(draining=True, counted=True)
     fifo = admin.Topic(name="fifo", brokers=["a", "b"])
-    rest, free = rest_of("b", admin.LagReply(brokers=["a"]), [fifo], told)
+    rest, free = drain_remainder("b", admin.LagReply(brokers=["a"]), [fifo], told)
     assert (rest.is_drained, free) == (False, [])
-    assert "broker group b did not say what it has" in rest_line("b", rest)
-    rest, free = rest_of("b", admin.LagReply(brokers=["a", "b"]), [fifo], told)
+    assert "broker group b did not say what it has" in remainder_text("b", rest)
+    rest, free = drain_remainder("b", admin.LagReply(brokers=["a", "b"]), [fifo], told)
     assert (rest.is_drained, free) == (True, [fifo])
 
 
@@ -121,6 +121,6 @@ def test_a_timer_that_fires_during_the_look_is_counted(popmq_broker: RunningBrok
 def test_what_cannot_be_counted_is_not_gone_and_its_topics_stay() -> None:
     told = admin.DrainReply(draining=True, counted=True)
     lag = admin.LagReply(incomplete="broker b: away")
-    rest, free = rest_of("b", lag, [admin.Topic(name="fifo", brokers=["b"])], told)
+    rest, free = drain_remainder("b", lag, [admin.Topic(name="fifo", brokers=["b"])], told)
     assert not rest.is_drained
     assert free == []

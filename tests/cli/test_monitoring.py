@@ -9,7 +9,7 @@ import pytest
 from popmq.cli.monitoring import dashboard
 from popmq.cli.monitoring.alerts import ALERTS
 from popmq.cli.monitoring.dashboard import PanelQuery, UnknownMetric
-from popmq.cli.monitoring.files import FOLDER, made_files
+from popmq.cli.monitoring.files import FOLDER, generated_files
 from popmq.cli.monitoring.panels import DASHBOARDS
 from popmq.common.metric_table.table import TABLE
 
@@ -18,7 +18,7 @@ _NAMED = re.compile(r"\bpopmq_[a-z0-9_]+")
 
 
 def test_what_is_committed_is_what_the_table_makes() -> None:
-    made = made_files()
+    made = generated_files()
     stale = [path for path, text in made.items() if (ROOT / path).read_text() != text]
     assert stale == [], "run make metrics"
     kept = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).rglob("*.*")}
@@ -43,7 +43,7 @@ def test_panels_and_alerts_have_names_of_their_own() -> None:
         titles = [panel.title for panel in one.panels]
         assert len(set(titles)) == len(titles), one.name
         assert all(panel.what and panel.queries for panel in one.panels), one.name
-        drawn = json.loads(made_files()[f"{FOLDER}/dashboards/{one.name}.json"])["panels"]
+        drawn = json.loads(generated_files()[f"{FOLDER}/dashboards/{one.name}.json"])["panels"]
         places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in drawn}
         assert len(places) == len(titles), one.name
     names = [alert.name for alert in ALERTS]

@@ -28,7 +28,7 @@ from e2e.ledger import Cause, Delivery, Report, Rule, Sent, check_group
 from e2e.payloads import Fields, comes_back, is_largest, payload
 from e2e.processes import STOP_S, OwnProcess, Served, role_environment, tail
 
-from popmq.common.namespaces import whole_name
+from popmq.common.namespaces import wrap_namespace
 
 HERE = Path(__file__).parent
 NODE = HERE / "node"
@@ -192,7 +192,7 @@ class Scenario:
         return payload(seed=self.seed, k=k, max_body=self.max_body).fields()
 
     def run(self, cluster: Served, folder: Path) -> Outcome:
-        names = [whole_name(self.namespace, name) for name in (self.topic, *self.groups())]
+        names = [wrap_namespace(self.namespace, name) for name in (self.topic, *self.groups())]
         cluster.create(topic=names[0], groups=names[1:])
         first, last = cluster.endpoints[0], cluster.endpoints[-1]
         roles: list[RoleName] = ["simple", "simple", "push"]

@@ -10,7 +10,7 @@ from popmq.broker.diagnostics.audit import APART_MS, Balance
 from popmq.broker.diagnostics.lag import lags, queue_lags
 from popmq.broker.doctor.finding import RequiredAction
 from popmq.cli.doctor import examine
-from popmq.common.drain_remainder import DrainRemainder, rest_of
+from popmq.common.drain_remainder import DrainRemainder, drain_remainder
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.settings.lite_settings import LiteSettings
@@ -208,7 +208,7 @@ def drained(core: CoreBroker) -> DrainRemainder:
     told = pb.DrainReply.FromString(core.reply(Kind.DRAIN, asked))
     lag = pb.LagReply.FromString(core.reply(Kind.LAG, pb.LagRequest().SerializeToString()))
     here = [pb.Topic(name=TOPIC, brokers=[name])]
-    rest, free = rest_of(name, lag, here, told)
+    rest, free = drain_remainder(name, lag, here, told)
     assert bool(rest.homed) is not bool(free)
     return rest
 

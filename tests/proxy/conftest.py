@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from popmq.common.errors import PopmqError, TopicNotFound, Unavailable
-from popmq.common.loop_iteration import Soon, at_once
+from popmq.common.loop_iteration import CallSoon, at_once
 from popmq.common.protocol.messaging_payloads import (
     AckResult,
     Kind,
@@ -170,7 +170,7 @@ class Bench:
         self,
         names: Iterable[str] = ("broker-a",),
         settings: Settings | None = None,
-        soon: Soon = at_once,
+        soon: CallSoon = at_once,
     ):
         self.clock = TestClock()
         self.brokers = {name: ToldBroker() for name in names}

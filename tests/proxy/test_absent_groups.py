@@ -15,11 +15,11 @@ from popmq.common.record.receipt import ReceiptHandle
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.messaging.placement import place
+from popmq.proxy.messaging.placement import choose_queue
 
 BOTH = ("broker-a", "broker-b")
 KEYS = [f"key-{number}" for number in range(40)]
-HERE = [key for key in KEYS if place(key, BOTH, 4)[0] == "broker-a"]
+HERE = [key for key in KEYS if choose_queue(key, BOTH, 4)[0] == "broker-a"]
 ABSENT = [key for key in KEYS if key not in HERE]
 HANDLE = ReceiptHandle("broker-b", 64, 9, 1, 5, 1, 1, 1, 0).encode(b"key").decode()
 GROUP, ORDERS = pb.Resource(name="workers"), pb.Resource(name="orders")
@@ -72,7 +72,7 @@ def test_a_key_of_an_absent_group_is_refused_and_the_other_keys_stay_where_they_
     assert {key for key, code in codes.items() if code == [Code.OK]} == set(HERE)
     assert {tuple(codes[key]) for key in ABSENT} == {(Code.HA_NOT_AVAILABLE,)}
     queues = proxy.broker.topics[topic].queues
-    assert set(stored(proxy)) == {(f"m-{key}", place(key, BOTH, queues)[1]) for key in HERE}
+    assert set(stored(proxy)) == {(f"m-{key}", choose_queue(key, BOTH, queues)[1]) for key in HERE}
 
 
 def test_in_one_request_the_messages_of_an_absent_group_are_refused_by_themselves(

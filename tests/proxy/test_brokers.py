@@ -16,9 +16,9 @@ from popmq.proxy.brokers.broker_ports import (
     NEWER_MASTER_MS,
     RoutedBrokers,
     StaticBrokers,
-    port_of_handle,
+    broker_of_handle,
 )
-from popmq.proxy.messaging.placement import place
+from popmq.proxy.messaging.placement import choose_queue
 
 
 class Way:
@@ -271,7 +271,7 @@ def handle(broker: str) -> bytes:
 
 def test_a_handle_finds_its_broker() -> None:
     way = Way("a", "h:1")
-    assert port_of_handle(StaticBrokers({"a": way}), handle("a")) == ("a", way)
+    assert broker_of_handle(StaticBrokers({"a": way}), handle("a")) == ("a", way)
 
 
 @pytest.mark.parametrize("known", [{}, {"a": Way("a", "h:1")}])
@@ -279,14 +279,14 @@ def test_a_handle_of_a_broker_group_that_is_not_known_now_may_be_tried_again(
     known: dict[str, Way],
 ) -> None:
     with pytest.raises(PopmqError, match="'b' is not known now") as caught:
-        port_of_handle(StaticBrokers(known), handle("b"))
+        broker_of_handle(StaticBrokers(known), handle("b"))
     assert caught.value.code is Code.HA_NOT_AVAILABLE
 
 
 @pytest.mark.parametrize("name", ["", "b 1", "broker/b", "b" * 101])
 def test_a_handle_of_a_broker_group_that_cannot_exist_is_given_up(name: str) -> None:
     with pytest.raises(InvalidReceiptHandle, match="no group can have that name"):
-        port_of_handle(StaticBrokers({"a": Way("a", "h:1")}), handle(name))
+        broker_of_handle(StaticBrokers({"a": Way("a", "h:1")}), handle(name))
 
 
 def test_a_request_to_an_absent_group_of_a_topic_waits_for_its_route() -> None:
@@ -333,12 +333,12 @@ KEYS = [f"01{n:032x}" for n in range(6_000)]
 
 def test_a_key_always_meets_the_same_queue() -> None:
     # Fixed for ever: a resend after an upgrade must find the first attempt.
-    assert [place(key, BROKERS, 8) for key in KEYS[:5]] == PLACES
-    assert place(KEYS[0], list(reversed(BROKERS)), 8) == place(KEYS[0], BROKERS, 8)
+    assert [choose_queue(key, BROKERS, 8) for key in KEYS[:5]] == PLACES
+    assert choose_queue(KEYS[0], list(reversed(BROKERS)), 8) == choose_queue(KEYS[0], BROKERS, 8)
 
 
 def test_keys_spread_evenly_over_brokers_and_queues() -> None:
-    counts = Counter(place(key, BROKERS, 8) for key in KEYS)
+    counts = Counter(choose_queue(key, BROKERS, 8) for key in KEYS)
     expected = len(KEYS) / 24
     assert len(counts) == 24
     assert all(0.7 * expected < count < 1.3 * expected for count in counts.values())
@@ -346,8 +346,8 @@ def test_keys_spread_evenly_over_brokers_and_queues() -> None:
 
 def test_a_new_broker_takes_only_its_own_share() -> None:
     more = [*BROKERS, "broker-d"]
-    moved = [key for key in KEYS if place(key, BROKERS, 8) != place(key, more, 8)]
-    assert all(place(key, more, 8)[0] == "broker-d" for key in moved)
+    moved = [key for key in KEYS if choose_queue(key, BROKERS, 8) != choose_queue(key, more, 8)]
+    assert all(choose_queue(key, more, 8)[0] == "broker-d" for key in moved)
     assert 0.2 < len(moved) / len(KEYS) < 0.3
 
 

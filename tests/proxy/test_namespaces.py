@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from proxy.houses import AwaitedCall, House, house, run
 
 from popmq.common.errors import Code, PopmqError
-from popmq.common.namespaces import check_namespace, short_name, whole_name
+from popmq.common.namespaces import check_namespace, without_namespace, wrap_namespace
 from popmq.common.wire import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
@@ -32,23 +32,23 @@ METHODS = [one.name for one in service.DESCRIPTOR.services_by_name["MessagingSer
     ],
 )
 def test_a_name_gets_its_namespace_in_front_once(short: str, whole: str) -> None:
-    assert whole_name("eu", short) == whole
-    assert whole_name("eu", whole) == whole
-    told = short_name("eu", whole)
+    assert wrap_namespace("eu", short) == whole
+    assert wrap_namespace("eu", whole) == whole
+    told = without_namespace("eu", whole)
     assert told is not None
-    assert whole_name("eu", told) == whole
+    assert wrap_namespace("eu", told) == whole
 
 
 @pytest.mark.parametrize(
     "name", ["", "rmq_sys_meta", "%RETRY%g+t", "%PARKED%g+t", "TBW102", "CID_RMQ_SYS_TIMER"]
 )
 def test_what_is_refused_everywhere_is_not_let_in_by_a_namespace(name: str) -> None:
-    assert whole_name("eu", name) == name
+    assert wrap_namespace("eu", name) == name
 
 
 @pytest.mark.parametrize("name", ["orders", "us%orders", "%DLQ%workers", "%DLQ%us%workers", "eu"])
 def test_a_name_of_no_namespace_or_of_another_has_no_short_form(name: str) -> None:
-    assert short_name("eu", name) is None
+    assert without_namespace("eu", name) is None
 
 
 @pytest.mark.parametrize(

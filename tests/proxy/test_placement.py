@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from popmq.proxy.messaging.placement import place
+from popmq.proxy.messaging.placement import choose_queue
 
 # As they have been from the first release on.
 PLACES = [
@@ -31,14 +31,14 @@ PLACES = [
 def test_a_key_is_where_it_has_always_been(
     key: str, brokers: tuple[str, ...], queues: int, broker: str, queue: int
 ) -> None:
-    assert place(key, brokers, queues) == (broker, queue)
+    assert choose_queue(key, brokers, queues) == (broker, queue)
 
 
 def test_a_broker_more_moves_only_what_it_takes_over() -> None:
     chance = random.Random(3)
     keys = [f"{chance.getrandbits(128):032X}" for _ in range(3_000)]
-    two = {key: place(key, ("a", "b"), 8) for key in keys}
-    three = {key: place(key, ("c", "b", "a"), 8) for key in keys}
+    two = {key: choose_queue(key, ("a", "b"), 8) for key in keys}
+    three = {key: choose_queue(key, ("c", "b", "a"), 8) for key in keys}
     moved = [key for key in keys if two[key] != three[key]]
     assert all(three[key][0] == "c" for key in moved)
     assert 800 < len(moved) < 1_200
@@ -48,7 +48,7 @@ def test_keys_spread_evenly_over_the_queues_of_each_broker() -> None:
     chance = random.Random(5)
     counts: dict[tuple[str, int], int] = {}
     for _ in range(16_000):
-        there = place(f"{chance.getrandbits(128):032X}", ("a", "b"), 8)
+        there = choose_queue(f"{chance.getrandbits(128):032X}", ("a", "b"), 8)
         counts[there] = counts.get(there, 0) + 1
     assert len(counts) == 16
     assert all(850 < count < 1_150 for count in counts.values())

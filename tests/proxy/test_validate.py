@@ -16,8 +16,8 @@ from popmq.proxy.rpc.validate import (
     check_stored_size,
     check_type,
     check_writable,
+    common_code,
     filter_of,
-    overall_code,
     poll_ms,
     receive_invisible_ms,
     time_ms,
@@ -372,9 +372,9 @@ def test_headers_do_not_carry_what_the_body_may_not() -> None:
 
 
 def test_entries_that_agree_give_their_code_to_the_reply() -> None:
-    assert overall_code([Code.OK, Code.OK]) == Code.OK
-    assert overall_code([Code.INVALID_RECEIPT_HANDLE]) == Code.INVALID_RECEIPT_HANDLE
-    assert overall_code([Code.OK, Code.INVALID_RECEIPT_HANDLE]) == Code.MULTIPLE_RESULTS
+    assert common_code([Code.OK, Code.OK]) == Code.OK
+    assert common_code([Code.INVALID_RECEIPT_HANDLE]) == Code.INVALID_RECEIPT_HANDLE
+    assert common_code([Code.OK, Code.INVALID_RECEIPT_HANDLE]) == Code.MULTIPLE_RESULTS
 
 
 def test_a_time_is_told_in_milliseconds_and_one_before_1970_is_0() -> None:

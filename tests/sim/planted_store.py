@@ -17,7 +17,7 @@ from popmq.broker.log.queue_unit import POSITION_LIMIT, UNIT, QueueUnit
 from popmq.broker.log.segment_file import SegmentFile, SegmentFiles
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
 from popmq.broker.persistence.index_flusher import IndexFlusher
-from popmq.broker.persistence.recovery import Apply, Recovery, RecoveryResult
+from popmq.broker.persistence.recovery import ApplyRecord, Recovery, RecoveryResult
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.store import lookup
 from popmq.broker.store.message_store import MessageStore
@@ -122,7 +122,7 @@ def snapshot_without_its_tail(patch: Patch) -> None:
     """A start takes the tables of a snapshot for those of the log's end."""
     replay = Recovery.replay
 
-    def wrong(self: Recovery, apply: Apply, trusted: StoreCheckpoint) -> RecoveryResult:
+    def wrong(self: Recovery, apply: ApplyRecord, trusted: StoreCheckpoint) -> RecoveryResult:
         load, used = self._load_snapshot, False
 
         def noted() -> SnapshotHeader | None:

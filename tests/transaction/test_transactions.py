@@ -21,7 +21,7 @@ from transaction.rig import (
 
 from popmq.common import topics
 from popmq.common.disk import ColdRead
-from popmq.common.drain_remainder import rest_of
+from popmq.common.drain_remainder import drain_remainder
 from popmq.common.errors import Code, PopmqError
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind
@@ -64,7 +64,7 @@ def test_a_group_with_a_half_message_is_not_drained(core: CoreBroker) -> None:
     for left in (1, 0):
         body = admin.DrainRequest(look=True).SerializeToString()
         told = admin.DrainReply.FromString(core.reply(Kind.DRAIN, body))
-        rest, _ = rest_of("b", admin.LagReply(brokers=["b"]), [], told)
+        rest, _ = drain_remainder("b", admin.LagReply(brokers=["b"]), [], told)
         assert (rest.transactions, rest.is_drained) == (left, not left)
         end(core, "a", half.message)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from popmq.cli.client import Client
 from popmq.cli.messages import Subparsers, duration_argument
-from popmq.common.drain_remainder import DrainRemainder, rest_line, rest_of
+from popmq.common.drain_remainder import DrainRemainder, drain_remainder, remainder_text
 from popmq.common.wire import admin_pb2 as admin
 
 LOOK_S = 1.0
@@ -44,7 +44,7 @@ def run_drain(args: argparse.Namespace) -> int:
         until_s = time.monotonic() + args.wait / 1000
         while True:
             rest = look(client, args.group)
-            print(rest_json(args.group, rest) if args.json else rest_line(args.group, rest))
+            print(rest_json(args.group, rest) if args.json else remainder_text(args.group, rest))
             if rest.is_drained or time.monotonic() >= until_s:
                 return 0 if rest.is_drained else 1
             time.sleep(LOOK_S)
@@ -55,7 +55,7 @@ def look(client: Client, group: str) -> DrainRemainder:
     told = client.drain(admin.DrainRequest(group=group, look=True))
     topics = client.topics(system=False)
     lag = client.lag(admin.LagRequest())
-    rest, free = rest_of(group, lag, topics, told)
+    rest, free = drain_remainder(group, lag, topics, told)
     for topic in free:
         _give_away(client, topic, group)
     return rest

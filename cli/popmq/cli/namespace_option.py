@@ -3,7 +3,7 @@
 import argparse
 
 from popmq.common.errors import Code, Refused
-from popmq.common.namespaces import check_namespace, short_name, whole_name
+from popmq.common.namespaces import check_namespace, without_namespace, wrap_namespace
 
 # What arguments call a topic or a consumer group.
 FIELDS = ("topic", "group", "name")
@@ -29,12 +29,12 @@ def name_whole(args: argparse.Namespace) -> None:
     check_namespace(namespace)
     for field in FIELDS:
         if isinstance(name := getattr(args, field, None), str):
-            setattr(args, field, whole_name(namespace, name))
+            setattr(args, field, wrap_namespace(namespace, name))
 
 
 def belongs(args: argparse.Namespace, *names: str) -> bool:
     """Whether one of these is a name of the namespace; without one everything belongs."""
-    return not args.namespace or any(short_name(args.namespace, one) for one in names)
+    return not args.namespace or any(without_namespace(args.namespace, one) for one in names)
 
 
 def need_topic(args: argparse.Namespace) -> None:

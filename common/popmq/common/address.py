@@ -25,7 +25,7 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def bad_address(value: str) -> str:
+def address_error(value: str) -> str:
     """What is wrong with it, or ""."""
     try:
         parse_address(value)

@@ -32,7 +32,7 @@ class DrainRemainder:
         return not (left or self.homed or self.unknown)
 
 
-def rest_of(
+def drain_remainder(
     group: str,
     lag: admin.LagReply,
     topics: Iterable[admin.Topic],
@@ -78,7 +78,7 @@ def rest_of(
     return rest, [] if unknown else free
 
 
-def rest_line(group: str, rest: DrainRemainder) -> str:
+def remainder_text(group: str, rest: DrainRemainder) -> str:
     if rest.is_drained:
         dead = f"; it has {rest.dead_letters} dead letters" if rest.dead_letters else ""
         return f"{group} is drained: its brokers can be stopped and removed{dead}"

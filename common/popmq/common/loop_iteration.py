@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-Soon = Callable[[Callable[[], None]], None]
+CallSoon = Callable[[Callable[[], None]], None]
 
 
 class LoopIteration:
@@ -39,5 +39,5 @@ class LoopIteration:
 
 
 def at_once(callback: Callable[[], None]) -> None:
-    """A `Soon` for those who have no loop: nothing is gathered."""
+    """A `CallSoon` for those who have no loop: nothing is gathered."""
     callback()

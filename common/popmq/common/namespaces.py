@@ -22,7 +22,7 @@ def check_namespace(namespace: str) -> None:
     check_form(namespace, "namespace", NAMESPACE_LIMIT, Code.BAD_REQUEST, _ALLOWED)
 
 
-def whole_name(namespace: str, name: str) -> str:
+def wrap_namespace(namespace: str, name: str) -> str:
     """The name that the brokers know. What has the namespace already stays as it is, and so do
     system names, which are refused whoever says them."""
     prefix = namespace + SEPARATOR
@@ -34,8 +34,8 @@ def whole_name(namespace: str, name: str) -> str:
     return prefix + name
 
 
-def short_name(namespace: str, name: str) -> str | None:
-    """What `whole_name` was made of; None for a name that is not of this namespace."""
+def without_namespace(namespace: str, name: str) -> str | None:
+    """What `wrap_namespace` was made of; None for a name that is not of this namespace."""
     prefix = namespace + SEPARATOR
     if name.startswith(prefix):
         return name.removeprefix(prefix)

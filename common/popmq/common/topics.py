@@ -184,7 +184,7 @@ class SubscriptionGroup:
         return self.back_off_ms[min(attempt, len(self.back_off_ms)) - 1]
 
 
-def in_order(group: SubscriptionGroup, topic: TopicConfig) -> bool:
+def is_ordered(group: SubscriptionGroup, topic: TopicConfig) -> bool:
     """Whether the group gets the topic's messages in order: what comes back waits in its place."""
     return group.type is GroupType.FIFO or topic.type is MessageType.LITE
 
@@ -215,7 +215,7 @@ def is_parked_topic(name: str) -> bool:
     return name.startswith(PARKED_PREFIX)
 
 
-def of_group_and_topic(name: str) -> tuple[str, str]:
+def split_group_topic(name: str) -> tuple[str, str]:
     """The group and the topic that a retry or a parking topic belongs to."""
     prefix = PARKED_PREFIX if is_parked_topic(name) else RETRY_PREFIX
     group, _, topic = name[len(prefix) :].partition("+")

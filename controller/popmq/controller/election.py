@@ -34,7 +34,7 @@ def candidates(record: GroupRecord, living: Sequence[ReplicaHeartbeat]) -> list[
     return [one for one in living if one.store_id in record.sync_state_set]
 
 
-def elected(
+def record_after_election(
     record: GroupRecord,
     leader: ReplicaHeartbeat,
     living: Sequence[ReplicaHeartbeat],
@@ -97,7 +97,7 @@ def first_record(living: Sequence[ReplicaHeartbeat]) -> GroupRecord | str:
     return GroupRecord(first.store_id, 1, tuple(sorted(one.store_id for one in living)), 1)
 
 
-def forced(
+def record_after_unclean_election(
     record: GroupRecord | None, leader: ReplicaHeartbeat, *, highest_epoch: int
 ) -> GroupRecord:
     """An unclean election: what only the old set has is lost (R5).

@@ -13,7 +13,12 @@ from google.protobuf.message import DecodeError
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.election import best, candidates, elected, forced
+from popmq.controller.election import (
+    best,
+    candidates,
+    record_after_election,
+    record_after_unclean_election,
+)
 from popmq.controller.group_record import GroupRecord, record_to_wire
 from popmq.controller.metadata_store import WriteOutcome, WriteResult
 from popmq.controller.replica_group import ReplicaGroup
@@ -183,13 +188,13 @@ class Failover:
         group, plan = self._group, self._plan
         if plan.unclean:
             highest = max(one.epoch for one in group.replicas)
-            return forced(group.record, plan.to, highest_epoch=highest)
+            return record_after_unclean_election(group.record, plan.to, highest_epoch=highest)
         assert group.record is not None, "only an unclean election does without a record"
         minimum = group.replicas.min_in_sync
         # The old master has to begin again from its disk: nobody waits for that unless
         # min_in_sync needs it (R3). It is back in the set once it has caught up.
         others = [one for one in group.living if one.store_id != group.record.leader]
-        return elected(group.record, plan.to, others, min_in_sync=minimum)
+        return record_after_election(group.record, plan.to, others, min_in_sync=minimum)
 
     def _write(self) -> None:
         if not self._plan.unclean and not self._still_fits(self._group.record):

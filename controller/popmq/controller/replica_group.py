@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.wire import controller_pb2 as pb
-from popmq.controller.election import best, candidates, elected, first_record
+from popmq.controller.election import best, candidates, first_record, record_after_election
 from popmq.controller.group_record import GroupRecord, record_to_wire
 from popmq.controller.metadata_store import (
     MetadataStore,
@@ -224,7 +224,9 @@ class ReplicaGroup:
         self._say("")
         if self._now_ms < self._patient_until_ms:
             return None
-        return elected(record, leader, self.living, min_in_sync=self.replicas.min_in_sync)
+        return record_after_election(
+            record, leader, self.living, min_in_sync=self.replicas.min_in_sync
+        )
 
     def _leader_is_lost(self) -> bool:
         leader = self.leader

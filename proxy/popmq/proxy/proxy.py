@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from popmq.common.clock import Clock
-from popmq.common.loop_iteration import Soon, at_once
+from popmq.common.loop_iteration import CallSoon, at_once
 from popmq.common.protocol.messaging_payloads import Port
 from popmq.common.settings.settings import Settings, format_address
 from popmq.proxy.admin.admin_service import Admin
@@ -45,7 +45,7 @@ class Proxy:
         brokers: BrokerPorts,
         clock: Clock,
         controllers: Sequence[Port] = (),
-        soon: Soon = at_once,
+        soon: CallSoon = at_once,
     ) -> None:
         """`soon` calls back when a turn of the loop is over: what came in it goes on together."""
         self._soon = soon

@@ -11,7 +11,7 @@ from popmq.reports.executors import driver_command, executor_command
 from popmq.reports.java import java_home
 
 
-def become(role: str, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+def exec_spark_role(role: str, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """`driver` or `executor`.  Raises Refused outside of such a pod."""
     import pyspark
 

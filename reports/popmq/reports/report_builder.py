@@ -25,7 +25,7 @@ _PLACE_COLUMNS = (
 )
 
 
-Tell = Callable[[str], None]  # what is being done now, for somebody who waits
+OnProgress = Callable[[str], None]  # what is being done now, for somebody who waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ReportOptions:
 
 
 def make_report(
-    name: str, inputs: Inputs, wanted: ReportOptions, tell: Tell = lambda text: None
+    name: str, inputs: Inputs, wanted: ReportOptions, tell: OnProgress = lambda text: None
 ) -> Report:
     """`lag`, `revive` or `delay`; the title of each table is told before it is calculated."""
 

@@ -10,7 +10,7 @@ from popmq.reports.history import append, compact
 from popmq.reports.inputs import HistoryInputs, Inputs, LiveInputs
 from popmq.reports.records.endpoint import PATIENCE_S
 from popmq.reports.report import Report
-from popmq.reports.report_builder import TABLES, ReportOptions, Tell, make_report
+from popmq.reports.report_builder import TABLES, OnProgress, ReportOptions, make_report
 from popmq.reports.session import SHORT, spark_session
 
 # Small tables: to compile their plans takes longer than to run them.
@@ -50,7 +50,7 @@ def run(
     since_ms: int = 0,
     window_ms: int = 300_000,
     allowed: int = 100,
-    tell: Tell = lambda text: None,
+    tell: OnProgress = lambda text: None,
 ) -> Report:
     """Of the brokers behind `endpoint`, or of a `history`. Raises PopmqError when a broker group
     does not answer, unless `skip_down`. `tell` hears what is being done."""

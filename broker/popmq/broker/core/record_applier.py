@@ -204,6 +204,6 @@ class RecordApplier:
 
     def base_of(self, topic: TopicConfig) -> tuple[int, int] | None:
         """Topic and group that a retry or parking topic belongs to."""
-        group_name, base_name = topics.of_group_and_topic(topic.name)
+        group_name, base_name = topics.split_group_topic(topic.name)
         base, group = self._registry.find_topic(base_name), self._registry.find_group(group_name)
         return (base.id, group.id) if base is not None and group is not None else None

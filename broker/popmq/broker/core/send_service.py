@@ -11,7 +11,7 @@ from popmq.broker.transaction.half_service import HalfService
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import PutEntry, PutResult
 from popmq.common.record.message import Stamp
-from popmq.common.record.message_deadline import token_of
+from popmq.common.record.message_deadline import expiry_token
 from popmq.common.topics import MessageType, TopicConfig
 
 
@@ -90,7 +90,7 @@ class SendService:
             if due_ms:
                 timer = self._timers.put(topic.id, queue_id, entry, due_ms, stamp)
                 return PutResult(queue_id=queue_id, queue_offset=timer.offset, due_ms=timer.due_ms)
-            token = token_of(entry.properties)
+            token = expiry_token(entry.properties)
         offset = self._store.put_message(
             topic_id=topic.id,
             queue_id=queue_id,

@@ -45,6 +45,6 @@ class Wakeups:
             self._lites.freed(topic, queue_id, group_id)
             return
         if topic is not None and topics.is_parked_topic(topic.name):
-            base = self._registry.find_topic(topics.of_group_and_topic(topic.name)[1])
+            base = self._registry.find_topic(topics.split_group_topic(topic.name)[1])
             topic_id = base.id if base is not None else topic_id
         self._polling.look_again((topic_id, group_id))

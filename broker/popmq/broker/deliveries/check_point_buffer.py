@@ -18,7 +18,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus, Place
+from popmq.broker.deliveries.check_point_table import CheckPointTable, DeliveryStatus, GroupQueue
 from popmq.broker.deliveries.ended_check_points import EndedCheckPoints, Key
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, ReviveKind, ReviveRecord
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
@@ -44,7 +44,9 @@ class CheckPointBuffer:
         self._stay_ms = settings.check_point_stay_ms
         self._write_ahead_ms = settings.check_point_write_ahead_ms
         self._min_invisible_ms = self._write_ahead_ms + settings.check_point_min_stay_ms
-        self._lines: dict[Place, deque[PopCheckPoint]] = {}  # in the order in which they were made
+        self._lines: dict[
+            GroupQueue, deque[PopCheckPoint]
+        ] = {}  # in the order in which they were made
         self._deadlines: list[tuple[int, Key]] = []
         self._acked: dict[Key, PopCheckPoint] = {}  # since the last group commit
         self._unwritten: dict[Key, int] = {}  # acks of check points that are records
@@ -116,7 +118,7 @@ class CheckPointBuffer:
         self.write_acks()
         if self._acked:
             acked, self._acked = self._acked, {}
-            by_place: dict[Place, list[PopCheckPoint]] = {}
+            by_place: dict[GroupQueue, list[PopCheckPoint]] = {}
             for ck in acked.values():
                 by_place.setdefault(ck.place, []).append(ck)
             for place, check_points in by_place.items():
@@ -139,7 +141,7 @@ class CheckPointBuffer:
             if first is ck:
                 return
 
-    def write_queue(self, place: Place) -> None:
+    def write_queue(self, place: GroupQueue) -> None:
         """A check point of this queue is about to be a record: those before it first."""
         line = self._lines.get(place)
         if line:
@@ -151,7 +153,7 @@ class CheckPointBuffer:
         for place in list(self._lines):
             self.write_queue(place)
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: GroupQueue) -> None:
         """The queue's check points are over for another reason than acks."""
         line = self._lines.pop(place, None)
         self.held -= len(line or ())
@@ -174,7 +176,7 @@ class CheckPointBuffer:
         self.ended.forget(now_ms)
         return done
 
-    def _commit(self, place: Place, acked: list[PopCheckPoint]) -> None:
+    def _commit(self, place: GroupQueue, acked: list[PopCheckPoint]) -> None:
         """Make acks durable: by the queue's offset where it says it all, else one by one."""
         progress = self._table.progress(*place)
         if progress is None:
@@ -232,7 +234,7 @@ class CheckPointBuffer:
             body=record.encode(),
         )
 
-    def _prune(self, place: Place, line: deque[PopCheckPoint] | None) -> None:
+    def _prune(self, place: GroupQueue, line: deque[PopCheckPoint] | None) -> None:
         """Those that the committed offset passed are over."""
         progress = self._table.progress(*place)
         while line and (progress is None or line[0].next_offset <= progress.committed):

@@ -15,7 +15,7 @@ from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.persistence.retention import LiveBody
 
 if TYPE_CHECKING:
-    from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
+    from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
     from popmq.broker.deliveries.ended_check_points import Key
 
 _PER_PIECE = 256
@@ -57,7 +57,7 @@ def encode_check_point(ck: PopCheckPoint) -> bytes:
     )
 
 
-def encode_progress(place: "Place", progress: QueueProgress) -> bytes:
+def encode_progress(place: "GroupQueue", progress: QueueProgress) -> bytes:
     head = _QUEUE.pack(
         *place, len(progress.open), progress.committed, progress.cursor, progress.logged
     )
@@ -66,7 +66,7 @@ def encode_progress(place: "Place", progress: QueueProgress) -> bytes:
     )
 
 
-def encode_fifo_progress(place: "Place", progress: FifoProgress) -> bytes:
+def encode_fifo_progress(place: "GroupQueue", progress: FifoProgress) -> bytes:
     attempts = sorted(progress.attempts.items())
     head = _FIFO_QUEUE.pack(
         *place,
@@ -100,7 +100,7 @@ class TableSnapshot:
             ck.snapshot = self.number
             self._kept_check_points.append(encode_check_point(ck))
 
-    def keep_progress(self, place: "Place", progress: QueueProgress) -> None:
+    def keep_progress(self, place: "GroupQueue", progress: QueueProgress) -> None:
         """Called before a queue's progress changes, or one of its open check points ends."""
         if progress.snapshot < self.number:
             progress.snapshot = self.number
@@ -179,7 +179,7 @@ class TableRestorer:
     def __init__(self, table: "CheckPointTable") -> None:
         self._table = table
         self._roots: dict[Key, Key] = {}
-        self._places: list[tuple[Place, int, int, int, list[tuple[int, int, int, bool]]]] = []
+        self._places: list[tuple[GroupQueue, int, int, int, list[tuple[int, int, int, bool]]]] = []
 
     def take(self, content: bytes) -> None:
         kind, data = content[:1], content[1:]

@@ -27,7 +27,7 @@ from popmq.broker.deliveries.relocated_bodies import RelocatedBodies
 from popmq.broker.deliveries.revive_buckets import STEP_MS, ReviveBuckets
 from popmq.common.record.message import BadRecord, RevivalToken
 
-Place = tuple[int, int, int]  # group, topic, queue
+GroupQueue = tuple[int, int, int]  # group, topic, queue
 # Looked up once: a member of an enum is slow to reach, and this is the path of every ack.
 _ACK, _LOST, _RETURNED = ReviveKind.ACK, ReviveKind.LOST, ReviveKind.RETURNED
 
@@ -49,7 +49,7 @@ class CheckPointTable:
 
     def __init__(self, revive_step_ms: int = STEP_MS) -> None:
         self._live: dict[Key, PopCheckPoint] = {}
-        self._progress: dict[Place, QueueProgress] = {}
+        self._progress: dict[GroupQueue, QueueProgress] = {}
         self.due_times = ReviveBuckets(revive_step_ms)
         self.outcomes = EndedCheckPoints()
         self._saving: TableSnapshot | None = None
@@ -74,7 +74,7 @@ class CheckPointTable:
     def progress(self, group_id: int, topic_id: int, queue_id: int) -> QueueProgress | None:
         return self._progress.get((group_id, topic_id, queue_id))
 
-    def changing(self, place: Place) -> FifoProgress:
+    def changing(self, place: GroupQueue) -> FifoProgress:
         """A FIFO group's progress, made if need be, kept for a snapshot before it changes."""
         progress = self._progress.get(place) or self.start(*place, 0, fifo=True)
         assert isinstance(progress, FifoProgress), f"group {place[0]} keeps no order"
@@ -82,7 +82,7 @@ class CheckPointTable:
             self._saving.keep_progress(place, progress)
         return progress
 
-    def progress_items(self) -> Iterator[tuple[Place, QueueProgress]]:
+    def progress_items(self) -> Iterator[tuple[GroupQueue, QueueProgress]]:
         return iter(self._progress.items())
 
     def find(self, epoch: int, sequence: int) -> PopCheckPoint | None:
@@ -253,7 +253,7 @@ class CheckPointTable:
         """A reset ended these deliveries, and their messages with them; the others go on."""
         self._end(ck, bits, log_ms=log_ms)
 
-    def _open_at(self, place: Place, progress: QueueProgress) -> list[PopCheckPoint]:
+    def _open_at(self, place: GroupQueue, progress: QueueProgress) -> list[PopCheckPoint]:
         """The live check points of one queue, those that changes made included."""
         if isinstance(progress, FifoProgress):
             return [ck for ck in self._live.values() if ck.place == place]
@@ -428,7 +428,7 @@ class CheckPointTable:
     def _drop(
         self,
         of_check_point: Callable[[PopCheckPoint], bool],
-        of_progress: Callable[[Place], bool],
+        of_progress: Callable[[GroupQueue], bool],
     ) -> None:
         for ck in [ck for ck in self._live.values() if of_check_point(ck)]:
             del self._live[ck.key]

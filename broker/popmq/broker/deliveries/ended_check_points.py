@@ -4,7 +4,7 @@ from collections import deque
 
 Key = tuple[int, int]  # epoch, sequence of a check point
 # Acked, revived, moved members. Both of the first two: dead letter. None: ended by a reset.
-Masks = tuple[int, int, int]
+MemberMasks = tuple[int, int, int]
 
 OUTCOME_MS = 600_000
 OUTCOME_LIMIT = 500_000
@@ -12,15 +12,15 @@ OUTCOME_LIMIT = 500_000
 
 class EndedCheckPoints:
     def __init__(self) -> None:
-        self._masks: dict[Key, Masks] = {}
+        self._masks: dict[Key, MemberMasks] = {}
         self._order: deque[tuple[int, Key]] = deque()
         self.dropped = 0  # for want of room, before their 10 minutes
 
-    def add(self, log_ms: int, key: Key, masks: Masks) -> None:
+    def add(self, log_ms: int, key: Key, masks: MemberMasks) -> None:
         self._masks[key] = masks
         self._order.append((log_ms, key))
 
-    def get(self, key: Key) -> Masks | None:
+    def get(self, key: Key) -> MemberMasks | None:
         return self._masks.get(key)
 
     def order(self) -> list[tuple[int, Key]]:

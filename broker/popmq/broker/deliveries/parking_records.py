@@ -12,7 +12,7 @@ from popmq.broker.deliveries.pop_check_point import ReviveRecord, UnparkAction, 
 from popmq.broker.deliveries.queue_progress import FifoProgress
 
 if TYPE_CHECKING:
-    from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
+    from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
 
 
 class ParkingRecords:
@@ -23,7 +23,7 @@ class ParkingRecords:
 
     def park(
         self,
-        place: "Place",
+        place: "GroupQueue",
         parking_id: int,
         name: bytes,
         *,
@@ -66,7 +66,7 @@ class ParkingRecords:
         else:
             self._parked.skip(key, offsets)
 
-    def reset(self, place: "Place", offset: int, log_ms: int) -> None:
+    def reset(self, place: "GroupQueue", offset: int, log_ms: int) -> None:
         """The group reads the queue on from `offset`: it finds there again what was parked of it
         from there on.  Or the queue is a parking queue: what stands there below it is over."""
         group_id, topic_id, queue_id = place
@@ -84,7 +84,7 @@ class ParkingRecords:
         if held:
             self._take_back(parking, held, log_ms)
 
-    def _take_back(self, parking: "Place", offsets: set[int], log_ms: int) -> None:
+    def _take_back(self, parking: "GroupQueue", offsets: set[int], log_ms: int) -> None:
         """End these deliveries, and their messages with them."""
         for ck in [ck for ck in self._table if ck.place == parking]:
             members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]

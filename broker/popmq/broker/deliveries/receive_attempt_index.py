@@ -7,14 +7,14 @@ A receive that names its attempt and comes again is given the same messages agai
 from popmq.broker.deliveries.ended_check_points import Key
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint
 
-Receive = tuple[int, int, int, int]  # group, topic, client, attempt id
+ReceiveAttemptKey = tuple[int, int, int, int]  # group, topic, client, attempt id
 
 
 class ReceiveAttemptIndex:
     def __init__(self) -> None:
-        self._receives: dict[Receive, dict[Key, PopCheckPoint]] = {}
+        self._receives: dict[ReceiveAttemptKey, dict[Key, PopCheckPoint]] = {}
 
-    def of(self, receive: Receive) -> list[PopCheckPoint]:
+    def of(self, receive: ReceiveAttemptKey) -> list[PopCheckPoint]:
         """What the receive was given and is not over, in order."""
         return list(self._receives.get(receive, {}).values())
 

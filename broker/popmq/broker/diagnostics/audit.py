@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import NamedTuple
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
+from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
 from popmq.broker.deliveries.queue_progress import FifoProgress
 from popmq.broker.diagnostics.audit_ledger import AuditLedger, DeliveryEndCounts
 from popmq.broker.log.message_reader import DamagedMessage
@@ -86,7 +86,7 @@ class Balance:
 class _Cut:
     end: int
     taken_ms: int
-    places: dict[Place, QueueCounts]
+    places: dict[GroupQueue, QueueCounts]
     sources: list[Source] = field(default_factory=list)
 
 
@@ -107,7 +107,7 @@ class Audit:
         self._cut: _Cut | None = None
         self._ledger: AuditLedger | None = None
         self._at: dict[Source, int] = {}
-        self._base: dict[Place, QueueCounts] = {}
+        self._base: dict[GroupQueue, QueueCounts] = {}
         self._ordered: set[int] = set()  # groups of which only what is in flight is compared
         self._left_out: set[int] = set()  # groups whose deliveries are not all in the log
         self._missed = False  # retries or dead letters went unread, with their topic
@@ -191,7 +191,7 @@ class Audit:
                 ledger.take_over(ck.key, ck.place, ck.start_offset, ck.waiting)
         return ledger
 
-    def _noted(self, place: Place) -> QueueCounts | None:
+    def _noted(self, place: GroupQueue) -> QueueCounts | None:
         """None for what is not audited: deliveries that are in memory only, parked messages."""
         group, topic = self._registry.group_by_id(place[0]), self._registry.topic_by_id(place[1])
         progress = self._table.progress(*place)
@@ -324,7 +324,7 @@ class Audit:
         mine = topic_id < topics.FIRST_USER_TOPIC_ID
         return not mine and self._registry.topic_by_id(topic_id) is None
 
-    def _is_gone(self, place: Place) -> bool:
+    def _is_gone(self, place: GroupQueue) -> bool:
         group, topic = self._registry.group_by_id(place[0]), self._registry.topic_by_id(place[1])
         if group is None or topic is None:
             return True

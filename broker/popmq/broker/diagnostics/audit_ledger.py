@@ -8,7 +8,7 @@ with those tables but the layout of the records.
 import struct
 from dataclasses import dataclass, field
 
-from popmq.broker.deliveries.check_point_table import Place
+from popmq.broker.deliveries.check_point_table import GroupQueue
 from popmq.broker.deliveries.ended_check_points import Key
 from popmq.broker.deliveries.pop_check_point import RECORD_SIZE, ReviveKind
 from popmq.common.record.message import RecordKind, RevivalToken
@@ -23,7 +23,7 @@ _OPENS = (ReviveKind.CHECK_POINT, ReviveKind.CHANGE)
 class OpenDelivery:
     """A check point, or what a change made of one; `bits` are members that have not ended."""
 
-    place: Place
+    place: GroupQueue
     start_offset: int
     bits: int
     position: int
@@ -46,12 +46,12 @@ class DeliveryEndCounts:
 @dataclass(slots=True)
 class AuditLedger:
     open: dict[Key, OpenDelivery] = field(default_factory=dict)
-    ends: dict[Place, DeliveryEndCounts] = field(default_factory=dict)
-    in_flight: dict[Place, int] = field(default_factory=dict)  # where there are any
-    _reset_at: dict[Place, int] = field(default_factory=dict)
+    ends: dict[GroupQueue, DeliveryEndCounts] = field(default_factory=dict)
+    in_flight: dict[GroupQueue, int] = field(default_factory=dict)  # where there are any
+    _reset_at: dict[GroupQueue, int] = field(default_factory=dict)
     _moved: list[tuple[Key, int]] = field(default_factory=list)  # old key, offset
 
-    def take_over(self, key: Key, place: Place, start_offset: int, bits: int) -> None:
+    def take_over(self, key: Key, place: GroupQueue, start_offset: int, bits: int) -> None:
         """A delivery that was open when the audit began: older than every record that it reads."""
         self.open[key] = OpenDelivery(place, start_offset, bits, position=0)
         self._add(place, bits.bit_count())
@@ -80,7 +80,7 @@ class AuditLedger:
                 self._ended(key, bits, kind)
         return taken
 
-    def reset(self, place: Place, position: int) -> None:
+    def reset(self, place: GroupQueue, position: int) -> None:
         """An operator or a pull consumer set the group's offset: what it had open before counts no
         more."""
         self._reset_at[place] = position
@@ -114,7 +114,7 @@ class AuditLedger:
             ends.revived += 1
         self._close(key, ended, bit)
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: GroupQueue) -> None:
         """Its topic or its group was deleted."""
         self.ends.pop(place, None)
         self._reset_at.pop(place, None)
@@ -139,7 +139,7 @@ class AuditLedger:
         if not one.bits:
             del self.open[key]
 
-    def _add(self, place: Place, count: int) -> None:
+    def _add(self, place: GroupQueue, count: int) -> None:
         now = self.in_flight.get(place, 0) + count
         if now:
             self.in_flight[place] = now

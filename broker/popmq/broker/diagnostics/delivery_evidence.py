@@ -17,7 +17,7 @@ from popmq.broker.deliveries.pop_check_point import (
 )
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.meta.offset_record import OffsetReason, OffsetRecord
-from popmq.broker.operations.resumable_reads import Steps, read
+from popmq.broker.operations.resumable_reads import ResumableRead, read
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.record.message import (
@@ -145,7 +145,7 @@ class Evidence:
 
 def gather(
     store: MessageStore, place: GroupQueueOffset, *, position: int, popped_ms: int | None = None
-) -> Steps[Evidence]:
+) -> ResumableRead[Evidence]:
     """All records about the place behind log position `position`.
 
     `popped_ms` is the log time of its check point, when memory knows that: the scan begins
@@ -266,7 +266,7 @@ def first_unit(queue: ConsumeQueue, position: int) -> int:
 
 def _gather_sets(
     store: MessageStore, place: GroupQueueOffset, position: int, found: Evidence
-) -> Steps[None]:
+) -> ResumableRead[None]:
     queue = store.queue(topics.OFFSETS_TOPIC_ID, 0)
     first = yield from read(partial(first_unit, queue, position))
     end = queue.count

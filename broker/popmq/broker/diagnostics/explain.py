@@ -34,7 +34,7 @@ from popmq.broker.filter.recent_filters import RecentFilters
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.meta.offset_record import OffsetReason
 from popmq.broker.meta.registry import Registry
-from popmq.broker.operations.resumable_reads import Steps, confirmed, read
+from popmq.broker.operations.resumable_reads import ResumableRead, confirmed, read
 from popmq.broker.store.lookup import Lookup
 from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
@@ -65,7 +65,7 @@ class Explainer:
 
     def explain(
         self, first: StoredCopy, group: SubscriptionGroup, message_id: str
-    ) -> Steps[Explanation]:
+    ) -> ResumableRead[Explanation]:
         """What became of the message whose first copy is `first`."""
         for left in reversed(range(_TRIES)):
             told = yield from self._explain(first, group, message_id, last_try=not left)
@@ -75,7 +75,7 @@ class Explainer:
 
     def _explain(
         self, first: StoredCopy, group: SubscriptionGroup, message_id: str, *, last_try: bool
-    ) -> Steps[Explanation]:
+    ) -> ResumableRead[Explanation]:
         evidence = yield from self._evidence(first, group)
         told = self._at_place(first, group, evidence)
         if told is None or told.state not in (State.READY, State.BLOCKED, State.INVISIBLE):
@@ -92,7 +92,7 @@ class Explainer:
 
     def _explain_copy(
         self, first: StoredCopy, copy: StoredCopy, group: SubscriptionGroup
-    ) -> Steps[Explanation]:
+    ) -> ResumableRead[Explanation]:
         token, header = copy.message.token, copy.message.header
         assert token is not None, "a copy without a token"
         if token.dead:
@@ -118,7 +118,7 @@ class Explainer:
         told.proofs[:0] = [first.proof, copy.proof]
         return told
 
-    def _evidence(self, copy: StoredCopy, group: SubscriptionGroup) -> Steps[Evidence]:
+    def _evidence(self, copy: StoredCopy, group: SubscriptionGroup) -> ResumableRead[Evidence]:
         place = copy.place(group)
         progress = self._progress(place)
         if not self._has_ended(copy) and (progress is None or _is_unread(progress, place.offset)):
@@ -134,7 +134,7 @@ class Explainer:
                 return replace(found, skips=[skip]).since_rewind(place.offset)
         return replace(found, skips=[]).since_rewind(place.offset)
 
-    def _is_about(self, skip: ParkedKeySkip, copy: StoredCopy) -> Steps[bool]:
+    def _is_about(self, skip: ParkedKeySkip, copy: StoredCopy) -> ResumableRead[bool]:
         """Whether the word was about the copy's message group; one whose message is gone may be."""
         header = copy.message.header
         if skip.key_offset == header.queue_offset:
@@ -154,7 +154,7 @@ class Explainer:
 
     def _newest_copy(
         self, first: StoredCopy, group: SubscriptionGroup, message_id: str
-    ) -> Steps[StoredCopy | None]:
+    ) -> ResumableRead[StoredCopy | None]:
         """The last retry copy, redriven copy or dead letter of this first copy."""
         header = first.message.header
         origin = (header.topic_id, header.queue_id, header.queue_offset)
@@ -351,7 +351,7 @@ class Explainer:
 
     def _filter(self, copy: StoredCopy, group: SubscriptionGroup) -> str:
         name = copy.topic.name
-        topic = topics.of_group_and_topic(name)[1] if topics.is_group_owned(name) else name
+        topic = topics.split_group_topic(name)[1] if topics.is_group_owned(name) else name
         text = self.filters.text((group.name, topic))
         return f"; the last receive's was: {text}" if text else ""
 

@@ -45,7 +45,7 @@ class FifoBlockReason:
             text = "its message group is parked, and is being made dead letters"
             then = f"becomes a dead letter: `popmq dlq list {group.name}`"
             return WithheldReason(State.BLOCKED, since_ms, text, then)
-        topic = topics.of_group_and_topic(copy.topic.name)[1]
+        topic = topics.split_group_topic(copy.topic.name)[1]
         name = key.name.decode(errors="replace")
         return WithheldReason(
             State.BLOCKED,

@@ -205,7 +205,7 @@ def unread_lites(
     return [(topic, messages) for topic, messages in found if messages]
 
 
-def bounded(found: Iterable[Lag], limit: int) -> tuple[list[Lag], list[Lag]]:
+def top_lags(found: Iterable[Lag], limit: int) -> tuple[list[Lag], list[Lag]]:
     """The `limit` with the most to do, in the order given, and the rest: for metrics' labels."""
     every = list(found)
     if len(every) <= limit:

@@ -12,7 +12,7 @@ from math import inf
 
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.diagnostics.head_times import Head, HeadTimes
-from popmq.broker.diagnostics.lag import Lag, bounded, lags
+from popmq.broker.diagnostics.lag import Lag, lags, top_lags
 from popmq.broker.meta.registry import Registry
 from popmq.broker.store.message_store import MessageStore
 from popmq.common.disk import ColdRead
@@ -83,7 +83,7 @@ class LagMonitor:
             self._until_ms = 0
         elif now_ms >= self._next_ms:
             self._next_ms = now_ms + APART_MS
-            self._found, _ = bounded(lags(self._store, self._registry, self._table), PAIRS_LIMIT)
+            self._found, _ = top_lags(lags(self._store, self._registry, self._table), PAIRS_LIMIT)
             self._oldest, self._unknown = {}, {}
             self._heads = [(_pair(lag), head) for lag in self._found for head in lag.heads]
             if not self._found:

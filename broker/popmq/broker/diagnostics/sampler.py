@@ -17,7 +17,7 @@ from popmq.broker.diagnostics.lag import Lag, QueueLag, lags, queue_lags
 from popmq.broker.diagnostics.read_budget import ReadBudget
 from popmq.broker.diagnostics.sample_log import SampleLog
 from popmq.broker.meta.registry import Registry
-from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, read
+from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, read
 from popmq.broker.pop.ack_service import AckService
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.store.message_store import MessageStore
@@ -112,7 +112,7 @@ class Sampler:
             self._next_ms = self._clock.boot_ms() + self._interval_ms
             self._running = ResumableRunner(self._regular())
 
-    def _regular(self) -> Steps[bytes]:
+    def _regular(self) -> ResumableRead[bytes]:
         yield from self.take(patient=False)
         return b"taken"
 
@@ -128,7 +128,7 @@ class Sampler:
 
         self._store.readers.submit(read, done)
 
-    def take(self, *, patient: bool) -> Steps[int]:
+    def take(self, *, patient: bool) -> ResumableRead[int]:
         """A sample of now; its number when it can be read. Counts are taken before the first read.
 
         With `patient` all ages are waited for when they are on the disk.

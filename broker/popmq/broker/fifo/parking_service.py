@@ -6,7 +6,7 @@ comes later follows.  An operator resumes them, skips their messages, or makes t
 Each move is one record, which is the end of the message in its first place.
 """
 
-from popmq.broker.deliveries.check_point_table import CheckPointTable, Place
+from popmq.broker.deliveries.check_point_table import CheckPointTable, GroupQueue
 from popmq.broker.deliveries.in_flight_bodies import InFlightBodies
 from popmq.broker.deliveries.parked_keys import ParkedKey
 from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord, UnparkAction
@@ -46,7 +46,7 @@ class ParkingService:
         self._bodies = bodies
         self._metrics = metrics
         self._settings = settings
-        self._moving: dict[Place, None] = {}  # queues with something to move
+        self._moving: dict[GroupQueue, None] = {}  # queues with something to move
         self._warming = False
         self.parked = 0
         self.dead_lettered = 0
@@ -63,7 +63,7 @@ class ParkingService:
         if visit.order.followers:
             self._moving[place] = None
 
-    def _choose(self, place: Place, progress: FifoProgress, now_ms: int) -> None:
+    def _choose(self, place: GroupQueue, progress: FifoProgress, now_ms: int) -> None:
         """Mark stuck keys until a quarter of the room is free again."""
         if now_ms < progress.park_look_ms or not self._has_room(place):
             return
@@ -102,11 +102,11 @@ class ParkingService:
         fits = self._store.pending_bytes < _STEP_BYTES
         return fits and self._store.guard.copies_allowed and not self._warming
 
-    def _has_room(self, place: Place) -> bool:
+    def _has_room(self, place: GroupQueue) -> bool:
         parked = self._table.parked.messages_of(place[0], place[1])
         return parked < self._settings.fifo_parked_messages
 
-    def _move_from(self, place: Place, limit: int) -> int:
+    def _move_from(self, place: GroupQueue, limit: int) -> int:
         progress = self._table.progress(*place)
         group = self._registry.group_by_id(place[0])
         topic = self._registry.topic_by_id(place[1])
@@ -131,7 +131,7 @@ class ParkingService:
 
     def _park(
         self,
-        place: Place,
+        place: GroupQueue,
         progress: FifoProgress,
         group: SubscriptionGroup,
         topic: TopicConfig,

@@ -7,15 +7,15 @@ from collections import OrderedDict
 
 from popmq.broker.filter.message_filter import MessageFilter
 
-Place = tuple[str, str]  # group, topic
+GroupTopic = tuple[str, str]  # group, topic
 
 
 class RecentFilters:
     def __init__(self, limit: int = 1_000) -> None:
         self._limit = limit
-        self._filters: OrderedDict[Place, MessageFilter] = OrderedDict()
+        self._filters: OrderedDict[GroupTopic, MessageFilter] = OrderedDict()
 
-    def used(self, place: Place, used: MessageFilter) -> None:
+    def used(self, place: GroupTopic, used: MessageFilter) -> None:
         if self._filters.get(place) is used:
             return
         if used.everything:
@@ -26,7 +26,7 @@ class RecentFilters:
         if len(self._filters) > self._limit:
             self._filters.popitem(last=False)
 
-    def text(self, place: Place) -> str:
+    def text(self, place: GroupTopic) -> str:
         """As its client wrote it; empty when it is not known, or wants everything."""
         known = self._filters.get(place)
         return known.text if known is not None else ""

@@ -6,7 +6,7 @@ from popmq.broker.filter.tag import parse_tags
 from popmq.common.protocol.messaging_payloads import FilterType
 
 
-def asked_filter(known: SqlFilters, filter_type: int, expression: str) -> MessageFilter:
+def compile_filter(known: SqlFilters, filter_type: int, expression: str) -> MessageFilter:
     """ILLEGAL_FILTER_EXPRESSION for what is none."""
     if filter_type == FilterType.SQL:
         return known.get(expression)

@@ -15,7 +15,7 @@ from popmq.common.protocol.replication_payloads import Fetch
 
 logger = logging.getLogger(__name__)
 
-Then = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class MemoryConfirmation:
@@ -28,8 +28,8 @@ class MemoryConfirmation:
         followers: Mapping[str, SlaveProgress],
         *,
         end: Callable[[], int],
-        soon: Callable[[Then], object],
-        nudge: Then,
+        soon: Callable[[Callback], object],
+        nudge: Callback,
     ) -> None:
         self.round = 0  # the newest that somebody waits for
         self._sync = sync
@@ -38,15 +38,15 @@ class MemoryConfirmation:
         self._soon = soon
         self._nudge = nudge
         self._nudging = False
-        self._sends: deque[tuple[int, Then]] = deque()
-        self._receives: deque[tuple[int, Then]] = deque()
+        self._sends: deque[tuple[int, Callback]] = deque()
+        self._receives: deque[tuple[int, Callback]] = deque()
 
-    def when_received(self, then: Then) -> None:
+    def when_received(self, then: Callback) -> None:
         """Once everything appended so far is with all of the set."""
         self._sends.append((self._end(), then))
         self.look()
 
-    def when_heard(self, then: Then) -> None:
+    def when_heard(self, then: Callback) -> None:
         """Once all of the set have said something in this epoch that they say after now."""
         if not self._nudging:
             self._nudging = True
@@ -97,7 +97,7 @@ class MemoryConfirmation:
         return newest
 
 
-def _tell(then: Then) -> None:
+def _tell(then: Callback) -> None:
     """One answer that fails spoils no other."""
     try:
         then()

@@ -3,7 +3,7 @@
 from popmq.broker.core.broker import Broker
 from popmq.broker.deliveries.client_liveness import attempt_number, client_number
 from popmq.broker.fifo.fifo_service import FifoService
-from popmq.broker.filter.request_filter import asked_filter
+from popmq.broker.filter.request_filter import compile_filter
 from popmq.broker.lite.lite_service import LiteService
 from popmq.broker.pop.pop_service import PopParams, PopService
 from popmq.common import topics
@@ -15,7 +15,7 @@ from popmq.common.protocol.messaging_payloads import (
     PutResult,
 )
 from popmq.common.protocol.pop_reply import PopReplyBuilder
-from popmq.common.topics import MessageType, in_order
+from popmq.common.topics import MessageType, is_ordered
 
 
 class ClientRequests:
@@ -59,7 +59,9 @@ class ClientRequests:
             limit=min(request.limit, self._broker.settings.pop.max_batch),
             invisible_ms=request.invisible_ms or self._broker.settings.pop.invisible_default_ms,
             queue_id=request.queue_id,
-            filter=asked_filter(self._broker.sql_filters, request.filter_type, request.expression),
+            filter=compile_filter(
+                self._broker.sql_filters, request.filter_type, request.expression
+            ),
             client=self._broker.clients.number(request.client_id),
             auto_renew=request.auto_renew,
             reply_bytes=request.reply_bytes,
@@ -75,7 +77,7 @@ class ClientRequests:
         return self._pops_of(want).has_ready(want)
 
     def _pops_of(self, want: PopParams) -> PopService | FifoService | LiteService:
-        if not in_order(want.group, want.topic):
+        if not is_ordered(want.group, want.topic):
             return self._broker.pops
         self._broker.buffer.write_acks()  # a receive that comes again gets what is not acked
         return self._broker.lites if want.topic.type is MessageType.LITE else self._broker.fifo

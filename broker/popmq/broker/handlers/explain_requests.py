@@ -6,7 +6,7 @@ from functools import partial
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.explanation import Explanation, StoredCopy
 from popmq.broker.handlers.timer_explanation import TimerExplainer
-from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, read
+from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, read
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import StoredMessage
@@ -37,7 +37,7 @@ def _explain(
     message_id: str,
     only: TopicConfig | None,
     group: SubscriptionGroup | None,
-) -> Steps[bytes]:
+) -> ResumableRead[bytes]:
     reply = pb.ExplainReply(status=pb.Status(code=Code.OK, message="OK"))
     timers = yield from TimerExplainer.find(broker, message_id, only)
     everywhere = [one for one in broker.registry.topics() if not one.name.startswith("%")]
@@ -64,7 +64,7 @@ def _explain(
 
 def _message(
     broker: Broker, message_id: str, first: StoredCopy, group: SubscriptionGroup | None
-) -> Steps[pb.ExplainedMessage]:
+) -> ResumableRead[pb.ExplainedMessage]:
     message: StoredMessage = first.message
     header = message.header
     told = pb.ExplainedMessage(

@@ -16,8 +16,8 @@ from popmq.common.settings.settings import Settings
 from popmq.common.topics import TopicConfig
 from popmq.common.wire import admin_pb2 as pb
 
-_Way: TypeAlias = Literal["message_id", "key", "queue_offset", "stored_ms"]
-_WAYS: tuple[_Way, ...] = get_args(_Way)
+LookupKey: TypeAlias = Literal["message_id", "key", "queue_offset", "stored_ms"]
+_WAYS: tuple[LookupKey, ...] = get_args(LookupKey)
 
 
 class LookupParts(Protocol):

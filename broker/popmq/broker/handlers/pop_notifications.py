@@ -16,7 +16,9 @@ from popmq.broker.pop.pop_service import PopParams
 from popmq.common.protocol.messaging_payloads import OnReply, PopReply, PopRequest, encode_pop_reply
 
 TOLD_MS = 100
-Told = tuple[int, int, int]  # topic, group, and of lite topics the client, who alone has its own
+NotifyKey = tuple[
+    int, int, int
+]  # topic, group, and of lite topics the client, who alone has its own
 SOMETHING = encode_pop_reply(PopReply([], 1, 0))
 NOTHING = encode_pop_reply(PopReply([], 0, 0))
 
@@ -26,7 +28,7 @@ class PopNotifications:
         self._broker = broker
         self._clients = clients
         self._waiting: dict[int, Waiter] = {}
-        self.told: dict[Told, int] = {}  # until when nobody else is told
+        self.told: dict[NotifyKey, int] = {}  # until when nobody else is told
 
     def serve(self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int) -> None:
         """Answer now, or when something comes, or with nothing when `request.poll_ms` are over."""
@@ -69,7 +71,7 @@ class PopNotifications:
         self._broker.polling.look_later(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
 
-    def _forget(self, key: Told, until_ms: int) -> None:
+    def _forget(self, key: NotifyKey, until_ms: int) -> None:
         if self.told.get(key) == until_ms:
             del self.told[key]
 
@@ -97,5 +99,5 @@ class PopNotifications:
         self._waiting[number] = waiter
 
 
-def _told(want: PopParams) -> Told:
+def _told(want: PopParams) -> NotifyKey:
     return want.topic.id, want.group.id, waiting_client(want)

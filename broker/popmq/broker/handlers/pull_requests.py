@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.filter.request_filter import asked_filter
+from popmq.broker.filter.request_filter import compile_filter
 from popmq.broker.operations.pull_reader import PullParams, PullResult
 from popmq.broker.pop.long_polling import Waiter, WaiterResult
 from popmq.common.disk import ColdRead
@@ -56,7 +56,7 @@ class PullRequests:
         group = broker.directory.group(request.group, least_id=request.group_id)
         limit = min(request.limit, broker.settings.pop.max_batch) or broker.settings.pop.max_batch
         reply_bytes = broker.settings.pop.reply_bytes
-        wanted = asked_filter(broker.sql_filters, request.filter_type, request.expression)
+        wanted = compile_filter(broker.sql_filters, request.filter_type, request.expression)
         want = PullParams(topic, queue_id, limit, wanted, min(request.reply_bytes, reply_bytes))
         self._reader.metrics.pulls += 1
         nearest = self._reader.nearest(want, request.offset)

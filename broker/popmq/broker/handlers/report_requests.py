@@ -12,7 +12,7 @@ from popmq.broker.core.broker import Broker
 from popmq.broker.handlers.request_runner import Job
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.queue_unit import QueueUnit
-from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, confirmed, read
+from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, confirmed, read
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.protocol.frame_kinds import Kind
@@ -29,7 +29,7 @@ _OK = admin.Status(code=Code.OK, message="OK")
 _DELAYED = (MessageType.DELAY, MessageType.MIXED)
 
 
-def _describe(broker: Broker, request: pb.DescribeRequest) -> Steps[bytes]:
+def _describe(broker: Broker, request: pb.DescribeRequest) -> ResumableRead[bytes]:
     wanted = list(dict.fromkeys(request.tables)) or list(TABLES)
     for name in wanted:
         if name not in TABLES:
@@ -135,7 +135,7 @@ def _layout(name: str) -> pb.Layout:
     return pb.Layout(name=name, version=layout.version, size=layout.size, fields=fields)
 
 
-def _read_raw(broker: Broker, request: pb.ReadRawRequest) -> Steps[bytes]:
+def _read_raw(broker: Broker, request: pb.ReadRawRequest) -> ResumableRead[bytes]:
     """At most 1 MiB, but one message always fits."""
     if request.layout not in LAYOUTS or getattr(request, "from") < 0:
         raise Refused(
@@ -171,7 +171,9 @@ def _samples(broker: Broker, request: pb.ReadRawRequest) -> tuple[bytes, int, in
     return log.raw(first, end), first, end
 
 
-def _revive_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[bytes, int, int]]:
+def _revive_records(
+    broker: Broker, request: pb.ReadRawRequest
+) -> ResumableRead[tuple[bytes, int, int]]:
     if request.queue_id >= topics.REVIVE_QUEUES:
         raise Refused(Code.BAD_REQUEST, f"the revive topic has {topics.REVIVE_QUEUES} queues")
     queue = broker.store.queue(topics.REVIVE_TOPIC_ID, request.queue_id)
@@ -183,7 +185,9 @@ def _revive_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[b
     return data, first, first + limit
 
 
-def _log_records(broker: Broker, request: pb.ReadRawRequest) -> Steps[tuple[bytes, int, int]]:
+def _log_records(
+    broker: Broker, request: pb.ReadRawRequest
+) -> ResumableRead[tuple[bytes, int, int]]:
     """Message records out of the log, whole or their heads, and offset records, in pieces."""
     queue = _queue(broker, request)
     head_bytes = {HEAD.name: HEAD.size, OFFSET.name: OFFSET.size}.get(request.layout, 0)
@@ -239,7 +243,7 @@ def _range(queue: ConsumeQueue, request: pb.ReadRawRequest) -> tuple[int, int]:
     return first, max(first, min(request.next, queue.count))
 
 
-def _names(broker: Broker, request: pb.NamesRequest) -> Steps[bytes]:
+def _names(broker: Broker, request: pb.NamesRequest) -> ResumableRead[bytes]:
     yield from read(lambda: None)
     found = pb.BrokerNames(broker=broker.settings.broker.name)
     for topic in islice(broker.registry.topics(), NAMES_LIMIT):

@@ -5,7 +5,7 @@ from functools import partial
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.explanation import State
-from popmq.broker.operations.resumable_reads import Steps, read
+from popmq.broker.operations.resumable_reads import ResumableRead, read
 from popmq.broker.timer.timer_recall import StoredTimer
 from popmq.broker.timer.timer_state import KEEP_CANCELLED_MS
 from popmq.common import topics
@@ -33,7 +33,7 @@ class TimerExplainer:
     @classmethod
     def find(
         cls, broker: Broker, message_id: str, topic: TopicConfig | None
-    ) -> "Steps[TimerExplainer]":
+    ) -> "ResumableRead[TimerExplainer]":
         topic_id = topic.id if topic is not None else None
         found = yield from read(partial(broker.timers.recall.find, topic_id, message_id))
         return cls(broker, message_id, found.stored)
@@ -46,7 +46,7 @@ class TimerExplainer:
         self._fired.add(token.identity)
         return [_proof(one) for one in self._found if one.timer.identity == token.identity]
 
-    def told(self, group: SubscriptionGroup | None) -> Steps[list[pb.ExplainedMessage]]:
+    def told(self, group: SubscriptionGroup | None) -> ResumableRead[list[pb.ExplainedMessage]]:
         """Those that are in no topic; call it when `proofs` has seen every copy."""
         told = []
         for stored in self._found:
@@ -57,7 +57,7 @@ class TimerExplainer:
             told.append(self._message(stored, explained))
         return told
 
-    def _explain(self, stored: StoredTimer) -> Steps[pb.Explained]:
+    def _explain(self, stored: StoredTimer) -> ResumableRead[pb.Explained]:
         timer, state = stored.timer, self._broker.timers.state
         topic = self._broker.registry.topic_by_id(timer.topic_id)
         told = pb.Explained(attempt=1, proofs=[_proof(stored), *self._replaced_by(stored)])
@@ -96,7 +96,7 @@ class TimerExplainer:
             told.text += ", or it was recalled (which is known for 10 minutes behind that time)"
         return told
 
-    def _dead_letter(self, identity: int) -> Steps[StoredMessage | None]:
+    def _dead_letter(self, identity: int) -> ResumableRead[StoredMessage | None]:
         topic = self._broker.registry.find_topic(topics.TIMER_DLQ_TOPIC)
         if topic is None:
             return None

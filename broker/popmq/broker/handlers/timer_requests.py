@@ -10,7 +10,7 @@ from popmq.broker.handlers.request_runner import Job
 from popmq.broker.index.message_keys import ID, names_in
 from popmq.broker.log.message_reader import DamagedMessage
 from popmq.broker.log.queue_unit import QueueUnit
-from popmq.broker.operations.resumable_reads import ResumableRunner, Steps, confirmed, read
+from popmq.broker.operations.resumable_reads import ResumableRead, ResumableRunner, confirmed, read
 from popmq.broker.timer.timer_forecast import BUCKETS_MS, DueCounts
 from popmq.broker.timer.timer_recall import StoredTimer
 from popmq.broker.timer.timer_state import Timer
@@ -97,7 +97,7 @@ class PendingTimerScan:
         """All that were found and are pending now, in no order."""
         return [one for one in self._found.values() if _is_pending(self._broker, one)]
 
-    def look(self) -> Steps[None]:
+    def look(self) -> ResumableRead[None]:
         """The late ones, those that were not enqueued yet, and the wheel."""
         service = self._timers.service
         recent = service.queue.not_enqueued()
@@ -146,7 +146,7 @@ class PendingTimerScan:
         return first[-1].due_ms < slot_ms
 
 
-def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
+def _list(broker: Broker, request: pb.ListTimersRequest) -> ResumableRead[bytes]:
     limit = request.limit or _DEFAULT_LIMIT
     if not 0 < limit <= LIST_LIMIT:
         raise Refused(Code.BAD_REQUEST, f"limit {limit}: a list has 1 to {LIST_LIMIT} timers")
@@ -171,7 +171,7 @@ def _list(broker: Broker, request: pb.ListTimersRequest) -> Steps[bytes]:
     return reply.SerializeToString()
 
 
-def _with_messages(broker: Broker, timers: list[Timer]) -> Steps[list[StoredTimer]]:
+def _with_messages(broker: Broker, timers: list[Timer]) -> ResumableRead[list[StoredTimer]]:
     found: list[StoredTimer] = []
     for at in range(0, len(timers), _BODIES_A_STEP):
         some = timers[at : at + _BODIES_A_STEP]
@@ -202,7 +202,7 @@ def _to_wire(broker: Broker, stored: StoredTimer, message_id: str) -> pb.Timer:
     )
 
 
-def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> Steps[bytes]:
+def _forecast(broker: Broker, request: pb.ForecastTimersRequest) -> ResumableRead[bytes]:
     """Of one topic by its timers; of all by the slots' counts, which is faster."""
     topic_id = _topic_id(broker, request.topic) if request.topic else None
     counted = DueCounts(broker.wall_ms(), broker.settings.timer, broker.timers.state)

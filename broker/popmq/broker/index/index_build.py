@@ -21,7 +21,7 @@ MERGED_FILES = 16
 _MERGE_BITS = 4  # a merged file has that many bits more than those it was made of
 _BUCKETS_PER_TURN = 8
 
-Job = Generator[None, None, UnpublishedIndexFile]
+IndexBuild = Generator[None, None, UnpublishedIndexFile]
 
 
 def file_path(folder: str, begin: int, bits: int) -> str:
@@ -29,7 +29,7 @@ def file_path(folder: str, begin: int, bits: int) -> str:
     return f"{folder}/{begin:020d}.{bits}"
 
 
-def seal(disk: Disk, folder: str, tail: IndexTail) -> Job:
+def seal(disk: Disk, folder: str, tail: IndexTail) -> IndexBuild:
     path = file_path(folder, tail.begin, BUCKET_BITS)
     writer = IndexFileWriter(disk, path, bits=BUCKET_BITS)
     try:
@@ -45,7 +45,7 @@ def seal(disk: Disk, folder: str, tail: IndexTail) -> Job:
         raise
 
 
-def merge(disk: Disk, folder: str, files: Sequence[IndexFile], *, log_start: int) -> Job:
+def merge(disk: Disk, folder: str, files: Sequence[IndexFile], *, log_start: int) -> IndexBuild:
     """All entries of adjacent files of one size, except those that point below `log_start`."""
     bits = files[0].bits + _MERGE_BITS
     span = Span(

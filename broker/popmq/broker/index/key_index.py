@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from popmq.broker.index.index_build import MERGED_FILES, Job, merge, seal
+from popmq.broker.index.index_build import MERGED_FILES, IndexBuild, merge, seal
 from popmq.broker.index.index_file import (
     ENTRY,
     NO_MS,
@@ -60,8 +60,8 @@ class KeyIndex:
         self._waiting: deque[tuple[int, int, int, int, bytes]] = deque()  # arguments of `add`
         self._unnamed: list[tuple[UnpublishedIndexFile, Sequence[IndexTail | IndexFile]]] = []
         self._replaced: deque[IndexTail | IndexFile] = deque()  # by files that are durable now
-        self._sealing: Job | None = None
-        self._merging: tuple[Job, list[IndexFile]] | None = None
+        self._sealing: IndexBuild | None = None
+        self._merging: tuple[IndexBuild, list[IndexFile]] | None = None
         self._merge_due = False
         self.start = 0  # the log's: what an entry below it points to is gone
         self.covered = 0
@@ -369,7 +369,7 @@ class KeyIndex:
             return None
 
 
-def _turn(job: Job) -> UnpublishedIndexFile | None:
+def _turn(job: IndexBuild) -> UnpublishedIndexFile | None:
     """Run a job's next piece; its file when that was the last."""
     try:
         next(job)

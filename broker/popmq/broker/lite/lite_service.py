@@ -14,7 +14,7 @@ from typing import NamedTuple
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.fifo.fifo_service import FifoService
 from popmq.broker.lite.lite_notices import LiteNotices
-from popmq.broker.lite.lite_subscriptions import LiteSubscriptions, Subscriber, Who
+from popmq.broker.lite.lite_subscriptions import LiteSubscriptions, Subscriber, SubscriberKey
 from popmq.broker.meta.lite_topics import LiteTopic
 from popmq.broker.meta.registry import Registry
 from popmq.broker.pop.pop_batch import PopBatch
@@ -215,7 +215,7 @@ class LiteService:
         self,
         topic: TopicConfig,
         group: SubscriptionGroup,
-        who: Who,
+        who: SubscriberKey,
         wanted: set[str],
         begins: Iterable[tuple[int, int]],
     ) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from popmq.common.errors import Code, Refused
 from popmq.common.settings.lite_settings import LiteSettings
 
-Who = tuple[int, int, int]  # topic, group, client
+SubscriberKey = tuple[int, int, int]  # topic, group, client
 
 
 class Subscriber:
@@ -20,7 +20,7 @@ class Subscriber:
 
     __slots__ = ("heard_ms", "names", "ready", "who")
 
-    def __init__(self, who: Who) -> None:
+    def __init__(self, who: SubscriberKey) -> None:
         self.who = who
         self.names: set[str] = set()
         self.ready: dict[int, None] = {}  # queues, in the order in which they are visited
@@ -30,16 +30,18 @@ class Subscriber:
 class LiteSubscriptions:
     def __init__(self, settings: LiteSettings) -> None:
         self._settings = settings
-        self._subscribers: OrderedDict[Who, Subscriber] = OrderedDict()  # by when they were heard
+        self._subscribers: OrderedDict[SubscriberKey, Subscriber] = (
+            OrderedDict()
+        )  # by when they were heard
         self._by_name: dict[tuple[int, str], dict[int, dict[Subscriber, None]]] = {}  # by group
-        self._of_client: dict[int, set[Who]] = {}
+        self._of_client: dict[int, set[SubscriberKey]] = {}
         self.count = 0
 
     def topics(self) -> set[int]:
         """The parent topics that anybody subscribes to."""
         return {topic_id for topic_id, _, _ in self._subscribers}
 
-    def find(self, who: Who) -> Subscriber | None:
+    def find(self, who: SubscriberKey) -> Subscriber | None:
         return self._subscribers.get(who)
 
     def groups(self, topic_id: int, name: str) -> list[int]:
@@ -74,7 +76,7 @@ class LiteSubscriptions:
             f"{self.limit} (lite.max_client_subscriptions)",
         )
 
-    def heard(self, who: Who, now_ms: int) -> Subscriber:
+    def heard(self, who: SubscriberKey, now_ms: int) -> Subscriber:
         """The subscriber, made if need be; it spoke just now."""
         found = self._subscribers.get(who)
         if found is None:

@@ -31,7 +31,7 @@ ANSWER_MS = 5_000
 CHANGES_A_STEP = 128
 KEEP_ADDRESS_MS = 10_000  # how long the address of a newer master outlives the last who named it
 
-Change = Callable[[], None]
+MetadataChange = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class MetaFollower:
         self._address_epoch = 0  # of the owner's master there
         self._address_ms = 0  # when a controller named it last
         self._broker: Broker | None = None  # the one that the changes are for
-        self._changes: deque[Change] = deque()
+        self._changes: deque[MetadataChange] = deque()
         self._asking: _Asking | None = None
         self._unconfirmed = False  # the last copy: it is reported when a crash cannot undo it
         self._due_ms = 0
@@ -230,7 +230,7 @@ class MetaFollower:
             logger.error("topics are not followed", extra={"reason": reason})
 
 
-def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[Change]:
+def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[MetadataChange]:
     """What makes the registry like the owner's, in order; each may be done or not (a crash)."""
     topics = [topic_of(one.topic) for one in records if one.HasField("topic")]
     groups = [group_of(one.group) for one in records if one.HasField("group")]
@@ -250,11 +250,11 @@ def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[C
             yield _writing(registry, record)
 
 
-def _writing(registry: Registry, record: MetaRecord) -> Change:
+def _writing(registry: Registry, record: MetaRecord) -> MetadataChange:
     return lambda: registry.write_copy(record)
 
 
-def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Change]:
+def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[MetadataChange]:
     here = [one for one in registry.topics() if one.name[0] != "%"]
     for topic in [one for one in here if (one.id, one.name) not in kept]:
 
@@ -265,7 +265,7 @@ def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Cha
         yield remove
 
 
-def _gone_groups(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[Change]:
+def _gone_groups(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[MetadataChange]:
     for group in [one for one in registry.groups() if (one.id, one.name) not in kept]:
 
         def remove(gone: SubscriptionGroup = group) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.diagnostics.audit import STATES
-from popmq.broker.diagnostics.lag import Lag, bounded, lags
+from popmq.broker.diagnostics.lag import Lag, lags, top_lags
 from popmq.broker.node.timer_metrics import timer_metrics
 from popmq.common import topics
 from popmq.common.metric_table.row import OTHERS
@@ -168,7 +168,7 @@ def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
     broker.lag_watch.asked()
     timers = broker.timers.state.pending
     counted = lags(broker.store, broker.registry, broker.table, timers=timers)
-    found, rest = bounded(counted, CONSUMER_PAIRS_LIMIT)
+    found, rest = top_lags(counted, CONSUMER_PAIRS_LIMIT)
     for lag in found:
         yield from _lag_metrics(broker, lag.group.name, lag.topic.name, [lag])
     if rest:

@@ -17,7 +17,7 @@ from popmq.broker.store.message_store import MessageStore
 from popmq.common import topics
 from popmq.common.errors import Code, Refused
 from popmq.common.record.message import RecordKind
-from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig, in_order
+from popmq.common.topics import GroupType, StartAt, SubscriptionGroup, TopicConfig, is_ordered
 
 
 class ResetTo(Enum):
@@ -143,7 +143,7 @@ class OffsetReset:
             queue_id=0,
             body=record.encode(),
         )
-        apply_offset(self._table, record, log_ms, fifo=in_order(group, topic))
+        apply_offset(self._table, record, log_ms, fifo=is_ordered(group, topic))
         self.resets += 1
         return done
 

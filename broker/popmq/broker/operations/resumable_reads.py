@@ -10,10 +10,10 @@ from typing import TypeVar, cast
 from popmq.broker.store.message_store import MessageStore
 
 T = TypeVar("T")
-Steps = Generator[Callable[[], object], object, T]
+ResumableRead = Generator[Callable[[], object], object, T]
 
 
-def read(look: Callable[[], T]) -> Steps[T]:
+def read(look: Callable[[], T]) -> ResumableRead[T]:
     """`result = yield from read(...)`; `look` may be called again, so it changes nothing."""
     result = yield look
     return cast(T, result)  # the driver sends what `look` returned
@@ -23,7 +23,7 @@ class Unconfirmed(Exception):
     """What memory says is not in the queues yet: look again when it is confirmed."""
 
 
-def confirmed(store: MessageStore) -> Steps[None]:
+def confirmed(store: MessageStore) -> ResumableRead[None]:
     """Wait until everything that memory knows now can be read."""
     end = store.end
 
@@ -37,7 +37,7 @@ def confirmed(store: MessageStore) -> Steps[None]:
 class ResumableRunner:
     """Runs one generator; `step` is one read."""
 
-    def __init__(self, steps: Steps[bytes]) -> None:
+    def __init__(self, steps: ResumableRead[bytes]) -> None:
         self._steps = steps
         self._look: Callable[[], object] | None = None
 

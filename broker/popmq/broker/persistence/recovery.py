@@ -27,7 +27,7 @@ from popmq.common.record.message import Header, RecordKind, peek_message
 
 logger = logging.getLogger(__name__)
 
-Apply = Callable[[ScannedRecord], None]
+ApplyRecord = Callable[[ScannedRecord], None]
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Recovery:
         self._tables = tables
         self._lower_checkpoint = lower_checkpoint
 
-    def replay(self, apply: Apply, trusted: StoreCheckpoint) -> RecoveryResult:
+    def replay(self, apply: ApplyRecord, trusted: StoreCheckpoint) -> RecoveryResult:
         """Restore the tables and enter every record; `apply` sees those behind the snapshot.
 
         Raises StoreDamaged, with the log unchanged, when records are missing below the

@@ -13,7 +13,7 @@ from typing import TypeVar
 from popmq.common.errors import TooManyRequests
 
 Result = TypeVar("Result")
-Place = tuple[str, str]  # topic, group
+GroupTopic = tuple[str, str]  # topic, group
 
 QUIET_MS = 5  # after which the loop counts as nobody else's
 BURST_MS = 2  # of loop time that can be saved up
@@ -28,7 +28,7 @@ class CatchUpThrottle:
         self._percent = percent
         self._behind_bytes = behind_bytes
         self._now_ms = now_ms
-        self._behind: set[Place] = set()
+        self._behind: set[GroupTopic] = set()
         self._held: dict[int, Callable[[], None]] = {}
         self._credit_ms = 0.0
         self._earned_at_ms = now_ms()
@@ -39,7 +39,7 @@ class CatchUpThrottle:
         """Somebody stored messages, or got some that are not old."""
         self._others_at_ms = self._now_ms()
 
-    def delivered(self, place: Place, position: int, end: int) -> None:
+    def delivered(self, place: GroupTopic, position: int, end: int) -> None:
         """The group got a message of this position in a log of this end."""
         if end - position > self._behind_bytes:
             self._behind.add(place)
@@ -47,11 +47,11 @@ class CatchUpThrottle:
             self._behind.discard(place)
             self.others_worked()
 
-    def found_nothing(self, place: Place) -> None:
+    def found_nothing(self, place: GroupTopic) -> None:
         """The group is at the end of the topic, however old its last message is."""
         self._behind.discard(place)
 
-    def is_behind(self, place: Place) -> bool:
+    def is_behind(self, place: GroupTopic) -> bool:
         return place in self._behind and self._percent < 100
 
     def forget_topic(self, topic: str) -> None:

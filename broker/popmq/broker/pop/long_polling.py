@@ -12,7 +12,7 @@ from enum import Enum
 
 from popmq.common.errors import TooManyRequests
 
-Key = tuple[int, int]  # topic id, group id
+GroupTopicId = tuple[int, int]  # topic id, group id
 
 
 class WaiterResult(Enum):
@@ -25,7 +25,7 @@ class WaiterResult(Enum):
 class Waiter:
     """`attempt` pops again and says what came of it; `give_up` answers with nothing."""
 
-    key: Key
+    key: GroupTopicId
     filter_key: object
     deadline_ms: int
     attempt: Callable[[], WaiterResult]
@@ -38,14 +38,14 @@ class Waiter:
 class LongPolling:
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiters: dict[Key, OrderedDict[int, Waiter]] = {}
+        self._waiters: dict[GroupTopicId, OrderedDict[int, Waiter]] = {}
         self._groups_of_topic: dict[int, set[int]] = {}
-        self._of_client: dict[tuple[Key, int], dict[int, Waiter]] = {}
+        self._of_client: dict[tuple[GroupTopicId, int], dict[int, Waiter]] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._number = 0
-        self._unfinished: dict[Key, None] = {}
-        self._unfinished_of: dict[tuple[Key, int], None] = {}
-        self._later: list[tuple[int, int, Key, Callable[[], None]]] = []
+        self._unfinished: dict[GroupTopicId, None] = {}
+        self._unfinished_of: dict[tuple[GroupTopicId, int], None] = {}
+        self._later: list[tuple[int, int, GroupTopicId, Callable[[], None]]] = []
         self.count = 0
         self.woken = 0
         self.timed_out = 0
@@ -83,7 +83,7 @@ class LongPolling:
         for one in sorted(groups) if group_id is None else (group_id,):
             self._serve((topic_id, one))
 
-    def arrived_for(self, key: Key, client: int) -> None:
+    def arrived_for(self, key: GroupTopicId, client: int) -> None:
         """Messages came that this client of the group subscribed to."""
         self._try(key, list(self._of_client.get((key, client), {}).values()))
 
@@ -123,18 +123,18 @@ class LongPolling:
                     self.remove(waiter)
                     waiter.give_up()
 
-    def look_again(self, key: Key) -> None:
+    def look_again(self, key: GroupTopicId) -> None:
         """A receive that parks has not looked through everything: the next step goes on."""
         self._unfinished[key] = None
 
-    def look_again_for(self, key: Key, client: int) -> None:
+    def look_again_for(self, key: GroupTopicId, client: int) -> None:
         """The same of this client's receives of lite topics; 0: of all the group's."""
         if client:
             self._unfinished_of[key, client] = None
         else:
             self._unfinished[key] = None
 
-    def look_later(self, key: Key, at_ms: int, then: Callable[[], None]) -> None:
+    def look_later(self, key: GroupTopicId, at_ms: int, then: Callable[[], None]) -> None:
         """Call `then`, and let those who wait look again, at that time."""
         self._number += 1
         heapq.heappush(self._later, (at_ms, self._number, key, then))
@@ -151,7 +151,7 @@ class LongPolling:
             self.arrived_for(key, client)
         return len(keys) + len(places)
 
-    def _serve(self, key: Key) -> None:
+    def _serve(self, key: GroupTopicId) -> None:
         """Let waiters pop, oldest first, until the messages are gone.
 
         Waiters of one filter find the same, so the first miss of a filter is the last try
@@ -159,7 +159,7 @@ class LongPolling:
         """
         self._try(key, list(self._waiters.get(key, {}).values()))
 
-    def _try(self, key: Key, waiters: list[Waiter]) -> None:
+    def _try(self, key: GroupTopicId, waiters: list[Waiter]) -> None:
         missed: set[object] = set()
         for waiter in waiters:
             if waiter.done or waiter.filter_key in missed:

@@ -12,7 +12,7 @@ from popmq.broker.deliveries.check_point_table import CheckPointTable
 # Receives whose answer has left are remembered for as long as it may cross with a cancel.
 LEFT_LIMIT = 4_096
 
-Span = tuple[int, int, int]  # epoch, first sequence, the one behind the last
+CheckPointRange = tuple[int, int, int]  # epoch, first sequence, the one behind the last
 
 
 class PopRollback:
@@ -20,8 +20,8 @@ class PopRollback:
 
     def __init__(self, table: CheckPointTable) -> None:
         self._table = table
-        self._leaving: dict[int, Span] = {}  # popped, the answer waits to be confirmed
-        self._left: dict[int, Span] = {}
+        self._leaving: dict[int, CheckPointRange] = {}  # popped, the answer waits to be confirmed
+        self._left: dict[int, CheckPointRange] = {}
         self.undone = 0  # check points
 
     def popped(self, number: int, epoch: int, first: int, end: int) -> None:

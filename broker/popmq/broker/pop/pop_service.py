@@ -44,7 +44,7 @@ from popmq.common.protocol.pop_reply import DeliveryContent, PopReplyBuilder, co
 from popmq.common.record.message import RecordKind
 from popmq.common.record.receipt import ReceiptHandle, encode_members, sign_check_point
 from popmq.common.settings.settings import PopSettings
-from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, in_order
+from popmq.common.topics import MessageType, StartAt, SubscriptionGroup, TopicConfig, is_ordered
 
 
 class PopParams(NamedTuple):
@@ -198,7 +198,7 @@ class PopService:
             self._start_at_newest(group, topic)
             known = self._table.progress(group.id, topic.id, queue_id)
         queue = self._store.queue(topic.id, queue_id)
-        fifo = in_order(group, topic)
+        fifo = is_ordered(group, topic)
         return known or self._table.start(group.id, topic.id, queue_id, queue.min_offset, fifo=fifo)
 
     def begin_at(
@@ -210,7 +210,7 @@ class PopService:
         self._store.put_record(
             RecordKind.OFFSET, topic_id=topics.OFFSETS_TOPIC_ID, queue_id=0, body=record.encode()
         )
-        self._table.start(*place, offset, fifo=in_order(group, topic), logged=True)
+        self._table.start(*place, offset, fifo=is_ordered(group, topic), logged=True)
 
     def _start_at_newest(self, group: SubscriptionGroup, topic: TopicConfig) -> None:
         """At the group's first look at the topic, for all queues; one added later is new to all."""

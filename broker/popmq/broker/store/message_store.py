@@ -22,7 +22,7 @@ from popmq.broker.persistence.bulk_copy import MessageCopy, put_copies, put_move
 from popmq.broker.persistence.checkpoint_scheduler import CheckpointScheduler
 from popmq.broker.persistence.index_flusher import IndexFlusher
 from popmq.broker.persistence.log_time import LogTime
-from popmq.broker.persistence.recovery import Apply, Recovery, RecoveryResult
+from popmq.broker.persistence.recovery import ApplyRecord, Recovery, RecoveryResult
 from popmq.broker.persistence.retention import LiveBody, Retention
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
@@ -127,7 +127,7 @@ class MessageStore:
             self.dispatch, lambda: self.index, self.checkpoints, self.log_time, lambda: self.epoch
         )
 
-    def recover(self, apply: Apply) -> None:
+    def recover(self, apply: ApplyRecord) -> None:
         """Bring the tables to the log's end: from a snapshot, then `apply` for each record.
 
         Afterwards the torn tail is gone from the disk, all kept bytes are synced, and the
@@ -140,7 +140,7 @@ class MessageStore:
         self._commit.confirmed = self.dispatch.position = self._log.end
         mark_running(self._disk, self._folder)
 
-    def follow(self, apply: Apply, *, known: int = -1) -> SlaveStore:
+    def follow(self, apply: ApplyRecord, *, known: int = -1) -> SlaveStore:
         """In place of `recover`, which leaves the log the same, but nothing is applied yet.
 
         Snapshot, checkpoint and key index, and the record at `known`, prove what is confirmed.

@@ -13,7 +13,12 @@ from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.group_commit import GroupCommit
 from popmq.broker.log.log_block import LogBlock, whole_records
-from popmq.broker.persistence.recovery import Apply, RecoveryResult, SlaveRecoveryResult, queued
+from popmq.broker.persistence.recovery import (
+    ApplyRecord,
+    RecoveryResult,
+    SlaveRecoveryResult,
+    queued,
+)
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
@@ -43,7 +48,7 @@ class SlaveApplier:
         commit: GroupCommit,
         dispatch: Dispatch,
         index: KeyIndex,
-        apply: Apply,
+        apply: ApplyRecord,
         followed: SlaveRecoveryResult,
         lower_checkpoint: Callable[[], None],
     ) -> None:

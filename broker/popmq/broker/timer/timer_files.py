@@ -20,7 +20,7 @@ from popmq.broker.timer.timer_checkpoint import (
 from popmq.broker.timer.timer_log import SlotChain, TimerLog
 from popmq.broker.timer.timer_recovery import recover
 from popmq.broker.timer.timer_unit import TimerUnit
-from popmq.broker.timer.timer_wheel import Held, Slot, TimerWheel
+from popmq.broker.timer.timer_wheel import Slot, SlotFields, TimerWheel
 from popmq.common.disk import Disk
 from popmq.common.settings.settings import TimerSettings
 from popmq.common.step_loop import Flusher
@@ -313,7 +313,7 @@ class TimerFiles:
     def _write(
         self,
         files: Sequence[Syncable],
-        taken: Mapping[int, Held | None],
+        taken: Mapping[int, SlotFields | None],
         made: TimerFilesCheckPoint,
     ) -> None:
         """The documented order; the log was written. On the flusher while the broker runs."""

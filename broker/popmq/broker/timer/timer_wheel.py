@@ -40,7 +40,7 @@ class Slot(NamedTuple):
 
 
 EMPTY = Slot(-1, -1, -1, 0)
-Held = tuple[int, int, int, int]  # (time / slot_ms, first, last, num)
+SlotFields = tuple[int, int, int, int]  # (time / slot_ms, first, last, num)
 
 
 class TimerWheel:
@@ -52,8 +52,8 @@ class TimerWheel:
         self._file: DiskFile | None = None
         self._former: list[DiskFile] = []  # somebody may still read them
         self._used = bytearray((slots + 7) // 8)
-        self._dirty: dict[int, Held | None] = {}
-        self._flushing: dict[int, Held | None] = {}
+        self._dirty: dict[int, SlotFields | None] = {}
+        self._flushing: dict[int, SlotFields | None] = {}
         self.highest = -1  # lastPos of the slots that `load` found
         self._newest = 0  # time of the latest slot, divided by slot_ms
 
@@ -216,13 +216,13 @@ class TimerWheel:
     def is_dirty(self) -> bool:
         return bool(self._dirty)
 
-    def take_dirty(self) -> Mapping[int, Held | None]:
+    def take_dirty(self) -> Mapping[int, SlotFields | None]:
         """Begin a flush of what changed: `write` and `sync` follow, then `flushed` or `keep`."""
         assert not self._flushing, "two flushes of the wheel at once"
         self._flushing, self._dirty = self._dirty, {}
         return self._flushing
 
-    def write(self, taken: Mapping[int, Held | None]) -> None:
+    def write(self, taken: Mapping[int, SlotFields | None]) -> None:
         """Write what was taken, page by page, on the flusher. OSError when the disk is full."""
         file = self._open_file()
         for page, group in groupby(sorted(taken), key=lambda index: index // _PAGE_SLOTS):
@@ -254,12 +254,12 @@ class TimerWheel:
 
     # -- inside
 
-    def _put(self, index: int, held: Held) -> None:
+    def _put(self, index: int, held: SlotFields) -> None:
         self._newest = max(self._newest, held[0])
         self._used[index >> 3] |= 1 << (index & 7)
         self._dirty[index] = held
 
-    def _held(self, index: int, wait: bool) -> Held | None:
+    def _held(self, index: int, wait: bool) -> SlotFields | None:
         if not self._used[index >> 3] >> (index & 7) & 1:
             return None
         held = self._dirty.get(index)
@@ -268,7 +268,7 @@ class TimerWheel:
         held = self._flushing.get(index)
         return held if held is not None else self._from_file(index, wait)
 
-    def _from_file(self, index: int, wait: bool) -> Held:
+    def _from_file(self, index: int, wait: bool) -> SlotFields:
         file = self._open_file()
         at = index * SLOT_SIZE
         data = file.read(SLOT_SIZE, at) if wait else read_or_cold(file, SLOT_SIZE, at)
@@ -277,7 +277,7 @@ class TimerWheel:
             raise TimerDamaged(f"{self._path}: slot {index} is not what was written")
         return held
 
-    def _intact(self, data: bytes, at: int, index: int) -> Held | None:
+    def _intact(self, data: bytes, at: int, index: int) -> SlotFields | None:
         if len(data) < at + SLOT_SIZE:
             return None
         time, first, last, num, check = _SLOT.unpack_from(data, at)
@@ -343,7 +343,7 @@ def window(slots: int) -> int:
     return slots - max(2, slots // 100)
 
 
-def _encoded(held: Held | None) -> bytes:
+def _encoded(held: SlotFields | None) -> bytes:
     if held is None:
         return _EMPTY_SLOT
     fields = _FIELDS.pack(*held)

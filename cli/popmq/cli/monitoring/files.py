@@ -12,7 +12,7 @@ RULES = "alerts.yml"
 RULE_TESTS = "alerts_test.yml"
 
 
-def made_files() -> dict[str, str]:
+def generated_files() -> dict[str, str]:
     shown = {f"dashboards/{one.name}.json": to_json(one) for one in DASHBOARDS}
     shown[RULES] = rules(ALERTS)
     return {

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.frame_kinds import Kind as Kind
-from popmq.common.protocol.payload import U16, PayloadReader, fitting, sentence, text
+from popmq.common.protocol.payload import U16, PayloadReader, checked_encode, text, truncated_text
 
 OnReply = Callable[[bytes | PopmqError], None]
 
@@ -185,12 +185,12 @@ _ID = struct.Struct(">I")
 
 
 @lru_cache(maxsize=4_096)
-def put_head(topic: str, auto_create: bool) -> bytes:
+def encode_put_head(topic: str, auto_create: bool) -> bytes:
     """What a put begins with; the number of its entries and the entries follow."""
     return text(topic) + (b"\1" if auto_create else b"\0")
 
 
-@fitting
+@checked_encode
 def put_entry(entry: PutEntry) -> bytes:
     kind, head, properties, tag, queue_id, due_ms, message_id, spread_ms = entry
     name = message_id.encode()
@@ -215,10 +215,10 @@ def id_tail(number: int) -> bytes:
     return _ID.pack(number) if number else b""
 
 
-@fitting
+@checked_encode
 def encode_put(request: PutRequest) -> bytes:
     topic, entries, auto_create, topic_id = request
-    head, count = put_head(topic, auto_create), U16.pack(len(entries))
+    head, count = encode_put_head(topic, auto_create), U16.pack(len(entries))
     return b"".join((head, count, *map(put_entry, entries), id_tail(topic_id)))
 
 
@@ -253,7 +253,7 @@ def encode_put_reply(results: Sequence[PutResult]) -> bytes:
     parts = [U16.pack(len(results))]
     for result in results:
         code, message, queue_id, offset, due_ms = result
-        text = sentence(message)
+        text = truncated_text(message)
         parts.append(_PUT_RESULT.pack(code, queue_id, offset, due_ms, len(text)) + text)
     return b"".join(parts)
 
@@ -269,7 +269,7 @@ def decode_put_reply(body: bytes) -> list[PutResult]:
     return results
 
 
-@fitting
+@checked_encode
 def encode_pop(request: PopRequest) -> bytes:
     flags = AUTO_RENEW if request.auto_renew else 0
     times = request.limit, request.poll_ms, request.invisible_ms
@@ -343,7 +343,7 @@ def ack_entry(handle: bytes) -> bytes:
     return U16.pack(len(handle)) + handle
 
 
-@fitting
+@checked_encode
 def encode_ack(request: AckRequest) -> bytes:
     topic, group, handles, group_id = request
     head, count = ack_head(topic, group), U16.pack(len(handles))
@@ -376,7 +376,7 @@ def encode_ack_reply(results: Sequence[AckResult]) -> bytes:
         if result is ACKED:
             parts.append(_ACKED_ENTRY)
             continue
-        text = sentence(result.message)
+        text = truncated_text(result.message)
         parts.append(_ACK_RESULT.pack(result.code, len(text)) + text)
     return b"".join(parts)
 
@@ -392,7 +392,7 @@ def decode_ack_reply(body: bytes) -> list[AckResult]:
     return results
 
 
-@fitting
+@checked_encode
 def encode_change(request: ChangeRequest) -> bytes:
     return b"".join(
         (

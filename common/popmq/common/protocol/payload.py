@@ -17,7 +17,7 @@ _CUT = " ..."
 _T = TypeVar("_T")
 
 
-def fitting(encode: Callable[[_T], bytes]) -> Callable[[_T], bytes]:
+def checked_encode(encode: Callable[[_T], bytes]) -> Callable[[_T], bytes]:
     """A text or number too large for its field is the caller's mistake: BAD_REQUEST."""
 
     @wraps(encode)
@@ -32,7 +32,7 @@ def fitting(encode: Callable[[_T], bytes]) -> Callable[[_T], bytes]:
     return checked
 
 
-def sentence(text: str) -> bytes:
+def truncated_text(text: str) -> bytes:
     """An error's text, cut to its limit between two characters."""
     data = text.encode()
     if len(data) <= ERROR_TEXT_LIMIT:
@@ -42,7 +42,7 @@ def sentence(text: str) -> bytes:
 
 
 def encode_error(error: PopmqError) -> bytes:
-    return _ERROR.pack(error.code) + sentence(str(error))
+    return _ERROR.pack(error.code) + truncated_text(str(error))
 
 
 def decode_error(body: bytes) -> PopmqError:

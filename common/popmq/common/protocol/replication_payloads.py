@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from popmq.common.protocol.payload import PayloadReader, fitting, text
+from popmq.common.protocol.payload import PayloadReader, checked_encode, text
 
 
 class TablesMark(IntEnum):
@@ -136,7 +136,7 @@ _ASK_TIMERS = struct.Struct(">IQ")
 _TIMERS = struct.Struct(">IqQQ")
 
 
-@fitting
+@checked_encode
 def encode_handshake(request: Handshake) -> bytes:
     epoch, store_id, node, log_id, end, segment_bytes = request
     return _HANDSHAKE.pack(epoch, end, segment_bytes) + text(store_id) + text(node) + text(log_id)
@@ -148,7 +148,7 @@ def decode_handshake(body: bytes) -> Handshake:
     return Handshake(epoch, reader.text(), reader.text(), reader.text(), end, segment_bytes)
 
 
-@fitting
+@checked_encode
 def encode_handshake_reply(reply: HandshakeReply) -> bytes:
     fields = _REPLY.pack(
         reply.epoch,
@@ -174,7 +174,7 @@ def decode_handshake_reply(body: bytes) -> HandshakeReply:
     )
 
 
-@fitting
+@checked_encode
 def encode_fetch(request: Fetch) -> bytes:
     epoch, store_id, *numbers = request
     return _FETCH.pack(epoch, *numbers) + text(store_id)
@@ -196,7 +196,7 @@ def decode_block(body: bytes) -> Block:
     return Block(epoch, of, start, position, confirmed, end, body[_BLOCK.size :], round_)
 
 
-@fitting
+@checked_encode
 def encode_acked(request: Acked) -> bytes:
     fields = _ACKED.pack(request.epoch, request.session, request.position)
     # An older master reads the fields that it knows and ignores the mark behind them.
@@ -222,7 +222,7 @@ def decode_acked_reply(body: bytes) -> AckedReply:
     return AckedReply(*PayloadReader(body).fields(_ACKED_REPLY))
 
 
-@fitting
+@checked_encode
 def encode_read_snapshot(request: ReadSnapshot) -> bytes:
     epoch, store_id, session, position, offset, max_bytes = request
     return _READ_SNAPSHOT.pack(epoch, session, position, offset, max_bytes) + text(store_id)
@@ -234,7 +234,7 @@ def decode_read_snapshot(body: bytes) -> ReadSnapshot:
     return ReadSnapshot(epoch, reader.text(), session, position, offset, max_bytes)
 
 
-@fitting
+@checked_encode
 def encode_ask_timers(request: TimerCheckPointRequest) -> bytes:
     return _ASK_TIMERS.pack(request.epoch, request.session) + text(request.store_id)
 

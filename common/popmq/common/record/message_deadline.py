@@ -48,6 +48,6 @@ def without_deadline(properties: bytes) -> bytes:
     return properties[:-_SIZE] if deadline_of(properties) else properties
 
 
-def token_of(properties: bytes) -> bytes:
+def expiry_token(properties: bytes) -> bytes:
     """For the first record of a message: empty, unless it has a deadline."""
     return ExpiryToken().encode() if deadline_of(properties) else b""

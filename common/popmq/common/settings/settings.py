@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from popmq.common.address import bad_address
+from popmq.common.address import address_error
 from popmq.common.address import format_address as format_address
 from popmq.common.address import parse_address as parse_address
 from popmq.common.errors import ConfigError
@@ -63,12 +63,12 @@ def _name_of(default: str, *, optional: bool = False) -> str:
 
 
 def _address(default: str, *, optional: bool = False) -> str:
-    return _checked(default, lambda value: "" if optional and not value else bad_address(value))
+    return _checked(default, lambda value: "" if optional and not value else address_error(value))
 
 
 def _bad_addresses(values: tuple[str, ...]) -> str:
     places = [value for value in values if not value.startswith("unix:")]
-    return next(filter(None, map(bad_address, places)), "" if values else "at least one address")
+    return next(filter(None, map(address_error, places)), "" if values else "at least one address")
 
 
 @dataclass(frozen=True, slots=True)

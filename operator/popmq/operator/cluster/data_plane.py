@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from popmq.common.drain_remainder import rest_line, rest_of
+from popmq.common.drain_remainder import drain_remainder, remainder_text
 from popmq.common.errors import PopmqError
 from popmq.common.protocol.frame_port import FramePort, call
 from popmq.common.protocol.frames import Hello, ProcessRole
@@ -86,12 +86,12 @@ class NetworkDataPlane:
             spec, "ListTopics", admin.ListTopicsRequest(), admin.ListTopicsReply, trusted
         )
         lag = await self._admin(spec, "Lag", admin.LagRequest(), admin.LagReply, trusted)
-        rest, free = rest_of(group, lag, topics.topics, told)
+        rest, free = drain_remainder(group, lag, topics.topics, told)
         for topic in free:
             others = [one for one in topic.brokers if one != group] or _other_groups(spec, group)
             altered = admin.AlterTopicRequest(topic=admin.Topic(name=topic.name, brokers=others))
             await self._admin(spec, "AlterTopic", altered, admin.TopicReply, trusted)
-        return DrainState(rest.is_drained, rest_line(group, rest))
+        return DrainState(rest.is_drained, remainder_text(group, rest))
 
     def _controllers(self, spec: ClusterSpec) -> list[str]:
         given = self._controller_address

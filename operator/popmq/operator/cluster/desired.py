@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from popmq.operator.model.certificates import Data
+from popmq.operator.model.certificates import SecretData
 from popmq.operator.model.manifest import BROKER_CLUSTER, Manifest, sorted_manifests
 from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.resources.access import accounts, network_policies
@@ -30,7 +30,7 @@ class ClusterInputs:
     """What the objects depend on beside the spec."""
 
     now: datetime
-    secrets: Mapping[str, Data] = field(default_factory=dict)
+    secrets: Mapping[str, SecretData] = field(default_factory=dict)
 
 
 def first_shapes(spec: ClusterSpec) -> list[BrokerGroupSize]:

@@ -6,7 +6,7 @@ Everything is made from plain objects of one look; nothing is remembered from an
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from popmq.operator.model.certificates import Data
+from popmq.operator.model.certificates import SecretData
 from popmq.operator.model.manifest import Manifest, ResourceKind, at, condition, name_of
 from popmq.operator.model.names import (
     FENCED_LABEL,
@@ -136,7 +136,7 @@ class Observed:
     growing_classes: frozenset[str] = frozenset()  # storage classes whose volumes may grow
     health: Mapping[str, GroupHealth] | None = None
     drained: Mapping[str, DrainState] = field(default_factory=dict)
-    secrets: Mapping[str, Data] = field(default_factory=dict)
+    secrets: Mapping[str, SecretData] = field(default_factory=dict)
 
 
 def group_sets(names: ObjectNames, manifests: Sequence[Manifest]) -> dict[int, GroupSet]:

@@ -33,10 +33,15 @@ from popmq.operator.cluster.observed import (
     group_sets,
 )
 from popmq.operator.cluster.plan import ClusterPlan, make_plan
-from popmq.operator.cluster.status import NOT_IN_SYNC, cluster_status, is_on_purpose, refused_status
+from popmq.operator.cluster.status import (
+    NOT_IN_SYNC,
+    cluster_status,
+    invalid_spec_status,
+    is_on_purpose,
+)
 from popmq.operator.kube.admin_client import DataPlaneUnavailable
 from popmq.operator.kube.api_client import ApiClient, ApiError
-from popmq.operator.model.certificates import Data
+from popmq.operator.model.certificates import SecretData
 from popmq.operator.model.conditions import FALSE, TRUE, verdict_in
 from popmq.operator.model.manifest import (
     AUTOSCALER,
@@ -195,7 +200,7 @@ class Reconciler:
         self,
         spec: ClusterSpec,
         health: Mapping[str, GroupHealth] | None,
-        secrets: Mapping[str, Data],
+        secrets: Mapping[str, SecretData],
     ) -> dict[str, DrainState]:
         """Of groups that are being drained because the spec does not want them any more."""
         found = {}
@@ -319,7 +324,7 @@ class Reconciler:
             await self._api.event(cluster, now.reason, now.message, warning=False)
 
     async def _refuse(self, cluster: Manifest, why: str) -> ReconcileResult:
-        status = refused_status(cluster, why, self._now())
+        status = invalid_spec_status(cluster, why, self._now())
         if status != (cluster.get("status") or {}):
             await self._write_status(cluster, status)
             await self._api.event(cluster, "InvalidSpec", why, warning=True)

@@ -21,8 +21,8 @@ GAP_S = 0.1  # so that a burst of events makes one look
 NEWS_S = 3.0  # so often it is asked for
 AT_ONCE = 8  # looks; others wait
 
-Key = tuple[str, str]  # namespace, name
-Look = Callable[[str, str], Awaitable[ReconcileResult]]
+ClusterKey = tuple[str, str]  # namespace, name
+Reconcile = Callable[[str, str], Awaitable[ReconcileResult]]
 News = Callable[[str, str], Awaitable[bool]]
 
 
@@ -33,7 +33,7 @@ class ReconcileCounters:
     looks: int = 0
     failed: int = 0
     seconds: float = 0.0
-    ready: dict[Key, bool] = field(default_factory=dict)
+    ready: dict[ClusterKey, bool] = field(default_factory=dict)
 
 
 class ReconcileQueue:
@@ -42,7 +42,7 @@ class ReconcileQueue:
 
     def __init__(
         self,
-        look: Look,
+        look: Reconcile,
         *,
         resync_s: float,
         monotonic: Callable[[], float],
@@ -56,9 +56,9 @@ class ReconcileQueue:
         self._resync_s = resync_s
         self._monotonic = monotonic
         self._lost = lost
-        self._woken: dict[Key, asyncio.Event] = {}
-        self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._begun: dict[Key, float] = {}
+        self._woken: dict[ClusterKey, asyncio.Event] = {}
+        self._tasks: dict[ClusterKey, asyncio.Task[None]] = {}
+        self._begun: dict[ClusterKey, float] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._stopping = False
         self.counted = ReconcileCounters()
@@ -90,7 +90,7 @@ class ReconcileQueue:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _work(self, key: Key) -> None:
+    async def _work(self, key: ClusterKey) -> None:
         back_off_s = SOON_S
         # Cancelling alone is not enough: a request whose timeout ends at the same moment raises
         # a timeout instead, and the task would go on.
@@ -113,7 +113,7 @@ class ReconcileQueue:
             except TimeoutError:
                 continue
 
-    async def _stirred(self, key: Key) -> None:
+    async def _stirred(self, key: ClusterKey) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._news_s):
@@ -123,7 +123,7 @@ class ReconcileQueue:
                 if await self._has_news(key):
                     return
 
-    async def _has_news(self, key: Key) -> bool:
+    async def _has_news(self, key: ClusterKey) -> bool:
         try:
             return self._news is not None and await self._news(*key)
         except Exception:
@@ -131,7 +131,7 @@ class ReconcileQueue:
             logger.exception("news failed", extra={"cluster": "/".join(key)})
             return False
 
-    async def _once(self, key: Key) -> ReconcileResult | None:
+    async def _once(self, key: ClusterKey) -> ReconcileResult | None:
         """None: it failed, and is to be repeated."""
         async with self._slots:
             begun = self._begun[key] = self._monotonic()
@@ -154,7 +154,7 @@ class ReconcileQueue:
                 self._begun.pop(key, None)
                 self.counted.seconds += self._monotonic() - begun
 
-    def _ended(self, key: Key, done: "asyncio.Task[None]") -> None:
+    def _ended(self, key: ClusterKey, done: "asyncio.Task[None]") -> None:
         woken = self._woken.pop(key)
         del self._tasks[key]
         self.counted.ready.pop(key, None)

@@ -56,7 +56,7 @@ def cluster_status(
     }
 
 
-def refused_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
+def invalid_spec_status(cluster: Manifest, why: str, now: datetime) -> Manifest:
     """Of a spec that cannot be: all is left as it is, also what the status said before.  The
     conditions are those of any status, so that whoever waits for one finds it."""
     before = cluster.get("status") or {}

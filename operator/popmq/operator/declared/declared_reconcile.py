@@ -15,9 +15,9 @@ from popmq.operator.declared.declared_resources import (
     Decision,
     DeclaredResource,
     decide,
+    decide_unreachable,
     declared_status,
     read_declared,
-    unanswered,
 )
 from popmq.operator.declared.metadata_client import MetadataClient
 from popmq.operator.kube.admin_client import DataPlaneUnavailable
@@ -125,7 +125,7 @@ class DeclaredReconciler:
         *,
         release: bool = False,
     ) -> tuple[list[Decision], list[str]]:
-        decisions = unanswered(declared, verdict, release=release)
+        decisions = decide_unreachable(declared, verdict, release=release)
         return decisions, [""] * len(decisions)
 
     async def _do(

@@ -122,7 +122,7 @@ def decide(
     return decisions
 
 
-def unanswered(
+def decide_unreachable(
     declared: Iterable[DeclaredResource], verdict: ConditionValue, *, release: bool
 ) -> list[Decision]:
     """When nobody can be asked. `release`: there is no cluster, so nothing to be deleted."""

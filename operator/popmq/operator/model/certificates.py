@@ -22,7 +22,7 @@ SERVING_DAYS, SERVING_RENEW_DAYS = 90, 30
 EARLY = timedelta(hours=1)
 
 CERTIFICATE, KEY, TRUSTED = "tls.crt", "tls.key", "ca.crt"
-Data = Mapping[str, str]  # of a Secret: base64
+SecretData = Mapping[str, str]  # of a Secret: base64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Pair:
     key: bytes
 
 
-def authority(found: Data | None, cluster: str, now: datetime) -> dict[str, str]:
+def authority(found: SecretData | None, cluster: str, now: datetime) -> dict[str, str]:
     """The Secret of the CA: as it is while it is good for long enough, else a new one."""
     old = _pair(found)
     if old is not None and _good(old, now, AUTHORITY_RENEW_DAYS):
@@ -45,7 +45,9 @@ def authority(found: Data | None, cluster: str, now: datetime) -> dict[str, str]
     return _encoded(made, b"".join(trusted))
 
 
-def serving(found: Data | None, ca: Data, names: Iterable[str], now: datetime) -> dict[str, str]:
+def serving(
+    found: SecretData | None, ca: SecretData, names: Iterable[str], now: datetime
+) -> dict[str, str]:
     """The Secret of the proxies: as it is while it is good for `names` and signed by `ca`."""
     wanted = sorted(set(names))
     signer = _pair(ca)
@@ -62,7 +64,7 @@ def serving(found: Data | None, ca: Data, names: Iterable[str], now: datetime) -
     return _encoded(_make_serving(signer, wanted, now), trusted)
 
 
-def expiry(data: Data) -> datetime:
+def expiry(data: SecretData) -> datetime:
     pair = _pair(data)
     assert pair is not None
     return x509.load_pem_x509_certificate(pair.certificate).not_valid_after_utc
@@ -73,7 +75,7 @@ def _encoded(pair: Pair, trusted: bytes) -> dict[str, str]:
     return {name: base64.b64encode(part).decode() for name, part in parts.items()}
 
 
-def _pair(data: Data | None) -> Pair | None:
+def _pair(data: SecretData | None) -> Pair | None:
     """None for what is missing or damaged: it is made again."""
     if not data or CERTIFICATE not in data or KEY not in data or TRUSTED not in data:
         return None

@@ -89,7 +89,7 @@ def report_status(one: LagReport, cron_job: Manifest, now: datetime) -> Manifest
     return status
 
 
-def homeless_status(one: LagReport, verdict: ConditionValue, now: datetime) -> Manifest:
+def status_without_cluster(one: LagReport, verdict: ConditionValue, now: datetime) -> Manifest:
     """Of one without a cluster: what was known of its last run stays."""
     before = one.manifest.get("status") or {}
     kept = {key: value for key, value in before.items() if key.startswith("last")}

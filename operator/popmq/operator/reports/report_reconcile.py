@@ -7,7 +7,12 @@ from datetime import datetime
 
 from popmq.operator.kube.api_client import ApiClient
 from popmq.operator.model.conditions import FALSE, ConditionValue
-from popmq.operator.model.lag_reports import LagReport, homeless_status, read_report, report_status
+from popmq.operator.model.lag_reports import (
+    LagReport,
+    read_report,
+    report_status,
+    status_without_cluster,
+)
 from popmq.operator.model.manifest import CRON_JOB, LAG_REPORT, Manifest, at, name_of
 from popmq.operator.model.names import CLUSTER_LABEL, MANAGED_BY, OPERATOR_NAME
 from popmq.operator.model.spec import ClusterSpec
@@ -60,7 +65,7 @@ class ReportReconciler:
         why = f"there is no BrokerCluster {cluster} in namespace {namespace}"
         for report in await self._reports(namespace, cluster):
             verdict = ConditionValue(FALSE, "NoCluster", why)
-            await self._tell(report, homeless_status(report, verdict, self._now()))
+            await self._tell(report, status_without_cluster(report, verdict, self._now()))
 
     async def _reports(self, namespace: str, cluster: str) -> Sequence[LagReport]:
         return [
@@ -72,7 +77,7 @@ class ReportReconciler:
     async def _keep(self, spec: ClusterSpec, one: LagReport) -> None:
         if one.executors is not None:
             if not self._defaults.role:
-                return await self._tell(one, homeless_status(one, NO_ROLE, self._now()))
+                return await self._tell(one, status_without_cluster(one, NO_ROLE, self._now()))
             for kind, access in report_access(spec, one, self._defaults.role):
                 self._check()
                 await self._api.apply(kind, access)

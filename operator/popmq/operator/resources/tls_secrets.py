@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from popmq.operator.model.certificates import Data, authority, serving
+from popmq.operator.model.certificates import SecretData, authority, serving
 from popmq.operator.model.manifest import SECRET, Manifest, make
 from popmq.operator.model.spec import ClusterSpec
 
@@ -15,7 +15,9 @@ def certificate_names(spec: ClusterSpec) -> list[str]:
     return [*below, f"{service}.{namespace}.svc.cluster.local", "localhost", *spec.tls.names]
 
 
-def tls_secrets(spec: ClusterSpec, found: Mapping[str, Data], now: datetime) -> list[Manifest]:
+def tls_secrets(
+    spec: ClusterSpec, found: Mapping[str, SecretData], now: datetime
+) -> list[Manifest]:
     """`found` are the data of the cluster's Secrets by name, as they are now."""
     if spec.tls.mode != "Own":
         return []

@@ -65,7 +65,7 @@ class BrokerPorts(Protocol):
         ...
 
 
-def port_of_handle(brokers: BrokerPorts, handle: bytes) -> tuple[str, Port]:
+def broker_of_handle(brokers: BrokerPorts, handle: bytes) -> tuple[str, Port]:
     """The broker group that a receipt handle names, and the way to it.
 
     Raises InvalidReceiptHandle, which makes a client give up, when no broker group can have that

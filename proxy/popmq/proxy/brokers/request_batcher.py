@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from popmq.common.errors import Code, PopmqError, Refused
-from popmq.common.loop_iteration import Soon
+from popmq.common.loop_iteration import CallSoon
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.protocol.payload import U16
 from popmq.proxy.rpc.rpc import Rpc
@@ -24,14 +24,14 @@ TIMEOUT_SLACK = 1 / 8
 
 R = TypeVar("R")
 # The results of one member; `at_once` tells of a refusal that nothing was sent.
-Then = Callable[[Sequence[R] | PopmqError, bool], None]
+OnResults = Callable[[Sequence[R] | PopmqError, bool], None]
 
 
 class RequestBatcher(Generic[R]):
     """`decode` reads the results out of a reply; `soon` says when a turn is over."""
 
     def __init__(
-        self, kind: Kind, decode: Callable[[bytes], Sequence[R]], max_parts: int, soon: Soon
+        self, kind: Kind, decode: Callable[[bytes], Sequence[R]], max_parts: int, soon: CallSoon
     ) -> None:
         self._kind = kind
         self._decode = decode
@@ -46,7 +46,7 @@ class RequestBatcher(Generic[R]):
         head: bytes,
         timeout_ms: int,
         parts: Sequence[bytes],
-        then: Then[R],
+        then: OnResults[R],
         tail: bytes = b"",
     ) -> None:
         """`then` gets a result for each of `parts`, or one refusal; it runs within `rpc`.
@@ -130,7 +130,7 @@ class _Joint(Generic[R]):
         self.head, self.tail = head, tail
         self.first_timeout_ms = self.timeout_ms = timeout_ms
         self.parts: list[bytes] = []
-        self.members: list[tuple[Rpc, int, Then[R]]] = []
+        self.members: list[tuple[Rpc, int, OnResults[R]]] = []
         self.size = 0
         self.left = 0  # members whose client is there
         self.request_id = _NOT_ASKED
@@ -144,7 +144,7 @@ class _Joint(Generic[R]):
         )
 
     def add(
-        self, rpc: Rpc, parts: Sequence[bytes], size: int, timeout_ms: int, then: Then[R]
+        self, rpc: Rpc, parts: Sequence[bytes], size: int, timeout_ms: int, then: OnResults[R]
     ) -> None:
         self.parts.extend(parts)
         self.members.append((rpc, len(parts), then))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from popmq.common.errors import Code, InvalidReceiptHandle, PopmqError, Refused
-from popmq.common.loop_iteration import Soon, at_once
+from popmq.common.loop_iteration import CallSoon, at_once
 from popmq.common.protocol.messaging_payloads import (
     ACKED,
     AckRequest,
@@ -32,7 +32,7 @@ from popmq.common.settings.settings import Settings
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import BrokerPorts, port_of_handle
+from popmq.proxy.brokers.broker_ports import BrokerPorts, broker_of_handle
 from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.brokers.request_batcher import RequestBatcher
 from popmq.proxy.messaging.fast_path_send import remember
@@ -48,7 +48,7 @@ from popmq.proxy.rpc.convert import (
     status_only,
 )
 from popmq.proxy.rpc.rpc import Answer, Rpc
-from popmq.proxy.rpc.validate import change_invisible_ms, overall_code
+from popmq.proxy.rpc.validate import change_invisible_ms, common_code
 from popmq.proxy.rpc.wire_scan import LEN, only_content
 
 MAX_HANDLES = 1_024  # in one request to a broker
@@ -69,7 +69,9 @@ class FastPathAck(NamedTuple):
 
 
 class AckMessage:
-    def __init__(self, brokers: BrokerPorts, routes: MetadataCache, soon: Soon = at_once) -> None:
+    def __init__(
+        self, brokers: BrokerPorts, routes: MetadataCache, soon: CallSoon = at_once
+    ) -> None:
         self._brokers = brokers
         self._routes = routes
         self._acks = RequestBatcher(Kind.ACK, decode_ack_reply, MAX_HANDLES, soon)
@@ -121,7 +123,7 @@ class AckMessage:
         by_broker: dict[str, tuple[Port, list[int]]] = {}
         for index, entry in enumerate(request.entries):
             try:
-                name, port = port_of_handle(self._brokers, handle_bytes(entry.receipt_handle))
+                name, port = broker_of_handle(self._brokers, handle_bytes(entry.receipt_handle))
                 by_broker.setdefault(name, (port, []))[1].append(index)
             except PopmqError as error:
                 gathered.settle(index, error)
@@ -216,7 +218,7 @@ def _head_of(names: bytes) -> tuple[bytes, str]:
 def ack_reply(entries: Sequence[service.AckMessageEntry], results: Sequence[AckResult]) -> bytes:
     if all(one.code == Code.OK for one in results):
         return acked_ok(entries)
-    code = overall_code([one.code for one in results])
+    code = common_code([one.code for one in results])
     text = results[0].message if code == results[0].code else "the entries fared differently"
     reply = service.AckMessageResponse(status=status(code, text or "OK"))
     for entry, result in zip(entries, results, strict=True):
@@ -250,7 +252,7 @@ class ChangeInvisibleDuration:
         topic, group = _topic_and_group(request.topic, request.group)
         invisible_ms = change_invisible_ms(duration_ms(request.invisible_duration), self._limits)
         handle = handle_bytes(request.receipt_handle)
-        _, port = port_of_handle(self._brokers, handle)
+        _, port = broker_of_handle(self._brokers, handle)
         known = group_id(self._brokers, self._routes, group)
         body = encode_change(ChangeRequest(topic, group, handle, invisible_ms, known))
         rpc.ask(port, Kind.CHANGE, body, rpc.timeout_ms(), partial(self._changed, rpc))

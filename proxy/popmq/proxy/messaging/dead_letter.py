@@ -9,7 +9,7 @@ from popmq.common.errors import Code, PopmqError, Refused
 from popmq.common.protocol.messaging_payloads import AckRequest, Kind, decode_ack_reply, encode_ack
 from popmq.common.topics import check_group_name, check_readable_topic_name
 from popmq.proxy.api import service_pb2 as service
-from popmq.proxy.brokers.broker_ports import BrokerPorts, port_of_handle
+from popmq.proxy.brokers.broker_ports import BrokerPorts, broker_of_handle
 from popmq.proxy.messaging.ack import handle_bytes
 from popmq.proxy.rpc.convert import name_of, ok, parse
 from popmq.proxy.rpc.rpc import Answer, Rpc
@@ -27,7 +27,7 @@ class ForwardToDeadLetterQueue:
         check_readable_topic_name(topic)
         check_group_name(group)
         handle = handle_bytes(request.receipt_handle)
-        _, port = port_of_handle(self._brokers, handle)
+        _, port = broker_of_handle(self._brokers, handle)
         body = encode_ack(AckRequest(topic, group, [handle]))
         rpc.ask(port, Kind.REJECT, body, rpc.timeout_ms(), partial(_answered, rpc))
 

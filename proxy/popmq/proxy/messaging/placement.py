@@ -13,7 +13,7 @@ from struct import Struct
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-def place(key: str, brokers: Sequence[str], queues: int) -> tuple[str, int]:
+def choose_queue(key: str, brokers: Sequence[str], queues: int) -> tuple[str, int]:
     """The broker group and queue of `key`; `brokers` must not be empty."""
     point = _hash(key.encode())
     broker = brokers[0]

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from popmq.common.clock import Clock
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
-from popmq.common.loop_iteration import Soon, at_once
+from popmq.common.loop_iteration import CallSoon, at_once
 from popmq.common.protocol.messaging_payloads import (
     Kind,
     PutEntry,
     PutResult,
     decode_put_reply,
+    encode_put_head,
     id_tail,
     plain_put_entry,
     put_entry,
-    put_head,
 )
 from popmq.common.record.message import tag_hash
 from popmq.common.record.message_deadline import with_deadline
@@ -33,13 +33,13 @@ from popmq.proxy.brokers.metadata_cache import MetadataCache
 from popmq.proxy.brokers.request_batcher import RequestBatcher
 from popmq.proxy.messaging.delay import deadline_of, delay_of
 from popmq.proxy.messaging.fast_path_send import FastPathMessage, read_plain
-from popmq.proxy.messaging.placement import place
+from popmq.proxy.messaging.placement import choose_queue
 from popmq.proxy.messaging.publishers import Publishers
 from popmq.proxy.messaging.send_batch import SendBatch, send_reply
 from popmq.proxy.rpc.convert import (
     SentMessage,
-    one_sent_ok,
     sent_messages,
+    single_sent_ok,
     status_only,
 )
 from popmq.proxy.rpc.rpc import Rpc
@@ -74,7 +74,7 @@ class SendMessage:
         settings: Settings,
         clock: Clock,
         publishers: Publishers,
-        soon: Soon = at_once,
+        soon: CallSoon = at_once,
     ) -> None:
         self._brokers = brokers
         self._puts = RequestBatcher(Kind.PUT, decode_put_reply, MAX_PUT_ENTRIES, soon)
@@ -102,7 +102,7 @@ class SendMessage:
         places = brokers if single else self._places(topic, plain.group, brokers)
         if not places:
             return False
-        broker, queue = place(key, places, topic.queues)
+        broker, queue = choose_queue(key, places, topic.queues)
         if not single and not self._brokers.has_master(broker):
             return False
         port, timeout_ms = self._brokers.port(broker), rpc.timeout_ms()
@@ -145,12 +145,12 @@ class SendMessage:
             # A message that was sent before as another type gets that one's receipt.
             if result.code == Code.OK and not (result.message or result.due_ms):
                 rpc.metrics.sends += 1
-                rpc.reply(one_sent_ok(plain.message_id, result))
+                rpc.reply(single_sent_ok(plain.message_id, result))
                 return
         SendBatch(rpc, topic, sent_messages(rpc.data)).settle(0, result, broker)
 
     def _head(self, topic: TopicConfig) -> bytes:
-        return put_head(topic.name, self._auto_create)
+        return encode_put_head(topic.name, self._auto_create)
 
     def _start(self, rpc: Rpc) -> None:
         sent = sent_messages(rpc.data)
@@ -220,7 +220,7 @@ class SendMessage:
         stays = facts.message_group or facts.lite_topic
         key = stays or facts.message_id
         places = self._places(topic, stays, brokers)
-        broker, queue = place(key, places, topic.queues)
+        broker, queue = choose_queue(key, places, topic.queues)
         if kind is MessageType.PRIORITY:
             queue = min(facts.priority, topic.queues - 1)
         entry = PutEntry(
@@ -334,7 +334,7 @@ class SendMessage:
             if not one.movable or not brokers:
                 batch.settle(one.number, error)
                 continue
-            broker, queue = place(one.key, brokers, batch.topic.queues)
+            broker, queue = choose_queue(one.key, brokers, batch.topic.queues)
             if one.entry.type == MessageType.PRIORITY:
                 queue = one.entry.queue_id
             moved.append(_moved(one, broker, queue))

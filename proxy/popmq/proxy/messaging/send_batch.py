@@ -9,7 +9,7 @@ from popmq.common.topics import TopicConfig
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.rpc.convert import SentMessage, send_entry, sent_ok, status
 from popmq.proxy.rpc.rpc import Rpc
-from popmq.proxy.rpc.validate import overall_code
+from popmq.proxy.rpc.validate import common_code
 
 
 class SendBatch:
@@ -49,7 +49,7 @@ def send_reply(
 ) -> bytes:
     if all(one.code == Code.OK for one in results):
         return sent_ok(results, message_ids, recall_handles)
-    code = overall_code([one.code for one in results])
+    code = common_code([one.code for one in results])
     first = results[0]
     text = first.message if first.code == code else "the messages fared differently"
     reply = service.SendMessageResponse(

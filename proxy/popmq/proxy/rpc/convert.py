@@ -325,7 +325,7 @@ def sent_ok(
     return b"".join(parts)
 
 
-def one_sent_ok(name: bytes, result: PutResult) -> bytes:
+def single_sent_ok(name: bytes, result: PutResult) -> bytes:
     """`sent_ok` of one message that has an id and is visible at once."""
     size = varint(len(name))
     names = b"".join((_ENTRY_ID, size, name, _ENTRY_TRANSACTION, size, name))

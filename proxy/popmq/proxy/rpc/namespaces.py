@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from popmq.common.errors import Code, Refused
-from popmq.common.namespaces import check_namespace, short_name, whole_name
+from popmq.common.namespaces import check_namespace, without_namespace, wrap_namespace
 from popmq.proxy.api import admin_pb2
 from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
@@ -50,7 +50,7 @@ class NamespaceTranslator:
                     f"namespace {given!r} of {resource.name!r} is not {self.namespace!r}, which "
                     f"the header {HEADER} names",
                 )
-            resource.name = whole_name(self.namespace, resource.name)
+            resource.name = wrap_namespace(self.namespace, resource.name)
             resource.resource_namespace = ""
         return request.SerializeToString()
 
@@ -58,7 +58,7 @@ class NamespaceTranslator:
         """The reply with short names; what is of no namespace, or of another, stays as it is."""
         reply = self._reply.FromString(data)
         for resource in _resources(reply):
-            short = short_name(self.namespace, resource.name)
+            short = without_namespace(self.namespace, resource.name)
             if short is not None:
                 resource.name, resource.resource_namespace = short, self.namespace
         return reply.SerializeToString()

@@ -231,7 +231,7 @@ def check_stored_size(size: int, limits: MessageSettings) -> None:
         )
 
 
-def overall_code(codes: Sequence[int]) -> int:
+def common_code(codes: Sequence[int]) -> int:
     """The code of a reply with several entries: theirs when they agree."""
     return codes[0] if len(set(codes)) == 1 else Code.MULTIPLE_RESULTS
 

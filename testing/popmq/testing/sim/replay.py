@@ -13,7 +13,7 @@ from dataclasses import fields
 from enum import Enum, auto
 
 from popmq.broker.core.broker import Broker
-from popmq.broker.deliveries.ended_check_points import OUTCOME_MS, Key, Masks
+from popmq.broker.deliveries.ended_check_points import OUTCOME_MS, Key, MemberMasks
 from popmq.broker.deliveries.pop_check_point import PopCheckPoint, member_bits
 from popmq.broker.deliveries.queue_progress import FifoProgress, QueueProgress
 from popmq.broker.index.message_keys import names_in
@@ -288,6 +288,6 @@ def _show(progress: QueueProgress | None) -> str:
     return f"{_read(progress)} {_hard(progress)}" if progress else "none"
 
 
-def _outcomes(broker: Broker) -> dict[Key, tuple[int, Masks | None]]:
+def _outcomes(broker: Broker) -> dict[Key, tuple[int, MemberMasks | None]]:
     outcomes = broker.table.outcomes
     return {key: (log_ms, outcomes.get(key)) for log_ms, key in outcomes.order()}
