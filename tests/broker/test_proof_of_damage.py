@@ -42,7 +42,7 @@ def test_a_record_that_proves_damage_may_lie_over_the_border_of_two_reads(before
     log.load()
     stamp = Stamp(1, 1_000, 1_000)
     for size in ((4 << 20) - before - MESSAGE_HEADER_SIZE, 20):
-        place = log.place(MESSAGE_HEADER_SIZE + size, stamp)
+        place = log.make_room(MESSAGE_HEADER_SIZE + size, stamp)
         numbers = {"topic_id": 64, "queue_id": 0, "queue_offset": 0, "tag_hash": 0}
         log.append(
             encode_message(

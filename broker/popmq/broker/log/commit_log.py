@@ -84,7 +84,7 @@ class CommitLog:
         first = self._files.first
         return first.start if first else 0
 
-    def place(self, size: int, stamp: Stamp) -> int:
+    def make_room(self, size: int, stamp: Stamp) -> int:
         """Position at which a record of `size` bytes goes; pads the segment when it must.
 
         Raises PAYLOAD_TOO_LARGE when no segment can hold it.
@@ -290,7 +290,7 @@ class CommitLog:
         """
         self._files.allocate_again(self.end)
 
-    def cut(self, position: int, known: int) -> None:
+    def truncate(self, position: int, known: int) -> None:
         """Remove the bytes from `position` on, durably. Runs on the flusher; `ends_at` follows.
 
         A record begins, or the log ends, at both; `known` lies at or below.  StoreDamaged, with

@@ -165,7 +165,7 @@ class GroupCommit:
             self.durable = min(self.durable, position)
             done()
 
-        self._flusher.submit(lambda: self._log.cut(position, known), finished)
+        self._flusher.submit(lambda: self._log.truncate(position, known), finished)
 
     def release(self) -> None:
         """Run the callbacks up to the confirmed position; one that fails spoils its own reply."""

@@ -66,7 +66,7 @@ def put_copies(
         if position + size > room_end:
             log.append_all(records)
             records = []
-            position = log.place(size, stamp)
+            position = log.make_room(size, stamp)
             room_end = log.segment_end(position)
         queue = topic_id, queue_id
         queue_offset = offsets.get(queue, -1)
@@ -112,7 +112,7 @@ def put_moved(
     token = message.any_token.encode() if message.any_token else b""
     stamp = stamp._replace(wall_ms=message.header.wall_ms)
     size = message_size(message.head, message.properties, token)
-    position = log.place(size, stamp)
+    position = log.make_room(size, stamp)
     log.append(
         encode_message(
             stamp=stamp,

@@ -281,7 +281,7 @@ class MessageStore:
         size = message_size(head, properties, token)
         stamp = stamp or self.stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id)
-        position = self._log.place(size, stamp)
+        position = self._log.make_room(size, stamp)
         record = encode_message(
             stamp=stamp,
             position=position,
@@ -326,7 +326,7 @@ class MessageStore:
         stamp = self.stamp()
         queue_offset = self.dispatch.next_offset(topic_id, queue_id) if topic_id else 0
         size = HEADER_SIZE + len(body)
-        position = self._log.place(size, stamp)
+        position = self._log.make_room(size, stamp)
         record = encode_record(
             kind=kind,
             stamp=stamp,
