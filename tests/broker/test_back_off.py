@@ -34,14 +34,20 @@ def nacked_ms(core: CoreBroker) -> int:
     reply = core.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
     (one,) = hop.decode_pop_reply(reply).deliveries
     core.change("orders", "g", one.handle, 0)
-    (ck,) = [ck for ck in core.broker.table if ck.root is not None]
+    (ck,) = [ck for ck in core.broker.table if ck.first_check_point is not None]
     return ck.revive_at_ms - core.broker.store.log_ms()
 
 
 def test_an_exponential_back_off_grows_by_its_multiplier_up_to_its_longest_wait() -> None:
     back_off = ExponentialBackOff(1_000, 10_000, 2_500)
-    assert [back_off.plain_ms(n) for n in range(1, 6)] == [1_000, 2_500, 6_250, 10_000, 10_000]
-    assert back_off.plain_ms(10_000) == 10_000
+    assert [back_off.delay_without_jitter_ms(n) for n in range(1, 6)] == [
+        1_000,
+        2_500,
+        6_250,
+        10_000,
+        10_000,
+    ]
+    assert back_off.delay_without_jitter_ms(10_000) == 10_000
     assert back_off.whole_second_steps(64) == (1_000, 3_000, 7_000, 10_000)
     assert ExponentialBackOff(5, 10_000, 1_000).whole_second_steps(64) == (1_000,)
 

@@ -38,7 +38,7 @@ def test_a_group_far_behind_runs_at_once_on_a_loop_that_nobody_else_uses() -> No
     for number in range(100):
         loop.receive(number, takes_ms=3)
     assert loop.served == list(range(100))
-    assert loop.share.held_back == 0
+    assert loop.share.throttled == 0
 
 
 @pytest.mark.parametrize("percent", [5, 20, 50])
@@ -54,7 +54,7 @@ def test_beside_others_a_group_far_behind_gets_its_percent_of_the_loop(percent: 
         spent_ms += takes_ms
 
     while loop.now_ms < 101_000:
-        loop.share.others_worked()
+        loop.share.on_fresh_traffic()
         number += 1
         loop.share.run(number, serve)
         loop.now_ms += 1
@@ -67,13 +67,13 @@ def test_beside_others_a_group_far_behind_gets_its_percent_of_the_loop(percent: 
 
 def test_receives_of_groups_far_behind_are_let_in_in_their_order() -> None:
     loop = Loop(percent=10)
-    loop.share.others_worked()
+    loop.share.on_fresh_traffic()
     for number in range(5):
         loop.receive(number, takes_ms=BURST_MS)
     assert loop.served == []  # nothing is saved up yet
     for _ in range(1_000):
         loop.now_ms += 1
-        loop.share.others_worked()
+        loop.share.on_fresh_traffic()
         loop.share.step()
     assert loop.served == [0, 1, 2, 3, 4]
 
@@ -85,17 +85,17 @@ def test_acks_of_a_group_far_behind_count_as_its_share() -> None:
         loop.now_ms += 10
         return "acked"
 
-    loop.share.others_worked()
+    loop.share.on_fresh_traffic()
     assert loop.share.charge(work) == "acked"
-    loop.share.others_worked()
+    loop.share.on_fresh_traffic()
     loop.receive(1)
     for _ in range(10):  # 10 ms of acks are half of 20 ms, 10 of which they took themselves
         assert loop.served == []
         loop.now_ms += 1
-        loop.share.others_worked()
+        loop.share.on_fresh_traffic()
         loop.share.step()
     loop.now_ms += 1
-    loop.share.others_worked()
+    loop.share.on_fresh_traffic()
     loop.share.step()
     assert loop.served == [1]
 
@@ -104,13 +104,13 @@ def test_what_a_group_took_of_a_quiet_loop_is_not_held_against_it_later() -> Non
     loop = Loop(percent=10)
     for number in range(1_000):
         loop.receive(number, takes_ms=10)
-    loop.share.others_worked()
+    loop.share.on_fresh_traffic()
     loop.receive(1_000)
     waited_ms = 0
     while loop.served[-1] != 1_000:
         waited_ms += 1
         loop.now_ms += 1
-        loop.share.others_worked()
+        loop.share.on_fresh_traffic()
         loop.share.step()
     assert 0 < waited_ms <= 210
 
@@ -118,7 +118,7 @@ def test_what_a_group_took_of_a_quiet_loop_is_not_held_against_it_later() -> Non
 def test_a_held_receive_runs_once_the_others_were_quiet_for_a_moment() -> None:
     loop = Loop(percent=1)
     loop.share.charge(lambda: setattr(loop, "now_ms", loop.now_ms + 20))
-    loop.share.others_worked()
+    loop.share.on_fresh_traffic()
     loop.receive(1)
     loop.now_ms += QUIET_MS - 1
     assert loop.share.step() == 0
@@ -133,7 +133,7 @@ def test_a_group_that_came_near_the_end_is_not_behind_any_more() -> None:
     assert not loop.share.is_behind(OLD)
     loop.share.delivered(OLD, 899, 1_000)
     assert loop.share.is_behind(OLD)
-    loop.share.found_nothing(OLD)
+    loop.share.on_queue_end(OLD)
     assert not loop.share.is_behind(OLD)
 
 
@@ -144,7 +144,7 @@ def test_a_hundred_percent_holds_nobody_back() -> None:
 
 def test_too_many_held_receives_are_refused_with_a_reason() -> None:
     loop = Loop(percent=1)
-    loop.share.others_worked()
+    loop.share.on_fresh_traffic()
     for number in range(HELD_LIMIT):
         loop.receive(number)
     with pytest.raises(TooManyRequests, match="1024 receives of old messages"):
@@ -207,7 +207,7 @@ def test_a_receive_of_old_messages_waits_for_its_turn_and_is_answered_by_a_step(
     core: CoreBroker,
 ) -> None:
     answer = held(core)
-    assert core.broker.catch_up.held_back == 1
+    assert core.broker.catch_up.throttled == 1
     core.advance(1_000)
     assert answer.body is not None
     assert len(hop.decode_pop_reply(answer.body).deliveries) == 1

@@ -32,7 +32,7 @@ def test_a_slave_whose_end_was_cut_hands_on_what_it_got_instead() -> None:
     made = log()
     for at, byte in ((0, 1), (100, 2), (200, 3)):
         made.append_block(block(at, byte))
-    made.ends_at(100)
+    made.set_end(100)
     assert tail_of(made, 100) is None
     for at, byte in ((100, 7), (180, 8)):
         made.append_block(block(at, byte, 80))
@@ -44,7 +44,7 @@ def test_a_block_that_reaches_over_the_cut_keeps_its_front() -> None:
     """It may be nowhere else yet."""
     made = log()
     made.append_block(block(0, 1, 300))
-    made.ends_at(120)
+    made.set_end(120)
     made.append_block(block(120, 2, 50))
     assert tail_of(made, 0) == bytes([1]) * 120 + bytes([2]) * 50
 

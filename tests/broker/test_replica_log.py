@@ -60,7 +60,7 @@ def master(folder: Path, *, segment_bytes: int = SEGMENT, tail: int = 1 << 20) -
 
 def copy_all(source: MessageStore, target: Copy, rng: random.Random) -> None:
     while target.store.end < source.end:
-        found = source.replicas.recent(target.store.end, rng.choice((1, 60, 500, 5000, 1 << 20)))
+        found = source.replicas.read_tail(target.store.end, rng.choice((1, 60, 500, 5000, 1 << 20)))
         if not found:
             assert found is not None
             break
@@ -106,25 +106,25 @@ def test_what_waits_for_the_disk_is_there_for_replicas_already(tmp_path: Path) -
     )
     made.ask(Kind.PUT, body, settle=False)
     assert made.broker.store.durable == before < made.broker.store.end
-    found = made.broker.store.replicas.recent(before, 1 << 20)
+    found = made.broker.store.replicas.read_tail(before, 1 << 20)
     assert found is not None
     assert b"early" in found
     made.settle()
-    assert made.broker.store.replicas.recent(before, 1 << 20) == found
+    assert made.broker.store.replicas.read_tail(before, 1 << 20) == found
 
 
 def test_a_position_that_is_not_in_the_log_is_told_from_one_with_nothing_behind(
     tmp_path: Path,
 ) -> None:
     store = master(tmp_path / "a").broker.store
-    assert store.replicas.recent(store.end, 100) == b""
-    assert store.replicas.recent(store.end + 1, 100) is None
+    assert store.replicas.read_tail(store.end, 100) == b""
+    assert store.replicas.read_tail(store.end + 1, 100) is None
 
 
 def test_a_block_that_is_damaged_or_of_another_position_changes_nothing(tmp_path: Path) -> None:
     made = master(tmp_path / "a")
     made.send("orders", b"one")
-    found = made.broker.store.replicas.recent(0, 1 << 20)
+    found = made.broker.store.replicas.read_tail(0, 1 << 20)
     assert found
     copy = Copy(tmp_path / "b", made.settings.store)
     broken = bytearray(found)
@@ -165,7 +165,7 @@ def test_what_was_cut_is_gone_from_the_disk_and_others_follow(tmp_path: Path) ->
     copy = Copy(tmp_path / "b", made.settings.store)
     ends = [0]
     while copy.store.end < store.end:
-        found = store.replicas.recent(copy.store.end, 1)
+        found = store.replicas.read_tail(copy.store.end, 1)
         assert found
         copy.take(found)
         ends.append(copy.store.end)

@@ -85,7 +85,7 @@ def test_the_data_directory_may_be_relative(
             RealDisk(), "data/timerlog", segment_bytes=8, preallocate=False, names_later=True
         )
         files.load()
-        files.at_or_new(0)
+        files.segment_for_write(0)
         files.sync_names()
         files.close()
     assert os.listdir("data/timerlog") == ["0" * 20]
@@ -100,7 +100,7 @@ def test_no_crash_leaves_a_name_without_the_one_before(loss: Loss) -> None:
             disk, "data/q", segment_bytes=SEGMENT_BYTES, preallocate=False, names_later=True
         )
         for start in range(0, 4 * SEGMENT_BYTES, SEGMENT_BYTES):
-            files.at_or_new(start).write(start, [b"x" * SEGMENT_BYTES])
+            files.segment_for_write(start).write(start, [b"x" * SEGMENT_BYTES])
         disk.crash(loss)
         again = SegmentFiles(
             disk, "data/q", segment_bytes=SEGMENT_BYTES, preallocate=False, names_later=True
@@ -117,13 +117,13 @@ def test_a_name_that_comes_while_names_are_synced_is_synced_too(tmp_path: Path) 
         def sync_folder(self, path: str) -> None:
             super().sync_folder(path)
             if len(self.synced) == 1:
-                files.at_or_new(SEGMENT_BYTES)
+                files.segment_for_write(SEGMENT_BYTES)
 
     disk = Meanwhile()
     files = SegmentFiles(
         disk, str(tmp_path), segment_bytes=SEGMENT_BYTES, preallocate=False, names_later=True
     )
-    files.at_or_new(0)
+    files.segment_for_write(0)
     (names,) = files.names
     names.sync()
     assert len(files.names) == 1, "the second segment's name counts as durable"

@@ -212,7 +212,7 @@ def test_at_the_bound_the_oldest_ids_leave_and_are_counted() -> None:
     for name in "abcde":
         results(core, entry(name))
     receipts = core.broker.receipts
-    assert (len(receipts), receipts.pushed_out) == (3, 2)
+    assert (len(receipts), receipts.evicted) == (3, 2)
     results(core, entry("c"), entry("d"), entry("e"))
     assert stored(core) == 5
     results(core, entry("a"))
@@ -263,7 +263,7 @@ def test_a_replay_of_many_ids_holds_no_more_than_the_bound_and_a_sixteenth() -> 
     """All of them lie in one sixteenth of the window."""
     table = SendDeduplication(DedupSettings(window_ms=600_000, max_ids=1_600))
     filled(table, 0, 20_000, 0)
-    assert (len(table), table.pushed_out) == (1_600, 18_400)
+    assert (len(table), table.evicted) == (1_600, 18_400)
     assert table.held <= 1_700
     assert sum(1 for _ in table.items()) == 1_600
 
@@ -272,7 +272,7 @@ def test_a_replay_of_a_long_time_holds_the_window_and_a_sixteenth_of_it() -> Non
     table = SendDeduplication(DedupSettings(window_ms=1_600, max_ids=100_000))
     filled(table, 0, 20_000, 0)  # one each millisecond
     assert 1_600 <= len(table) == table.held <= 1_800
-    assert table.pushed_out == 0
+    assert table.evicted == 0
 
 
 def test_an_id_that_is_sent_again_and_again_after_its_window_is_held_within_the_bound() -> None:

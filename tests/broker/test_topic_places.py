@@ -101,7 +101,7 @@ def test_later_groups_change_no_list(core: CoreBroker) -> None:
 
 def test_a_group_that_follows_anothers_topics_writes_no_list(core: CoreBroker) -> None:
     add_without_a_list(core, MessageType.FIFO)
-    core.broker.registry.set_followed("broker-b", 1, 1)
+    core.broker.registry.set_copied_version("broker-b", 1, 1)
     core.broker.directory.set_cluster_groups(BOTH, now_ms=0)
     assert core.broker.directory.step(SAME_GROUPS_MS) == 0
     assert brokers_of(core, "fifo") == ()

@@ -214,7 +214,7 @@ def clients_let_in_before_the_epoch_start_is_confirmed(patch: Patch) -> None:
 
     def wrong(self: MasterRole) -> None:
         begin(self)
-        self._gate.clients.opens(self.server)
+        self._gate.clients.open(self.server)
 
     patch.setattr(leadership.MasterRole, "begin", wrong)
 
@@ -226,7 +226,7 @@ def slaves_serve_clients(patch: Patch) -> None:
     def wrong(self: MasterRole, why: str) -> None:
         server = self.server
         end(self, why)
-        self._gate.clients.opens(server)
+        self._gate.clients.open(server)
 
     patch.setattr(MasterRole, "end", wrong)
 
@@ -300,7 +300,7 @@ def promoted_without_its_last_records(patch: Patch) -> None:
         if self.promoted and self._store.slave is not None:
             self._store.opened()
             self._lead()
-            self.on_serving()
+            self.on_master_opened()
             return 1
         return int(step(self))
 

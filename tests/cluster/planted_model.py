@@ -67,7 +67,7 @@ def expand_waits_only_when_known(patch: Patch) -> None:
     """B at confirmed = 0 is proposed; A confirms r alone; the set becomes {A,B}; B is elected."""
 
     def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
-        joins = store_id not in self.in_force and self.may_join(store_id)
+        joins = store_id not in self.maximal_set and self.may_join(store_id)
         return _expand(self, store_id, waits=False) if joins else None
 
     patch.setattr(SyncState, "expand", wrong)
@@ -78,7 +78,7 @@ def expand_at_log_end_without_waiting(patch: Patch) -> None:
 
     def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
         at_end = self.acked.get(store_id, 0) >= self.acked.get(self.own_id, 0)
-        joins = store_id not in self.in_force and at_end
+        joins = store_id not in self.maximal_set and at_end
         return _expand(self, store_id, waits=False) if joins else None
 
     patch.setattr(SyncState, "expand", wrong)
@@ -88,7 +88,7 @@ def expand_from_any_position(patch: Patch) -> None:
     """A confirmed r; B at 0 is added; B is elected: r is gone."""
 
     def wrong(self: SyncState, store_id: str) -> AlterSyncStateSet | None:
-        return _expand(self, store_id, waits=True) if store_id not in self.in_force else None
+        return _expand(self, store_id, waits=True) if store_id not in self.maximal_set else None
 
     patch.setattr(SyncState, "expand", wrong)
 
@@ -129,7 +129,7 @@ def alter_without_expected_version(patch: Patch) -> None:
 def pending_counts_for_min_in_sync(patch: Patch) -> None:
     """{A}, +B on its way, r confirmed by "two"; A's disk is lost: B cannot be elected."""
     patch.setattr(
-        SyncState, "has_quorum", property(lambda self: len(self.in_force) >= self.min_in_sync)
+        SyncState, "has_quorum", property(lambda self: len(self.maximal_set) >= self.min_in_sync)
     )
 
 
@@ -142,7 +142,7 @@ def majority_confirms(patch: Patch) -> None:
     """{A,B,C}: A and B have r, which is confirmed; C is elected: r is gone."""
 
     def wrong(self: SyncState) -> bool:
-        positions = sorted(self.acked.get(one, 0) for one in self.in_force)
+        positions = sorted(self.acked.get(one, 0) for one in self.maximal_set)
         position = positions[(len(positions) - 1) // 2]
         if not self.has_quorum or position <= self.confirmed:
             return False

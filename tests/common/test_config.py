@@ -192,8 +192,8 @@ def test_no_more_replicas_have_to_be_in_sync_than_there_are() -> None:
 
 @pytest.mark.parametrize(("replicas", "least"), [(1, 1), (2, 1), (3, 2), (5, 4)])
 def test_all_replicas_but_one_have_to_be_in_sync_unless_set(replicas: int, least: int) -> None:
-    assert ReplicationSettings(replicas=replicas).least_in_sync == least
-    assert ReplicationSettings(replicas=replicas, min_in_sync=1).least_in_sync == 1
+    assert ReplicationSettings(replicas=replicas).effective_min_in_sync == least
+    assert ReplicationSettings(replicas=replicas, min_in_sync=1).effective_min_in_sync == 1
 
 
 def test_a_block_of_log_must_fit_a_frame() -> None:

@@ -75,7 +75,7 @@ def test_a_change_of_roles_is_told_at_once() -> None:
     broker = Broker(count=1)
     broker.run(100)
     before = beats(broker.all[0])
-    broker.controllers.beat_now()
+    broker.controllers.heartbeat_now()
     broker.run(10)
     assert beats(broker.all[0]) == before + 1
 

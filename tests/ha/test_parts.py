@@ -68,12 +68,12 @@ def test_nobody_is_served_by_a_broker_that_leads_nobody(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", [Kind.PUT, Kind.TAKE_TIMERS])
 def test_what_could_not_be_confirmed_is_not_stored(kind: Kind) -> None:
     which, clients = gate(), Served()
-    which.clients.opens(clients)
+    which.clients.open(clients)
 
     def too_few() -> None:
         raise Unavailable("1 replica is in sync")
 
-    which.admit = too_few
+    which.check_send_quorum = too_few
     _, (answer,) = ask(which, kind)
     assert isinstance(answer, Unavailable)
     assert clients.asked == []
@@ -81,7 +81,7 @@ def test_what_could_not_be_confirmed_is_not_stored(kind: Kind) -> None:
 
 def test_slaves_are_served_before_clients_are() -> None:
     which, slaves = gate(), Served()
-    which.slaves.opens(slaves)
+    which.slaves.open(slaves)
     for kind in (*CLIENT_KINDS, *SLAVE_KINDS):
         ask(which, kind)
     assert slaves.asked == SLAVE_KINDS
@@ -95,12 +95,12 @@ def test_what_a_broker_says_of_itself_it_always_says(kind: Kind) -> None:
 
 def test_only_sends_need_an_admission() -> None:
     which, clients = gate(), Served()
-    which.clients.opens(clients)
+    which.clients.open(clients)
 
     def refuse() -> None:
         raise Unavailable("too few replicas")
 
-    which.admit = refuse
+    which.check_send_quorum = refuse
     _, (answer,) = ask(which, Kind.PUT)
     assert isinstance(answer, Unavailable)
     ask(which, Kind.POP)
@@ -110,8 +110,8 @@ def test_only_sends_need_an_admission() -> None:
 
 def test_a_cancel_finds_its_part_also_when_the_door_is_closed() -> None:
     which, clients, slaves = gate(), Served(), Served()
-    which.clients.opens(clients)
-    which.slaves.opens(slaves)
+    which.clients.open(clients)
+    which.slaves.open(slaves)
     pop, _ = ask(which, Kind.POP)
     fetch, _ = ask(which, Kind.FETCH)
     which.clients.close()
@@ -122,11 +122,11 @@ def test_a_cancel_finds_its_part_also_when_the_door_is_closed() -> None:
 
 def test_a_cancel_of_an_older_life_reaches_nobody() -> None:
     which, old, new = gate(), Served(), Served()
-    which.clients.opens(old)
+    which.clients.open(old)
     number, _ = ask(which, Kind.POP)
     which.clients.forget()
     which.cancel(number)
-    which.clients.opens(new)
+    which.clients.open(new)
     which.cancel(number)
     assert (old.cancelled, new.cancelled) == ([], [])
 

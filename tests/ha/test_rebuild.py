@@ -142,7 +142,7 @@ class Load:
     def _look(self) -> None:
         """At no time are there fewer whole copies than have to be."""
         whole = [one for one in self.rig.nodes if not one.node.identity.copying]
-        assert len(whole) >= self.rig.settings.replication.least_in_sync
+        assert len(whole) >= self.rig.settings.replication.effective_min_in_sync
         for one in self.rig.nodes:
             assert one.node.leadership is None or not one.node.identity.copying, "a leader is wiped"
 

@@ -212,7 +212,7 @@ def test_nobody_joins_the_set_who_does_not_hold_what_was_promised() -> None:
         "a", epoch=1, epoch_start=0, members={"a"}, version=1, min_in_sync=1, confirmed=0
     )
     sync.holds["a"] = 100
-    sync.promise(sync.received)
+    sync.acknowledge_early(sync.received)
     sync.fsynced("a", 50)
     sync.fsynced("b", 50)
     assert sync.expand("b") is None
@@ -222,7 +222,7 @@ def test_nobody_joins_the_set_who_does_not_hold_what_was_promised() -> None:
     wanted = sync.expand("b")
     assert wanted is not None
     assert wanted.sync_state_set == {"a", "b"}
-    assert not sync.awaited
+    assert not sync.joining
     assert sync.received == 100
     sync.holds["b"] = 200
     assert sync.received == 200
@@ -233,11 +233,11 @@ def test_a_candidate_that_fell_behind_is_not_waited_for() -> None:
         "a", epoch=1, epoch_start=0, members={"a"}, version=1, min_in_sync=1, confirmed=0
     )
     sync.holds["a"] = 100
-    sync.promise(100)
+    sync.acknowledge_early(100)
     sync.fsynced("b", 0)
     assert sync.expand("b") is None
     sync.holds["a"] = 200
-    sync.leave_out("b")
+    sync.stop_waiting_for("b")
     assert sync.received == 200
 
 
@@ -245,7 +245,7 @@ def test_a_candidate_that_is_gone_is_left_out() -> None:
     sync = SyncState(
         "a", epoch=1, epoch_start=0, members={"a"}, version=1, min_in_sync=1, confirmed=0
     )
-    sync.awaited = frozenset("b")
+    sync.joining = frozenset("b")
     keeper = SyncStateSetUpdater(
         sync,
         {},
@@ -256,20 +256,20 @@ def test_a_candidate_that_is_gone_is_left_out() -> None:
         reachable=lambda: True,
     )
     keeper.step(end=0, now_ms=10)
-    assert not sync.awaited
+    assert not sync.joining
 
 
 def test_a_fetch_that_was_sent_before_the_receive_says_nothing_of_the_time_after_it() -> None:
     sync = SyncState(
         "a", epoch=1, epoch_start=0, members={"a", "b"}, version=1, min_in_sync=2, confirmed=0
     )
-    slave = SlaveProgress("b", "node-b", 7, heard_ms=0, kept_up_ms=0)
+    slave = SlaveProgress("b", "node-b", 7, heard_ms=0, caught_up_ms=0)
     received = MemoryConfirmation(
         sync, {"b": slave}, end=lambda: 0, soon=lambda work: work(), nudge=lambda: None
     )
     told: list[str] = []
     received.when_heard(lambda: told.append("told"))
-    slave.told_round = received.round
+    slave.sent_round = received.round
     old = Fetch(1, "b", 7, 0, 100, 0, 500, round=received.round - 1)
     received.heard(slave, old)
     received.look()

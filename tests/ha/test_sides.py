@@ -266,7 +266,7 @@ def test_a_block_that_does_not_fit_is_refused_and_the_session_ends(
     port.held = True
     a.append()
     world.settle()
-    data = a.store.replicas.recent(end, 1 << 20)
+    data = a.store.replicas.read_tail(end, 1 << 20)
     assert data
     block = replication.Block(1, 1, 0, end, end, a.store.end, data)
     block = block._replace(**change)  # type: ignore[arg-type]  # none of them is the data

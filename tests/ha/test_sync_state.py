@@ -264,7 +264,7 @@ class TakesTimeoutForFailure(SyncState):
 
 class MajorityConfirms(SyncState):
     def _confirm(self) -> bool:
-        acked = sorted(self.acked.get(store, 0) for store in self.in_force)
+        acked = sorted(self.acked.get(store, 0) for store in self.maximal_set)
         self.confirmed = max(self.confirmed, acked[(len(acked) - 1) // 2])
         return True
 
@@ -277,7 +277,7 @@ class ShrinksBelowTheLeast(SyncState):
 class CountsWhoIsBeingAdded(SyncState):
     @property
     def has_quorum(self) -> bool:
-        return len(self.in_force) >= self.min_in_sync
+        return len(self.maximal_set) >= self.min_in_sync
 
 
 class IgnoresTheLeast(SyncState):

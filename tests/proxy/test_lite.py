@@ -355,21 +355,21 @@ def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: 
         for name in ("one", "two"):
             await send(at, name, f"m-{name}")
         assert await receive(at) == []
-        at.proxy.lites.tell_again("a")
+        at.proxy.lites.resend_to("a")
         assert named(await receive(at, 5)) == {"m-one": "one"}
         await sync(at, "two")
         at.proxy.lites.ended("me@1", ["one"])
         broker.asked.clear()
-        at.proxy.lites.tell_again("a")
+        at.proxy.lites.resend_to("a")
         assert broker.asked == [Kind.SYNC_LITE]
         at.proxy.lites.ended("me@1", ["two"])
         broker.asked.clear()
-        at.proxy.lites.tell_again("a")
+        at.proxy.lites.resend_to("a")
         assert broker.asked == []
         await sync(at, "two")
         at.proxy.lites.gone("me@1")
         broker.asked.clear()
-        at.proxy.lites.tell_again("a")
+        at.proxy.lites.resend_to("a")
         assert broker.asked == []
         await broker.stop()
 

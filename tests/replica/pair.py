@@ -39,7 +39,7 @@ class Slave(CoreBroker):
         assert slave is not None
         while store.end < min(most, source.broker.store.end):
             try:
-                data = source.broker.store.replicas.recent(store.end, piece)
+                data = source.broker.store.replicas.read_tail(store.end, piece)
             except ColdRead as cold:
                 cold.warm()
                 continue

@@ -20,13 +20,13 @@ Patch = pytest.MonkeyPatch
 
 def next_while_one_is_in_flight(patch: Patch) -> None:
     """A message in flight does not make its key busy."""
-    hold = OrderInfo.hold
+    hold = OrderInfo.mark_in_flight
 
     def held(self: OrderInfo, offset: int, log_ms: int) -> None:
         hold(self, offset, log_ms)
         self._line(self.key_of(offset)).held.discard(offset)
 
-    patch.setattr(OrderInfo, "hold", held)
+    patch.setattr(OrderInfo, "mark_in_flight", held)
 
 
 def order_lost_after_a_start(patch: Patch) -> None:
@@ -130,7 +130,7 @@ def parked_messages_in_the_order_of_parking(patch: Patch) -> None:
 
 def resumed_key_does_not_wait(patch: Patch) -> None:
     """A message of it may still be in flight where it came from."""
-    patch.setattr(OrderInfo, "busy_below", lambda self, key, offset: False)
+    patch.setattr(OrderInfo, "has_open_below", lambda self, key, offset: False)
 
 
 def snapshot_forgets_what_was_said(patch: Patch) -> None:

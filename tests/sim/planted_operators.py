@@ -77,4 +77,4 @@ def silent_client_keeps_its_deliveries(patch: Patch) -> None:
 
 def good_bye_ignored(patch: Patch) -> None:
     """What the client held comes back after the silence, and not at once."""
-    patch.setattr(ReviveService, "hand_back", lambda self, client: 0)
+    patch.setattr(ReviveService, "release_deliveries", lambda self, client: 0)

@@ -31,14 +31,14 @@ def buffered_ack_answered_before_it_is_durable(patch: Patch) -> None:
 
 def acks_written_with_their_group_commit_only(patch: Patch) -> None:
     """Whoever looks at what is acked before that does not see them."""
-    before_batch, write_acks = CheckPointBuffer.before_batch, CheckPointBuffer.write_acks
+    before_batch, write_acks = CheckPointBuffer.before_batch, CheckPointBuffer.flush_acks
 
     def wrong(self: CheckPointBuffer) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(CheckPointBuffer, "write_acks", write_acks)
+            inner.setattr(CheckPointBuffer, "flush_acks", write_acks)
             before_batch(self)
 
-    patch.setattr(CheckPointBuffer, "write_acks", lambda self: None)
+    patch.setattr(CheckPointBuffer, "flush_acks", lambda self: None)
     patch.setattr(CheckPointBuffer, "before_batch", wrong)
 
 

@@ -68,7 +68,7 @@ def crc_not_checked(patch: Patch) -> None:
 
 
 def torn_tail_not_cut(patch: Patch) -> None:
-    patch.setattr(CommitLog, "cut_tail", lambda self: 0)
+    patch.setattr(CommitLog, "truncate_torn_tail", lambda self: 0)
 
 
 def fsync_error_ignored(patch: Patch) -> None:
@@ -174,7 +174,7 @@ def segments_cut_from_the_front(patch: Patch) -> None:
 
 
 def segment_name_not_synced(patch: Patch) -> None:
-    made = SegmentFiles.at_or_new
+    made = SegmentFiles.segment_for_write
 
     def wrong(self: Any, position: int) -> SegmentFile:
         disk: Any = self._disk
@@ -184,7 +184,7 @@ def segment_name_not_synced(patch: Patch) -> None:
         finally:
             self._disk = disk
 
-    patch.setattr(SegmentFiles, "at_or_new", wrong)
+    patch.setattr(SegmentFiles, "segment_for_write", wrong)
     patch.setattr(SegmentFiles, "reserve", lambda self, position, segments: None)
 
 
@@ -218,7 +218,7 @@ def position_confirmed_by_the_flusher(patch: Patch) -> None:
         def write(batch: FlushBatch) -> None:
             touched = {}
             for position, parts in batch.runs:
-                file = log._files.at_or_new(position)
+                file = log._files.segment_for_write(position)
                 file.write(position, parts)
                 touched[file.start] = file
             self._commit.confirmed = batch.end

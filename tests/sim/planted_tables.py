@@ -37,7 +37,7 @@ def ack_applied_but_not_logged(patch: Patch) -> None:
             self._table.apply(ReviveRecord(ReviveKind.ACK, *key, bits), self._store.log_ms())
         self._unwritten.clear()
 
-    patch.setattr(CheckPointBuffer, "write_acks", wrong)
+    patch.setattr(CheckPointBuffer, "flush_acks", wrong)
 
 
 def change_keeps_the_old_handle(patch: Patch) -> None:

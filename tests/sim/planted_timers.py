@@ -91,7 +91,7 @@ def recount_outside_the_log(patch: Patch) -> None:
 
     def wrong(self: TimerCountAudit, count: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self, "mend", self._state.recounted)
+            inner.setattr(self, "mend", self._state.apply_recount)
             finish(self, count)
 
     patch.setattr(TimerCountAudit, "_finish", wrong)

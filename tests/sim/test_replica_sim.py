@@ -92,7 +92,7 @@ def judges_timers_when_it_enqueues_them(patch: Patch) -> None:
 
 
 def does_not_judge_at_the_mark(patch: Patch) -> None:
-    patch.setattr(TimerService, "apply_judged", lambda self, offset: None)
+    patch.setattr(TimerService, "apply_classified", lambda self, offset: None)
 
 
 def does_not_cut_physically(patch: Patch) -> None:

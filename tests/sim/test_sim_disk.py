@@ -37,7 +37,7 @@ def test_a_crash_while_the_tail_is_cut_leaves_no_gap_between_segments() -> None:
         disk = SimDisk(random.Random(1))
         files = segments(disk)
         for start in range(0, 4 * SEGMENT, SEGMENT):
-            files.at_or_new(start)
+            files.segment_for_write(start)
         disk.faults.cut_at(operations)
         with suppress(PowerCut):
             files.cut(100)
@@ -51,7 +51,7 @@ def test_a_tail_cut_by_two_processes_in_turn_leaves_no_gap() -> None:
         disk = SimDisk(random.Random(seed))
         files = segments(disk)
         for start in range(0, 4 * SEGMENT, SEGMENT):
-            files.at_or_new(start)
+            files.segment_for_write(start)
         for _ in range(2):
             disk.faults.cut_at(seed % 5)
             with suppress(PowerCut):
@@ -68,7 +68,7 @@ def test_a_crash_while_segments_are_reserved_leaves_no_gap() -> None:
     for seed in range(40):
         disk = SimDisk(random.Random(seed))
         files = segments(disk)
-        files.at_or_new(0)
+        files.segment_for_write(0)
         disk.faults.cut_at(seed % 12)
         with suppress(PowerCut):
             files.reserve(0, 2)
@@ -80,7 +80,7 @@ def test_a_crash_while_segments_are_reserved_leaves_no_gap() -> None:
 def test_a_segment_that_recovery_kept_has_a_durable_name() -> None:
     """Seed 765 at ec09d46: made, its name not synced, kept over a crash of the process."""
     disk = SimDisk(random.Random(1))
-    segments(disk).at_or_new(0)
+    segments(disk).segment_for_write(0)
     made = disk.open(f"data/log/{SEGMENT:020d}", create=True)
     made.allocate(SEGMENT)
     made.sync()

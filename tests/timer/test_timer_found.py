@@ -249,7 +249,7 @@ def test_a_late_timer_that_moved_is_known_though_its_first_record_is_gone() -> N
     state.ended(FiringToken(64, 5_000, 10, 0, 0))
     moved = Timer(4_000, 20, 900, 150, 64, 7)
     state.skip(7)
-    state.waits_late(moved)
+    state.is_late(moved)
     assert state.judge(moved, moved=True) is False
     assert state.late == {20: moved}
     state.ended(FiringToken(64, 4_000, 20, 8, 7, late=True))
@@ -260,7 +260,7 @@ def test_the_place_of_a_body_that_moved_is_not_forgotten_for_its_first_one() -> 
     state = TimerState()
     state.ended(FiringToken(64, 5_000, 10, 0, 0))
     moved = Timer(4_000, 20, 900, 150, 64, 7)
-    state.waits_late(moved)
+    state.is_late(moved)
     state.judge(Timer(4_000, 20, 20, 150, 64, 0))
     assert state.late == {20: moved}
 

@@ -312,7 +312,7 @@ def test_timers_of_a_topic_that_the_other_group_does_not_know_yet_wait_for_it() 
     told = rig["a"].drain(look=True)
     assert told.leaving == 1
     assert "has no topic fresh" in told.waits
-    assert rig["b"].broker.registry.wanted_topics == {"fresh"}
+    assert rig["b"].broker.registry.missing_topics == {"fresh"}
     rig["b"].broker.registry.owner = ""
     rig["b"].topic("fresh", type=MessageType.DELAY)
     rig.move_all("a")

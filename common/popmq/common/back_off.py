@@ -43,7 +43,7 @@ class ExponentialBackOff:
                 Code.BAD_REQUEST, f"a jitter of {self.jitter_percent} %: it takes 0 to 100 %"
             )
 
-    def plain_ms(self, attempt: int) -> int:
+    def delay_without_jitter_ms(self, attempt: int) -> int:
         """How long delivery `attempt` (from 1) waits for the next, without jitter."""
         wait_ms = self.initial_ms
         if self.multiplier_milli == 1_000:
@@ -57,7 +57,7 @@ class ExponentialBackOff:
     def after_ms(self, attempt: int, message: bytes) -> int:
         """The same with jitter. `message` names the message: the same name and attempt wait the
         same time in every replay, two messages of one batch do not."""
-        plain_ms = self.plain_ms(attempt)
+        plain_ms = self.delay_without_jitter_ms(attempt)
         widest_ms = plain_ms * self.jitter_percent // 100
         if not widest_ms:
             return plain_ms
@@ -71,8 +71,8 @@ class ExponentialBackOff:
         """
         steps: list[int] = []
         for attempt in range(1, limit + 1):
-            plain_ms = self.plain_ms(attempt)
+            plain_ms = self.delay_without_jitter_ms(attempt)
             steps.append(-(-plain_ms // _SECOND_MS) * _SECOND_MS)
-            if plain_ms >= self.max_ms or self.plain_ms(attempt + 1) == plain_ms:
+            if plain_ms >= self.max_ms or self.delay_without_jitter_ms(attempt + 1) == plain_ms:
                 break
         return tuple(steps)

@@ -116,7 +116,7 @@ class OperatorProcess:
     def alive(self) -> bool:
         """Neither a look nor the Lease hangs: if it says no, the process is to be killed."""
         silent_s = time.monotonic() - self.elector.tried_s
-        looks = (self.workers.longest_look_s, self.declared.longest_look_s)
+        looks = (self.workers.longest_reconcile_s, self.declared.longest_reconcile_s)
         return max(*looks, silent_s) < STUCK_S
 
     def metrics(self) -> list[Metric]:
@@ -128,7 +128,7 @@ class OperatorProcess:
             reading("operator_looks", counted.looks),
             reading("operator_looks_failed", counted.failed),
             reading("operator_look_seconds", counted.seconds),
-            reading("operator_longest_look_seconds", self.workers.longest_look_s),
+            reading("operator_longest_look_seconds", self.workers.longest_reconcile_s),
             reading("operator_declared_changes", tally.changes),
             reading("operator_declared_drifts", tally.drifts),
             reading("operator_declared_looks_failed", self.declared.counted.failed),

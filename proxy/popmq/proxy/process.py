@@ -46,7 +46,7 @@ class ProxyProcess:
         self._routed = RoutedBrokers(controllers, open_port, clock)
         self._turn = turn or LoopIteration()
         self._proxy = Proxy(settings, self._routed, clock, controllers, self._turn.at_end)
-        self._routed.on_new_master = self._proxy.lites.tell_again
+        self._routed.on_new_master = self._proxy.lites.resend_to
         self._transport: Transport | None = None
         self._controller_ports: list[FramePort] = []
         self._shares_port = False

@@ -52,7 +52,7 @@ class Proxy:
         self.metrics = ProxyMetrics()
         self.routes = MetadataCache(brokers, clock, auto_create=settings.topic.auto_create)
         self.telemetry = Telemetry(self.routes, settings, self.metrics)
-        self.clients = ClientReporter(brokers, self.telemetry.hears_lite, self._lite_ended)
+        self.clients = ClientReporter(brokers, self.telemetry.has_lite_stream, self._lite_ended)
         self._endpoints = EndpointChooser(settings.proxy.advertise, settings.proxy.listen)
         publishers = self.telemetry.publishers
         self.checks = OrphanChecks(brokers, publishers, self.metrics)

@@ -185,11 +185,11 @@ class Broker:
         self.following = SlaveLifecycle(self.store, self.timers, self.applier, self._lead)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.replica_records.before_snapshot
-        self.store.on_grown = self.arrivals.grown
-        self.store.on_moved = self.applier.moved
-        self.table.on_freed = self.arrivals.freed
-        self.registry.on_topic_gone = self._topic_gone
-        self.registry.on_group_gone = self._group_gone
+        self.store.on_dispatched = self.arrivals.grown
+        self.store.on_relocated = self.applier.moved
+        self.table.on_unblocked = self.arrivals.freed
+        self.registry.on_topic_deleted = self._topic_gone
+        self.registry.on_group_deleted = self._group_gone
 
     # -- start and stop
 
@@ -208,7 +208,7 @@ class Broker:
             judged = EpochStart.after(self.store.metrics.newest, lived)
         self.epoch_start = start = judged or EpochStart()
         self.store.start_epoch(start.encode())
-        self.table.end_epochs(self.store.epoch, start.unanswered_from_ms)
+        self.table.start_epoch(self.store.epoch, start.unanswered_from_ms)
         self._name_log()
 
     def wipe(self) -> None:
@@ -238,7 +238,7 @@ class Broker:
 
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
-        self.catch_up.let_all_in()
+        self.catch_up.release_all()
         self.polling.dismiss()
         self.transactions.checks.dismiss()
         self.buffer.write_all()
@@ -327,7 +327,7 @@ class Broker:
 
     def _topic_gone(self, topic: TopicConfig) -> None:
         self.table.drop_topic(topic.id)
-        self.buffer.forget_gone()
+        self.buffer.forget_deleted()
         self.catch_up.forget_topic(topic.name)
         self.redriven.drop_topic(topic.id)
         self.transactions.table.drop_topic(topic.id)
@@ -340,7 +340,7 @@ class Broker:
 
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
-        self.buffer.forget_gone()
+        self.buffer.forget_deleted()
         self.polling.dismiss(group_id=group.id)
         self.lites.drop(group_id=group.id)
         self.pops.delivered.drop(group=group.name)

@@ -91,11 +91,11 @@ class RecordApplier:
                 self._apply_timer(record)
             case RecordKind.EPOCH_START:
                 start = EpochStart.decode(record.data[HEADER_SIZE:])
-                self._table.end_epochs(record.header.epoch, start.unanswered_from_ms)
+                self._table.start_epoch(record.header.epoch, start.unanswered_from_ms)
             case RecordKind.SNAPSHOT_MARK:
-                self._timers.apply_judged(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
+                self._timers.apply_classified(SnapshotMark.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.LOG_START:
-                self._timers.apply_judged(LogStart.decode(record.data[HEADER_SIZE:]).judged)
+                self._timers.apply_classified(LogStart.decode(record.data[HEADER_SIZE:]).judged)
             case RecordKind.MESSAGE:
                 self._apply_message(record)
 
@@ -133,9 +133,9 @@ class RecordApplier:
     def _apply_timer(self, record: ScannedRecord) -> None:
         match decode_timer_record(record.data[HEADER_SIZE:]):
             case TimerRecount() as recount:
-                self._timers.state.recounted(recount)
+                self._timers.state.apply_recount(recount)
             case TimerMigrationBatch() as departure:
-                self._timers.apply_judged(departure.judged)
+                self._timers.apply_classified(departure.judged)
                 self._departures.apply_departure(departure, record.header.end)
             case TimerMigrationDone() as settled:
                 self._departures.apply_settled(settled)

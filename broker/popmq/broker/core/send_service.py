@@ -55,7 +55,7 @@ class SendService:
             _check_type(topic, entry)
         known = self._receipts.find(topic.id, entry.message_id) if entry.message_id else None
         if known is not None:
-            return self._halves.told_again(topic.id, entry.message_id, known)
+            return self._halves.repeat_result(topic.id, entry.message_id, known)
         if topic.type is MessageType.LITE:
             entry = self._into_lite_topic(topic, entry)
             stamp = self._store.stamp()

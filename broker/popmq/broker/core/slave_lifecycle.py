@@ -35,12 +35,12 @@ class SlaveLifecycle:
         self.promoted = False
         self.master_lived = NEVER  # as masters told
         # Told once, when a promoted broker serves.
-        self.on_serving: Callable[[], None] = lambda: None
+        self.on_master_opened: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         known = self._timers.open_files()
         slave = self._store.follow(self._applier.apply, known=known)
-        slave.keep_from = self._timers.slave_keeps_from
+        slave.keep_from = self._timers.slave_keep_position
         self._timers_from = self._store.confirmed
         logger.info(
             "follows",
@@ -86,6 +86,6 @@ class SlaveLifecycle:
             store.opened()
             self._lead()
             logger.info("leads", extra={"epoch": store.epoch, "end_bytes": store.end})
-            self.on_serving()
+            self.on_master_opened()
             done += 1
         return done

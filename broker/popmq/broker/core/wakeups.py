@@ -16,8 +16,8 @@ class Wakeups:
         self._polling = polling
         self._applier = applier
         self._lites = lites
-        lites.wake = polling.arrived_for
-        lites.wake_later = polling.look_again_for
+        lites.wake = polling.wake_client
+        lites.wake_later = polling.retry_client_waiters
 
     def grown(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
@@ -47,4 +47,4 @@ class Wakeups:
         if topic is not None and topics.is_parked_topic(topic.name):
             base = self._registry.find_topic(topics.split_group_topic(topic.name)[1])
             topic_id = base.id if base is not None else topic_id
-        self._polling.look_again((topic_id, group_id))
+        self._polling.retry_waiters((topic_id, group_id))

@@ -77,20 +77,20 @@ class CheckPointBuffer:
         if not ck.buffered:
             key = ck.key
             self._unwritten[key] = self._unwritten.get(key, 0) | bits
-            self._store.want_commit()
+            self._store.schedule_commit()
             return
         now_ms = self._store.log_ms()
-        self._table.end_buffered(ck, bits, now_ms)
+        self._table.ack_buffered(ck, bits, now_ms)
         self._acked[ck.key] = ck
         if ck.finished:
             self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.moved))
-        self._store.want_commit()
+        self._store.schedule_commit()
 
-    def unwritten(self, key: Key) -> int:
+    def unwritten_bits(self, key: Key) -> int:
         """The members whose acks wait for their record."""
         return self._unwritten.get(key, 0)
 
-    def write_acks(self) -> None:
+    def flush_acks(self) -> None:
         """Append a record for each check point that was acked since the last one, and apply it."""
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
@@ -115,7 +115,7 @@ class CheckPointBuffer:
         """A group commit begins: the acks since the last one go with it."""
         # Taken first: a commit may write check points, and comes back here.
         replies, self._replies = self._replies, []
-        self.write_acks()
+        self.flush_acks()
         if self._acked:
             acked, self._acked = self._acked, {}
             by_place: dict[GroupQueue, list[PopCheckPoint]] = {}
@@ -158,7 +158,7 @@ class CheckPointBuffer:
         line = self._lines.pop(place, None)
         self.held -= len(line or ())
 
-    def forget_gone(self) -> None:
+    def forget_deleted(self) -> None:
         """A topic or a group was deleted."""
         for place in [place for place in self._lines if self._table.progress(*place) is None]:
             self.forget(place)

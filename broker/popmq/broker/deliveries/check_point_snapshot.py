@@ -35,7 +35,7 @@ _ENDED = struct.Struct(">QIQQQQ")  # log_ms, epoch, sequence, acked, revived, mo
 
 
 def encode_check_point(ck: PopCheckPoint) -> bytes:
-    root = ck.root
+    root = ck.first_check_point
     return _LIVE.pack(
         ck.epoch,
         root.epoch if root else ck.attempt_id,
@@ -208,7 +208,7 @@ class TableRestorer:
                 progress.in_flight = len(progress.held)
                 table.in_flight += ck.waiting.bit_count()
         for key, root in self._roots.items():
-            table.live(key).root = table.live(root)
+            table.live(key).first_check_point = table.live(root)
         for place, committed, cursor, logged, opened in self._places:
             progress = table.start(*place, committed)
             progress.cursor, progress.logged = cursor, logged

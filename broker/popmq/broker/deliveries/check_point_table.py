@@ -61,7 +61,9 @@ class CheckPointTable:
         self.parked = ParkedKeys()
         self.parking = ParkingRecords(self, self.parked)
         # Who hears that messages of a FIFO group (topic, group, queue) may be available again.
-        self.on_freed: Callable[[int, int, int], None] = lambda topic_id, group_id, queue_id: None
+        self.on_unblocked: Callable[[int, int, int], None] = lambda topic_id, group_id, queue_id: (
+            None
+        )
 
     def __len__(self) -> int:
         return len(self._live)
@@ -184,7 +186,7 @@ class CheckPointTable:
         self._open(ck, log_ms)
         return ck
 
-    def end_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
+    def ack_buffered(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
         """Apply acks of a check point that is not written yet."""
         self._end(ck, bits & ck.waiting, acked=True, revived=False, log_ms=log_ms)
 
@@ -239,7 +241,7 @@ class CheckPointTable:
             self.parking.reset(place, offset, log_ms)
         return ended
 
-    def end_epochs(self, epoch: int, unanswered_from_ms: int) -> None:
+    def start_epoch(self, epoch: int, unanswered_from_ms: int) -> None:
         """Another epoch begins. What was popped from that log time on may never have reached its
         consumer, who would keep it for hours while it lives: it is renewed no more."""
         for ck in self._live.values():
@@ -249,7 +251,7 @@ class CheckPointTable:
                     self._saving.keep(ck)
                 ck.flags &= ~AUTO_RENEW
 
-    def take_back(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
+    def end_by_reset(self, ck: PopCheckPoint, bits: int, log_ms: int) -> None:
         """A reset ended these deliveries, and their messages with them; the others go on."""
         self._end(ck, bits, log_ms=log_ms)
 
@@ -259,7 +261,11 @@ class CheckPointTable:
             return [ck for ck in self._live.values() if ck.place == place]
         roots = {ck.key for ck in progress.open if ck.key in self._live}
         if any(self._live[key].moved for key in roots):
-            after = [ck for ck in self._live.values() if ck.root and ck.root.key in roots]
+            after = [
+                ck
+                for ck in self._live.values()
+                if ck.first_check_point and ck.first_check_point.key in roots
+            ]
         else:
             after = []
         return [*(self._live[key] for key in roots), *after]
@@ -355,10 +361,10 @@ class CheckPointTable:
         old.moved |= 1 << member
         if not old.waiting:
             self.due_times.remove(old)
-        ck.root = old.root or old
+        ck.first_check_point = old.first_check_point or old
         self._live[ck.key] = ck
         self.due_times.add(ck)
-        if old.root is not None:
+        if old.first_check_point is not None:
             self._forget(old, log_ms)
 
     def _end(
@@ -377,7 +383,7 @@ class CheckPointTable:
         they are members no more, which is how a reset leaves them."""
         if not bits:
             return
-        root = ck.root or ck
+        root = ck.first_check_point or ck
         place = ck.place
         progress = self._progress[place]
         if self._saving is not None:
@@ -406,7 +412,7 @@ class CheckPointTable:
             if over:
                 for offset in offsets:
                     self.parked.over(ck.topic_id, offset)
-            self.on_freed(ck.topic_id, ck.group_id, ck.queue_id)
+            self.on_unblocked(ck.topic_id, ck.group_id, ck.queue_id)
             return
         progress.in_flight -= count
         if root.finished:

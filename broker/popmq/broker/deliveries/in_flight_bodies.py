@@ -58,7 +58,7 @@ class InFlightBodies:
         """
         self._before.clear()  # of the round before, whose moves are on the disk
         held: set[Identity] = set()
-        roots = [ck for ck in self._table if ck.root is None]
+        roots = [ck for ck in self._table if ck.first_check_point is None]
         for at in range(0, len(roots), _PER_PIECE):
             piece = []
             for ck in roots[at : at + _PER_PIECE]:

@@ -79,11 +79,11 @@ class OrderInfo:
             heapq.heappop(self._ready)
         return False
 
-    def give_back(self, offset: int) -> None:
+    def release(self, offset: int) -> None:
         """Taken by `next_ready` but not delivered."""
         self._wait(offset, self.key_of(offset))
 
-    def hold(self, offset: int, log_ms: int) -> None:
+    def mark_in_flight(self, offset: int, log_ms: int) -> None:
         """In flight from now on."""
         line = self._line(self.key_of(offset))
         line.held.add(offset)
@@ -185,7 +185,7 @@ class OrderInfo:
         ]
         return sorted(one for one in found if one[1] not in self._parked)
 
-    def busy_below(self, key: bytes, offset: int) -> bool:
+    def has_open_below(self, key: bytes, offset: int) -> bool:
         """Whether a message of the key from before `offset` is open, or may be."""
         line = self._lines.get(key)
         if self.scanned < offset or line is None:

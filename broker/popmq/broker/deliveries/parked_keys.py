@@ -40,7 +40,7 @@ class ParkedKey:
         """Names the key among those of its parking queue."""
         return b"%d:" % self.queue_id + self.name
 
-    def count_left(self) -> None:
+    def recount_remaining(self) -> None:
         self.left = sum(offset < self.until for _, offset in self.messages)
 
     def encode(self) -> bytes:
@@ -150,7 +150,7 @@ class ParkedKeys:
         """RESUME, or DEAD_LETTER for the messages that are there now (below `until`)."""
         self._keep(key)
         key.state, key.until = what, until
-        key.count_left()
+        key.recount_remaining()
         self._index(key)
 
     def skip(self, key: ParkedKey, offsets: set[int]) -> None:
@@ -160,7 +160,7 @@ class ParkedKeys:
         for offset in offsets:
             del self._owner[(key.parking_id, offset)]
         self._count(key, -len(offsets))
-        key.count_left()
+        key.recount_remaining()
         self._settle(key)
 
     def drop_topic(self, topic_id: int) -> None:
@@ -199,7 +199,7 @@ class ParkedKeys:
             (origin, offset)
             for origin, offset in _MESSAGE.iter_unpack(content[at : at + count * _MESSAGE.size])
         ]
-        key.count_left()
+        key.recount_remaining()
         self._keys.setdefault((group_id, topic_id), {})[(queue_id, name)] = key
         self._owner.update({(parking_id, offset): key for _, offset in key.messages})
         self._count(key, len(key.messages))

@@ -35,7 +35,7 @@ class ParkingRecords:
         self._table.changing(place).ended([origin], over=True, log_ms=log_ms)
         self._table.changing((place[0], parking_id, 0))  # there when deliveries begin
         self._parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
-        self._table.on_freed(place[1], place[0], place[2])
+        self._table.on_unblocked(place[1], place[0], place[2])
 
     def unpark(self, record: ReviveRecord, log_ms: int) -> None:
         """An operator's word, or a message that turned out to be damaged."""
@@ -49,7 +49,7 @@ class ParkingRecords:
             low, end = record.members, record.link
             skipped = {offset for _, offset in key.messages if low <= offset < end} - held
             self.over(key.parking_id, skipped, log_ms)
-        self._table.on_freed(key.topic_id, key.group_id, key.queue_id)
+        self._table.on_unblocked(key.topic_id, key.group_id, key.queue_id)
 
     def over(self, parking_id: int, offsets: set[int], log_ms: int) -> None:
         """Messages of one key in the parking queue that are not in flight are over."""
@@ -89,10 +89,10 @@ class ParkingRecords:
         for ck in [ck for ck in self._table if ck.place == parking]:
             members = [one for one in member_bits(ck.waiting) if ck.offset_of(one) in offsets]
             bits = sum(1 << member for member in members)
-            self._table.take_back(ck, bits & ck.waiting, log_ms)
+            self._table.end_by_reset(ck, bits & ck.waiting, log_ms)
 
     def _unparked(self, key: ParkedKey) -> None:
         progress = self._table.progress(key.group_id, key.topic_id, key.queue_id)
         if isinstance(progress, FifoProgress) and progress.order is not None:
             progress.order.unpark(key.name)
-        self._table.on_freed(key.topic_id, key.group_id, key.queue_id)
+        self._table.on_unblocked(key.topic_id, key.group_id, key.queue_id)

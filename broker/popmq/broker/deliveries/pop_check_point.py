@@ -199,7 +199,7 @@ class PopCheckPoint:
     acked: int = 0
     revived: int = 0
     moved: int = 0
-    root: "PopCheckPoint | None" = None
+    first_check_point: "PopCheckPoint | None" = None
     attempt_id: int = 0  # FIFO: 32 bits of the receive's attempt id
     marks: int = 0
     snapshot: int = 0  # number of the last snapshot that has it
@@ -207,7 +207,7 @@ class PopCheckPoint:
 
     buffered = _Mark(1)  # no record yet (check_point_buffer.py)
     undone = _Mark(2)  # soft: its reply reached nobody (pop/pop_rollback.py)
-    given_again = _Mark(4)  # soft: to a second receive of the same attempt id
+    repeated = _Mark(4)  # soft: to a second receive of the same attempt id
 
     @property
     def epoch(self) -> int:

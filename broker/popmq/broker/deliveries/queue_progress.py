@@ -58,7 +58,7 @@ class FifoProgress(QueueProgress):
     not hang on check points.
     """
 
-    __slots__ = ("attempts", "expired_to", "held", "order", "over", "park_look_ms")
+    __slots__ = ("attempts", "expired_until", "held", "order", "over", "park_check_ms")
 
     def __init__(self, start: int, place: tuple[int, int, int]) -> None:
         super().__init__(start, place)
@@ -66,8 +66,8 @@ class FifoProgress(QueueProgress):
         self.held: set[int] = set()
         self.attempts: dict[int, int] = {}
         self.order: OrderInfo | None = None  # made at the first receive after a start
-        self.expired_to = start  # retention was heeded up to here
-        self.park_look_ms = 0  # when to look for stuck keys again
+        self.expired_until = start  # retention was heeded up to here
+        self.park_check_ms = 0  # when to look for stuck keys again
 
     # -- records
 
@@ -85,7 +85,7 @@ class FifoProgress(QueueProgress):
         self.cursor = max(self.cursor, offsets[-1] + 1)
         if self.order is not None:
             for offset in offsets:
-                self.order.hold(offset, log_ms)
+                self.order.mark_in_flight(offset, log_ms)
 
     def ended(
         self, offsets: Sequence[int], *, over: bool, log_ms: int, counted: bool = True
@@ -108,7 +108,7 @@ class FifoProgress(QueueProgress):
 
     def reset_to(self, offset: int) -> None:
         super().reset_to(offset)
-        self.expired_to = offset
+        self.expired_until = offset
         self.held.clear()
         self.attempts.clear()
         self.over = OffsetRanges()
@@ -127,17 +127,17 @@ class FifoProgress(QueueProgress):
         over = offset < self.committed or self.over.end_of(offset) > offset
         return not over and offset not in self.held
 
-    def kept_below(self, low: int) -> tuple[int, list[int]]:
+    def retained_below(self, low: int) -> tuple[int, list[int]]:
         """Where what retention took begins, if that ends at `low`, the queue's minimum offset; and
         what stays of it: all that was delivered is kept alive."""
-        at = max(self.committed, self.expired_to)
+        at = max(self.committed, self.expired_until)
         delivered = sorted(self.held | self.attempts.keys()) if at < low else []
         return at, [one for one in delivered if at <= one < low and self.over.end_of(one) == one]
 
-    def gone_below(self, low: int) -> tuple[int, int]:
+    def expired_below(self, low: int) -> tuple[int, int]:
         """Of what waits, how much is gone by retention and not passed over yet; and how much of
         that counts as blocked."""
-        at, kept = self.kept_below(low)
+        at, kept = self.retained_below(low)
         if low <= at:
             return 0, 0
         blocked = self.order.blocked_between(at, low) if self.order is not None else []

@@ -106,15 +106,15 @@ class ParkedKeySkip:
 
 @dataclass(slots=True)
 class Evidence:
-    handed: list[DeliveryRecord] = field(default_factory=list)  # in log order
+    deliveries: list[DeliveryRecord] = field(default_factory=list)  # in log order
     ended: dict[Key, DeliveryEnd] = field(default_factory=dict)
     sets: list[OffsetChange] = field(default_factory=list)  # in log order
     skips: list[ParkedKeySkip] = field(default_factory=list)  # in log order
-    passed_wall_ms: int = 0  # of the first check point behind the place
+    passed_at_ms: int = 0  # of the first check point behind the place
     scanned: int = 0
     complete: bool = True
 
-    def since_rewind(self, offset: int) -> "Evidence":
+    def after_last_rewind(self, offset: int) -> "Evidence":
         """Without what was before the last OFFSET record that made the group read `offset`
         (again)."""
         rewinds = [
@@ -124,9 +124,9 @@ class Evidence:
         ]
         if not rewinds:
             return self
-        handed = [one for one in self.handed if one.position > rewinds[-1]]
+        handed = [one for one in self.deliveries if one.position > rewinds[-1]]
         sets = [one for one in self.sets if one.position > rewinds[-1]]
-        return replace(self, handed=handed, sets=sets)
+        return replace(self, deliveries=handed, sets=sets)
 
     def skipped(self, offset: int) -> OffsetChange | None:
         """The last OFFSET record by which somebody passed over `offset`."""
@@ -140,7 +140,7 @@ class Evidence:
 
     @property
     def last(self) -> DeliveryRecord | None:
-        return self.handed[-1] if self.handed else None
+        return self.deliveries[-1] if self.deliveries else None
 
 
 def gather(
@@ -168,7 +168,7 @@ def gather(
             _take(found, place, data)
             found.scanned += size
             at += size
-    found.handed.sort(key=lambda one: one.position)
+    found.deliveries.sort(key=lambda one: one.position)
     found.skips.sort(key=lambda one: one.position)
     yield from _gather_sets(store, place, position, found)
     return found
@@ -178,7 +178,7 @@ def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
     """The records of one piece of one queue; a check point's acks stand in its own queue."""
     offset = place.offset
     where = (place.topic_id, place.group_id, place.queue_id)
-    keys = {(one.key): one.member for one in found.handed}
+    keys = {(one.key): one.member for one in found.deliveries}
     for number, record in enumerate(_RECORD.iter_unpack(data)):
         if record[3] != RecordKind.REVIVE:
             continue  # a blank
@@ -193,7 +193,7 @@ def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
                     found.complete = False
                     continue
                 keys[key] = member
-                found.handed.append(
+                found.deliveries.append(
                     DeliveryRecord(
                         key,
                         member,
@@ -207,7 +207,7 @@ def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
                 )
             elif start > offset:
                 wall_ms = record[8]
-                found.passed_wall_ms = min(found.passed_wall_ms or wall_ms, wall_ms)
+                found.passed_at_ms = min(found.passed_at_ms or wall_ms, wall_ms)
         elif kind == ReviveKind.UNPARKED:
             if record[19:22] != where or record[14] != UnparkAction.SKIP:
                 continue

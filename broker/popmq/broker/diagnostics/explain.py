@@ -131,8 +131,8 @@ class Explainer:
         found = yield from gather(self._store, place, position=position, popped_ms=popped_ms)
         for skip in reversed(found.skips):
             if (yield from self._is_about(skip, copy)):
-                return replace(found, skips=[skip]).since_rewind(place.offset)
-        return replace(found, skips=[]).since_rewind(place.offset)
+                return replace(found, skips=[skip]).after_last_rewind(place.offset)
+        return replace(found, skips=[]).after_last_rewind(place.offset)
 
     def _is_about(self, skip: ParkedKeySkip, copy: StoredCopy) -> ResumableRead[bool]:
         """Whether the word was about the copy's message group; one whose message is gone may be."""
@@ -310,7 +310,7 @@ class Explainer:
         if self._has_ended(copy):
             text = "its lite topic ended before a receive of the group took it"
             return over(group, State.EXPIRED, 0, attempt, text, [])
-        passed_ms = evidence.passed_wall_ms
+        passed_ms = evidence.passed_at_ms
         keeps_ms = copy.topic.retention_ms or self._store.retention_ms
         queue = self._store.queue(header.topic_id, header.queue_id)
         if header.queue_offset < queue.min_offset and (
@@ -406,9 +406,9 @@ def _handed_proofs(evidence: Evidence) -> list[Proof]:
 
 
 def _last_delivery(evidence: Evidence) -> Iterator[Proof]:
-    first = max((at for at, one in enumerate(evidence.handed) if not one.changed), default=0)
-    delivered = evidence.handed[first : first + 1]
-    changed = evidence.handed[first + 1 :][-1:]
+    first = max((at for at, one in enumerate(evidence.deliveries) if not one.changed), default=0)
+    delivered = evidence.deliveries[first : first + 1]
+    changed = evidence.deliveries[first + 1 :][-1:]
     for one in (*delivered, *changed):
         what = "change" if one.changed else "check point"
         epoch, sequence = one.key

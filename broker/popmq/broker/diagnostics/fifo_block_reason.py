@@ -60,4 +60,4 @@ class FifoBlockReason:
         origin, first = key.messages[0]
         base = self._table.progress(key.group_id, key.topic_id, key.queue_id)
         order = base.order if isinstance(base, FifoProgress) else None
-        return first == offset and not (order and order.busy_below(key.name, origin))
+        return first == offset and not (order and order.has_open_below(key.name, origin))

@@ -163,7 +163,7 @@ def _queue_lag(
     queue = store.queue(topic.id, queue_id)
     start, count = queue.min_offset, queue.count
     if isinstance(progress, FifoProgress):
-        gone, no_longer_blocked = progress.gone_below(start)
+        gone, no_longer_blocked = progress.expired_below(start)
         blocked = progress.blocked - no_longer_blocked
         ready = max(0, progress.waiting(count) - gone - blocked)
         head = max(start, progress.committed) if ready else -1

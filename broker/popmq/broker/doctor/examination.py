@@ -336,7 +336,7 @@ class _Examination:
                 continue
             if header.position >= after.kept_end:
                 continue
-            if dispatch.queue(*key).plain_unit(header.queue_offset) != expected_unit(record):
+            if dispatch.queue(*key).verified_unit(header.queue_offset) != expected_unit(record):
                 wrong.add(key)
         for key in alive - wrong:
             queue, checked = dispatch.queue(*key), self._index.queues[key]

@@ -89,7 +89,7 @@ class FifoQueueScan:
                 continue
             first = not batch.deliveries and not taken
             if unit.size > batch.bytes_left and not first:
-                self.order.give_back(offset)
+                self.order.release(offset)
                 break
             batch.bytes_left -= unit.size
             taken.append(found)
@@ -102,7 +102,7 @@ class FifoQueueScan:
             messages = self._messages(missing)
         except ColdRead:
             for offset, _ in taken:
-                self.order.give_back(offset)
+                self.order.release(offset)
             raise
         for (offset, _), message in zip(missing, messages, strict=True):
             if self._is_wanted(message):
@@ -114,7 +114,7 @@ class FifoQueueScan:
     def expire(self) -> None:
         """Pass over what went by retention, but not what was delivered: that is kept alive."""
         low, progress, order = self.queue.min_offset, self.progress, self.order
-        at, kept = progress.kept_below(low)
+        at, kept = progress.retained_below(low)
         if low <= at:
             return
         unknown = [offset for offset in kept if offset not in order]
@@ -129,7 +129,7 @@ class FifoQueueScan:
             progress.pass_over(at, offset)
             at = offset + 1
         order.scanned = max(order.scanned, low)
-        progress.expired_to = low
+        progress.expired_until = low
 
     def _look_on(self) -> bool:
         """Read a piece of the queue; False when there is none or it is enough for a receive."""

@@ -60,10 +60,10 @@ class FifoService:
 
     def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """Like `PopService.pop`, in order; the same attempt id gets the same again."""
-        self._pops.begin_pop(want)
+        self._pops.start_pop(want)
         batch = PopBatch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         for ck in self.received(want):
-            self.give_again(ck, batch)
+            self.repeat_deliveries(ck, batch)
         if not batch.deliveries:
             self._take_resumed(want, batch)
             queues = self._pops.queue_order(want)
@@ -74,7 +74,7 @@ class FifoService:
                 self._take_resumed(want, batch)
         return self._pops.finish(want, batch)
 
-    def take_line(self, want: PopParams, queue_id: int, batch: PopBatch) -> bool:
+    def pop_queue_in_order(self, want: PopParams, queue_id: int, batch: PopBatch) -> bool:
         """Fill the batch from a lite topic: a queue in one line, in which nothing leaves while
         something is in flight. Returns whether more could leave at once."""
         look_at = units_to_look_at(want.filter)
@@ -245,7 +245,7 @@ class FifoService:
         before = -1
         for origin, offset in key.messages[:MEMBER_LIMIT]:
             confirmed = offset < visit.queue.count
-            if offset < before or not confirmed or base.order.busy_below(key.name, origin):
+            if offset < before or not confirmed or base.order.has_open_below(key.name, origin):
                 return
             before = offset
             if offset not in visit.order:
@@ -272,9 +272,9 @@ class FifoService:
             if want.queue_id in (-1, ck.queue_id) and ck.waiting and ck.due_ms > now_ms
         ]
 
-    def give_again(self, ck: PopCheckPoint, batch: PopBatch) -> None:
+    def repeat_deliveries(self, ck: PopCheckPoint, batch: PopBatch) -> None:
         """The client may not have seen the reply: nothing is written, the handles are the same."""
-        ck.given_again = True
+        ck.repeated = True
         members = member_bits(ck.waiting)[: batch.limit - len(batch.deliveries)]
         units = [self._bodies.unit_of(ck, member, wait=False) for member in members]
         record = ReviveRecord(

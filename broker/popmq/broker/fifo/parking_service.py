@@ -65,9 +65,9 @@ class ParkingService:
 
     def _choose(self, place: GroupQueue, progress: FifoProgress, now_ms: int) -> None:
         """Mark stuck keys until a quarter of the room is free again."""
-        if now_ms < progress.park_look_ms or not self._has_room(place):
+        if now_ms < progress.park_check_ms or not self._has_room(place):
             return
-        progress.park_look_ms = now_ms + _LOOK_MS
+        progress.park_check_ms = now_ms + _LOOK_MS
         order = progress.order
         assert order is not None, "a visited queue without order info"
         wanted = self._settings.fifo_open_offsets // 4 + 1
@@ -145,7 +145,7 @@ class ParkingService:
         try:
             (message,) = self._store.reader.read([where], wait=False)
         except ColdRead:
-            order.give_back(offset)
+            order.release(offset)
             raise
         expired = not isinstance(message, DamagedMessage) and self._store.reader.is_expired(message)
         if isinstance(message, DamagedMessage) or expired:

@@ -70,7 +70,7 @@ class ControllerClients:
         self._on_cluster = on_cluster
         self._ended = False
 
-    def attach(self, ports: Sequence[Port]) -> None:
+    def add_ports(self, ports: Sequence[Port]) -> None:
         """More controllers to speak to."""
         self._all += [_Controller(port) for port in ports]
 
@@ -89,7 +89,7 @@ class ControllerClients:
                 self._watch(one)
         return 0
 
-    def beat_now(self) -> None:
+    def heartbeat_now(self) -> None:
         """The role changed: tell them with the next step."""
         for one in self._all:
             one.beat_due_ms = 0

@@ -27,7 +27,7 @@ class FlusherGroup:
             then()
 
     @property
-    def retired(self) -> bool:
+    def is_stopped(self) -> bool:
         return self._retired is not None
 
     def begin(self) -> None:
@@ -46,12 +46,12 @@ class GroupedFlusher:
 
     def submit(self, work: Work, done: Done) -> None:
         owner = self._owner
-        if owner.retired:
+        if owner.is_stopped:
             return
 
         def finished(error: BaseException | None) -> None:
             try:
-                if not owner.retired:
+                if not owner.is_stopped:
                     done(error)
             finally:
                 owner.end()

@@ -31,7 +31,7 @@ class MasterSession:
         self._not_before_ms = 0
         self._said = ""  # of trouble that goes on one line is enough
 
-    def may_try(self, now_ms: int) -> bool:
+    def can_retry(self, now_ms: int) -> bool:
         return now_ms >= self._not_before_ms
 
     def begin(self) -> None:
@@ -39,7 +39,7 @@ class MasterSession:
         self._session += 1
         self._live = True
 
-    def good(self) -> None:
+    def mark_healthy(self) -> None:
         """The session is worth keeping: the next trouble is a new one."""
         self._rest_ms = FIRST_REST_MS
         self._said = ""

@@ -59,7 +59,7 @@ class MemoryConfirmation:
         holds = self._sync.holds
         held = min(asked.position, self._end())
         holds[follower.store_id] = max(holds.get(follower.store_id, 0), held)
-        follower.heard_round = max(follower.heard_round, min(asked.round, follower.told_round))
+        follower.seen_round = max(follower.seen_round, min(asked.round, follower.sent_round))
 
     def look(self) -> None:
         """Somebody spoke, or the set is another one: tell who has waited long enough."""
@@ -68,7 +68,7 @@ class MemoryConfirmation:
             received = self._sync.received
             while self._sends and self._sends[0][0] <= received:
                 position, then = self._sends.popleft()
-                self._sync.promise(position)
+                self._sync.acknowledge_early(position)
                 _tell(then)
         if self._receives:
             heard = self._heard()
@@ -91,9 +91,9 @@ class MemoryConfirmation:
         if not sync.has_quorum:
             return -1
         newest = self.round
-        for store_id in sync.in_force - {sync.own_id}:
+        for store_id in sync.maximal_set - {sync.own_id}:
             follower = self._followers.get(store_id)
-            newest = min(newest, follower.heard_round if follower else -1)
+            newest = min(newest, follower.seen_round if follower else -1)
         return newest
 
 

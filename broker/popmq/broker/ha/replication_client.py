@@ -114,7 +114,7 @@ class ReplicationClient:
     def step(self) -> int:
         """What time asks for. Returns how much was done."""
         now_ms = self._now_ms()
-        if self.phase is Phase.RESTING and self._link.may_try(now_ms):
+        if self.phase is Phase.RESTING and self._link.can_retry(now_ms):
             self._shake_hands()
             return 1
         if self.phase is Phase.COPYING:
@@ -266,7 +266,7 @@ class ReplicationClient:
             self._identity.copied()  # it begins where the log did: any part of that is whole
         self._timers_due_ms = self._now_ms()
         self.copying.begin(self._store.end, reply.end, self._now_ms())
-        self._link.good()
+        self._link.mark_healthy()
         logger.info(
             "following the master",
             extra={"epoch": self._epoch, "position": self._store.end, "end": reply.end},

@@ -235,7 +235,7 @@ class ReplicationServer:
             node=asked.node,
             session=self._rng.getrandbits(63) | 1,
             heard_ms=now_ms,
-            kept_up_ms=known.kept_up_ms if known else now_ms,
+            caught_up_ms=known.caught_up_ms if known else now_ms,
             position=asked.end,
             mark_position=self._store.end,
             mark_ms=now_ms,
@@ -268,7 +268,7 @@ class ReplicationServer:
             one
             for one in self.followers.values()
             if one.is_silent(now_ms, self._settings.laggard_ms)
-            and one.store_id not in self.sync.in_force
+            and one.store_id not in self.sync.maximal_set
         ]
         if not silent:
             raise Refused(
@@ -325,11 +325,11 @@ class ReplicationServer:
         if fetch is None or fetch.reading:
             return
         if fetch.position == self._store.end:
-            if follower.told_round < self.received.round:
+            if follower.sent_round < self.received.round:
                 self._answer(follower, fetch, b"")  # it is to speak again
             return
         limit = min(fetch.max_bytes, self._settings.fetch_bytes)
-        held_back = follower.store_id not in self.sync.in_force
+        held_back = follower.store_id not in self.sync.maximal_set
         if held_back and self._rate.left(self._now_ms()) <= 0:
             return
         try:
@@ -349,7 +349,9 @@ class ReplicationServer:
         """Whole records of one epoch; b"" when they are not to be read yet."""
         end = self._epochs.end_of_epoch(position, self._store.end)
         known = self._store.start <= position <= self._store.end
-        data = self._store.replicas.recent(position, min(limit, end - position)) if known else None
+        data = (
+            self._store.replicas.read_tail(position, min(limit, end - position)) if known else None
+        )
         if data is None or self._epochs.entry_at(position) is None:
             raise Refused(
                 Code.ILLEGAL_OFFSET,
@@ -379,7 +381,7 @@ class ReplicationServer:
     def _answer(self, follower: SlaveProgress, fetch: WaitingFetch, data: bytes) -> None:
         self._waiting.pop(fetch.number, None)
         follower.fetch = None
-        follower.told_round = self.received.round
+        follower.sent_round = self.received.round
         entry = self._epochs.entry_at(fetch.position)
         block_epoch, epoch_start = entry or (0, 0)
         follower.told = self.sync.confirmed
@@ -391,7 +393,7 @@ class ReplicationServer:
             self.sync.confirmed,
             self._store.end,
             data,
-            follower.told_round,
+            follower.sent_round,
         )
         fetch.on_reply(replication.encode_block(block))
 

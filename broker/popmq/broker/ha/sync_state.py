@@ -49,8 +49,8 @@ class SyncState:
         self.proposal: AlterSyncStateSet | None = None  # the newest that is not seen decided
         # Of what clients are told before disks have it (D2, `memory`):
         self.holds: dict[str, int] = {}  # received by each store since it connected last
-        self.awaited: frozenset[str] = frozenset()  # about to be proposed
-        self.promised = confirmed  # clients were told of something up to here
+        self.joining: frozenset[str] = frozenset()  # about to be proposed
+        self.acknowledged_early = confirmed  # clients were told of something up to here
 
     # -- confirming
 
@@ -62,7 +62,7 @@ class SyncState:
         return self._confirm()
 
     @property
-    def in_force(self) -> frozenset[str]:
+    def maximal_set(self) -> frozenset[str]:
         """Whose fsync everything waits for: the set, and whoever is being added (R15)."""
         return self.members | self.pending
 
@@ -74,7 +74,7 @@ class SyncState:
     def _confirm(self) -> bool:
         if not self.has_quorum:
             return False
-        position = min(self.acked.get(store_id, 0) for store_id in self.in_force)
+        position = min(self.acked.get(store_id, 0) for store_id in self.maximal_set)
         if position <= self.confirmed:
             return False
         self.confirmed = position
@@ -91,16 +91,16 @@ class SyncState:
         """Everything below is with all of the set, and with whoever is or will be added; never less
         than is promised. Too small a set has received nothing."""
         if not self.has_quorum:
-            return self.promised
-        return max(self.promised, min(map(self.held, self.in_force | self.awaited)))
+            return self.acknowledged_early
+        return max(self.acknowledged_early, min(map(self.held, self.maximal_set | self.joining)))
 
-    def promise(self, position: int) -> None:
+    def acknowledge_early(self, position: int) -> None:
         """Clients are told: from now on nobody joins the set who does not hold it."""
-        self.promised = max(self.promised, position)
+        self.acknowledged_early = max(self.acknowledged_early, position)
 
-    def leave_out(self, store_id: str) -> None:
+    def stop_waiting_for(self, store_id: str) -> None:
         """A candidate that fell behind again is not waited for."""
-        self.awaited -= {store_id}
+        self.joining -= {store_id}
 
     # -- the set
 
@@ -122,12 +122,12 @@ class SyncState:
 
     def expand(self, store_id: str) -> AlterSyncStateSet | None:
         """Ask for the set with one more; from now on nothing is confirmed without it (R19)."""
-        if store_id in self.in_force or not self.may_join(store_id):
+        if store_id in self.maximal_set or not self.may_join(store_id):
             return None
-        if self.held(store_id) < self.promised:
-            self.awaited |= {store_id}  # what is promised from now on, it holds, too
+        if self.held(store_id) < self.acknowledged_early:
+            self.joining |= {store_id}  # what is promised from now on, it holds, too
             return None
-        self.leave_out(store_id)
+        self.stop_waiting_for(store_id)
         self.pending |= {store_id}
         return self._propose(self.members | {store_id})
 

@@ -52,9 +52,9 @@ class SyncStateSetUpdater:
                 follower.excuse(stood_ms)
         for follower in self._followers.values():
             follower.look(end=end, now_ms=now_ms)
-        for store_id in self._sync.awaited:
+        for store_id in self._sync.joining:
             if self._is_gone(store_id, now_ms) or self._lags(store_id, now_ms):
-                self._sync.leave_out(store_id)
+                self._sync.stop_waiting_for(store_id)
         proposal = self._sync.proposal
         if proposal is not None:
             dead = [one for one in self._sync.pending if self._is_gone(one, now_ms)]
@@ -96,7 +96,7 @@ class SyncStateSetUpdater:
         ) < self._sync.min_in_sync or not self._has_equal_member(now_ms)
         for store_id, follower in self._followers.items():
             near = end - follower.acked <= self._near_bytes
-            if store_id in self._sync.in_force or not near or self._is_gone(store_id, now_ms):
+            if store_id in self._sync.maximal_set or not near or self._is_gone(store_id, now_ms):
                 continue
             if self._differs(store_id) and not takes_differing:
                 continue  # its copy of the log counts where it is needed, its tables do not

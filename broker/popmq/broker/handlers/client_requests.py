@@ -79,7 +79,7 @@ class ClientRequests:
     def _pops_of(self, want: PopParams) -> PopService | FifoService | LiteService:
         if not is_ordered(want.group, want.topic):
             return self._broker.pops
-        self._broker.buffer.write_acks()  # a receive that comes again gets what is not acked
+        self._broker.buffer.flush_acks()  # a receive that comes again gets what is not acked
         return self._broker.lites if want.topic.type is MessageType.LITE else self._broker.fifo
 
     def hear(self, report: ClientsReport) -> None:
@@ -88,5 +88,5 @@ class ClientRequests:
         for client_id in report.heard:
             self._broker.liveness.heard(client_number(client_id), now_ms)
         for client_id in report.gone:
-            self._broker.revive.hand_back(client_number(client_id))
+            self._broker.revive.release_deliveries(client_number(client_id))
             self._broker.lites.gone(client_number(client_id))

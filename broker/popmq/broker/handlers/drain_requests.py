@@ -25,7 +25,7 @@ def take_timers(broker: Broker, body: bytes) -> bytes:
         )
     broker.store.check_admission()
     for one in request.timers:
-        if not broker.timers.arrivals.is_here(request.origin, one.move):
+        if not broker.timers.arrivals.has_taken(request.origin, one.move):
             _check_topic(broker, one)
             broker.timers.arrivals.take(
                 request.origin,
@@ -46,7 +46,7 @@ def _check_topic(broker: Broker, one: replication.TakeTimersRequest.Timer) -> No
     """A topic that is not copied yet would be taken for one that was deleted."""
     if one.topic and broker.registry.topic_by_id(one.topic_id) is None:
         if broker.registry.owner:
-            broker.registry.want_topic(one.topic)
+            broker.registry.request_topic_copy(one.topic)
         raise Unavailable(
             f"broker group {broker.settings.broker.name} has no topic {one.topic} with the number "
             f"{one.topic_id} yet: ask again"

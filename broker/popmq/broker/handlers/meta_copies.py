@@ -172,7 +172,7 @@ class MetaCopies:
         return follower is not None and follower.state >= deletion.state
 
     def _later(self, at_ms: int, then: Callable[[], None]) -> None:
-        self._broker.polling.look_later(_PLACE, at_ms, then)
+        self._broker.polling.retry_at(_PLACE, at_ms, then)
 
 
 def _is_local(kind: Kind, body: bytes) -> bool:

@@ -57,7 +57,7 @@ class PopNotifications:
         del self.told[key]
         topic_id, group_id, client = key
         if found and client:
-            self._broker.polling.arrived_for((topic_id, group_id), client)
+            self._broker.polling.wake_client((topic_id, group_id), client)
         elif found:
             self._broker.polling.arrived(topic_id, group_id)
 
@@ -68,7 +68,7 @@ class PopNotifications:
     def _tell(self, want: PopParams, on_reply: OnReply) -> None:
         key = _told(want)
         self.told[key] = until_ms = self._broker.waits_ms() + TOLD_MS
-        self._broker.polling.look_later(key[:2], until_ms, partial(self._forget, key, until_ms))
+        self._broker.polling.retry_at(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
 
     def _forget(self, key: NotifyKey, until_ms: int) -> None:

@@ -123,7 +123,7 @@ class PullRequests:
             return WaiterResult.ANSWERED
         if found.more:
             return WaiterResult.MORE
-        catch_up.found_nothing(pull.place)
+        catch_up.on_queue_end(pull.place)
         return WaiterResult.EMPTY
 
     def _wait_or_end(self, pull: _Pull, outcome: WaiterResult) -> None:
@@ -140,7 +140,7 @@ class PullRequests:
         )
         polling.park(pull.waiter)
         if outcome is WaiterResult.MORE:
-            polling.look_again(pull.key)
+            polling.retry_waiters(pull.key)
 
     def _attempt(self, pull: _Pull) -> WaiterResult:
         try:
@@ -172,7 +172,7 @@ class PullRequests:
             if error is not None:
                 self._failed(pull, error)
             elif pull.waiter is not None:
-                self._broker.polling.look_again(pull.key)
+                self._broker.polling.retry_waiters(pull.key)
             else:
                 self._take_turn(pull)
 

@@ -47,7 +47,7 @@ class BrokerServer:
         self._cold = 0  # receives that wait for the disk
         self._gone: set[int] = set()  # and those of them whose client left
         self._looking: set[int] = set()  # receives that do not wait, and go on looking
-        self._jobs = RequestRunner(broker.store, broker.buffer.write_acks)
+        self._jobs = RequestRunner(broker.store, broker.buffer.flush_acks)
         self._pulls = PullRequests(broker)
         self._clients = ClientRequests(broker)
         self._notifications = PopNotifications(broker, self._clients)
@@ -102,7 +102,7 @@ class BrokerServer:
             case Kind.ACK:
                 self._take_acks(hop.decode_ack(body), on_reply)
             case _:
-                self._broker.buffer.write_acks()  # what follows may ask what is acked
+                self._broker.buffer.flush_acks()  # what follows may ask what is acked
                 self._serve_rare(kind, body, on_reply, number)
 
     def _serve_rare(self, kind: Kind, body: bytes, on_reply: OnReply, number: int) -> None:
@@ -164,7 +164,7 @@ class BrokerServer:
 
     def _put(self, request: hop.PutRequest, on_reply: OnReply) -> None:
         results = self._clients.put(request)
-        self._broker.catch_up.others_worked()
+        self._broker.catch_up.on_fresh_traffic()
         reply = hop.encode_put_reply(results)
         topic = self._broker.registry.topic(request.topic)
         if topic.durability is Durability.MEMORY and not any(map(_is_half, request.entries)):
@@ -262,7 +262,7 @@ class BrokerServer:
 
     def _look_again(self, waiter: Waiter, error: BaseException | None) -> None:
         if error is None:
-            self._broker.polling.look_again_for(waiter.key, waiter.client)
+            self._broker.polling.retry_client_waiters(waiter.key, waiter.client)
         else:  # the waiting receive ends when its time is over
             logger.error("cannot read from the disk", extra={"reason": str(error)})
 
@@ -345,7 +345,7 @@ class BrokerServer:
         self._broker.polling.park(waiter)
         self._waiting[number] = waiter
         if unfinished:
-            self._broker.polling.look_again_for(waiter.key, waiter.client)
+            self._broker.polling.retry_client_waiters(waiter.key, waiter.client)
 
     def _reply_pop(
         self,
@@ -366,7 +366,7 @@ class BrokerServer:
             else:
                 answer()
 
-        if want.group.buffered and not self._broker.pops.wrote:
+        if want.group.buffered and not self._broker.pops.has_written:
             # Nothing was written: it rests on nothing but this broker's being the master.
             self.when_heard(leave) if deliveries else leave()
         elif self._broker.catch_up.is_behind((want.topic.name, want.group.name)):

@@ -71,7 +71,7 @@ class TimerExplainer:
                 told.next = f"its topic was deleted: then it goes to {topics.TIMER_DLQ_TOPIC}"
             return told
         nothing = "nothing: for every group it is over"
-        if state.is_departed(timer.identity):
+        if state.is_migrated(timer.identity):
             told.state, told.next = State.MOVED.value, "what that group tells of it"
             told.text = "another broker group has it, because this one is or was drained"
             return told

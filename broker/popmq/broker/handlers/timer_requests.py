@@ -102,7 +102,7 @@ class PendingTimerScan:
         service = self._timers.service
         recent = service.queue.not_enqueued()
         not_here = service.enqueue.behind - len(recent)
-        beside = self._timers.beside()
+        beside = self._timers.timers_outside_wheel()
         for at in range(0, len(beside), _A_STEP):
             yield from read(partial(self._take_all, beside[at : at + _A_STEP]))
         scan = self._timers.scan(self._want.end_ms)

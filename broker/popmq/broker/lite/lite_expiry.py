@@ -79,5 +79,5 @@ class LiteExpiry:
             return False
         assert isinstance(progress, FifoProgress), "a lite topic that is not in one line"
         queue = self._store.queue(lite.topic_id, lite.queue_id)
-        gone, _ = progress.gone_below(queue.min_offset)
+        gone, _ = progress.expired_below(queue.min_offset)
         return progress.waiting(queue.count) > gone or progress.in_flight > 0

@@ -87,18 +87,18 @@ class LiteService:
     def pop(self, want: PopParams) -> tuple[PopReplyBuilder, int]:
         """Like `PopService.pop`, of the lite topics that the client subscribed to; the rest is how
         many of these may have something yet."""
-        self._pops.begin_pop(want)
+        self._pops.start_pop(want)
         end = self._store.end
         batch = PopBatch(want.limit, min(want.reply_bytes, self._limits.reply_bytes))
         one = self._subscriber(want)
         if one is not None:
             for ck in self._fifo.received(want):
                 if self._wanted(one, ck.queue_id):
-                    self._fifo.give_again(ck, batch)
+                    self._fifo.repeat_deliveries(ck, batch)
             if not batch.deliveries:
                 self._fill(want, one, batch)
             batch.rest = len(one.ready)
-        self._pops.wrote = self._store.end != end
+        self._pops.has_written = self._store.end != end
         return self._pops.finish(want, batch)
 
     def has_ready(self, want: PopParams) -> bool:
@@ -120,7 +120,9 @@ class LiteService:
             if batch.full:
                 break
             cold = len(batch.cold)
-            more = self._wanted(one, queue_id) and self._fifo.take_line(want, queue_id, batch)
+            more = self._wanted(one, queue_id) and self._fifo.pop_queue_in_order(
+                want, queue_id, batch
+            )
             if len(batch.cold) > cold:
                 continue  # first again, when it was read from the disk
             del one.ready[queue_id]

@@ -163,7 +163,7 @@ class CommitLog:
         """Write and fdatasync a batch; runs on the flusher. OSError means: stop the process."""
         touched = {}
         for position, parts in batch.runs:
-            file = self._files.at_or_new(position)
+            file = self._files.segment_for_write(position)
             file.write(position, parts)
             touched[file.start] = file
         for file in touched.values():
@@ -183,7 +183,7 @@ class CommitLog:
         """The first segment of an empty log begins at `start`. On the flusher, after `ends_at`."""
         for file in reversed(self._files.take_all()):
             file.delete()
-        self._files.at_or_new(start)
+        self._files.segment_for_write(start)
 
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the segments behind that of `position`; runs on the flusher."""
@@ -198,7 +198,7 @@ class CommitLog:
     @property
     def reserved(self) -> int:
         """Whole segments that are allocated behind the current one."""
-        return self._files.reserved_behind(self.end)
+        return self._files.reserved_after(self.end)
 
     def closed_segments(self) -> list[tuple[int, int]]:
         """Start and end of each segment that the log's end has left, oldest first."""
@@ -206,7 +206,7 @@ class CommitLog:
 
     def drop_before(self, position: int) -> list[SegmentFile]:
         """The log starts at `position` from now on; returns the files to delete."""
-        return self._files.take_before(position)
+        return self._files.detach_before(position)
 
     def record_at(self, position: int) -> Header | None:
         """The header of the intact record at `position`, if there is one."""
@@ -267,7 +267,7 @@ class CommitLog:
                 return
             self.end = file.end
 
-    def cut_tail(self) -> int:
+    def truncate_torn_tail(self) -> int:
         """Remove whatever stands behind `end`; returns how many non-zero bytes that were.
 
         The bytes go physically: a record that was cut can never be found again behind a
@@ -308,7 +308,7 @@ class CommitLog:
         assert at == position, f"a cut at {position}, inside the record before {at}"
         self._files.cut(position)
 
-    def ends_at(self, position: int) -> None:
+    def set_end(self, position: int) -> None:
         """On the loop, after a cut; whoever appends next says where the newest record is."""
         self.end = position
         self._run_end = self._buffer_at = -1

@@ -109,10 +109,10 @@ class ConsumeQueue:
         """Messages below `offset` are too old for this topic."""
         self.min_offset = max(self.min_offset, min(offset, self.count))
 
-    def take_files_below_minimum(self) -> list[SegmentFile]:
+    def detach_files_below_minimum(self) -> list[SegmentFile]:
         """Forget the files that hold expired units only; the caller deletes them."""
         written = min(self.min_offset, self._written)
-        gone = self._files.take_before(written * self._unit_size)
+        gone = self._files.detach_before(written * self._unit_size)
         if gone:
             self._base = gone[-1].end // self._unit_size
         return gone
@@ -150,7 +150,7 @@ class ConsumeQueue:
         found = intact_units(self.raw(offset, limit, wait=wait), self._seed, offset)
         return [unit or self._mend(number, wait=wait) for number, unit in enumerate(found, offset)]
 
-    def plain_unit(self, offset: int) -> bytes:
+    def verified_unit(self, offset: int) -> bytes:
         """The unit as it was handed over; mended if it has to be."""
         found = self.units(offset, 1) if self._checked else ()
         return UNIT.pack(*found[0]) if found else self.raw(offset, 1)
@@ -174,7 +174,7 @@ class ConsumeQueue:
         """
         while self._tail:
             position = self._written * self._unit_size
-            file = self._files.at_or_new(position)
+            file = self._files.segment_for_write(position)
             piece = bytes(self._tail[: file.end - position])
             file.write(position, [piece])
             del self._tail[: len(piece)]

@@ -208,7 +208,7 @@ class Dispatch:
 
     def queue_files_below_minimum(self) -> list[SegmentFile]:
         """Forget the files of queues that hold expired units only; the caller deletes them."""
-        return [f for queue in self._queues.values() for f in queue.take_files_below_minimum()]
+        return [f for queue in self._queues.values() for f in queue.detach_files_below_minimum()]
 
     # -- snapshots (persistence/snapshot.py)
 
@@ -222,7 +222,7 @@ class Dispatch:
     def restored(self) -> None:
         return
 
-    def holds_what_was_restored(self) -> bool:
+    def covers_restored(self) -> bool:
         """Whether every queue has all the units that the snapshot knows of."""
         return all(
             self.queue(*key).count >= following

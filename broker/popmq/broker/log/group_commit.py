@@ -161,7 +161,7 @@ class GroupCommit:
             if self.failed:
                 return
             self._flushing, self._cut = False, None
-            self._log.ends_at(position)
+            self._log.set_end(position)
             self.durable = min(self.durable, position)
             done()
 

@@ -183,7 +183,7 @@ class SegmentFiles:
     def at(self, position: int) -> SegmentFile | None:
         return self._files.get(position - position % self._segment_bytes)
 
-    def at_or_new(self, position: int) -> SegmentFile:
+    def segment_for_write(self, position: int) -> SegmentFile:
         """The segment that holds `position`, made if it is missing; its name is then durable,
         unless `names_later`."""
         found = self.at(position)
@@ -213,16 +213,16 @@ class SegmentFiles:
     def reserve(self, position: int, segments: int) -> None:
         """Allocate the `segments` segments behind the one of `position`; ENOSPC when full."""
         if not self._files:
-            self.at_or_new(0)  # what will be written first may lie before `position`
-        self.at_or_new(position + segments * self._segment_bytes)
+            self.segment_for_write(0)  # what will be written first may lie before `position`
+        self.segment_for_write(position + segments * self._segment_bytes)
 
-    def reserved_behind(self, position: int) -> int:
+    def reserved_after(self, position: int) -> int:
         """Segments that are allocated behind the one of `position`."""
         last = self.last
         start = position - position % self._segment_bytes
         return max(0, (last.start - start) // self._segment_bytes) if last else 0
 
-    def take_before(self, position: int) -> list[SegmentFile]:
+    def detach_before(self, position: int) -> list[SegmentFile]:
         """Forget the segments that end at or below `position`; the caller deletes the files.
 
         The oldest first, so that a crash in between leaves no gap.

@@ -87,12 +87,12 @@ class MetadataResolver:
         found = self._registry.find_topic(name)
         if found is not None and name[0] != "%":
             if found.id < least_id and self._registry.owner:
-                self._registry.want_topic(name)
+                self._registry.request_topic_copy(name)
                 raise _not_copied("topic", name)
             return found
         topics.check_readable_topic_name(name)
         if found is None and self._registry.owner:
-            self._registry.want_topic(name)
+            self._registry.request_topic_copy(name)
         elif found is None and auto_create and self._settings.topic.auto_create:
             wanted = TopicConfig(
                 0,
@@ -116,7 +116,7 @@ class MetadataResolver:
         here."""
         found = self._registry.find_group(name)
         if found is not None and found.id < least_id and self._registry.owner:
-            self._registry.want_group(name)
+            self._registry.request_group_copy(name)
             raise _not_copied("consumer group", name)
 
     def group(self, name: str, *, least_id: int = 0) -> SubscriptionGroup:
@@ -127,7 +127,7 @@ class MetadataResolver:
             return found
         topics.check_group_name(name)
         if self._registry.owner:
-            self._registry.want_group(name)
+            self._registry.request_group_copy(name)
         elif self._settings.group.auto_create:
             wanted = SubscriptionGroup(0, name, max_attempts=self._settings.group.max_attempts)
             return self._registry.create_group(wanted)

@@ -46,15 +46,15 @@ class Registry:
         self.owner = ""  # the broker group whose topics and groups these are; empty: this one
         # Its epoch and its `changes` when they were copied last.
         self.owner_epoch = self.owner_version = 0
-        self.wanted_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
-        self.wanted_groups: set[str] = set()
+        self.missing_topics: set[str] = set()  # asked for here, and perhaps the owner makes them
+        self.missing_groups: set[str] = set()
         self.draining = False  # no new messages
         self._restored_changes = 0
         self.receipt_key = b""
         self.log_id = ""
         # Told after a topic or a group is gone, so that those above drop what they hold of it.
-        self.on_topic_gone: Callable[[TopicConfig], None] = lambda topic: None
-        self.on_group_gone: Callable[[SubscriptionGroup], None] = lambda group: None
+        self.on_topic_deleted: Callable[[TopicConfig], None] = lambda topic: None
+        self.on_group_deleted: Callable[[SubscriptionGroup], None] = lambda group: None
 
     # -- look up
 
@@ -226,7 +226,7 @@ class Registry:
             *(MetaRecord(version=META_VERSION, group=group_record(one)) for one in self.groups()),
         ]
 
-    def write_copy(self, record: MetaRecord) -> None:
+    def apply_owner_record(self, record: MetaRecord) -> None:
         """A topic or a group as its owner has it, with the owner's id."""
         self._write(record)
 
@@ -244,20 +244,20 @@ class Registry:
         kept = sum(one < topics.FIRST_LOCAL_TOPIC_ID for one in self._topics_by_id)
         return given > kept + len(self._groups_by_id)
 
-    def set_followed(self, owner: str, epoch: int, version: int) -> None:
+    def set_copied_version(self, owner: str, epoch: int, version: int) -> None:
         followed = Followed(owner=owner, epoch=epoch, version=version)
         self._write(MetaRecord(version=META_VERSION, followed=followed))
 
     def set_draining(self, draining: bool) -> None:
         self._write(MetaRecord(version=META_VERSION, draining=draining))
 
-    def want_topic(self, name: str) -> None:
-        if len(self.wanted_topics) < WANTED_LIMIT:
-            self.wanted_topics.add(name)
+    def request_topic_copy(self, name: str) -> None:
+        if len(self.missing_topics) < WANTED_LIMIT:
+            self.missing_topics.add(name)
 
-    def want_group(self, name: str) -> None:
-        if len(self.wanted_groups) < WANTED_LIMIT:
-            self.wanted_groups.add(name)
+    def request_group_copy(self, name: str) -> None:
+        if len(self.missing_groups) < WANTED_LIMIT:
+            self.missing_groups.add(name)
 
     def _check_owned(self) -> None:
         if self.owner:
@@ -299,7 +299,7 @@ class Registry:
                 gone = self._groups_by_id.pop(record.group_deleted, None)
                 if gone is not None:
                     del self._groups[gone.name]
-                    self.on_group_gone(gone)
+                    self.on_group_deleted(gone)
             case "receipt_key":
                 self.receipt_key = record.receipt_key
             case "store_id":
@@ -384,7 +384,7 @@ class Registry:
             del self._topics[gone.name]
             self._store.dispatch.drop_topic(topic_id)
             self.lites.drop_topic(topic_id)
-            self.on_topic_gone(gone)
+            self.on_topic_deleted(gone)
 
 
 def _piece(records: list[MetaRecord]) -> tuple[bytes, int]:

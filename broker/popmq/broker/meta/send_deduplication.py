@@ -56,7 +56,7 @@ class SendDeduplication:
         self._gone = 0  # of the oldest bucket
         self._entered = 0  # in all buckets, those that are gone left out
         self.duplicates = 0
-        self.pushed_out = 0  # ids that left before their time, for lack of room
+        self.evicted = 0  # ids that left before their time, for lack of room
 
     def __len__(self) -> int:
         return len(self._receipts)
@@ -135,7 +135,7 @@ class SendDeduplication:
         if len(keys) >= self._bucket_ids:
             self._until_ms = 0  # it is full
         if self._entered > self._limit:
-            self.pushed_out += 1
+            self.evicted += 1
             self._forget(1)
 
     def _begin_bucket(self, from_ms: int) -> None:

@@ -162,7 +162,7 @@ class BrokerNode:
             self._open_slave()
             return
         broker = self._life.begin()
-        broker.store.begin_epoch = self._begin_alone
+        broker.store.open_epoch = self._begin_alone
         broker.store.log_time.epoch_starts = lambda: self.epochs.starts
         broker.start()
         self._server = BrokerServer(broker)
@@ -230,7 +230,7 @@ class BrokerNode:
         """A controller said what the group looks like now."""
         self.view = view
         if view.timers is not None and not self.changing:
-            self.following.hear_timers(view.timers)
+            self.following.on_timer_check_point(view.timers)
         if view.record is not None:
             self.on_record(view.record)
 
@@ -410,7 +410,7 @@ class BrokerNode:
     def _become(self, role: BrokerRole) -> None:
         if role is not self.role:
             self.role = role
-            self.controllers.beat_now()
+            self.controllers.heartbeat_now()
 
     def _serve_node(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
         if kind is Kind.DESCRIBE_ROLE:

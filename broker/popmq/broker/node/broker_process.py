@@ -171,7 +171,7 @@ class BrokerProcess:
         `address` is for proxies in other processes.
         """
         self.node.address = address
-        self.node.controllers.attach([controller])
+        self.node.controllers.add_ports([controller])
         await asyncio.get_running_loop().create_future()  # until this task is cancelled
 
     async def register(self, address: str) -> None:
@@ -194,7 +194,7 @@ class BrokerProcess:
             port.start()
         self._controllers = ports
         try:
-            self.node.controllers.attach(ports)
+            self.node.controllers.add_ports(ports)
             await asyncio.get_running_loop().create_future()  # until this task is cancelled
         finally:
             for port in ports:

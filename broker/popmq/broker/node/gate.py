@@ -25,7 +25,7 @@ class GatedPort:
         self._port: Port | None = None
         self._open = False
 
-    def opens(self, port: Port) -> None:
+    def open(self, port: Port) -> None:
         """To that part from now on; requests of another one's life are over."""
         if port is not self._port:
             self._life += 1
@@ -65,7 +65,7 @@ class Gate:
         self._serve_node = serve_node
         self.clients = GatedPort()
         self.slaves = GatedPort()
-        self.admit: Callable[[], None] = lambda: None
+        self.check_send_quorum: Callable[[], None] = lambda: None
         self.why = "this broker was not told to lead yet"
         self.refused_by_code: dict[int, int] = {}
 
@@ -80,7 +80,7 @@ class Gate:
             if not door.is_open:
                 raise NotMaster(self.why)
             if kind in _STORES:
-                self.admit()
+                self.check_send_quorum()
         except PopmqError as error:
             self.refused_by_code[error.code] = self.refused_by_code.get(error.code, 0) + 1
             on_reply(error)

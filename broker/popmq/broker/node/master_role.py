@@ -68,7 +68,7 @@ class MasterRole:
             epoch_start=store.end,
             members=record.members,
             version=record.version,
-            min_in_sync=settings.replication.least_in_sync,
+            min_in_sync=settings.replication.effective_min_in_sync,
             confirmed=store.confirmed,
         )
         epochs.append(record.epoch, store.end)  # on the disk before the first record is (R6, R12)
@@ -100,9 +100,9 @@ class MasterRole:
                 "timers_read_ms": read_ms,
             },
         )
-        self._broker.following.on_serving = self._opened
+        self._broker.following.on_master_opened = self._opened
         self._store.replicas.watch(self.side.grown)
-        self._gate.slaves.opens(self.side)
+        self._gate.slaves.open(self.side)
         self._broker.promote(self.epoch)
         self.side.durable(self._store.durable)
 
@@ -169,12 +169,12 @@ class MasterRole:
 
     def _opened(self) -> None:
         """Everything before this epoch is confirmed: whatever was visible once is again (R14)."""
-        self._gate.admit = self._admit
+        self._gate.check_send_quorum = self._admit
         self._serve()
         logger.info("master", extra={"epoch": self.epoch, "end_bytes": self._store.end})
 
     def _serve(self) -> None:
-        self._gate.clients.opens(self.server)
+        self._gate.clients.open(self.server)
         self._change(BrokerRole.MASTER)
 
     def _change(self, role: BrokerRole) -> None:
@@ -183,7 +183,7 @@ class MasterRole:
 
     def _shortage(self) -> str:
         """Why nothing that is sent now could be confirmed; never silently weaker (D2)."""
-        least = self._settings.replication.least_in_sync
+        least = self._settings.replication.effective_min_in_sync
         there = self.side.keeper.reachable_members(self._now_ms())
         if there >= least and self.side.sync.has_quorum:
             return ""

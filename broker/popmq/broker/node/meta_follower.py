@@ -95,7 +95,7 @@ class MetaFollower:
         if self._changes:
             return self._append(broker)
         registry, now_ms = broker.registry, self._now_ms()
-        wanted = bool(registry.wanted_topics or registry.wanted_groups)
+        wanted = bool(registry.missing_topics or registry.missing_groups)
         asking, of = self._asking, (self._owner, self._address)
         if asking is not None and (asking.of != of or (wanted and not asking.wanted)):
             asking.port.cancel(asking.number)
@@ -133,11 +133,11 @@ class MetaFollower:
             known_epoch=known_epoch,
             known_version=known_version,
             wait_ms=ASK_MS,
-            topics=sorted(registry.wanted_topics),
-            groups=sorted(registry.wanted_groups),
+            topics=sorted(registry.missing_topics),
+            groups=sorted(registry.missing_groups),
         )
-        registry.wanted_topics.clear()
-        registry.wanted_groups.clear()
+        registry.missing_topics.clear()
+        registry.missing_groups.clear()
         port = self._open_port(self._address)
         asking = self._asking = _Asking(port, (self._owner, self._address), wanted)
         self._due_ms = self._now_ms() + ASK_MS
@@ -195,9 +195,9 @@ class MetaFollower:
         """The owner comes first: half a copy must not look like topics of this group's own."""
         owner = self._owner
         if registry.owner != owner:
-            self._changes.append(lambda: registry.set_followed(owner, 0, 0))
+            self._changes.append(lambda: registry.set_copied_version(owner, 0, 0))
         self._changes.extend(differences(registry, records))
-        self._changes.append(lambda: registry.set_followed(owner, epoch, version))
+        self._changes.append(lambda: registry.set_copied_version(owner, epoch, version))
 
     def _failed(self, error: PopmqError) -> None:
         away = error.code in (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT, Code.NOT_MASTER)
@@ -251,7 +251,7 @@ def differences(registry: Registry, records: Sequence[MetaRecord]) -> Iterator[M
 
 
 def _writing(registry: Registry, record: MetaRecord) -> MetadataChange:
-    return lambda: registry.write_copy(record)
+    return lambda: registry.apply_owner_record(record)
 
 
 def _gone_topics(registry: Registry, kept: set[tuple[int, str]]) -> Iterator[MetadataChange]:

@@ -47,7 +47,7 @@ class Pacing:
         return (
             broker.timers.busy
             or broker.polling.unfinished
-            or broker.catch_up.holding
+            or broker.catch_up.is_throttling
             or broker.parking.moving
         )
 

@@ -18,7 +18,7 @@ def replication_metrics(node: BrokerNode) -> Iterable[Metric]:
         return
     settings = node.settings.replication
     yield reading("replication_in_sync_replicas", len(status.members))
-    yield reading("replication_min_in_sync_replicas", settings.least_in_sync)
+    yield reading("replication_min_in_sync_replicas", settings.effective_min_in_sync)
     yield reading("replication_confirmed_bytes", status.confirmed)
     yield reading("replication_lag_bytes", status.lag_bytes)
     for slave in status.slaves:

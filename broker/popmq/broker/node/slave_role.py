@@ -165,14 +165,14 @@ class SlaveRole:
         """Of the master's log, as far as it said."""
         return max(0, self.side.master_end - self._broker.store.end) if self.side else 0
 
-    def hear_timers(self, heard: TimersHeard) -> None:
+    def on_timer_check_point(self, heard: TimersHeard) -> None:
         """Of a master, by itself or by way of a controller. The freshest is where a promoted
         slave's wheel goes on; what was fired, the log says (D9)."""
         if heard.is_newer_than(self.timers):
             self.timers = heard
             if self._broker.store.slave is not None:
                 timers = self._broker.timers.service
-                timers.hear_master(heard.last_read_ms, heard.queue_offset)
+                timers.on_master_check_point(heard.last_read_ms, heard.queue_offset)
 
     def newest_timers(self, broker: Broker, *, leads: bool) -> TimersHeard | None:
         """The newest TimerCheckPoint that is known; of a broker that leads its own, as of now."""
@@ -187,7 +187,9 @@ class SlaveRole:
         following.master_lived = max(following.master_lived, EpochLogTime(told.epoch, told.log_ms))
         if told.log_ms:
             self._broker.store.log_clock.sample(told.log_ms, epoch=told.epoch)
-        self.hear_timers(TimersHeard(told.epoch, told.last_read_ms, told.queue_offset, now_ms))
+        self.on_timer_check_point(
+            TimersHeard(told.epoch, told.last_read_ms, told.queue_offset, now_ms)
+        )
 
     def _new_side(self, record: GroupRecord, address: str) -> ReplicationClient:
         broker = self._broker

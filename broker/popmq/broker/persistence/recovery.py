@@ -161,7 +161,7 @@ class Recovery:
     def _first_to_enter(self, done: RecoveryResult) -> int:
         """Behind the snapshot; or the log's start, when the queues have less than it knows of."""
         start = done.snapshot_position
-        if start and not self._dispatch.holds_what_was_restored():
+        if start and not self._dispatch.covers_restored():
             done.rebuilt_index = self._dispatch.rebuilding = True
             start = self._log.start
         return start

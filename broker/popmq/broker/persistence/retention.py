@@ -87,7 +87,7 @@ class Retention:
         self.on_start: Callable[[int], None] = lambda position: None
         # Queues begin there from now on; what waits to be moved is found by its id until the
         # segments are deleted.
-        self.on_cut: Callable[[int], object] = lambda position: None
+        self.on_truncated: Callable[[int], object] = lambda position: None
         self.on_delete: Callable[[int], object] = lambda position: None
         # Makes durable where the log starts, on the flusher, before the segments go: a start takes
         # a first segment that is missing otherwise for damage.
@@ -119,7 +119,7 @@ class Retention:
         self._cut = cut
         # No pop reads below the cut from now on, so nothing there comes to life again.
         self._dispatch.log_starts_at(cut)
-        self.on_cut(cut)
+        self.on_truncated(cut)
         self._pieces = self._all_pieces(cut, self.live)
         return 1
 
@@ -156,7 +156,7 @@ class Retention:
             )
             return 0
         self._dispatch.log_starts_at(self._cut)
-        self.on_cut(self._cut)
+        self.on_truncated(self._cut)
         self._delete()
         return 1
 

@@ -90,7 +90,7 @@ class SnapshotInstall:
             if self._found is None:
                 then(f"the snapshot that came is not whole, or older than the log at {self._start}")
                 return
-            self._log.ends_at(self._start)
+            self._log.set_end(self._start)
             self._flusher.submit(lambda: self._log.restart_at(self._start), begun)
 
         def begun(error: BaseException | None) -> None:

@@ -43,7 +43,7 @@ class SnapshotScheduler:
         self._skipped_to = 0
         self._kept: list[int] = []
         self.made = 0
-        self.abandoned = 0
+        self.abandoned_count = 0
         self.state_hash = 0
 
     @property
@@ -133,7 +133,7 @@ class SnapshotScheduler:
         logger.warning(
             "snapshot not written", extra={"path": writer.path, "reason": str(writer.error)}
         )
-        self.abandoned += 1
+        self.abandoned_count += 1
         self._skipped_to = writer.head.position
         self._writer = None
 

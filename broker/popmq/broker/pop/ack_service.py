@@ -80,7 +80,9 @@ class AckService:
             now_ms = self._store.log_ms()
             for ck, bits in taken.items():
                 self._buffer.ack(ck, bits)
-                delivered = ck.root or ck  # a change of the invisible duration delivers nothing
+                delivered = (
+                    ck.first_check_point or ck
+                )  # a change of the invisible duration delivers nothing
                 self.latency.observe_each(now_ms - delivered.popped_at_ms, bits.bit_count())
         return results
 
@@ -90,7 +92,7 @@ class AckService:
         Repeating that is fine.  Raises InvalidReceiptHandle with the reason, and ColdRead, with
         nothing changed, when the message has to come from the disk first.
         """
-        self._buffer.write_acks()
+        self._buffer.flush_acks()
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
         ck = live_check_point(self._table, receipt)
@@ -107,7 +109,7 @@ class AckService:
         this one.  A push consumer's duration is raised to the group's back-off for the
         attempt, because the Node client sends 0 for every failure.
         """
-        self._buffer.write_acks()
+        self._buffer.flush_acks()
         receipt = self._receipt(topic, group, handle)
         fate = self._fate(receipt)
         ck = live_check_point(self._table, receipt)
@@ -176,7 +178,7 @@ class AckService:
         if ck.start_offset + member != offset:
             self._check_offset(ck, offset, member)
         bits = taken.get(ck, 0)
-        if (bits | self._buffer.unwritten(ck.key)) & bit:
+        if (bits | self._buffer.unwritten_bits(ck.key)) & bit:
             self.repeated += 1
         else:
             taken[ck] = bits | bit

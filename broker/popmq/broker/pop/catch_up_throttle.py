@@ -33,9 +33,9 @@ class CatchUpThrottle:
         self._credit_ms = 0.0
         self._earned_at_ms = now_ms()
         self._others_at_ms = -QUIET_MS
-        self.held_back = 0
+        self.throttled = 0
 
-    def others_worked(self) -> None:
+    def on_fresh_traffic(self) -> None:
         """Somebody stored messages, or got some that are not old."""
         self._others_at_ms = self._now_ms()
 
@@ -45,9 +45,9 @@ class CatchUpThrottle:
             self._behind.add(place)
         else:
             self._behind.discard(place)
-            self.others_worked()
+            self.on_fresh_traffic()
 
-    def found_nothing(self, place: GroupTopic) -> None:
+    def on_queue_end(self, place: GroupTopic) -> None:
         """The group is at the end of the topic, however old its last message is."""
         self._behind.discard(place)
 
@@ -69,7 +69,7 @@ class CatchUpThrottle:
             raise TooManyRequests(
                 f"{HELD_LIMIT} receives of old messages wait for their turn: try again"
             )
-        self.held_back += 1
+        self.throttled += 1
         self._held[number] = serve
 
     def cancel(self, number: int) -> bool:
@@ -85,11 +85,11 @@ class CatchUpThrottle:
         return served
 
     @property
-    def holding(self) -> bool:
+    def is_throttling(self) -> bool:
         """Whether receives wait for their share."""
         return bool(self._held)
 
-    def let_all_in(self) -> None:
+    def release_all(self) -> None:
         """The broker stops: nobody is left without an answer."""
         while self._held:
             self._held.pop(next(iter(self._held)))()

@@ -83,7 +83,7 @@ class LongPolling:
         for one in sorted(groups) if group_id is None else (group_id,):
             self._serve((topic_id, one))
 
-    def arrived_for(self, key: GroupTopicId, client: int) -> None:
+    def wake_client(self, key: GroupTopicId, client: int) -> None:
         """Messages came that this client of the group subscribed to."""
         self._try(key, list(self._of_client.get((key, client), {}).values()))
 
@@ -123,18 +123,18 @@ class LongPolling:
                     self.remove(waiter)
                     waiter.give_up()
 
-    def look_again(self, key: GroupTopicId) -> None:
+    def retry_waiters(self, key: GroupTopicId) -> None:
         """A receive that parks has not looked through everything: the next step goes on."""
         self._unfinished[key] = None
 
-    def look_again_for(self, key: GroupTopicId, client: int) -> None:
+    def retry_client_waiters(self, key: GroupTopicId, client: int) -> None:
         """The same of this client's receives of lite topics; 0: of all the group's."""
         if client:
             self._unfinished_of[key, client] = None
         else:
             self._unfinished[key] = None
 
-    def look_later(self, key: GroupTopicId, at_ms: int, then: Callable[[], None]) -> None:
+    def retry_at(self, key: GroupTopicId, at_ms: int, then: Callable[[], None]) -> None:
         """Call `then`, and let those who wait look again, at that time."""
         self._number += 1
         heapq.heappush(self._later, (at_ms, self._number, key, then))
@@ -148,7 +148,7 @@ class LongPolling:
         places = list(self._unfinished_of)
         self._unfinished_of.clear()
         for key, client in places:
-            self.arrived_for(key, client)
+            self.wake_client(key, client)
         return len(keys) + len(places)
 
     def _serve(self, key: GroupTopicId) -> None:
@@ -172,7 +172,7 @@ class LongPolling:
                 continue
             missed.add(waiter.filter_key)
             if outcome is WaiterResult.MORE:
-                self.look_again_for(key, waiter.client)
+                self.retry_client_waiters(key, waiter.client)
 
     def _unpark(self, waiter: Waiter) -> None:
         key = waiter.key

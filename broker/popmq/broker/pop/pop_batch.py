@@ -18,9 +18,9 @@ class PopBatch:
         "cold",
         "deliveries",
         "limit",
-        "look_bytes",
-        "look_units",
         "position",
+        "read_bytes_left",
+        "read_units_left",
         "refusal",
         "rest",
         "scan_units",
@@ -29,8 +29,8 @@ class PopBatch:
     def __init__(self, limit: int, reply_bytes: int) -> None:
         self.limit = limit
         self.bytes_left = reply_bytes
-        self.look_units = LOOK_UNITS
-        self.look_bytes = LOOK_BYTES
+        self.read_units_left = LOOK_UNITS
+        self.read_bytes_left = LOOK_BYTES
         self.scan_units = SCAN_UNITS
         self.deliveries = PopReplyBuilder()
         self.position = 0  # of the last one
@@ -47,7 +47,7 @@ class PopBatch:
         and what a short queue does not use is the others'."""
         return max(1, self.scan_units // queues)
 
-    def choose_all(self, units: list[QueueUnit], room: int) -> list[QueueUnit]:
+    def take_all(self, units: list[QueueUnit], room: int) -> list[QueueUnit]:
         """The first of the units, within room and bytes.
 
         The first message of a reply always fits, whatever its size.
@@ -83,19 +83,19 @@ class PopBatch:
             self.bytes_left -= unit.size
         return taken, len(units)
 
-    def may_look_at(self, work: int) -> int:
+    def can_read(self, work: int) -> int:
         """How many units this pop may still look at, where each costs `work`; the first always."""
-        untouched = self.look_units == LOOK_UNITS
-        return max(int(untouched), self.look_units // work) if self.look_bytes > 0 else 0
+        untouched = self.read_units_left == LOOK_UNITS
+        return max(int(untouched), self.read_units_left // work) if self.read_bytes_left > 0 else 0
 
-    def to_look_at(self, units: list[QueueUnit], work: int) -> list[QueueUnit]:
+    def units_to_read(self, units: list[QueueUnit], work: int) -> list[QueueUnit]:
         """The first of the units, within the bytes that this pop may still read."""
         size = 0
         for count, unit in enumerate(units):
             size += unit.size
-            if size > self.look_bytes and (count or self.look_units < LOOK_UNITS):
+            if size > self.read_bytes_left and (count or self.read_units_left < LOOK_UNITS):
                 units, size = units[:count], size - unit.size
                 break
-        self.look_units -= len(units) * work
-        self.look_bytes -= size
+        self.read_units_left -= len(units) * work
+        self.read_bytes_left -= size
         return units

@@ -47,7 +47,7 @@ class PopRollback:
         for sequence in range(first, end):
             ck = self._table.find(epoch, sequence)
             # One that another receive was given too (FIFO, the same attempt id) is that one's.
-            if ck is not None and ck.waiting and not ck.given_again:
+            if ck is not None and ck.waiting and not ck.repeated:
                 ck.undone = True
                 self._table.due_times.remove(ck)
                 self._table.due_times.add(ck, 0)

@@ -84,7 +84,7 @@ class PopService:
         self._broker = broker
         self._rng = rng
         self._sequence = 0
-        self.wrote = False  # whether the last pop appended anything
+        self.has_written = False  # whether the last pop appended anything
         self._cold_fetch = ReadAhead(store)
         self._priorities = PriorityOrder(settings.priority_turn)
         self.filters = RecentFilters()
@@ -109,7 +109,7 @@ class PopService:
         many are in flight, and ColdRead when all that is there has to be read from the disk
         first: warm it elsewhere, and pop again.
         """
-        self.begin_pop(want)
+        self.start_pop(want)
         end = self._store.end
         batch = PopBatch(want.limit, min(want.reply_bytes, self._settings.reply_bytes))
         retry = self._registry.find_topic(topics.retry_topic(want.group.name, want.topic.name))
@@ -120,10 +120,10 @@ class PopService:
         places = [(topic, queue_id) for topic, queue_ids in sources for queue_id in queue_ids]
         for number, (topic, queue_id) in enumerate(places):
             self._take(want, topic, queue_id, batch, len(places) - number)
-        self.wrote = self._store.end != end
+        self.has_written = self._store.end != end
         return self.finish(want, batch)
 
-    def begin_pop(self, want: PopParams) -> None:
+    def start_pop(self, want: PopParams) -> None:
         """TooManyRequests while nothing can be written."""
         self._store.guard.check_write()
         self.metrics.pops += 1
@@ -136,7 +136,7 @@ class PopService:
             if batch.cold:
                 self.metrics.cold_pops += 1
                 raise batch.cold[0]
-            self._catch_up.found_nothing(place)
+            self._catch_up.on_queue_end(place)
             self.metrics.empty_pops += 1
             if batch.refusal:
                 self.metrics.refused_in_flight += 1
@@ -258,7 +258,7 @@ class PopService:
         expired = reader.expired
         try:
             if wanted.everything:
-                units = batch.choose_all(queue.units(offset, room, wait=False), room)
+                units = batch.take_all(queue.units(offset, room, wait=False), room)
                 contents = enumerate(reader.contents(units), offset)
                 found = [(number, one) for number, one in contents if one is not None]
                 passed = len(units)
@@ -267,7 +267,7 @@ class PopService:
                 batch.scan_units -= len(units)
                 found, passed = self._chosen(units, offset, wanted, batch, room)
             else:
-                limit = batch.may_look_at(wanted.work)
+                limit = batch.can_read(wanted.work)
                 units = queue.units(offset, limit, wait=False) if limit else []
                 found, passed = self._looked_through(units, offset, wanted, batch, room)
         except ColdRead:
@@ -305,7 +305,7 @@ class PopService:
         self, units: list[QueueUnit], offset: int, wanted: MessageFilter, batch: PopBatch, room: int
     ) -> tuple[list[tuple[int, DeliveryContent]], int]:
         """Messages read and then chosen by their content, and how many were passed in all."""
-        units = batch.to_look_at(units, wanted.work)
+        units = batch.units_to_read(units, wanted.work)
         found: list[tuple[int, DeliveryContent]] = []
         read = self._store.reader.read(units, wait=False)
         for passed, message in enumerate(read):

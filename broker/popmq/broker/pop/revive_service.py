@@ -97,12 +97,12 @@ class ReviveService:
         self._buffer.write(ck)
         self._revive_one(ck, member, topic, group, message, DeadReason.REJECTED)
 
-    def hand_back(self, client: int) -> int:
+    def release_deliveries(self, client: int) -> int:
         """The client said good-bye: what it holds as a push consumer, and has not given back by
         a change, comes back now; also what another master's end keeps from being renewed."""
         self._liveness.gone(client)
         mine = (ck for ck in self._table if ck.client == client)
-        held = [ck for ck in mine if ck.flags & PUSH and ck.root is None]
+        held = [ck for ck in mine if ck.flags & PUSH and ck.first_check_point is None]
         for ck in held:
             if ck.waiting:
                 self._table.due_times.remove(ck)
@@ -181,7 +181,9 @@ class ReviveService:
         # The first copy's place travels along, however often the message is revived.  Outside of
         # the group's own topics a token is another group's: the message itself is the first copy.
         origin = message.token if topics.is_group_owned(topic.name) else None
-        delivered = ck.root or ck  # a change of the invisible duration delivers nothing
+        delivered = (
+            ck.first_check_point or ck
+        )  # a change of the invisible duration delivers nothing
         popped_at_ms = 0 if ck.undone else delivered.popped_at_ms
         token = RevivalToken(
             dead,

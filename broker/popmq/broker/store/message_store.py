@@ -94,14 +94,14 @@ class MessageStore:
         # The shell sets these: how to run something at the end of this tick, who hears of
         # grown queues, and what to do when the disk failed (the process stops: D2).
         self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
-        self.on_grown: Callable[[set[tuple[int, int]]], None] = lambda grown: None
+        self.on_dispatched: Callable[[set[tuple[int, int]]], None] = lambda grown: None
         self.before_batch: Callable[[], None] = lambda: None
-        self.on_moved: Callable[[LiveBody], None] = lambda body: None
+        self.on_relocated: Callable[[LiveBody], None] = lambda body: None
         self.on_failure: Callable[[BaseException], None] = _raise
         # Hears of each batch on this disk; a broker alone confirms it at once.
         self.on_durable: Callable[[int], None] = self.confirm
         # Given the next epoch and its start: says which one it is, durable before its records.
-        self.begin_epoch: Callable[[int, int], int] = lambda epoch, position: epoch
+        self.open_epoch: Callable[[int, int], int] = lambda epoch, position: epoch
 
     # -- start and stop
 
@@ -181,7 +181,7 @@ class MessageStore:
     def start_epoch(self, start: bytes) -> None:
         """Write the first record of this start as master; later records carry its epoch."""
         self.log_time.epoch_began(self.end)
-        self.epoch = self.begin_epoch(self.epoch + 1, self.end)
+        self.epoch = self.open_epoch(self.epoch + 1, self.end)
         # It belongs to no queue: its queue_id says what this start counted for downtime.
         downtime_ms = self.log_time.downtime_ms
         self.put_record(RecordKind.EPOCH_START, topic_id=0, queue_id=downtime_ms, body=start)
@@ -319,7 +319,7 @@ class MessageStore:
         moved = put_moved(self._log, self.index, self.reader, body, stamp, confirmed)
         if moved is not None:
             self._appended(moved.unit.size)
-            self.on_moved(moved)
+            self.on_relocated(moved)
 
     def put_record(self, kind: RecordKind, *, topic_id: int, queue_id: int, body: bytes) -> int:
         """Append a system record; a topic id of 0 belongs to no queue. Returns its log time."""
@@ -348,7 +348,7 @@ class MessageStore:
         """Run them once everything appended so far is confirmed; at once if it is."""
         self._commit.when_confirmed(*callbacks)
 
-    def want_commit(self) -> None:
+    def schedule_commit(self) -> None:
         """Something will be appended in `before_batch`."""
         self._commit.want()
 
@@ -377,7 +377,7 @@ class MessageStore:
         if self.slave is not None:
             if not self._index_keeper.blocked:
                 done += self.slave.step(self.readers)
-            return done + self.slave.keep_house(now_ms=now_ms, safe=safe)
+            return done + self.slave.run_housekeeping(now_ms=now_ms, safe=safe)
         done += self.snapshots.step(self._snapshot_head, safe_position=safe)
         return done + self.retention.step(
             now_ms=now_ms,
@@ -398,7 +398,7 @@ class MessageStore:
     def _recovered(self, replayed: RecoveryResult) -> None:
         """The log's end is found: nothing stands behind it, and what stands before is synced."""
         self.metrics.recovered(replayed.records, EpochLogTime(replayed.epoch, replayed.log_ms))
-        self.metrics.torn_bytes = self._log.cut_tail()
+        self.metrics.torn_bytes = self._log.truncate_torn_tail()
         self._log.allocate_again()
         if not self.stopped_cleanly:
             self._log.write_again(self._checkpoint.vouched)
@@ -425,7 +425,7 @@ class MessageStore:
         self.index.advance(confirmed)
         self._commit.release()
         if grown:
-            self.on_grown(grown)
+            self.on_dispatched(grown)
 
     def _snapshot_head(self) -> SnapshotHeader:
         if self.slave is not None:

@@ -22,7 +22,7 @@ class ReplicaLog:
         self._commit = commit
         # A slave's tables hear of what is appended, and of a cut before it happens.
         self.on_block: Callable[[LogBlock], None] = lambda block: None
-        self.before_cut: Callable[[int], None] = lambda position: None
+        self.before_truncate: Callable[[int], None] = lambda position: None
         # At a slave's start: before a tail is cut of which the master had confirmed a part.
         self.on_tail_lost: OnTailLost = lambda position, proof: None
 
@@ -43,7 +43,7 @@ class ReplicaLog:
         if self._log.tail is not None:
             self._log.tail.trim(self._commit.durable)
 
-    def recent(self, position: int, limit: int) -> bytes | None:
+    def read_tail(self, position: int, limit: int) -> bytes | None:
         """Whole records from `position`, where one begins: at least one, or `limit` bytes of them.
 
         They all lie in one segment.  b"" when there is nothing behind `position` yet, None when
@@ -90,5 +90,5 @@ class ReplicaLog:
         A record has to begin there, `known` is where one begins at or below it.  Never below
         what is confirmed or applied (R22): that, like a position inside a record, breaks a rule.
         """
-        self.before_cut(position)
+        self.before_truncate(position)
         self._commit.cut(position, known, done)

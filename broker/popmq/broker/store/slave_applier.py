@@ -70,7 +70,7 @@ class SlaveApplier:
         self.passed = followed.passed
         self.records = 0
         # Hears of a record by which replicas stay equal, when it is applied (replica_records.py).
-        self.on_mark: Callable[[ScannedRecord], None] = lambda record: None
+        self.on_snapshot_mark: Callable[[ScannedRecord], None] = lambda record: None
 
     @property
     def bound(self) -> int:
@@ -201,7 +201,7 @@ class SlaveApplier:
         self._passed(header)
         if header.kind >= RecordKind.SNAPSHOT_MARK and header.position >= self.apply_from:
             self._dispatch.position = self.applied
-            self.on_mark(record)
+            self.on_snapshot_mark(record)
 
     def _passed(self, header: Header) -> None:
         self.applied = self._log.behind(header.end)

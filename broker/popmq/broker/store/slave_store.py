@@ -44,8 +44,8 @@ class SlaveStore:
         self._starts_at = 0  # where the master's log begins, as far as records say
         # Nothing from this position on may be deleted yet, says who reads beside the tables.
         self.keep_from: Callable[[], int] = lambda: EVERYTHING
-        apply.on_mark = self._marked
-        log.on_block, log.before_cut = apply.arrived, apply.cut
+        apply.on_snapshot_mark = self._marked
+        log.on_block, log.before_truncate = apply.arrived, apply.cut
         snapshots.on_finished = self.hashes.own
 
     @property
@@ -96,7 +96,7 @@ class SlaveStore:
             self._warm(cold, readers)
             return 1
 
-    def keep_house(self, *, now_ms: int, safe: int) -> int:
+    def run_housekeeping(self, *, now_ms: int, safe: int) -> int:
         """A piece of a snapshot, or of what retention has to do. `safe` is checkpointed."""
         done = self._snapshots.work(safe_position=safe)
         keep_from = min(safe, self._snapshots.older_position - 1, self.keep_from())

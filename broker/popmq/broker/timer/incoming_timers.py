@@ -42,7 +42,7 @@ class IncomingTimers:
         self._newest: dict[int, int] = {}  # move, by origin
         self.taken = 0
 
-    def is_here(self, origin: int, move: int) -> bool:
+    def has_taken(self, origin: int, move: int) -> bool:
         return move <= self._newest.get(origin, 0)
 
     def take(self, origin: int, one: IncomingTimer) -> None:
@@ -50,7 +50,7 @@ class IncomingTimers:
 
         TooManyRequests: it is not here, nor will be before somebody asks again.
         """
-        if self.is_here(origin, one.move):
+        if self.has_taken(origin, one.move):
             return
         if origin not in self._newest and len(self._newest) >= ORIGIN_LIMIT:
             raise TooManyRequests(

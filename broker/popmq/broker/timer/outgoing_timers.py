@@ -55,7 +55,7 @@ class OutgoingTimers:
         """Nobody can take back that the batch leaves: from here on the other one may have it."""
         return self._end <= self._store.confirmed
 
-    def is_leaving(self, identity: int) -> bool:
+    def is_migrating(self, identity: int) -> bool:
         return identity in self._leaving
 
     # -- change
@@ -86,7 +86,7 @@ class OutgoingTimers:
         self.origin = departure.origin
         self._leaving = {one.identity: one for one in departure.timers}
         for one in departure.timers:
-            self._state.depart(one.due_ms, one.identity, one.topic_id)
+            self._state.migrate(one.due_ms, one.identity, one.topic_id)
 
     def apply_settled(self, settled: TimerMigrationDone) -> None:
         self.moved += len(self._leaving)

@@ -87,11 +87,11 @@ class TimerBodies:
         )
         appended = self._queue.append(message.head, message.properties, timer.due_ms, moved)
         if moved.late:
-            self._state.waits_late(appended)
+            self._state.is_late(appended)
         self._departures.apply_moved_body(timer.identity, appended.position, appended.size)
         self.moved += 1
 
     def _counts(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
         """Its message is needed yet."""
         pending = self._state.is_pending(due_ms, identity, offset, moved=moved)
-        return pending or self._departures.is_leaving(identity)
+        return pending or self._departures.is_migrating(identity)

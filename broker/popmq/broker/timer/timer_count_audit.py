@@ -210,7 +210,7 @@ class TimerCountAudit:
         """Write and apply a count."""
         body = record.encode()
         self._store.put_record(RecordKind.TIMER, topic_id=0, queue_id=0, body=body)
-        self._state.recounted(record)
+        self._state.apply_recount(record)
 
     def _warmed(self, error: BaseException | None) -> None:
         self._warming = False  # an error shows again, at the next read

@@ -148,7 +148,7 @@ class TimerLog:
         OSError when the disk is full; what was not written stays in memory.
         """
         while self._tail:
-            file = self._files.at_or_new(self._written)
+            file = self._files.segment_for_write(self._written)
             piece = bytes(self._tail[: file.end - self._written])
             file.write(self._written, [piece])
             del self._tail[: len(piece)]
@@ -314,7 +314,7 @@ class TimerLog:
                 break
             end = file.end
             del self._latest[file.start]
-        return self._files.take_before(end)
+        return self._files.detach_before(end)
 
     # -- inside
 

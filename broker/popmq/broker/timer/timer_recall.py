@@ -99,7 +99,7 @@ class TimerRecall:
                 f"not all timers of message {message_id!r} were found, so none was changed: "
                 f"{incomplete}",
             )
-        if any(self._departures.is_leaving(one.timer.identity) for one in stored):
+        if any(self._departures.is_migrating(one.timer.identity) for one in stored):
             raise Unavailable(
                 f"message {message_id!r} is being moved to broker group "
                 f"{self._departures.target}: try again"
@@ -198,7 +198,7 @@ class TimerRecall:
         What became of one that is with another broker group, that one knows.
         """
         newest = found[0].timer.identity if found else -1
-        return self._state.is_cancelled(newest) and not self._state.is_departed(newest)
+        return self._state.is_cancelled(newest) and not self._state.is_migrated(newest)
 
     def _over(self, topic_id: int, message_id: str, found: list[StoredTimer]) -> RecallResult:
         """It is visible, or nothing is known of it.

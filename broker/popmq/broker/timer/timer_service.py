@@ -161,7 +161,7 @@ class TimerService:
         log_ms = store.log_ms() if store.confirmed == store.end else 0
         return Cursors(self._last_read_ms, enqueued, masters, store.epoch, log_ms)
 
-    def hear_master(self, last_read_ms: int, queue_offset: int) -> None:
+    def on_master_check_point(self, last_read_ms: int, queue_offset: int) -> None:
         """On a slave: the master's TimerCheckPoint; an older one says nothing."""
         self.masters_read_ms = max(self.masters_read_ms, last_read_ms)
         self.masters_offset = max(self.masters_offset, queue_offset)
@@ -189,9 +189,9 @@ class TimerService:
             self.state.stored(token.topic_id)
         elif token.late:
             unit = QueueUnit(header.position, header.size, tag_hash)
-            self.state.waits_late(timer_of(token, unit, header.queue_offset))
+            self.state.is_late(timer_of(token, unit, header.queue_offset))
 
-    def apply_judged(self, offset: int) -> None:
+    def apply_classified(self, offset: int) -> None:
         """A record says that the master judged the timer queue up to `offset`."""
         self.enqueue.judge_until(offset)
 

@@ -87,7 +87,7 @@ class TimerState:
         """Recalled, replaced, or gone to another broker group."""
         return identity in self._cancelled
 
-    def is_departed(self, identity: int) -> bool:
+    def is_migrated(self, identity: int) -> bool:
         """Another broker group has it, or is being asked to take it."""
         return bool(self._cancelled.get(identity, 0) & _DEPARTED)
 
@@ -129,10 +129,10 @@ class TimerState:
         if timer.key > self.cursor:
             return True
         if (timer.identity in self.late or not moved) and timer.identity not in self._cancelled:
-            self.waits_late(timer)
+            self.is_late(timer)
         return False
 
-    def waits_late(self, timer: Timer) -> None:
+    def is_late(self, timer: Timer) -> None:
         """It is late, and its body is here now, unless a newer place of it is known.
 
         A moved body says so itself: its first record may be gone before a start judges it.
@@ -181,7 +181,7 @@ class TimerState:
         self.cursor = (last.due_ms, last.identity)
         self._forget_cancelled(last.due_ms - KEEP_CANCELLED_MS)
 
-    def depart(self, due_ms: int, identity: int, topic_id: int) -> None:
+    def migrate(self, due_ms: int, identity: int, topic_id: int) -> None:
         """It is another broker group's from now on (outgoing_timers.py)."""
         self.cancel(due_ms, identity, topic_id)
         self._cancelled[identity] |= _DEPARTED
@@ -195,7 +195,7 @@ class TimerState:
         self._cancelled[identity] = due_ms
         heappush(self._cancelled_by_due, (due_ms, identity))
 
-    def recounted(self, record: TimerRecount) -> None:
+    def apply_recount(self, record: TimerRecount) -> None:
         """The daily count found that many of a topic."""
         self.pending[record.topic_id] = record.pending
         if not record.pending:

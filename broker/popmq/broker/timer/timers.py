@@ -117,7 +117,7 @@ class Timers:
             on_damage=self.service.rebuild,
         )
 
-    def beside(self) -> list[Timer]:
+    def timers_outside_wheel(self) -> list[Timer]:
         """Those that are late, and what was stored just now."""
         return [*self.state.late.values(), *self.service.queue.not_enqueued()]
 
@@ -167,7 +167,7 @@ class Timers:
         self.service.promote()
         self.bodies.begin()
 
-    def slave_keeps_from(self) -> int:
+    def slave_keep_position(self) -> int:
         """Records of the timer queue from this position on are not enqueued, or not judged, yet."""
         queue, enqueue = self.service.queue.queue, self.service.enqueue
         offset = max(min(enqueue.curr_queue_offset, self.state.judged), queue.min_offset)

@@ -117,11 +117,11 @@ class CheckService:
                 elif self._may_give_up(half):
                     self._halves.give_up(half)
                 else:
-                    self._table.due_again(half)
+                    self._table.schedule_check(half)
                     done -= 1
             except ColdRead:
                 for left in due[at:]:
-                    self._table.due_again(left)
+                    self._table.schedule_check(left)
                 raise
         return done
 
@@ -180,7 +180,7 @@ class CheckService:
         if half is None:
             return None
         if half.unit.position >= self._store.confirmed:
-            self._table.due_again(half)  # retention has just moved it
+            self._table.schedule_check(half)  # retention has just moved it
             return None
         message = self._halves.read(half)
         if message is None:

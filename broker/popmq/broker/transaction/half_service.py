@@ -80,7 +80,7 @@ class HalfService:
         transaction = self.id_of(topic.id, offset, entry.message_id)
         return PutResult(message=transaction, queue_id=queue_id, queue_offset=offset)
 
-    def told_again(self, topic_id: int, message_id: str, known: FirstSend) -> PutResult:
+    def repeat_result(self, topic_id: int, message_id: str, known: FirstSend) -> PutResult:
         """The first receipt for a resend, with its transaction id if it was a half message."""
         if not known.half:
             return known.result

@@ -89,7 +89,7 @@ class TransactionTable:
         self._forget_order()
         return self.pending[order[0][1]] if order and order[0][0] < log_ms else None
 
-    def due_again(self, half: HalfMessage) -> None:
+    def schedule_check(self, half: HalfMessage) -> None:
         """It was given by `take_due`, and nothing came of it."""
         heappush(self._due, (half.due_ms, half.offset))
 

@@ -29,8 +29,8 @@ class Alert:
 
     name: str
     value: str
-    beyond: str
-    lasting: str
+    threshold: str
+    hold_duration: str
     severity: Severity
     summary: str
     what_to_do: str
@@ -43,7 +43,7 @@ class Alert:
 
     @property
     def expression(self) -> str:
-        return f"{self.value} {self.beyond}"
+        return f"{self.value} {self.threshold}"
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -61,7 +61,7 @@ def rules(alerts: Iterable[Alert]) -> str:
         lines += [
             f"      - alert: {alert.name}",
             f"        expr: {_text(alert.expression)}",
-            f"        for: {alert.lasting}",
+            f"        for: {alert.hold_duration}",
             f"        labels: {{severity: {alert.severity.value}}}",
             "        annotations:",
             *(f"          {key}: {_text(text)}" for key, text in alert.annotations.items()),

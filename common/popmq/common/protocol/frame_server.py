@@ -282,11 +282,11 @@ class _ServerConnection(FrameConnection):
 
     def _watch(self) -> None:
         stalled_s = self.settings.max_stalled_ms / 1000
-        self._stall = self._loop.call_later(stalled_s, self._look_at_peer, self.left_bytes())
+        self._stall = self._loop.call_later(stalled_s, self._look_at_peer, self.unsent_bytes_left())
 
     def _look_at_peer(self, left_before: int) -> None:
         """Abort if nothing left since the last look; a peer that reads may take its time."""
-        if self.left_bytes() > left_before:
+        if self.unsent_bytes_left() > left_before:
             self._watch()
             return
         settings = self.settings

@@ -306,7 +306,7 @@ class FrameConnection(asyncio.Protocol):
             self._transport.abort()
         self._end(reason)
 
-    def left_bytes(self) -> int:
+    def unsent_bytes_left(self) -> int:
         """How many of the bytes that were sent the transport has got rid of."""
         assert self._transport is not None
         return self._written - self._transport.get_write_buffer_size()

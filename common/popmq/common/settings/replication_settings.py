@@ -34,5 +34,5 @@ class ReplicationSettings(SettingsSection):
         return self.replicas == 1
 
     @property
-    def least_in_sync(self) -> int:
+    def effective_min_in_sync(self) -> int:
         return self.min_in_sync or max(1, self.replicas - 1)

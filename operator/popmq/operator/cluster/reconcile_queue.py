@@ -68,7 +68,7 @@ class ReconcileQueue:
         return len(self._tasks)
 
     @property
-    def longest_look_s(self) -> float:
+    def longest_reconcile_s(self) -> float:
         """Of the looks that go on now; large when one hangs."""
         now = self._monotonic()
         return max((now - begun for begun in self._begun.values()), default=0.0)

@@ -73,7 +73,7 @@ class BrokersSpec:
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
     least: int
-    most: int
+    max_replicas: int
     cpu_percent: int
     loop_busy_metric: str
     loop_busy_percent: int

@@ -117,7 +117,7 @@ def _autoscaler(spec: ClusterSpec, wanted: Autoscaling) -> Manifest:
     scaler["spec"] = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": names.proxy},
         "minReplicas": wanted.least,
-        "maxReplicas": wanted.most,
+        "maxReplicas": wanted.max_replicas,
         "metrics": metrics,
         "behavior": {
             "scaleUp": {

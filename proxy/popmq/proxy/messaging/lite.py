@@ -82,7 +82,7 @@ class SyncLiteSubscription:
 
     # -- a broker group with a new master, which knows of no subscription
 
-    def tell_again(self, broker: str) -> None:
+    def resend_to(self, broker: str) -> None:
         """Tell it what clients said here lately; they say it themselves within 30 s."""
         self._forget_old()
         beginning = not self._again.get(broker)

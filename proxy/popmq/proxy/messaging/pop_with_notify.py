@@ -66,7 +66,7 @@ class PopWithNotify:
         else:
             self._consume(self._names[0], self._first_popped)
 
-    def turn_notified(self) -> None:
+    def switch_to_notify(self) -> None:
         """Wait with notifications from now on: this receive alone does not cover all groups."""
         if self._over or not self.plain:
             return
@@ -100,7 +100,7 @@ class PopWithNotify:
         if self._took(name, popped):
             return
         if isinstance(popped, PopmqError):
-            self.turn_notified()
+            self.switch_to_notify()
         else:
             self._end(name, popped)
 
@@ -210,7 +210,7 @@ class PopWithNotifySet:
         if self._plain:
             other = next(iter(self._plain))
             turned = self._notified[other] = self._plain.pop(other)
-            turned.turn_notified()
+            turned.switch_to_notify()
 
     def stop(self) -> None:
         for poll in (*self._notified.values(), *self._plain.values()):

@@ -83,7 +83,7 @@ class Telemetry:
                 if stream.said is not None:
                     yield ConnectedClient(client_id, stream.peer, stream.said)
 
-    def hears_lite(self, client_id: str) -> bool:
+    def has_lite_stream(self, client_id: str) -> bool:
         """Whether it has a stream here, and said that it consumes lite topics."""
         return any(stream.consumes_lite for stream in self.streams_of(client_id))
 

@@ -24,7 +24,7 @@ class ClusterFaults:
         self._world = world
         self._rng = world.rng
         self.apart = IsolatedMaster(world)
-        wipes = world.settings.replication.least_in_sync > 1
+        wipes = world.settings.replication.effective_min_in_sync > 1
         clocks = 2.0 if world.skewed else 0.2
         self._kinds: list[tuple[Callable[[], None], float]] = [
             (self._crash, 6),

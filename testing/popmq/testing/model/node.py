@@ -319,7 +319,7 @@ class ModelNode:
             for one in sorted(sync.members - {sync.own_id}):
                 if behind.get(one, LAGGARD_MS) >= LAGGARD_MS:
                     wanted = wanted or sync.shrink(one)
-            for one in sorted(sync.acked.keys() - sync.in_force):
+            for one in sorted(sync.acked.keys() - sync.maximal_set):
                 if silent.get(one, LAGGARD_MS) < LAGGARD_MS // 2:
                     self._pending_ms = now_ms
                     wanted = wanted or sync.expand(one)

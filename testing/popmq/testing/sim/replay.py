@@ -30,7 +30,7 @@ from popmq.testing.harness.core_broker import QueuedFlusher
 from popmq.testing.oracle.delivery_oracle import Oracle
 
 # What the log does not say of a live check point; the root is compared by its key.
-_SOFT = ("root", "due_ms", "snapshot", "marks")
+_SOFT = ("first_check_point", "due_ms", "snapshot", "marks")
 _LIVE_FIELDS = [field.name for field in fields(PopCheckPoint) if field.name not in _SOFT]
 _LIVE_FIELDS.append("buffered")  # of the marks the only one that is not soft
 _INDEX_SHARE = 8  # one message of so many is looked for in both key indexes
@@ -117,10 +117,10 @@ class ReplayCheck:
         for content, _ in broker.registry.begin_snapshot():
             yield from _meta_records(content)
         for ck in broker.table:
-            root = ck.root.key if ck.root is not None else None
+            root = ck.first_check_point.key if ck.first_check_point is not None else None
             yield f"check point {ck.key}", (*(getattr(ck, name) for name in _LIVE_FIELDS), root)
             for member in member_bits(ck.members & ~(ck.acked | ck.revived)):
-                if ck.root is None:
+                if ck.first_check_point is None:
                     place = f"{ck.topic_id}/{ck.queue_id}/{ck.offset_of(member)}"
                     yield f"moved body {place}", broker.table.moved.of_member(ck, member)
             yield f"attempt id of {ck.key}", _receive_of(broker, ck)

@@ -68,9 +68,9 @@ class RetentionChecks:
         """After a good start; returns whether what was passed over may come again."""
         broker, old_cut = self._machine.broker, self._cut
         store = broker.store
-        cut, store.retention.on_cut = store.retention.on_cut, self._on_cut
+        cut, store.retention.on_truncated = store.retention.on_truncated, self._on_cut
         self._product_cut = cut
-        moved, store.on_moved = store.on_moved, self._on_moved
+        moved, store.on_relocated = store.on_relocated, self._on_moved
         self._product_moved = moved
         self._cut = self._moves_end = self._moved_before = self._gaps = self._deleted = 0
         broker.offset_reset = _WatchedReset(broker, self._before_reset, self._after_reset)
@@ -296,7 +296,7 @@ def _unread(progress: QueueProgress, start: int, end: int) -> int:
     """How many of the offsets [start, end) were not given to the group, nor passed over."""
     if not isinstance(progress, FifoProgress):
         return max(0, end - max(progress.cursor, start))
-    start = max(start, progress.committed, progress.expired_to)
+    start = max(start, progress.committed, progress.expired_until)
     offsets = range(start, max(start, end))
     return sum(progress.is_waiting(one) and one not in progress.attempts for one in offsets)
 

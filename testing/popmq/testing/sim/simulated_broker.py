@@ -120,7 +120,7 @@ class SimulatedBroker:
             self._epoch_starts = [*kept, position]
             return epoch
 
-        store.begin_epoch = begin_epoch
+        store.open_epoch = begin_epoch
         store.log_time.epoch_starts = lambda: self._epoch_starts
 
     def begin(self) -> None:

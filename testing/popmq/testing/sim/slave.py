@@ -242,7 +242,7 @@ class Slave:
         store = self.machine.broker.store
         if self._cutting or self._installing or self._limit != _NOWHERE:
             return False
-        data = self._master.broker.store.replicas.recent(store.end, limit)
+        data = self._master.broker.store.replicas.read_tail(store.end, limit)
         if data is None:
             assert store.end < self._master.broker.store.start, f"{store.end} is in no log"
             self._anew = True  # too far behind
