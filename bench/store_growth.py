@@ -91,7 +91,7 @@ def watch_dispatch(broker: Broker) -> Callable[[], float]:
 def fill(broker: Broker, records: int, body: bytes) -> tuple[float, float, float]:
     """CPU per record over all, over the last tenth, and of dispatch over all."""
     pending: list[Callable[[], None]] = []
-    broker.store.soon = pending.append
+    broker.store.call_soon = pending.append
     dispatch_s = watch_dispatch(broker)
     requests = ClientRequests(broker)
     properties = b"\x1a\x20" + b"0123456789ABCDEF" * 2  # a message id of 32 characters
@@ -114,7 +114,7 @@ def fill(broker: Broker, records: int, body: bytes) -> tuple[float, float, float
 
 
 def pop_some(broker: Broker) -> None:
-    want = ClientRequests(broker).want(PopRequest("bench", "g", "bench", 32, 3_600_000, 0))
+    want = ClientRequests(broker).resolve_pop(PopRequest("bench", "g", "bench", 32, 3_600_000, 0))
     for _ in range(IN_FLIGHT // 32):
         try:
             broker.pops.pop(want)

@@ -30,7 +30,7 @@ def core() -> CoreBroker:
 def audited(core: CoreBroker, group: str = "g") -> Balance:
     """One more recount, whole."""
     audit = core.broker.audit
-    audit.asked()
+    audit.on_scrape()
     before, start = audit.passes, core.clock.boot_ms()
     while audit.passes == before:
         core.tick()
@@ -305,7 +305,7 @@ def test_a_cut_waits_until_its_records_are_confirmed(core: CoreBroker) -> None:
     before = audit.passes
     core.clock.advance(APART_MS)
     core.ask(Kind.POP, pop("orders", "g", limit=2), settle=False)
-    audit.asked()
+    audit.on_scrape()
     for _ in range(50):
         core.clock.advance(10)
         audit.step()
@@ -322,7 +322,7 @@ def test_what_was_not_confirmed_when_it_began_is_read(core: CoreBroker) -> None:
     core.clock.advance(2_000)
     assert core.broker.revive.step() == 1
     core.ask(Kind.POP, pop("orders", "g", limit=1), settle=False)
-    core.broker.audit.asked()
+    core.broker.audit.on_scrape()
     core.broker.audit.step()  # the oldest check point is the second, and neither is confirmed
     core.settle()
     assert audited(core).in_flight == 1
@@ -337,7 +337,7 @@ def test_with_too_many_check_points_it_waits(
     monkeypatch.setattr(audit_module, "BEGIN_LIMIT", 1)
     audit = core.broker.audit
     for _ in range(4):
-        audit.asked()
+        audit.on_scrape()
         core.advance(APART_MS)
     assert (audit.passes, audit.restarts > 1, audit._ledger) == (1, True, None)
     monkeypatch.undo()
@@ -370,7 +370,7 @@ def test_under_any_history_nothing_is_unaccounted_for(core: CoreBroker, seed: in
                     core.change("orders", group, mine.pop().handle, rng.choice([500, 5_000]))
             case _:
                 core.advance(rng.choice([10, 1_500, 20_000]))
-        core.broker.audit.asked()
+        core.broker.audit.on_scrape()
     for group in held:
         balance = audited(core, group)
         assert sums_up(balance), (seed, group, balance)

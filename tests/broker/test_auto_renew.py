@@ -230,7 +230,7 @@ def test_a_clock_that_went_back_makes_no_broker_live_longer() -> None:
 def test_clients_that_are_remembered_are_bounded() -> None:
     liveness = ClientLiveness()
     for client in range(CLIENT_LIMIT + 10):
-        liveness.heard(client, 1_000)
+        liveness.mark_seen(client, 1_000)
     assert len(liveness._heard_ms) == CLIENT_LIMIT
     liveness.forget(100_000)
     assert not liveness._heard_ms

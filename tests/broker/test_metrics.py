@@ -126,7 +126,7 @@ def test_the_age_of_the_oldest_ready_message_is_found_while_somebody_scrapes(
     assert by_labels(core, "consumer_queueing_latency_seconds") == {("g", "orders"): 0}
     core.advance(ASKED_MS + APART_MS)
     core.advance(1)
-    looks = core.broker.lag_watch.pairs["g", "orders"].looks
+    looks = core.broker.lag_watch.pairs["g", "orders"].samples
     last = looks[-1]
     core.advance(10 * APART_MS)
     assert looks[-1] == last, "it goes on looking though nobody asks"

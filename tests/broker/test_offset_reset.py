@@ -358,7 +358,7 @@ def test_a_snapshot_that_runs_during_a_reset_states_the_moment_before() -> None:
 def state(of: CoreBroker | CheckPointTable) -> tuple[object, ...]:
     table = of.broker.table if isinstance(of, CoreBroker) else of
     return (
-        sorted((ck.key, ck.members, ck.acked, ck.revived, ck.moved) for ck in table),
+        sorted((ck.key, ck.members, ck.acked, ck.revived, ck.superseded) for ck in table),
         sorted(
             (place, p.committed, p.cursor, p.in_flight, [c.next_offset for c in p.open])
             for place, p in table.progress_items()

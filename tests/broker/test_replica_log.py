@@ -32,7 +32,7 @@ class Copy:
         self.store = MessageStore(
             ResidentDisk(), str(folder), settings, ManualClock(), QueuedFlusher(self._calls)
         )
-        self.store.soon = self._calls.append
+        self.store.call_soon = self._calls.append
         self.store.on_durable = self.confirmed_of.append
         self.store.open()
         self.store.recover(lambda record: None)
@@ -172,7 +172,7 @@ def test_what_was_cut_is_gone_from_the_disk_and_others_follow(tmp_path: Path) ->
     done = []
     cut_at = ends[7]
     copy.store.confirm(ends[3])
-    copy.store.replicas.cut(cut_at, known=ends[3], done=lambda: done.append(copy.store.end))
+    copy.store.replicas.truncate(cut_at, known=ends[3], done=lambda: done.append(copy.store.end))
     assert not done  # off the loop, behind what was on its way
     copy.settle()
     assert done == [cut_at]
@@ -194,14 +194,14 @@ def test_a_cut_below_the_confirmed_position_or_inside_a_record_breaks_a_rule(
     made.send("orders", b"x" * 100)
     copy = Copy(tmp_path / "b", made.settings.store)
     copy_all(made.broker.store, copy, random.Random(1))
-    copy.store.replicas.cut(copy.store.end - 3, known=0, done=lambda: None)
+    copy.store.replicas.truncate(copy.store.end - 3, known=0, done=lambda: None)
     with pytest.raises(AssertionError, match="inside the record"):
         copy.settle()
     copy = Copy(tmp_path / "c", made.settings.store)
     copy_all(made.broker.store, copy, random.Random(1))
     copy.store.confirm(copy.store.end)
     with pytest.raises(AssertionError, match="confirmed"):
-        copy.store.replicas.cut(0, known=0, done=lambda: None)
+        copy.store.replicas.truncate(0, known=0, done=lambda: None)
 
 
 def test_a_cut_behind_a_damaged_record_removes_nothing_and_names_it(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_cut_behind_a_damaged_record_removes_nothing_and_names_it(tmp_path: Pa
     with log.open("r+b") as file:
         file.seek(at)
         file.write(b"y")
-    copy.store.replicas.cut(copy.store.end, known=0, done=lambda: None)
+    copy.store.replicas.truncate(copy.store.end, known=0, done=lambda: None)
     with pytest.raises(
         StoreDamaged, match=rf"{log.name}.*cut at \d+ .*damaged: run `popmq doctor`"
     ):

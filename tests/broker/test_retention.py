@@ -82,7 +82,7 @@ def test_a_message_in_flight_for_longer_than_the_retention_is_moved_and_comes_ba
     new = core.change("orders", "g", held.handle, 12 * HOUR_MS)
     fill(core, 300)
     assert log_files(tmp_path)[0] > 0
-    assert core.broker.store.retention.moved >= 1
+    assert core.broker.store.retention.relocated >= 1
     for clean in (True, False):
         if clean:
             core.stop()
@@ -106,7 +106,7 @@ def test_an_acked_message_is_not_moved(tmp_path: Path) -> None:
     core.ack("orders", "g", one.handle)
     fill(core, 200)
     assert core.broker.store.retention.deleted_segments > 0
-    assert core.broker.store.retention.moved == 0
+    assert core.broker.store.retention.relocated == 0
 
 
 def test_offsets_go_on_after_everything_of_a_queue_expired(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_day_of_retention_with_crashes_loses_no_live_message() -> None:
             core.start()
     names = disk.names(SHORT.broker.data + "/commitlog")
     assert len(names) < 20
-    assert core.broker.store.retention.moved >= 10
+    assert core.broker.store.retention.relocated >= 10
     done = set()
     for _ in range(12):
         for number, handle in held.items():

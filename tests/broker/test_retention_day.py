@@ -170,7 +170,7 @@ def test_a_day_of_retention_deletes_nothing_that_is_pending_and_bounds_the_disk(
     assert day.received("keys", "ordered") == []
     day.core.run_steps()  # a1 came back long ago, and is parked as well
     registry = day.core.broker.registry
-    day.core.broker.parking.change(
+    day.core.broker.parking.apply_action(
         registry.group("ordered"), registry.topic("keys"), "a", UnparkAction.RESUME
     )
     day.core.run_steps()

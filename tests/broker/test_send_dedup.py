@@ -224,7 +224,7 @@ def test_at_the_bound_the_oldest_ids_leave_and_are_counted() -> None:
 
 def filled(receipts: SendDeduplication, first: int, end: int, log_ms: int) -> None:
     for number in range(first, end):
-        receipts.enter(7, b"m-%d" % number, number % 8, number, 0, log_ms + number)
+        receipts.restore_entry(7, b"m-%d" % number, number % 8, number, 0, log_ms + number)
 
 
 def test_a_snapshot_has_what_was_there_when_it_began() -> None:
@@ -244,14 +244,14 @@ def test_a_snapshot_has_what_was_there_when_it_began() -> None:
 def test_forgetting_is_bounded_in_one_step() -> None:
     table = SendDeduplication(DedupSettings(window_ms=1_600, max_ids=10_000))
     for number in range(5_000):
-        table.enter(7, b"%d" % number, 0, number, 0, 0)
+        table.restore_entry(7, b"%d" % number, 0, number, 0, 0)
     assert [table.step(10_000) for _ in range(4)] == [2_048, 2_048, 904, 0]
 
 
 def test_a_receipt_comes_back_whole_whatever_its_numbers() -> None:
     table = SendDeduplication(DedupSettings())
     result = PutResult(queue_id=1_023, queue_offset=(1 << 63) + 5, due_ms=1_800_000_000_000)
-    table.stored((1 << 32) - 1, "é" * 127, result, 1)
+    table.record_send((1 << 32) - 1, "é" * 127, result, 1)
     other = SendDeduplication(DedupSettings())
     for content, _ in table.begin_snapshot():
         other.restore(content)
@@ -264,22 +264,22 @@ def test_a_replay_of_many_ids_holds_no_more_than_the_bound_and_a_sixteenth() -> 
     table = SendDeduplication(DedupSettings(window_ms=600_000, max_ids=1_600))
     filled(table, 0, 20_000, 0)
     assert (len(table), table.evicted) == (1_600, 18_400)
-    assert table.held <= 1_700
+    assert table.held_ids <= 1_700
     assert sum(1 for _ in table.items()) == 1_600
 
 
 def test_a_replay_of_a_long_time_holds_the_window_and_a_sixteenth_of_it() -> None:
     table = SendDeduplication(DedupSettings(window_ms=1_600, max_ids=100_000))
     filled(table, 0, 20_000, 0)  # one each millisecond
-    assert 1_600 <= len(table) == table.held <= 1_800
+    assert 1_600 <= len(table) == table.held_ids <= 1_800
     assert table.evicted == 0
 
 
 def test_an_id_that_is_sent_again_and_again_after_its_window_is_held_within_the_bound() -> None:
     table = SendDeduplication(DedupSettings(window_ms=600_000, max_ids=160))
     for number in range(5_000):
-        table.enter(7, b"m", 0, number, 0, number)
-    assert table.held <= 170
+        table.restore_entry(7, b"m", 0, number, 0, number)
+    assert table.held_ids <= 170
     assert table.find(7, "m") == (PutResult(queue_id=0, queue_offset=4_999, due_ms=0), False)
 
 
@@ -289,7 +289,7 @@ def test_an_id_that_came_back_from_a_snapshot_is_known_for_the_whole_window() ->
     # The first bucket is full, and half of it is gone.
     stored_ms = [0, *[990] * 9, 991, 1_985, *[1_986] * 153]
     for number, log_ms in enumerate(stored_ms):
-        table.enter(7, b"m-%d" % number, 0, number, 0, log_ms)
+        table.restore_entry(7, b"m-%d" % number, 0, number, 0, log_ms)
     for content, _ in table.begin_snapshot():
         other.restore(content)
     assert sorted(other.items()) == sorted(table.items())

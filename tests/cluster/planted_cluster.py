@@ -120,7 +120,7 @@ def new_master_cuts_to_known_confirmed(patch: Patch) -> None:
             epochs.cut_suffix(position)
             begin(self, record)
 
-        store.slave.cut(position, cut)
+        store.slave.truncate(position, cut)
 
     patch.setattr(BrokerNode, "_begin_to_lead", wrong)
 
@@ -210,25 +210,25 @@ def slave_applies_what_is_not_confirmed(patch: Patch) -> None:
 
 
 def clients_let_in_before_the_epoch_start_is_confirmed(patch: Patch) -> None:
-    begin = MasterRole.begin
+    begin = MasterRole.start
 
     def wrong(self: MasterRole) -> None:
         begin(self)
         self._gate.clients.open(self.server)
 
-    patch.setattr(leadership.MasterRole, "begin", wrong)
+    patch.setattr(leadership.MasterRole, "start", wrong)
 
 
 def slaves_serve_clients(patch: Patch) -> None:
     """What arrives at a slave that led before is served by what it was."""
-    end = MasterRole.end
+    end = MasterRole.resign
 
     def wrong(self: MasterRole, why: str) -> None:
         server = self.server
         end(self, why)
         self._gate.clients.open(server)
 
-    patch.setattr(MasterRole, "end", wrong)
+    patch.setattr(MasterRole, "resign", wrong)
 
 
 def hand_over_waits_for_nobody(patch: Patch) -> None:
@@ -327,13 +327,13 @@ def refusals_rest_on_what_is_not_confirmed(patch: Patch) -> None:
 
 def nobody_is_taken_for_alive_after_a_switch(patch: Patch) -> None:
     """A new master takes clients for gone that it has not heard yet (D6: 30 s)."""
-    patch.setattr(ClientLiveness, "started", lambda self, now_ms: None)
+    patch.setattr(ClientLiveness, "start_grace", lambda self, now_ms: None)
 
 
 def renewed_for_ever(patch: Patch) -> None:
     """A push consumer's good-bye changes nothing."""
-    patch.setattr(ClientLiveness, "gone", lambda self, client: None)
-    patch.setattr(ClientLiveness, "alive", lambda self, client, now_ms: True)
+    patch.setattr(ClientLiveness, "on_client_closed", lambda self, client: None)
+    patch.setattr(ClientLiveness, "is_alive", lambda self, client, now_ms: True)
 
 
 def newest_bytes_kept_after_a_cut(patch: Patch) -> None:

@@ -169,14 +169,14 @@ class History:
         if what is not UnparkAction.RESUME:
             for origin, offset in key.messages:
                 one = self.messages[(key.queue_id, origin)]
-                if offset not in progress.held:
+                if offset not in progress.in_flight_offsets:
                     one.over = True
                 elif what is UnparkAction.DEAD_LETTER:
                     one.doubtful = True  # as soon as it is not in flight any more
         topic = broker.registry.topic("orders")
         group = broker.registry.group("g")
         if broker.table.parked.find(group.id, topic.id, key.queue_id, key.name) is key:
-            broker.parking.say(group.id, key.parking_id, key.messages[0][1], what)
+            broker.parking.set_action(group.id, key.parking_id, key.messages[0][1], what)
         self.core.settle()
         self.core.run_steps()
 

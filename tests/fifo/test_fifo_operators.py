@@ -141,7 +141,7 @@ def test_explain_tells_of_parked_messages_and_of_those_that_became_dead_letters(
     core.run_steps()
     assert told(core, "a2") == ("BLOCKED", 1)
     assert lag(core).blocked == 1
-    core.broker.parking.change(group, topic, "a", UnparkAction.DEAD_LETTER)
+    core.broker.parking.apply_action(group, topic, "a", UnparkAction.DEAD_LETTER)
     core.run_steps()
     assert told(core, "a2")[0] == "DEAD_LETTERED"
 

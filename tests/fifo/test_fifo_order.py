@@ -127,7 +127,7 @@ def test_what_ended_behind_a_stuck_message_is_one_range_however_much_it_is(
     for number in range(300):
         send(core, f"a{number}")
         ack(core, *receive(core))
-    assert list(progress(core).over) == [(1, 301)]
+    assert list(progress(core).finished) == [(1, 301)]
     assert progress(core).committed == 0
 
 

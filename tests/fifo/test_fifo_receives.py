@@ -155,7 +155,7 @@ def test_a_notification_is_true_for_the_attempt_that_holds_the_messages_only(
 
     def ready(attempt_id: str) -> bool:
         request = hop.decode_pop(pop("orders", "g", attempt_id=attempt_id))
-        return core.broker.fifo.has_ready(ClientRequests(core.broker).want(request))
+        return core.broker.fifo.has_ready(ClientRequests(core.broker).resolve_pop(request))
 
     assert ready("one")
     core.receive("orders", "g", attempt_id="one")
@@ -283,8 +283,8 @@ def test_a_push_consumer_keeps_its_message_group_until_it_says_good_bye(core: Co
     assert names(list(hop.decode_pop_reply(reply).deliveries)) == ["a1"]
     for _ in range(20):
         core.advance(10_000)
-        ClientRequests(core.broker).hear(hop.ClientsReport(["a-client"], []))
+        ClientRequests(core.broker).on_clients_report(hop.ClientsReport(["a-client"], []))
     assert receive(core) == []
-    ClientRequests(core.broker).hear(hop.ClientsReport([], ["a-client"]))
+    ClientRequests(core.broker).on_clients_report(hop.ClientsReport([], ["a-client"]))
     core.run_steps()
     assert attempts(receive(core)) == [("a1", 2), ("a2", 1)]

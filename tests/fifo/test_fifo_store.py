@@ -165,6 +165,6 @@ def test_parked_messages_outlive_the_retention(tmp_path: Path) -> None:
     core.ack("orders", "g", stuck.handle)
     registry = core.broker.registry
     group, topic = registry.group("g"), registry.topic("orders")
-    assert core.broker.parking.change(group, topic, "a", UnparkAction.RESUME) == 2
+    assert core.broker.parking.apply_action(group, topic, "a", UnparkAction.RESUME) == 2
     core.run_steps()
     assert attempts(core.receive("orders", "g")) == [("a2", 1), ("a3", 1)]

@@ -26,7 +26,7 @@ def state(core: CoreBroker, message_id: str) -> str:
 
 def say(core: CoreBroker, key: str, what: UnparkAction) -> None:
     registry = core.broker.registry
-    core.broker.parking.change(registry.group("g"), registry.topic("orders"), key, what)
+    core.broker.parking.apply_action(registry.group("g"), registry.topic("orders"), key, what)
     core.settle()
 
 

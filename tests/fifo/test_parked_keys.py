@@ -51,7 +51,9 @@ def parked(core: CoreBroker) -> dict[str, int]:
 
 def say(core: CoreBroker, key: str, what: UnparkAction) -> int:
     registry = core.broker.registry
-    messages = core.broker.parking.change(registry.group("g"), registry.topic("orders"), key, what)
+    messages = core.broker.parking.apply_action(
+        registry.group("g"), registry.topic("orders"), key, what
+    )
     core.run_steps()
     return messages
 
@@ -228,7 +230,7 @@ def test_dead_lettered_messages_go_there_in_order_once(how: str) -> None:
     core, stuck = with_a_parked_key()
     ack(core, stuck, *receive(core))
     registry = core.broker.registry
-    core.broker.parking.change(
+    core.broker.parking.apply_action(
         registry.group("g"), registry.topic("orders"), "a", UnparkAction.DEAD_LETTER
     )
     assert core.broker.parking.step(limit=4) == 4
@@ -282,7 +284,7 @@ def test_parked_keys_go_with_their_topic_and_their_group(gone: str) -> None:
     registry = core.broker.registry
     registry.delete_topic("orders") if gone == "topic" else registry.delete_group("g")
     assert registry.find_topic(PARKING) is None
-    assert list(core.broker.table.parked.places()) == []
+    assert list(core.broker.table.parked.parked_queues()) == []
     assert [one for one in core.broker.table.progress_items()] == []
 
 

@@ -130,7 +130,7 @@ class Replica:
         self.side = self.slave = None
         self.flusher = HeldFlusher(self.world.calls)
         self.store = MessageStore(self.disk, "data", STORE, self.world.clock, self.flusher)
-        self.store.soon = self.world.calls.append
+        self.store.call_soon = self.world.calls.append
         self.store.on_durable = self._durable
         self.store.replicas.keep_tail(1 << 20)
         self.store.open()

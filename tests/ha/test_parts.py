@@ -124,7 +124,7 @@ def test_a_cancel_of_an_older_life_reaches_nobody() -> None:
     which, old, new = gate(), Served(), Served()
     which.clients.open(old)
     number, _ = ask(which, Kind.POP)
-    which.clients.forget()
+    which.clients.detach()
     which.cancel(number)
     which.clients.open(new)
     which.cancel(number)

@@ -27,7 +27,7 @@ SHORT = LiteSettings(ttl_ms=60_000)
 def audited(core: CoreBroker, group: str = "g") -> Balance:
     """One more recount, whole."""
     audit = core.broker.audit
-    audit.asked()
+    audit.on_scrape()
     before, start = audit.passes, core.clock.boot_ms()
     while audit.passes == before:
         core.tick()

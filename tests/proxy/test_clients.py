@@ -29,7 +29,7 @@ class _Telling:
 
 def alive(core: CoreBroker, client_id: str) -> bool:
     broker = core.broker
-    return broker.liveness.alive(client_number(client_id), broker.store.log_ms())
+    return broker.liveness.is_alive(client_number(client_id), broker.store.log_ms())
 
 
 def deaf(ports: Mapping[str, Port]) -> ClientReporter:

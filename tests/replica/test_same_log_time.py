@@ -116,7 +116,7 @@ def parked_keys_that_operators_end(core: CoreBroker) -> None:
     parked_keys(core)
     registry = core.broker.registry
     owners = registry.group("g"), registry.topic("orders")
-    core.broker.parking.change(*owners, "a", UnparkAction.DEAD_LETTER)
+    core.broker.parking.apply_action(*owners, "a", UnparkAction.DEAD_LETTER)
     core.run_steps()
     assert core.broker.parking.dead_lettered > 0
 

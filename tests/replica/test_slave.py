@@ -348,11 +348,11 @@ def test_records_that_the_new_master_never_had_are_cut_before_they_are_applied(p
     pair.slave.take(pair.master)  # of which nothing is confirmed
     store, done = pair.slave.broker.store, []
     assert store.slave is not None
-    store.slave.cut(agreed, lambda: done.append(store.end))
+    store.slave.truncate(agreed, lambda: done.append(store.end))
     pair.slave.settle()
     assert done == [agreed]
     with pytest.raises(AssertionError, match="applied"):
-        store.slave.cut(agreed - 100, lambda: None)
+        store.slave.truncate(agreed - 100, lambda: None)
     other = Pair(pair.folder / "other")
     other.master.topic("elsewhere")
     promoted = pair.fail_over()

@@ -33,7 +33,7 @@ def copied(
     data = change(path.read_bytes())
     install = made.broker.following.begin_install(master.start)
     for at in range(0, len(data), 1_000):
-        install.give(data[at : at + 1_000])
+        install.append_chunk(data[at : at + 1_000])
     said: list[str] = []
     install.finish(said.append)
     made.settle()

@@ -31,24 +31,24 @@ def next_while_one_is_in_flight(patch: Patch) -> None:
 
 def order_lost_after_a_start(patch: Patch) -> None:
     """What is in flight is not looked at, so its key is free."""
-    look = OrderInfo.look
+    look = OrderInfo.add_message
 
     def wrong(self: OrderInfo, offset: int, key: bytes, unit: Any, *, held: bool) -> None:
         if not held:
             look(self, offset, key, unit, held=False)
 
-    patch.setattr(OrderInfo, "look", wrong)
+    patch.setattr(OrderInfo, "add_message", wrong)
 
 
 def attempt_not_counted(patch: Patch) -> None:
-    ended = FifoProgress.ended
+    ended = FifoProgress.finish_delivery
 
     def wrong(self: FifoProgress, offsets: Any, *, over: bool, log_ms: int) -> None:
         ended(self, offsets, over=over, log_ms=log_ms)
         for offset in offsets:
             self.attempts.pop(offset, None)
 
-    patch.setattr(FifoProgress, "ended", wrong)
+    patch.setattr(FifoProgress, "finish_delivery", wrong)
 
 
 def retried_through_the_retry_topic(patch: Patch) -> None:

@@ -72,7 +72,7 @@ def renewed_delivery_comes_back(patch: Patch) -> None:
 
 
 def silent_client_keeps_its_deliveries(patch: Patch) -> None:
-    patch.setattr(ClientLiveness, "alive", lambda self, client, now_ms: True)
+    patch.setattr(ClientLiveness, "is_alive", lambda self, client, now_ms: True)
 
 
 def good_bye_ignored(patch: Patch) -> None:

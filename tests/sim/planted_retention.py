@@ -25,7 +25,7 @@ Patch = pytest.MonkeyPatch
 
 
 def live_body_not_moved(patch: Patch) -> None:
-    patch.setattr(MessageStore, "move", lambda self, body: None)
+    patch.setattr(MessageStore, "relocate", lambda self, body: None)
 
 
 def deleted_above_the_older_snapshot(patch: Patch) -> None:
@@ -126,7 +126,7 @@ def parked_bodies_are_forgotten(patch: Patch) -> None:
 
     def wrong(self: InFlightBodies, position: int, held: set[Any]) -> Iterator[Any]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(ParkedKeys, "places", lambda self: iter(()))
+            inner.setattr(ParkedKeys, "parked_queues", lambda self: iter(()))
             pieces = list(returned(self, position, held))
         return iter(pieces)
 

@@ -151,7 +151,7 @@ def recovery_syncs_no_names(patch: Patch) -> None:
 
 def clean_pages_trusted(patch: Patch) -> None:
     """After a failed fsync, what the page cache shows is taken for what the disk has."""
-    patch.setattr(CommitLog, "write_again", lambda self, position: None)
+    patch.setattr(CommitLog, "rewrite_from", lambda self, position: None)
 
 
 def torn_unit_trusted(patch: Patch) -> None:
@@ -163,14 +163,14 @@ def torn_unit_trusted(patch: Patch) -> None:
 
 
 def segments_cut_from_the_front(patch: Patch) -> None:
-    cut = SegmentFiles.cut
+    cut = SegmentFiles.truncate
 
     def wrong(self: SegmentFiles, position: int) -> None:
         for start in [start for start in self._files if start > position]:
             self._remove(start)
         cut(self, position)
 
-    patch.setattr(SegmentFiles, "cut", wrong)
+    patch.setattr(SegmentFiles, "truncate", wrong)
 
 
 def segment_name_not_synced(patch: Patch) -> None:

@@ -45,10 +45,10 @@ def change_keeps_the_old_handle(patch: Patch) -> None:
 
     def wrong(self: CheckPointTable, ck: Any, old_key: tuple[int, int], log_ms: int) -> None:
         old = self.find(*old_key)
-        moved = old.moved if old else 0
+        moved = old.superseded if old else 0
         take_over(self, ck, old_key, log_ms)
         if old is not None:
-            old.moved = moved
+            old.superseded = moved
 
     patch.setattr(CheckPointTable, "_take_over", wrong)
 
@@ -93,13 +93,13 @@ def receive_answered_before_its_check_point(patch: Patch) -> None:
 
 
 def waiter_not_woken(patch: Patch) -> None:
-    patch.setattr(LongPolling, "arrived", lambda self, topic_id, group_id=None: None)
+    patch.setattr(LongPolling, "wake", lambda self, topic_id, group_id=None: None)
 
 
 def waiter_looks_at_the_end_only(patch: Patch) -> None:
     """It gets what is there, and only when its time is over: I13 is kept."""
     waiter_not_woken(patch)
-    park = LongPolling.park
+    park = LongPolling.add_waiter
 
     def wrong(self: LongPolling, waiter: Waiter) -> None:
         give_up = waiter.give_up
@@ -111,7 +111,7 @@ def waiter_looks_at_the_end_only(patch: Patch) -> None:
         waiter.give_up = last_look
         park(self, waiter)
 
-    patch.setattr(LongPolling, "park", wrong)
+    patch.setattr(LongPolling, "add_waiter", wrong)
 
 
 def last_attempt_counted_wrongly(patch: Patch) -> None:

@@ -16,9 +16,9 @@ def undone_attempt_counted(patch: Patch) -> None:
     revive = ReviveService._revive_one
 
     def wrong(self: ReviveService, ck: PopCheckPoint, *more: Any) -> None:
-        undone, ck.undone = ck.undone, False
+        undone, ck.rolled_back = ck.rolled_back, False
         revive(self, ck, *more)
-        ck.undone = undone
+        ck.rolled_back = undone
 
     patch.setattr(ReviveService, "_revive_one", wrong)
 
@@ -40,10 +40,10 @@ def last_attempt_dies_unseen(patch: Patch) -> None:
     def wrong(self: ReviveService, ck: PopCheckPoint, member: int, *more: Any) -> None:
         _, group, message = more[:3]
         attempt = message.attempt + self._table.attempts_before(ck, member)
-        undone = ck.undone
-        ck.undone = undone and attempt < group.max_attempts
+        undone = ck.rolled_back
+        ck.rolled_back = undone and attempt < group.max_attempts
         revive(self, ck, member, *more)
-        ck.undone = undone
+        ck.rolled_back = undone
 
     patch.setattr(ReviveService, "_revive_one", wrong)
 

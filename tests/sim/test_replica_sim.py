@@ -96,8 +96,8 @@ def does_not_judge_at_the_mark(patch: Patch) -> None:
 
 
 def does_not_cut_physically(patch: Patch) -> None:
-    patch.setattr(CommitLog, "cut", lambda self, position, known: None)
-    patch.setattr(SlaveApplier, "cut", lambda self, position: None)
+    patch.setattr(CommitLog, "truncate", lambda self, position, known: None)
+    patch.setattr(SlaveApplier, "truncate", lambda self, position: None)
 
 
 def fires_on_where_it_enqueued(patch: Patch) -> None:
@@ -126,7 +126,7 @@ def forgets_what_it_read_of_a_block(patch: Patch) -> None:
     def wrong(self: SlaveApplier, position: int) -> None:
         return
 
-    patch.setattr(SlaveApplier, "cut", wrong)
+    patch.setattr(SlaveApplier, "truncate", wrong)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def test_a_crash_while_the_tail_is_cut_leaves_no_gap_between_segments() -> None:
             files.segment_for_write(start)
         disk.faults.cut_at(operations)
         with suppress(PowerCut):
-            files.cut(100)
+            files.truncate(100)
         disk.crash(Loss.NOTHING)
         segments(disk).load()
 
@@ -55,7 +55,7 @@ def test_a_tail_cut_by_two_processes_in_turn_leaves_no_gap() -> None:
         for _ in range(2):
             disk.faults.cut_at(seed % 5)
             with suppress(PowerCut):
-                files.cut(100)
+                files.truncate(100)
             disk.crash(Loss.NOTHING)
             files = segments(disk)
             files.load()
@@ -132,7 +132,7 @@ def test_what_a_failed_fsync_left_in_the_page_cache_is_not_taken_for_durable() -
     log.load()
     seen = log.read_up_to(0, 9)
     log.end = len(seen.rstrip(b"\0"))
-    log.write_again(0)
+    log.rewrite_from(0)
     log.sync()
     disk.crash(Loss.ALL)
     log = CommitLog(disk, "data/log", segment_bytes=SEGMENT)

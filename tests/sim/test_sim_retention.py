@@ -25,7 +25,7 @@ def until_moved(core: CoreBroker) -> None:
         core.send("noise", BODY)
         core.clock.advance(60_000)
         core.run_steps()
-        if core.broker.store.retention.moved:
+        if core.broker.store.retention.relocated:
             return
     raise AssertionError("nothing was moved")
 
@@ -111,9 +111,9 @@ def test_a_body_that_is_due_while_retention_moves_it_comes_back() -> None:
     for _ in range(400):
         core.send("noise", BODY)
         core.clock.advance(60_000)
-        while core.broker.step() and not retention.moved:
+        while core.broker.step() and not retention.relocated:
             core.settle()
-        if retention.moved:
+        if retention.relocated:
             break
         core.settle()
     core.clock.advance(12 * HOUR_MS)

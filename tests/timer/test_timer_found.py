@@ -200,13 +200,13 @@ def with_retention_of_an_hour() -> CoreBroker:
 
 def come_due_with_a_moved_body_that_is_not_enqueued(core: CoreBroker, due_ms: int) -> None:
     service, retention = core.broker.timers.service, core.broker.store.retention
-    moved, deleted = core.broker.timers.bodies.moved, retention.deleted_segments
+    moved, deleted = core.broker.timers.bodies.relocated, retention.deleted_segments
     service.enqueue_limit = 0
     while core.clock.wall_ms() < due_ms - 60_000:
         core.clock.advance(60_000)
         core.send("noise", bytes(50_000))
         core.run_steps()
-    assert core.broker.timers.bodies.moved > moved
+    assert core.broker.timers.bodies.relocated > moved
     assert retention.deleted_segments > deleted
     core.advance(60_000)
 
@@ -277,11 +277,11 @@ def test_retention_leaves_records_alone_that_are_not_enqueued_yet(core: CoreBrok
     send(core, "A", now + HOUR)
     core.run_steps()
     bodies, store = core.broker.timers.bodies, core.broker.store
-    assert bodies.keep_from >= store.end
+    assert bodies.keeps_from >= store.end
     send(core, "B", now + HOUR)
-    assert bodies.keep_from == store.last_position
+    assert bodies.keeps_from == store.last_position
     core.run_steps()
-    assert bodies.keep_from >= store.end
+    assert bodies.keeps_from >= store.end
 
 
 def test_a_slot_that_is_damaged_when_the_broker_stops_does_not_keep_it_from_stopping(

@@ -64,7 +64,7 @@ def test_what_leaves_is_read_where_retention_put_it(
     core.run_steps()
     if moved_before:
         pass_days(core, 4)
-        assert core.broker.timers.bodies.moved >= 5
+        assert core.broker.timers.bodies.relocated >= 5
     link = Link(core)
     core.broker.registry.set_draining(True)
     link.step()
@@ -104,7 +104,7 @@ def test_a_body_that_moved_a_moment_ago_leaves_from_its_new_place(tmp_path: Path
         bodies.move(body)
     core.settle()
     core.run_steps()
-    assert bodies.moved == 3
+    assert bodies.relocated == 3
     core.settings = replace(core.settings, timer=replace(core.settings.timer, moves_per_second=3))
     link = Link(core)
     core.broker.registry.set_draining(True)

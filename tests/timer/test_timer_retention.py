@@ -131,7 +131,7 @@ def test_a_timer_that_was_moved_can_be_recalled_and_rescheduled(tmp_path: Path) 
     for name in (b"recalled", b"rescheduled", b"kept"):
         send_in(core, name, 9 * DAY_MS)
     pass_days(core, 4)
-    assert core.broker.timers.bodies.moved >= 3
+    assert core.broker.timers.bodies.relocated >= 3
     assert recall(core, "recalled") is RecallResult.DONE
     topic = core.broker.registry.topic("orders").id
     outcome, _ = core.broker.timers.recall.reschedule(topic, "rescheduled", -DAY_MS)
@@ -152,7 +152,7 @@ def test_a_timer_whose_body_moved_counts_once_for_the_limit_of_its_slot(
     due_ms = core.clock.wall_ms() + days * DAY_MS
     send_in(core, b"moved", days * DAY_MS)
     pass_days(core, 4)
-    assert core.broker.timers.bodies.moved >= 1
+    assert core.broker.timers.bodies.relocated >= 1
     for _ in range(2):
         admission = core.broker.timers.admission
         admission._counts.clear()
@@ -169,15 +169,15 @@ def test_a_timer_that_is_about_to_be_moved_can_be_recalled(tmp_path: Path) -> No
     for _ in range(8 * 4):
         core.send("noise", NOISE)
         core.clock.advance(6 * HOUR_MS)
-        while not retention.moving and core.broker.step():
+        while not retention.is_relocating and core.broker.step():
             core.settle()
-        if retention.moving:
+        if retention.is_relocating:
             break
-    assert retention.moving
-    assert core.broker.timers.bodies.moved == 0
+    assert retention.is_relocating
+    assert core.broker.timers.bodies.relocated == 0
     assert recall(core, "recalled") is RecallResult.DONE
     pass_days(core, 10)
-    assert core.broker.timers.bodies.moved == 0
+    assert core.broker.timers.bodies.relocated == 0
     assert received(core) == []
 
 
@@ -188,7 +188,7 @@ def test_fired_and_recalled_timers_are_not_moved(tmp_path: Path) -> None:
     recall(core, "recalled")
     pass_days(core, 4)
     assert core.broker.store.retention.deleted_segments > 0
-    assert core.broker.timers.bodies.moved == 0
+    assert core.broker.timers.bodies.relocated == 0
 
 
 def test_bodies_that_are_on_the_disk_only_are_moved_without_a_wait_on_the_loop(
@@ -203,7 +203,7 @@ def test_bodies_that_are_on_the_disk_only_are_moved_without_a_wait_on_the_loop(
     for _ in range(4):
         disk.warmed.clear()
         pass_days(core, 1)
-    assert core.broker.timers.bodies.moved >= 20
+    assert core.broker.timers.bodies.relocated >= 20
     assert disk.waits == 0
     disk.cold = False
     pass_days(core, 5)

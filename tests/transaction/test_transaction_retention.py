@@ -36,7 +36,7 @@ def test_a_pending_one_outlives_its_segment_and_is_committed(core: CoreBroker) -
     pass_hours(core, 6)
     store = core.broker.store
     assert store.start > 100_000
-    assert store.retention.moved >= 4  # two of them, again and again
+    assert store.retention.relocated >= 4  # two of them, again and again
     assert end(core, "m-0", halves[0].message) is None
     assert received(core) == ["m-0"]
     proxy = wait(core)

@@ -144,7 +144,7 @@ def rehearse(
         rng=random.Random(0),
     )
     # Nothing is handed to the flusher: what the start itself appends stays out of the index.
-    broker.store.soon = lambda work: None
+    broker.store.call_soon = lambda work: None
     try:
         broker.start()
     except Exception as error:  # whatever a start raises ends the process

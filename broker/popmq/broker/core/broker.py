@@ -185,9 +185,9 @@ class Broker:
         self.following = SlaveLifecycle(self.store, self.timers, self.applier, self._lead)
         self.store.before_batch = self.buffer.before_batch
         self.store.snapshots.before = self.replica_records.before_snapshot
-        self.store.on_dispatched = self.arrivals.grown
+        self.store.on_dispatched = self.arrivals.on_dispatched
         self.store.on_relocated = self.applier.moved
-        self.table.on_unblocked = self.arrivals.freed
+        self.table.on_unblocked = self.arrivals.on_unblocked
         self.registry.on_topic_deleted = self._topic_gone
         self.registry.on_group_deleted = self._group_gone
 
@@ -239,7 +239,7 @@ class Broker:
     def stop(self) -> None:
         """Answer everybody who waits. The shell then lets the store settle and closes it."""
         self.catch_up.release_all()
-        self.polling.dismiss()
+        self.polling.answer_all_empty()
         self.transactions.checks.dismiss()
         self.buffer.write_all()
 
@@ -309,7 +309,7 @@ class Broker:
         """The tables are whole: what a master does beside requests begins."""
         self.lite_expiry.begin()
         self.expiry.run_all()
-        self.liveness.started(self.store.log_ms())
+        self.liveness.start_grace(self.store.log_ms())
         if not self.settings.replication.solo:
             self.replica_records.begin()
 
@@ -331,8 +331,8 @@ class Broker:
         self.catch_up.forget_topic(topic.name)
         self.redriven.drop_topic(topic.id)
         self.transactions.table.drop_topic(topic.id)
-        self.polling.dismiss(topic_id=topic.id)
-        self.lites.drop(topic_id=topic.id)
+        self.polling.answer_all_empty(topic_id=topic.id)
+        self.lites.remove_subscriber(topic_id=topic.id)
         self.sends.topic_gone(topic.name)
         self.pops.delivered.drop(topic=topic.name)
         self.acks.by_pair.drop(topic=topic.name)
@@ -341,7 +341,7 @@ class Broker:
     def _group_gone(self, group: SubscriptionGroup) -> None:
         self.table.drop_group(group.id)
         self.buffer.forget_deleted()
-        self.polling.dismiss(group_id=group.id)
-        self.lites.drop(group_id=group.id)
+        self.polling.answer_all_empty(group_id=group.id)
+        self.lites.remove_subscriber(group_id=group.id)
         self.pops.delivered.drop(group=group.name)
         self.acks.by_pair.drop(group=group.name)

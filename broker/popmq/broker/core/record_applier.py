@@ -186,7 +186,9 @@ class RecordApplier:
         for kind, name in names_in(decode_message(record.data).properties):
             if kind == ID:
                 offset, log_ms = record.header.queue_offset, record.header.log_ms
-                self._receipts.enter(topic_id, name, queue_id, offset, due_ms, log_ms, half=half)
+                self._receipts.restore_entry(
+                    topic_id, name, queue_id, offset, due_ms, log_ms, half=half
+                )
 
     def _apply_parked(self, record: ScannedRecord, token: RevivalToken) -> None:
         header = record.header

@@ -63,7 +63,7 @@ class SendService:
             return self._append(topic, entry, stamp)
         result = self._append(topic, entry, stamp)
         half = entry.type == MessageType.TRANSACTION
-        self._receipts.stored(topic.id, entry.message_id, result, stamp.log_ms, half=half)
+        self._receipts.record_send(topic.id, entry.message_id, result, stamp.log_ms, half=half)
         return result
 
     def _into_lite_topic(self, topic: TopicConfig, entry: PutEntry) -> PutEntry:

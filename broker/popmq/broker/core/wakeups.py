@@ -19,7 +19,7 @@ class Wakeups:
         lites.wake = polling.wake_client
         lites.wake_later = polling.retry_client_waiters
 
-    def grown(self, grown: set[tuple[int, int]]) -> None:
+    def on_dispatched(self, grown: set[tuple[int, int]]) -> None:
         """Confirmed messages arrived: whoever waits for that topic pops."""
         seen = -1
         for topic_id, queue_id in sorted(grown):
@@ -31,18 +31,18 @@ class Wakeups:
                 continue
             seen = topic_id
             if not topics.is_group_owned(topic.name):
-                self._polling.arrived(topic_id)
+                self._polling.wake(topic_id)
                 continue
             place = self._applier.base_of(topic)
             if place is not None:
-                self._polling.arrived(*place)
+                self._polling.wake(*place)
 
-    def freed(self, topic_id: int, group_id: int, queue_id: int) -> None:
+    def on_unblocked(self, topic_id: int, group_id: int, queue_id: int) -> None:
         """A group that gets messages in order may have more of them available: who waits for them
         tries next step."""
         topic = self._registry.topic_by_id(topic_id)
         if topic is not None and topic.type is MessageType.LITE:
-            self._lites.freed(topic, queue_id, group_id)
+            self._lites.on_unblocked(topic, queue_id, group_id)
             return
         if topic is not None and topics.is_parked_topic(topic.name):
             base = self._registry.find_topic(topics.split_group_topic(topic.name)[1])

@@ -57,7 +57,7 @@ class CheckPointBuffer:
         self.written = 0
         self.commits = 0
 
-    def takes(self, invisible_ms: int) -> bool:
+    def accepts(self, invisible_ms: int) -> bool:
         return invisible_ms >= self._min_invisible_ms and self.held < self._size
 
     def open(self, record: ReviveRecord) -> None:
@@ -83,7 +83,7 @@ class CheckPointBuffer:
         self._table.ack_buffered(ck, bits, now_ms)
         self._acked[ck.key] = ck
         if ck.finished:
-            self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+            self.ended.add(now_ms, ck.key, (ck.acked, ck.revived, ck.superseded))
         self._store.schedule_commit()
 
     def unwritten_bits(self, key: Key) -> int:
@@ -223,7 +223,7 @@ class CheckPointBuffer:
             ack = ReviveRecord(ReviveKind.ACK, ck.epoch, ck.sequence, ck.acked)
             ended_ms = self._append(ack)
         self._acked.pop(ck.key, None)
-        self._table.written(ck, written_ms, ended_ms)
+        self._table.mark_logged(ck, written_ms, ended_ms)
 
     def _append(self, record: ReviveRecord) -> int:
         """Returns its log time."""

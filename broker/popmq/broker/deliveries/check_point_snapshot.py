@@ -53,13 +53,13 @@ def encode_check_point(ck: PopCheckPoint) -> bytes:
         ck.client,
         ck.acked,
         ck.revived,
-        ck.moved,
+        ck.superseded,
     )
 
 
 def encode_progress(place: "GroupQueue", progress: QueueProgress) -> bytes:
     head = _QUEUE.pack(
-        *place, len(progress.open), progress.committed, progress.cursor, progress.logged
+        *place, len(progress.open), progress.committed, progress.cursor, progress.is_logged
     )
     return head + b"".join(
         _OPEN.pack(ck.epoch, ck.sequence, ck.next_offset, ck.finished) for ck in progress.open
@@ -70,13 +70,13 @@ def encode_fifo_progress(place: "GroupQueue", progress: FifoProgress) -> bytes:
     attempts = sorted(progress.attempts.items())
     head = _FIFO_QUEUE.pack(
         *place,
-        len(progress.over),
+        len(progress.finished),
         len(attempts),
         progress.committed,
         progress.cursor,
-        progress.logged,
+        progress.is_logged,
     )
-    ranges = b"".join(_RANGE.pack(*one) for one in progress.over)
+    ranges = b"".join(_RANGE.pack(*one) for one in progress.finished)
     return head + ranges + b"".join(_ATTEMPTS.pack(*one) for one in attempts)
 
 
@@ -204,16 +204,18 @@ class TableRestorer:
         for ck in table:
             progress = table.progress(*ck.place)
             if ck.flags & FIFO and isinstance(progress, FifoProgress):
-                progress.held.update(ck.offset_of(member) for member in member_bits(ck.waiting))
-                progress.in_flight = len(progress.held)
+                progress.in_flight_offsets.update(
+                    ck.offset_of(member) for member in member_bits(ck.waiting)
+                )
+                progress.in_flight = len(progress.in_flight_offsets)
                 table.in_flight += ck.waiting.bit_count()
         for key, root in self._roots.items():
-            table.live(key).first_check_point = table.live(root)
+            table.find_live(key).first_check_point = table.find_live(root)
         for place, committed, cursor, logged, opened in self._places:
             progress = table.start(*place, committed)
-            progress.cursor, progress.logged = cursor, logged
+            progress.cursor, progress.is_logged = cursor, logged
             for epoch, sequence, next_offset, finished in opened:
-                ck = _ended(next_offset) if finished else table.live((epoch, sequence))
+                ck = _ended(next_offset) if finished else table.find_live((epoch, sequence))
                 ck.place = progress.place
                 progress.open.append(ck)
                 count = (ck.members & ~(ck.acked | ck.revived)).bit_count()
@@ -248,10 +250,10 @@ class TableRestorer:
         group_id, topic_id, queue_id = place
         progress = self._table.start(group_id, topic_id, queue_id, committed, fifo=True)
         assert isinstance(progress, FifoProgress)
-        progress.cursor, progress.logged = cursor, logged
+        progress.cursor, progress.is_logged = cursor, logged
         middle = _FIFO_QUEUE.size + ranges * _RANGE.size
         for start, end in _RANGE.iter_unpack(data[_FIFO_QUEUE.size : middle]):
-            progress.over.add(start, end)
+            progress.finished.add(start, end)
         progress.attempts.update(_ATTEMPTS.iter_unpack(data[middle:]))
         assert len(progress.attempts) == attempts
 

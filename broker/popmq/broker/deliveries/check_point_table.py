@@ -76,7 +76,7 @@ class CheckPointTable:
     def progress(self, group_id: int, topic_id: int, queue_id: int) -> QueueProgress | None:
         return self._progress.get((group_id, topic_id, queue_id))
 
-    def changing(self, place: GroupQueue) -> FifoProgress:
+    def progress_for_update(self, place: GroupQueue) -> FifoProgress:
         """A FIFO group's progress, made if need be, kept for a snapshot before it changes."""
         progress = self._progress.get(place) or self.start(*place, 0, fifo=True)
         assert isinstance(progress, FifoProgress), f"group {place[0]} keeps no order"
@@ -99,7 +99,9 @@ class CheckPointTable:
 
     def fate(self, epoch: int, sequence: int, member: int) -> DeliveryStatus:
         ck = self._live.get((epoch, sequence))
-        masks = (ck.acked, ck.revived, ck.moved) if ck else self.outcomes.get((epoch, sequence))
+        masks = (
+            (ck.acked, ck.revived, ck.superseded) if ck else self.outcomes.get((epoch, sequence))
+        )
         if masks is None:
             return DeliveryStatus.UNKNOWN
         bit = 1 << member
@@ -131,7 +133,7 @@ class CheckPointTable:
         """The group's first look at the queue; `logged` when a record says where it begins."""
         place = (group_id, topic_id, queue_id)
         made = FifoProgress(offset, place) if fifo else QueueProgress(offset, place)
-        made.logged = offset if logged else 0
+        made.is_logged = offset if logged else 0
         self._progress[made.place] = made
         if self._saving is not None:
             made.snapshot = self._saving.number
@@ -177,7 +179,7 @@ class CheckPointTable:
             self._saving.keep_progress(place, progress)
         progress.committed = max(progress.committed, offset)
         progress.cursor = max(progress.cursor, offset)
-        progress.logged = max(progress.logged, offset)
+        progress.is_logged = max(progress.is_logged, offset)
 
     def open_buffered(self, record: ReviveRecord, log_ms: int) -> PopCheckPoint:
         """Apply a check point that is not written yet."""
@@ -190,7 +192,7 @@ class CheckPointTable:
         """Apply acks of a check point that is not written yet."""
         self._end(ck, bits & ck.waiting, acked=True, revived=False, log_ms=log_ms)
 
-    def written(self, ck: PopCheckPoint, written_ms: int, ended_ms: int) -> None:
+    def mark_logged(self, ck: PopCheckPoint, written_ms: int, ended_ms: int) -> None:
         """It is a record now, with its acks: the log times of the two records."""
         if self._saving is not None:
             self._saving.keep_progress(ck.place, self._progress[ck.place])
@@ -198,7 +200,7 @@ class CheckPointTable:
         ck.popped_at_ms = written_ms  # as a start or a slave sees it
         self._logged(ck)
         if ck.finished:
-            self.outcomes.add(ended_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+            self.outcomes.add(ended_ms, ck.key, (ck.acked, ck.revived, ck.superseded))
 
     def apply_revival(self, token: RevivalToken, log_ms: int) -> None:
         """A retry or dead-letter record was written: that member of its check point is over."""
@@ -260,7 +262,7 @@ class CheckPointTable:
         if isinstance(progress, FifoProgress):
             return [ck for ck in self._live.values() if ck.place == place]
         roots = {ck.key for ck in progress.open if ck.key in self._live}
-        if any(self._live[key].moved for key in roots):
+        if any(self._live[key].superseded for key in roots):
             after = [
                 ck
                 for ck in self._live.values()
@@ -304,7 +306,7 @@ class CheckPointTable:
             self._restorer.finish()
             self._restorer = None
 
-    def live(self, key: Key) -> PopCheckPoint:
+    def find_live(self, key: Key) -> PopCheckPoint:
         return self._live[key]
 
     def restore_live(self, ck: PopCheckPoint) -> None:
@@ -345,7 +347,7 @@ class CheckPointTable:
 
     def _logged(self, ck: PopCheckPoint) -> None:
         progress = self._progress[ck.place]
-        progress.logged = max(progress.logged, ck.next_offset)
+        progress.is_logged = max(progress.is_logged, ck.next_offset)
 
     def _take_over(self, ck: PopCheckPoint, old_key: Key, log_ms: int) -> None:
         old = self._live.get(old_key)
@@ -358,7 +360,7 @@ class CheckPointTable:
         if self._saving is not None:
             self._saving.keep(old)
             ck.snapshot = self._saving.number
-        old.moved |= 1 << member
+        old.superseded |= 1 << member
         if not old.waiting:
             self.due_times.remove(old)
         ck.first_check_point = old.first_check_point or old
@@ -408,10 +410,10 @@ class CheckPointTable:
             self._forget(root, log_ms)
         if isinstance(progress, FifoProgress):
             offsets = ck.offsets(bits)
-            progress.ended(offsets, over=over, counted=counted, log_ms=log_ms)
+            progress.finish_delivery(offsets, over=over, counted=counted, log_ms=log_ms)
             if over:
                 for offset in offsets:
-                    self.parked.over(ck.topic_id, offset)
+                    self.parked.finish_message(ck.topic_id, offset)
             self.on_unblocked(ck.topic_id, ck.group_id, ck.queue_id)
             return
         progress.in_flight -= count
@@ -429,7 +431,7 @@ class CheckPointTable:
         del self._live[ck.key]
         self.receives.remove(ck)
         if not ck.buffered:
-            self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.moved))
+            self.outcomes.add(log_ms, ck.key, (ck.acked, ck.revived, ck.superseded))
 
     def _drop(
         self,

@@ -54,22 +54,22 @@ class ClientLiveness:
         self._heard_ms: OrderedDict[int, int] = OrderedDict()
         self._grace_until_ms = 0
 
-    def started(self, now_ms: int) -> None:
+    def start_grace(self, now_ms: int) -> None:
         """Nobody could be heard while the broker was away: everyone counts as alive for 30 s."""
         self._grace_until_ms = now_ms + SILENCE_MS
 
-    def heard(self, client: int, now_ms: int) -> None:
+    def mark_seen(self, client: int, now_ms: int) -> None:
         """Kept in the order of hearing; at the bound the one silent for longest is forgotten."""
         self._heard_ms[client] = now_ms
         self._heard_ms.move_to_end(client)
         if len(self._heard_ms) > CLIENT_LIMIT:
             self._heard_ms.popitem(last=False)
 
-    def gone(self, client: int) -> None:
+    def on_client_closed(self, client: int) -> None:
         """It said good-bye."""
         self._heard_ms[client] = -SILENCE_MS
 
-    def alive(self, client: int, now_ms: int) -> bool:
+    def is_alive(self, client: int, now_ms: int) -> bool:
         heard_ms = self._heard_ms.get(client)
         if heard_ms is None:
             return now_ms < self._grace_until_ms

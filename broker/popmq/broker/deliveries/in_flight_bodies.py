@@ -42,11 +42,11 @@ class InFlightBodies:
         return moved
 
     @property
-    def keep_from(self) -> int:
+    def keeps_from(self) -> int:
         return EVERYTHING
 
     def move(self, body: LiveBody) -> None:
-        self._store.move(body)
+        self._store.relocate(body)
         self._before[body[:3]] = body.unit
 
     def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:
@@ -75,7 +75,7 @@ class InFlightBodies:
         for (_, topic_id, queue_id), progress in list(self._table.progress_items()):
             if isinstance(progress, FifoProgress):
                 found += [(topic_id, queue_id, offset) for offset in progress.attempts]
-        found += [(topic_id, 0, offset) for topic_id, offset in self._table.parked.places()]
+        found += [(topic_id, 0, offset) for topic_id, offset in self._table.parked.parked_queues()]
         identities = [identity for identity in dict.fromkeys(found) if identity not in held]
         held.update(identities)
         for at in range(0, len(identities), _PER_PIECE):

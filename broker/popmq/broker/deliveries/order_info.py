@@ -43,7 +43,7 @@ class OrderInfo:
     def __contains__(self, offset: int) -> bool:
         return offset in self._open
 
-    def look(self, offset: int, key: bytes, unit: QueueUnit, *, held: bool) -> None:
+    def add_message(self, offset: int, key: bytes, unit: QueueUnit, *, held: bool) -> None:
         """A message that is not over was read; `held` when it is in flight."""
         self._open[offset] = (key, unit)
         if held:
@@ -90,7 +90,7 @@ class OrderInfo:
         if line.oldest < 0 or offset < line.oldest:
             line.oldest, line.since_ms = offset, log_ms
 
-    def over(self, offset: int, log_ms: int) -> None:
+    def finish(self, offset: int, log_ms: int) -> None:
         """In flight no more, and never again."""
         found = self._open.pop(offset, None)
         if found is None:
@@ -112,7 +112,7 @@ class OrderInfo:
         heapq.heappush(line.waiting, offset)
         self._offer(found[0], line)
 
-    def pass_over(self, offset: int) -> None:
+    def skip(self, offset: int) -> None:
         """Nobody gets it; it was taken by `next_ready` or is not in flight."""
         key, _ = self._open.pop(offset)
         line = self._line(key)
@@ -170,12 +170,12 @@ class OrderInfo:
         offset = heapq.heappop(line.waiting)
         return offset, self._open[offset][1]
 
-    def drop(self, offset: int) -> None:
+    def finish_undelivered(self, offset: int) -> None:
         """Over without ever leaving, if it was looked at at all."""
         if offset in self._open:
-            self.pass_over(offset)
+            self.skip(offset)
 
-    def stuck(self, before_ms: int) -> list[tuple[int, bytes, int]]:
+    def stuck_keys(self, before_ms: int) -> list[tuple[int, bytes, int]]:
         """(since, key, waiting messages) of keys whose oldest message was delivered first at or
         before `before_ms`, longest first, if anything of them waits."""
         found = [

@@ -30,8 +30,8 @@ class ParkedKey:
     name: bytes
     since_ms: int
     state: UnparkAction | None = None  # None: parked
-    until: int = 0  # DEAD_LETTER: below this offset of the parking queue
-    left: int = 0  # DEAD_LETTER: messages below `until`
+    action_end_offset: int = 0  # DEAD_LETTER: below this offset of the parking queue
+    remaining: int = 0  # DEAD_LETTER: messages below `until`
     messages: list[tuple[int, int]] = field(default_factory=list)
     snapshot: int = 0
 
@@ -41,7 +41,7 @@ class ParkedKey:
         return b"%d:" % self.queue_id + self.name
 
     def recount_remaining(self) -> None:
-        self.left = sum(offset < self.until for _, offset in self.messages)
+        self.remaining = sum(offset < self.action_end_offset for _, offset in self.messages)
 
     def encode(self) -> bytes:
         head = _KEY.pack(
@@ -51,7 +51,7 @@ class ParkedKey:
             self.queue_id,
             self.since_ms,
             self.state or 0,
-            self.until,
+            self.action_end_offset,
             len(self.name),
             len(self.messages),
         )
@@ -97,7 +97,7 @@ class ParkedKeys:
     def messages_of(self, group_id: int, topic_id: int) -> int:
         return self._counts.get((group_id, topic_id), 0)
 
-    def places(self) -> Iterator[tuple[int, int]]:
+    def parked_queues(self) -> Iterator[tuple[int, int]]:
         """Parking topic and offset of every parked message."""
         return iter(list(self._owner))
 
@@ -133,7 +133,7 @@ class ParkedKeys:
         self._owner[(parking_id, offset)] = key
         self._count(key, 1)
 
-    def over(self, parking_id: int, offset: int) -> None:
+    def finish_message(self, parking_id: int, offset: int) -> None:
         """The message at that offset of the parking queue is over."""
         key = self._owner.pop((parking_id, offset), None)
         if key is None:
@@ -142,14 +142,14 @@ class ParkedKeys:
         at = next(at for at, (_, one) in enumerate(key.messages) if one == offset)
         del key.messages[at]
         self._count(key, -1)
-        if key.state is UnparkAction.DEAD_LETTER and offset < key.until:
-            key.left -= 1
+        if key.state is UnparkAction.DEAD_LETTER and offset < key.action_end_offset:
+            key.remaining -= 1
         self._settle(key)
 
-    def say(self, key: ParkedKey, what: UnparkAction, until: int) -> None:
+    def set_action(self, key: ParkedKey, what: UnparkAction, until: int) -> None:
         """RESUME, or DEAD_LETTER for the messages that are there now (below `until`)."""
         self._keep(key)
-        key.state, key.until = what, until
+        key.state, key.action_end_offset = what, until
         key.recount_remaining()
         self._index(key)
 
@@ -194,7 +194,7 @@ class ParkedKeys:
         at = _KEY.size + name_size
         name = content[_KEY.size : at]
         key = ParkedKey(group_id, topic_id, parking_id, queue_id, name, since)
-        key.state, key.until = UnparkAction(state) if state else None, until
+        key.state, key.action_end_offset = UnparkAction(state) if state else None, until
         key.messages = [
             (origin, offset)
             for origin, offset in _MESSAGE.iter_unpack(content[at : at + count * _MESSAGE.size])
@@ -226,7 +226,7 @@ class ParkedKeys:
             key.state = None
             self._index(key)
             self.on_unparked(key)
-        elif key.state is UnparkAction.DEAD_LETTER and not key.left:
+        elif key.state is UnparkAction.DEAD_LETTER and not key.remaining:
             key.state = None  # what came later waits for a word of its own
             self._index(key)
 

@@ -32,8 +32,8 @@ class ParkingRecords:
         log_ms: int,
     ) -> None:
         """A message of key `name` left its place for the parking topic: it is over there."""
-        self._table.changing(place).ended([origin], over=True, log_ms=log_ms)
-        self._table.changing((place[0], parking_id, 0))  # there when deliveries begin
+        self._table.progress_for_update(place).finish_delivery([origin], over=True, log_ms=log_ms)
+        self._table.progress_for_update((place[0], parking_id, 0))  # there when deliveries begin
         self._parked.park(place, parking_id, name, origin=origin, offset=offset, log_ms=log_ms)
         self._table.on_unblocked(place[1], place[0], place[2])
 
@@ -43,9 +43,11 @@ class ParkingRecords:
         if key is None:
             return
         if record.flags != UnparkAction.SKIP:
-            self._parked.say(key, UnparkAction(record.flags), record.link)
+            self._parked.set_action(key, UnparkAction(record.flags), record.link)
         else:
-            held = self._table.changing((key.group_id, key.parking_id, 0)).held
+            held = self._table.progress_for_update(
+                (key.group_id, key.parking_id, 0)
+            ).in_flight_offsets
             low, end = record.members, record.link
             skipped = {offset for _, offset in key.messages if low <= offset < end} - held
             self.over(key.parking_id, skipped, log_ms)
@@ -56,13 +58,13 @@ class ParkingRecords:
         key = self._parked.owner(parking_id, min(offsets)) if offsets else None
         if key is None:
             return
-        progress = self._table.changing((key.group_id, parking_id, 0))
+        progress = self._table.progress_for_update((key.group_id, parking_id, 0))
         for offset in sorted(offsets):
             if progress.order is not None:
-                progress.order.drop(offset)
-            progress.ended([offset], over=True, log_ms=log_ms)
+                progress.order.finish_undelivered(offset)
+            progress.finish_delivery([offset], over=True, log_ms=log_ms)
         if len(offsets) == 1:
-            self._parked.over(parking_id, min(offsets))
+            self._parked.finish_message(parking_id, min(offsets))
         else:
             self._parked.skip(key, offsets)
 
@@ -79,7 +81,7 @@ class ParkingRecords:
 
     def _drop(self, key: ParkedKey, offsets: set[int], log_ms: int) -> None:
         parking = (key.group_id, key.parking_id, 0)
-        held = self._table.changing(parking).held & offsets
+        held = self._table.progress_for_update(parking).in_flight_offsets & offsets
         self.over(key.parking_id, offsets - held, log_ms)
         if held:
             self._take_back(parking, held, log_ms)

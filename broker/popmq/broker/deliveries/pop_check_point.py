@@ -198,7 +198,7 @@ class PopCheckPoint:
     flags: int
     acked: int = 0
     revived: int = 0
-    moved: int = 0
+    superseded: int = 0
     first_check_point: "PopCheckPoint | None" = None
     attempt_id: int = 0  # FIFO: 32 bits of the receive's attempt id
     marks: int = 0
@@ -206,7 +206,7 @@ class PopCheckPoint:
     due_ms: int = 0  # when to look at it; soft, `revive_at_ms` is the record's
 
     buffered = _Mark(1)  # no record yet (check_point_buffer.py)
-    undone = _Mark(2)  # soft: its reply reached nobody (pop/pop_rollback.py)
+    rolled_back = _Mark(2)  # soft: its reply reached nobody (pop/pop_rollback.py)
     repeated = _Mark(4)  # soft: to a second receive of the same attempt id
 
     @property
@@ -237,7 +237,7 @@ class PopCheckPoint:
     @property
     def waiting(self) -> int:
         """Members that this check point itself would revive."""
-        return self.members & ~(self.acked | self.revived | self.moved)
+        return self.members & ~(self.acked | self.revived | self.superseded)
 
     @property
     def finished(self) -> bool:

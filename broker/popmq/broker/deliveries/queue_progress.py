@@ -17,14 +17,14 @@ class QueueProgress:
 
     __slots__ = (
         *("committed", "cursor", "expired", "filtered"),
-        *("in_flight", "logged", "open", "place", "snapshot"),
+        *("in_flight", "is_logged", "open", "place", "snapshot"),
     )
 
     def __init__(self, start: int, place: tuple[int, int, int]) -> None:
         self.place = place  # group, topic, queue
         self.committed = start
         self.cursor = start
-        self.logged = 0  # the part of `cursor` that records say; a first look is none
+        self.is_logged = 0  # the part of `cursor` that records say; a first look is none
         self.in_flight = 0
         self.expired = 0  # soft: went by retention unread, since the broker started
         self.filtered = 0  # soft: passed over since then, unwanted or damaged
@@ -33,7 +33,7 @@ class QueueProgress:
 
     def reset_to(self, offset: int) -> None:
         """An operator's word: the group reads on at `offset`; what it had open counts no more."""
-        self.committed = self.cursor = self.logged = offset
+        self.committed = self.cursor = self.is_logged = offset
         self.in_flight = 0
         self.open.clear()
 
@@ -58,12 +58,19 @@ class FifoProgress(QueueProgress):
     not hang on check points.
     """
 
-    __slots__ = ("attempts", "expired_until", "held", "order", "over", "park_check_ms")
+    __slots__ = (
+        "attempts",
+        "expired_until",
+        "finished",
+        "in_flight_offsets",
+        "order",
+        "park_check_ms",
+    )
 
     def __init__(self, start: int, place: tuple[int, int, int]) -> None:
         super().__init__(start, place)
-        self.over = OffsetRanges()
-        self.held: set[int] = set()
+        self.finished = OffsetRanges()
+        self.in_flight_offsets: set[int] = set()
         self.attempts: dict[int, int] = {}
         self.order: OrderInfo | None = None  # made at the first receive after a start
         self.expired_until = start  # retention was heeded up to here
@@ -73,66 +80,68 @@ class FifoProgress(QueueProgress):
 
     def opened(self, offsets: Sequence[int], committed: int, log_ms: int) -> None:
         """A check point that holds `offsets` was written; all below `committed` was over then."""
-        if committed > self.logged:
-            self.logged = committed
-            self.over.add(min(self.committed, committed), committed)
+        if committed > self.is_logged:
+            self.is_logged = committed
+            self.finished.add(min(self.committed, committed), committed)
             self._commit()
             if self.attempts:  # filters pass over returned messages too
                 for offset in [offset for offset in self.attempts if offset < committed]:
                     del self.attempts[offset]
-        self.held.update(offsets)
-        self.in_flight = len(self.held)
+        self.in_flight_offsets.update(offsets)
+        self.in_flight = len(self.in_flight_offsets)
         self.cursor = max(self.cursor, offsets[-1] + 1)
         if self.order is not None:
             for offset in offsets:
                 self.order.mark_in_flight(offset, log_ms)
 
-    def ended(
+    def finish_delivery(
         self, offsets: Sequence[int], *, over: bool, log_ms: int, counted: bool = True
     ) -> None:
         """These deliveries ended: the messages are over, or wait for their next attempt; for the
         same one if this is not `counted`."""
         for offset in offsets:
-            self.held.discard(offset)
+            self.in_flight_offsets.discard(offset)
             if over:
                 self.attempts.pop(offset, None)
-                self.over.add(offset, offset + 1)
+                self.finished.add(offset, offset + 1)
                 if self.order is not None:
-                    self.order.over(offset, log_ms)
+                    self.order.finish(offset, log_ms)
             else:
                 self.attempts[offset] = self.attempts.get(offset, 0) + counted
                 if self.order is not None:
                     self.order.returned(offset)
-        self.in_flight = len(self.held)
+        self.in_flight = len(self.in_flight_offsets)
         self._commit()
 
     def reset_to(self, offset: int) -> None:
         super().reset_to(offset)
         self.expired_until = offset
-        self.held.clear()
+        self.in_flight_offsets.clear()
         self.attempts.clear()
-        self.over = OffsetRanges()
+        self.finished = OffsetRanges()
         self.order = None
 
     # -- no records
 
-    def pass_over(self, start: int, end: int) -> None:
+    def skip_filtered(self, start: int, end: int) -> None:
         """Nobody is to get [start, end): filtered, expired or damaged; redone if lost."""
-        self.over.add(start, end)
+        self.finished.add(start, end)
         self.cursor = max(self.cursor, end)
         self._commit()
 
     def is_waiting(self, offset: int) -> bool:
         """Whether the message is neither over nor in flight, as far as it was looked at."""
-        over = offset < self.committed or self.over.end_of(offset) > offset
-        return not over and offset not in self.held
+        over = offset < self.committed or self.finished.end_of(offset) > offset
+        return not over and offset not in self.in_flight_offsets
 
     def retained_below(self, low: int) -> tuple[int, list[int]]:
         """Where what retention took begins, if that ends at `low`, the queue's minimum offset; and
         what stays of it: all that was delivered is kept alive."""
         at = max(self.committed, self.expired_until)
-        delivered = sorted(self.held | self.attempts.keys()) if at < low else []
-        return at, [one for one in delivered if at <= one < low and self.over.end_of(one) == one]
+        delivered = sorted(self.in_flight_offsets | self.attempts.keys()) if at < low else []
+        return at, [
+            one for one in delivered if at <= one < low and self.finished.end_of(one) == one
+        ]
 
     def expired_below(self, low: int) -> tuple[int, int]:
         """Of what waits, how much is gone by retention and not passed over yet; and how much of
@@ -141,7 +150,7 @@ class FifoProgress(QueueProgress):
         if low <= at:
             return 0, 0
         blocked = self.order.blocked_between(at, low) if self.order is not None else []
-        gone = low - at - self.over.count(at, low) - len(kept)
+        gone = low - at - self.finished.count(at, low) - len(kept)
         return gone, len(set(blocked).difference(kept))
 
     @property
@@ -152,12 +161,12 @@ class FifoProgress(QueueProgress):
     def waiting(self, count: int) -> int:
         """Of `count` messages in the queue, those neither over nor in flight."""
         above = count - self.committed
-        return max(0, above - self.over.count(self.committed, count) - self.in_flight)
+        return max(0, above - self.finished.count(self.committed, count) - self.in_flight)
 
     def _commit(self) -> None:
         """Head of line: over whatever has ended."""
-        end = self.over.end_of(self.committed)
+        end = self.finished.end_of(self.committed)
         if end > self.committed:
             self.committed = end
-            self.over.cut_below(end)
+            self.finished.cut_below(end)
             self.cursor = max(self.cursor, end)

@@ -119,7 +119,7 @@ class Audit:
         self.unaccounted = 0
         self.balances: dict[int, Balance] = {}  # by group
 
-    def asked(self) -> None:
+    def on_scrape(self) -> None:
         """Somebody scrapes: keep counting for a while."""
         self._until_ms = self._boot_ms() + ASKED_MS
 
@@ -152,7 +152,7 @@ class Audit:
     def age_ms(self) -> int:
         return self._boot_ms() - self.taken_ms
 
-    def shown(self, limit: int) -> list[tuple[str, Balance]]:
+    def top_balances(self, limit: int) -> list[tuple[str, Balance]]:
         """So many groups by name: first those with something unaccounted for, then the largest."""
         found = [
             (group.name, self.balances[group.id])

@@ -107,8 +107,8 @@ class ParkedKeySkip:
 @dataclass(slots=True)
 class Evidence:
     deliveries: list[DeliveryRecord] = field(default_factory=list)  # in log order
-    ended: dict[Key, DeliveryEnd] = field(default_factory=dict)
-    sets: list[OffsetChange] = field(default_factory=list)  # in log order
+    delivery_ends: dict[Key, DeliveryEnd] = field(default_factory=dict)
+    offset_changes: list[OffsetChange] = field(default_factory=list)  # in log order
     skips: list[ParkedKeySkip] = field(default_factory=list)  # in log order
     passed_at_ms: int = 0  # of the first check point behind the place
     scanned: int = 0
@@ -119,23 +119,23 @@ class Evidence:
         (again)."""
         rewinds = [
             one.position
-            for one in self.sets
+            for one in self.offset_changes
             if one.offset <= offset and one.reason is not OffsetReason.COMMITTED
         ]
         if not rewinds:
             return self
         handed = [one for one in self.deliveries if one.position > rewinds[-1]]
-        sets = [one for one in self.sets if one.position > rewinds[-1]]
-        return replace(self, deliveries=handed, sets=sets)
+        sets = [one for one in self.offset_changes if one.position > rewinds[-1]]
+        return replace(self, deliveries=handed, offset_changes=sets)
 
     def skipped(self, offset: int) -> OffsetChange | None:
         """The last OFFSET record by which somebody passed over `offset`."""
-        skips = (s for s in reversed(self.sets) if s.reason is not OffsetReason.COMMITTED)
+        skips = (s for s in reversed(self.offset_changes) if s.reason is not OffsetReason.COMMITTED)
         return next((one for one in skips if one.offset > offset), None)
 
     def committed(self, offset: int) -> OffsetChange | None:
         """The first one that says that `offset` is over, of a group with buffered check points."""
-        commits = (s for s in self.sets if s.reason is OffsetReason.COMMITTED)
+        commits = (s for s in self.offset_changes if s.reason is OffsetReason.COMMITTED)
         return next((one for one in commits if one.offset > offset), None)
 
     @property
@@ -220,7 +220,7 @@ def _take(found: Evidence, place: GroupQueueOffset, data: bytes) -> None:
             if not _is_intact(data, number, record[6]):
                 found.complete = False
                 continue
-            found.ended[key] = DeliveryEnd(kind, record[6], record[8])
+            found.delivery_ends[key] = DeliveryEnd(kind, record[6], record[8])
 
 
 def _is_intact(data: bytes, number: int, position: int) -> bool:
@@ -279,7 +279,7 @@ def _gather_sets(
             where = (record.group_id, record.topic_id, record.queue_id)
             if where == (place.group_id, place.topic_id, place.queue_id):
                 header = decode_header(data)
-                found.sets.append(
+                found.offset_changes.append(
                     OffsetChange(
                         record.queue_offset, record.reason, header.position, header.wall_ms
                     )

@@ -216,7 +216,7 @@ class Explainer:
         if last is None:
             return self._passed_over(copy, group, evidence)
         proofs = _handed_proofs(evidence)
-        ended = evidence.ended.get(last.key)
+        ended = evidence.delivery_ends.get(last.key)
         fate = self._table.fate(*last.key, last.member)
         attempt = self._attempt(copy, group)
         if fate is DeliveryStatus.WAITING:
@@ -262,7 +262,7 @@ class Explainer:
                     hold.since_ms,
                     attempt,
                     hold.text,
-                    hold.next,
+                    hold.next_step_text,
                     hold.until_log_ms,
                 )
         return Explanation(
@@ -325,9 +325,13 @@ class Explainer:
     ) -> Explanation | None:
         """What had come back in its place, and nothing says how it ended: a receive passed over
         it, which is no record."""
-        back = [one for one in evidence.ended.values() if one.kind == ReviveKind.RETURNED]
+        back = [one for one in evidence.delivery_ends.values() if one.kind == ReviveKind.RETURNED]
         last = evidence.last
-        if last is None or not evidence.complete or evidence.ended.get(last.key) not in back:
+        if (
+            last is None
+            or not evidence.complete
+            or evidence.delivery_ends.get(last.key) not in back
+        ):
             return None
         attempt = copy.message.attempt + len(back)
         return self._not_taken(copy, group, attempt, 0, _handed_proofs(evidence))
@@ -352,7 +356,7 @@ class Explainer:
     def _filter(self, copy: StoredCopy, group: SubscriptionGroup) -> str:
         name = copy.topic.name
         topic = topics.split_group_topic(name)[1] if topics.is_group_owned(name) else name
-        text = self.filters.text((group.name, topic))
+        text = self.filters.expression_of((group.name, topic))
         return f"; the last receive's was: {text}" if text else ""
 
     def _buffered(

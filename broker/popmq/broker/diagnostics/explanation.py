@@ -47,7 +47,7 @@ class Explanation:
     since_ms: int
     attempt: int
     text: str
-    next: str
+    next_step_text: str
     until_log_ms: int = 0
     client: int = 0
     proofs: list[Proof] = field(default_factory=list)
@@ -91,7 +91,7 @@ class WithheldReason:
     state: State
     since_ms: int
     text: str
-    next: str
+    next_step_text: str
     until_log_ms: int = 0
 
 

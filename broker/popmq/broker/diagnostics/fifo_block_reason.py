@@ -41,7 +41,7 @@ class FifoBlockReason:
             return WithheldReason(
                 State.BLOCKED, since_ms, text, "it is available when that is over"
             )
-        if key.state is UnparkAction.DEAD_LETTER and offset < key.until:
+        if key.state is UnparkAction.DEAD_LETTER and offset < key.action_end_offset:
             text = "its message group is parked, and is being made dead letters"
             then = f"becomes a dead letter: `popmq dlq list {group.name}`"
             return WithheldReason(State.BLOCKED, since_ms, text, then)

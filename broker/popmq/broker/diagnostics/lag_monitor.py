@@ -33,11 +33,11 @@ class LagHistory:
 
     oldest_wall_ms: int = 0
     unknown_ages: int = 0
-    looks: deque[tuple[int, int]] = field(default_factory=deque)  # boot time, lag
+    samples: deque[tuple[int, int]] = field(default_factory=deque)  # boot time, lag
 
     def eta_s(self) -> float:
         """Seconds until the lag is nothing, at the speed of the last minute."""
-        first, last = self.looks[0], self.looks[-1]
+        first, last = self.samples[0], self.samples[-1]
         if not last[1]:
             return 0.0
         worked_off = first[1] - last[1]
@@ -67,7 +67,7 @@ class LagMonitor:
         self._warming = False
         self.pairs: dict[Pair, LagHistory] = {}
 
-    def asked(self) -> None:
+    def on_scrape(self) -> None:
         """Somebody scrapes: keep looking for a while."""
         self._until_ms = self._boot_ms() + ASKED_MS
 
@@ -113,9 +113,9 @@ class LagMonitor:
             watched = self.pairs[pair] = known.get(pair) or LagHistory()
             watched.oldest_wall_ms = self._oldest.get(pair, 0)
             watched.unknown_ages = self._unknown.get(pair, 0)
-            watched.looks.append((now_ms, lag.total))
-            while now_ms - watched.looks[0][0] > WINDOW_MS:
-                watched.looks.popleft()
+            watched.samples.append((now_ms, lag.total))
+            while now_ms - watched.samples[0][0] > WINDOW_MS:
+                watched.samples.popleft()
         self._found = []
 
     def _warm(self, cold: ColdRead) -> None:

@@ -83,7 +83,7 @@ class FifoQueueScan:
                     raise
                 continue
             offset, unit = found
-            if not self._wanted.may_accept(unit.tag_hash):
+            if not self._wanted.may_match_hash(unit.tag_hash):
                 self._metrics.filtered += 1
                 self._pass_over(offset)
                 continue
@@ -121,12 +121,12 @@ class FifoQueueScan:
         units = [(one, self._bodies.unit_at((*self._place, one), wait=False)) for one in unknown]
         self._enter(units)
         for offset in set(order.waiting_between(at, low)).difference(kept):
-            order.pass_over(offset)
-        expired = low - at - progress.over.count(at, low) - len(kept)
+            order.skip(offset)
+        expired = low - at - progress.finished.count(at, low) - len(kept)
         self._metrics.expired += expired
         progress.expired += expired
         for offset in [*kept, low]:
-            progress.pass_over(at, offset)
+            progress.skip_filtered(at, offset)
             at = offset + 1
         order.scanned = max(order.scanned, low)
         progress.expired_until = low
@@ -139,19 +139,21 @@ class FifoQueueScan:
         offset = order.scanned = max(order.scanned, progress.committed)
         if offset >= self.queue.count or self.left <= 0 or self.full:
             return False
-        over_end = progress.over.end_of(offset)
+        over_end = progress.finished.end_of(offset)
         if over_end > offset:
             order.scanned = over_end
             return True
         limit = min(_READ_UNITS, self.left, self._open_limit - len(order))
-        next_over = progress.over.next_start(offset)
+        next_over = progress.finished.next_start(offset)
         if next_over is not None:
             limit = min(limit, next_over - offset)
         wanted: list[tuple[int, QueueUnit]] = []
         passed: list[tuple[int, int]] = []  # runs of them
         end, size = offset, 0
         for unit in self.queue.units(offset, limit, wait=False):
-            if end not in progress.held and not self._wanted.may_accept(unit.tag_hash):
+            if end not in progress.in_flight_offsets and not self._wanted.may_match_hash(
+                unit.tag_hash
+            ):
                 start = passed.pop()[0] if passed and passed[-1][1] == end else end
                 passed.append((start, end + 1))
             elif wanted and size + unit.size > _READ_BYTES:
@@ -162,7 +164,7 @@ class FifoQueueScan:
             end += 1
         self._enter(wanted)
         for start, behind in passed:
-            progress.pass_over(start, behind)
+            progress.skip_filtered(start, behind)
             self._metrics.filtered += behind - start
         self.left -= end - offset
         order.scanned = end
@@ -172,15 +174,17 @@ class FifoQueueScan:
     def _enter(self, units: list[tuple[int, QueueUnit]]) -> None:
         """Read these messages and remember their keys; ColdRead with nothing changed."""
         for (offset, unit), message in zip(units, self._messages(units), strict=True):
-            if offset in self.progress.held:
+            if offset in self.progress.in_flight_offsets:
                 # What is damaged and in flight is given up when its time is over.
                 if not isinstance(message, DamagedMessage):
-                    self.order.look(offset, message_group(message.properties), unit, held=True)
+                    self.order.add_message(
+                        offset, message_group(message.properties), unit, held=True
+                    )
             elif self._is_wanted(message):
-                self.order.look(offset, message_group(message.properties), unit, held=False)
+                self.order.add_message(offset, message_group(message.properties), unit, held=False)
                 self._read[offset] = message
             else:
-                self.progress.pass_over(offset, offset + 1)
+                self.progress.skip_filtered(offset, offset + 1)
 
     def _is_wanted(self, message: StoredMessage | DamagedMessage) -> TypeGuard[StoredMessage]:
         if isinstance(message, DamagedMessage):
@@ -198,11 +202,11 @@ class FifoQueueScan:
         return self._store.reader.read(where, wait=False)
 
     def _pass_over(self, offset: int) -> None:
-        self.order.pass_over(offset)
-        self.progress.pass_over(offset, offset + 1)
+        self.order.skip(offset)
+        self.progress.skip_filtered(offset, offset + 1)
 
 
 def units_to_look_at(wanted: MessageFilter) -> int:
     """In one receive; less where each message has to be looked into."""
-    reads_all = not (wanted.everything or wanted.by_hash)
-    return max(1, (LOOK_UNITS if reads_all else _LOOK_UNITS) // wanted.work)
+    reads_all = not (wanted.matches_all or wanted.uses_tag_hash)
+    return max(1, (LOOK_UNITS if reads_all else _LOOK_UNITS) // wanted.cost)

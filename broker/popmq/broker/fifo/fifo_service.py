@@ -81,7 +81,7 @@ class FifoService:
         visit = self._visit(want, want.topic, queue_id, look_at, LINE_OPEN)
         if not self._fill(want, want.topic, visit, batch):
             return True
-        return not visit.progress.held and (visit.order.has_ready() or visit.rest > 0)
+        return not visit.progress.in_flight_offsets and (visit.order.has_ready() or visit.rest > 0)
 
     def has_ready(self, want: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
@@ -103,8 +103,8 @@ class FifoService:
         visit = self._visit(want, topic, queue_id, share)
         self._fill(want, topic, visit, batch)
         batch.scan_units -= share - visit.left
-        self._parking.look(want.group, topic, queue_id, visit)
-        batch.rest += visit.rest
+        self._parking.choose_keys_to_park(want.group, topic, queue_id, visit)
+        batch.remaining += visit.rest
 
     def _visit(
         self,
@@ -145,7 +145,7 @@ class FifoService:
         try:
             visit.expire()
             there = visit.rest or visit.order.has_ready()
-            room = self._pops.room(visit.progress, batch) if there else 0
+            room = self._pops.in_flight_room(visit.progress, batch) if there else 0
             found = visit.read(visit.choose(batch, room)) if room > 0 else []
         except ColdRead as cold:
             batch.bytes_left = left
@@ -222,7 +222,7 @@ class FifoService:
             for key in keys:
                 if want.queue_id in (-1, key.queue_id):
                     self._feed(key, visit)
-            room = self._pops.room(progress, batch) if visit.order.has_ready() else 0
+            room = self._pops.in_flight_room(progress, batch) if visit.order.has_ready() else 0
             taken = visit.choose(batch, room) if room > 0 else []
             found = visit.read(taken)
         except ColdRead as cold:
@@ -231,7 +231,9 @@ class FifoService:
             return
         self._deliver(want, parking, visit, found, batch)
         for offset in {offset for offset, _ in taken} - {offset for offset, _ in found}:
-            self._parking.say(keys[0].group_id, parking.id, offset, UnparkAction.SKIP, alone=True)
+            self._parking.set_action(
+                keys[0].group_id, parking.id, offset, UnparkAction.SKIP, alone=True
+            )
 
     def _feed(self, key: ParkedKey, visit: FifoQueueScan) -> None:
         """Let the key's next messages be chosen: as many as stand in their order there.
@@ -250,8 +252,8 @@ class FifoService:
             before = offset
             if offset not in visit.order:
                 unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
-                held = offset in visit.progress.held
-                visit.order.look(offset, key.line, unit, held=held)
+                held = offset in visit.progress.in_flight_offsets
+                visit.order.add_message(offset, key.line, unit, held=held)
 
     # -- the same receive once more
 

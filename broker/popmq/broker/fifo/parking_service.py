@@ -53,7 +53,7 @@ class ParkingService:
 
     # -- what receives tell
 
-    def look(
+    def choose_keys_to_park(
         self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, visit: FifoQueueScan
     ) -> None:
         """After a receive's visit: choose keys to park when the queue is at its bound."""
@@ -71,7 +71,7 @@ class ParkingService:
         order = progress.order
         assert order is not None, "a visited queue without order info"
         wanted = self._settings.fifo_open_offsets // 4 + 1
-        for _, key, waiting in order.stuck(now_ms - self._settings.fifo_park_after_ms):
+        for _, key, waiting in order.stuck_keys(now_ms - self._settings.fifo_park_after_ms):
             if wanted <= 0:
                 break
             order.park(key)
@@ -151,8 +151,8 @@ class ParkingService:
         if isinstance(message, DamagedMessage) or expired:
             self._metrics.passed_over(0, expired)
             progress.expired += expired
-            order.pass_over(offset)
-            progress.pass_over(offset, offset + 1)
+            order.skip(offset)
+            progress.skip_filtered(offset, offset + 1)
             return
         target = self._topic(topics.parked_topic(group.name, topic.name))
         stamp = self._store.stamp()
@@ -171,8 +171,9 @@ class ParkingService:
         queue = self._store.queue(key.parking_id, 0)
         wanted = [
             offset
-            for _, offset in key.messages[: limit + len(progress.held)]
-            if offset < min(key.until, queue.count) and offset not in progress.held
+            for _, offset in key.messages[: limit + len(progress.in_flight_offsets)]
+            if offset < min(key.action_end_offset, queue.count)
+            and offset not in progress.in_flight_offsets
         ]
         moved = 0
         for offset in wanted[:limit]:
@@ -181,7 +182,7 @@ class ParkingService:
             unit = self._bodies.unit_at((key.parking_id, 0, offset), wait=False)
             (message,) = self._store.reader.read([unit], wait=False)
             if isinstance(message, DamagedMessage):
-                self.say(key.group_id, key.parking_id, offset, UnparkAction.SKIP, alone=True)
+                self.set_action(key.group_id, key.parking_id, offset, UnparkAction.SKIP, alone=True)
                 continue
             first = message.token
             assert first is not None, "a parked message without its token"
@@ -241,7 +242,7 @@ class ParkingService:
 
     # -- what operators say
 
-    def change(
+    def apply_action(
         self, group: SubscriptionGroup, topic: TopicConfig, name: str, what: UnparkAction
     ) -> int:
         """Resume, skip or dead-letter the parked message group, in every queue that it is in.
@@ -262,10 +263,10 @@ class ParkingService:
             )
         messages = sum(len(key.messages) for key in keys)
         for key in keys:
-            self.say(group.id, key.parking_id, key.messages[0][1], what)
+            self.set_action(group.id, key.parking_id, key.messages[0][1], what)
         return messages
 
-    def say(
+    def set_action(
         self,
         group_id: int,
         parking_id: int,

@@ -7,19 +7,19 @@ class MessageFilter:
     """Accepts everything, unless a subclass says otherwise."""
 
     text: str  # as its client wrote it
-    work: int = 1  # what a message costs to look at, beside that of a simple filter
+    cost: int = 1  # what a message costs to look at, beside that of a simple filter
 
     @property
-    def everything(self) -> bool:
+    def matches_all(self) -> bool:
         """Whether nothing needs to be looked at."""
         return False
 
     @property
-    def by_hash(self) -> bool:
+    def uses_tag_hash(self) -> bool:
         """Whether `may_accept` tells most messages apart without reading them."""
         return False
 
-    def may_accept(self, hash_of_tag: int) -> bool:
+    def may_match_hash(self, hash_of_tag: int) -> bool:
         """By the unit of the index alone; what this lets through is read and looked at."""
         return True
 
@@ -31,7 +31,7 @@ class MatchAll(MessageFilter):
     text = ""
 
     @property
-    def everything(self) -> bool:
+    def matches_all(self) -> bool:
         return True
 
 

@@ -18,7 +18,7 @@ class RecentFilters:
     def used(self, place: GroupTopic, used: MessageFilter) -> None:
         if self._filters.get(place) is used:
             return
-        if used.everything:
+        if used.matches_all:
             self._filters.pop(place, None)
             return
         self._filters[place] = used
@@ -26,7 +26,7 @@ class RecentFilters:
         if len(self._filters) > self._limit:
             self._filters.popitem(last=False)
 
-    def text(self, place: GroupTopic) -> str:
+    def expression_of(self, place: GroupTopic) -> str:
         """As its client wrote it; empty when it is not known, or wants everything."""
         known = self._filters.get(place)
         return known.text if known is not None else ""

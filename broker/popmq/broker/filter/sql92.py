@@ -29,7 +29,7 @@ class SqlFilter(MessageFilter):
             )
         tree = parse_sql(expression)
         self.text = expression
-        self.work = 1 + size // _BYTES_PER_WORK
+        self.cost = 1 + size // _BYTES_PER_WORK
         self._test = compiled(tree)
         self._reader = PropertyReader(names_in(tree))
 

@@ -19,10 +19,10 @@ class TagFilter(MessageFilter):
     hashes: frozenset[int]
 
     @property
-    def by_hash(self) -> bool:
+    def uses_tag_hash(self) -> bool:
         return True
 
-    def may_accept(self, hash_of_tag: int) -> bool:
+    def may_match_hash(self, hash_of_tag: int) -> bool:
         return hash_of_tag in self.hashes
 
     def accepts(self, message: StoredMessage) -> bool:

@@ -235,7 +235,7 @@ class ReplicationClient:
             if self.phase is Phase.CUTTING:
                 self._agreed(reply)
 
-        self._slave.cut(point, done)
+        self._slave.truncate(point, done)
 
     def _copy_snapshot(self, reply: HandshakeReply) -> None:
         """The records before the master's first are known to its snapshot only (D1)."""

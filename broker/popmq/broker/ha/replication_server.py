@@ -76,7 +76,7 @@ class ReplicationServer:
             sync,
             self.followers,
             end=lambda: store.end,
-            soon=lambda work: store.soon(work),
+            soon=lambda work: store.call_soon(work),
             nudge=self._begin_round,
         )
         self.keeper = SyncStateSetUpdater(

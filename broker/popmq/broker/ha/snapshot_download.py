@@ -81,7 +81,7 @@ class SnapshotDownload:
             if not data or size > reply.snapshot_bytes:
                 failed(f"the snapshot has {size} bytes, not {reply.snapshot_bytes}")
                 return
-            install.give(data)
+            install.append_chunk(data)
             if size == reply.snapshot_bytes:
                 self._finishing = True
                 install.finish(self._finished)

@@ -38,12 +38,12 @@ class ClientRequests:
             raise Refused(Code.FORBIDDEN, f"topic {topic.name} is not writable")
         return self._broker.sends.put(topic, request.entries)
 
-    def want(self, request: PopRequest) -> PopParams:
+    def resolve_pop(self, request: PopRequest) -> PopParams:
         """The request with its names looked up and its limits applied, or the refusal."""
         topic = self._broker.directory.topic(request.topic, least_id=request.topic_id)
         group = self._broker.directory.group(request.group, least_id=request.group_id)
         if request.auto_renew:
-            self._broker.liveness.heard(
+            self._broker.liveness.mark_seen(
                 client_number(request.client_id), self._broker.store.log_ms()
             )
         if not topic.readable:
@@ -82,11 +82,11 @@ class ClientRequests:
         self._broker.buffer.flush_acks()  # a receive that comes again gets what is not acked
         return self._broker.lites if want.topic.type is MessageType.LITE else self._broker.fifo
 
-    def hear(self, report: ClientsReport) -> None:
+    def on_clients_report(self, report: ClientsReport) -> None:
         """A proxy heard these clients; those that left get nothing back any more."""
         now_ms = self._broker.store.log_ms()
         for client_id in report.heard:
-            self._broker.liveness.heard(client_number(client_id), now_ms)
+            self._broker.liveness.mark_seen(client_number(client_id), now_ms)
         for client_id in report.gone:
             self._broker.revive.release_deliveries(client_number(client_id))
-            self._broker.lites.gone(client_number(client_id))
+            self._broker.lites.on_client_closed(client_number(client_id))

@@ -91,7 +91,7 @@ def _to_wire(broker: Broker, told: Explanation) -> pb.Explained:
         attempt=told.attempt,
         client=broker.clients.name(told.client) if told.client else "",
         text=told.text,
-        next=told.next,
+        next=told.next_step_text,
         proofs=[
             pb.Proof(what=one.what, position=one.position, wall_ms=one.wall_ms, text=one.text)
             for one in told.proofs

@@ -48,6 +48,6 @@ def unpark(broker: Broker, body: bytes) -> bytes:
         )
     group = broker.registry.group(request.group)
     topic = broker.directory.topic(request.topic)
-    messages = broker.parking.change(group, topic, request.key, action)
+    messages = broker.parking.apply_action(group, topic, request.key, action)
     status = pb.Status(code=Code.OK, message="OK")
     return pb.UnparkReply(status=status, messages=messages).SerializeToString()

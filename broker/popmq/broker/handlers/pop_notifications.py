@@ -28,9 +28,11 @@ class PopNotifications:
         self._broker = broker
         self._clients = clients
         self._waiting: dict[int, Waiter] = {}
-        self.told: dict[NotifyKey, int] = {}  # until when nobody else is told
+        self.notified_until_ms: dict[NotifyKey, int] = {}  # until when nobody else is told
 
-    def serve(self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int) -> None:
+    def notify_or_wait(
+        self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int
+    ) -> None:
         """Answer now, or when something comes, or with nothing when `request.poll_ms` are over."""
         if self._is_ready(want):
             self._tell(want, on_reply)
@@ -46,34 +48,34 @@ class PopNotifications:
             self._broker.polling.remove(waiter)
         return waiter is not None
 
-    def popped(self, want: PopParams, *, found: bool) -> None:
+    def on_popped(self, want: PopParams, *, found: bool) -> None:
         """A receive of the group has looked: what it left is for the next one to be told of.
 
         While there seems to be something that nobody finds, one is told every TOLD_MS.
         """
         key = _told(want)
-        if key not in self.told or not (found or not self._clients.has_ready(want)):
+        if key not in self.notified_until_ms or not (found or not self._clients.has_ready(want)):
             return
-        del self.told[key]
+        del self.notified_until_ms[key]
         topic_id, group_id, client = key
         if found and client:
             self._broker.polling.wake_client((topic_id, group_id), client)
         elif found:
-            self._broker.polling.arrived(topic_id, group_id)
+            self._broker.polling.wake(topic_id, group_id)
 
     def _is_ready(self, want: PopParams) -> bool:
-        quiet_ms = self.told.get(_told(want), 0)
+        quiet_ms = self.notified_until_ms.get(_told(want), 0)
         return self._broker.waits_ms() >= quiet_ms and self._clients.has_ready(want)
 
     def _tell(self, want: PopParams, on_reply: OnReply) -> None:
         key = _told(want)
-        self.told[key] = until_ms = self._broker.waits_ms() + TOLD_MS
+        self.notified_until_ms[key] = until_ms = self._broker.waits_ms() + TOLD_MS
         self._broker.polling.retry_at(key[:2], until_ms, partial(self._forget, key, until_ms))
         on_reply(SOMETHING)
 
     def _forget(self, key: NotifyKey, until_ms: int) -> None:
-        if self.told.get(key) == until_ms:
-            del self.told[key]
+        if self.notified_until_ms.get(key) == until_ms:
+            del self.notified_until_ms[key]
 
     def _park(self, request: PopRequest, want: PopParams, on_reply: OnReply, number: int) -> None:
         def attempt() -> WaiterResult:
@@ -95,7 +97,7 @@ class PopNotifications:
             give_up=give_up,
             client=waiting_client(want),
         )
-        self._broker.polling.park(waiter)
+        self._broker.polling.add_waiter(waiter)
         self._waiting[number] = waiter
 
 

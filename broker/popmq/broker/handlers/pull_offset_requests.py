@@ -21,7 +21,7 @@ class UpdateOffsetJob:
         if broker.pull_offsets.set(group, topic, queue_id, request.offset):
             broker.pulls.metrics.offsets_set += 1
             polling = broker.polling
-            broker.when_confirmed(lambda: polling.arrived(topic.id, group.id))
+            broker.when_confirmed(lambda: polling.wake(topic.id, group.id))
         return pb.OffsetReply(offset=request.offset).SerializeToString()
 
 

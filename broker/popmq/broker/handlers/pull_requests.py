@@ -138,7 +138,7 @@ class PullRequests:
             attempt=lambda: self._attempt(pull),
             give_up=lambda: self._answer(pull, PullResult([], pull.offset, more=False)),
         )
-        polling.park(pull.waiter)
+        polling.add_waiter(pull.waiter)
         if outcome is WaiterResult.MORE:
             polling.retry_waiters(pull.key)
 

@@ -59,7 +59,7 @@ class RequestRunner:
             raise
         else:
             if reply is None:
-                self._store.soon(lambda: self._turn(job, on_reply))
+                self._store.call_soon(lambda: self._turn(job, on_reply))
             else:
                 self._store.when_confirmed(lambda: self._end(on_reply, reply))
 

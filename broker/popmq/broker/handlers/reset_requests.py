@@ -76,8 +76,8 @@ class ResetJob:
         polling = self._broker.polling
         if topic.type is MessageType.LITE:
             for queue_id in self._queue_ids:
-                self._broker.lites.freed(topic, queue_id, group.id)
-        self._broker.when_confirmed(lambda: polling.arrived(topic.id, group.id))
+                self._broker.lites.on_unblocked(topic, queue_id, group.id)
+        self._broker.when_confirmed(lambda: polling.wake(topic.id, group.id))
         return done
 
 

@@ -119,7 +119,7 @@ class BrokerServer:
                 self._reply(on_reply, handle)
             case Kind.CLIENTS:
                 report = hop.decode_clients(body)
-                self._clients.hear(report)
+                self._clients.on_clients_report(report)
                 if notices := take_notices(self._broker, report):
                     self._reply(on_reply, notices)
                 else:
@@ -195,14 +195,14 @@ class BrokerServer:
             self._pop(request, on_reply, number)
 
     def _pop(self, request: hop.PopRequest, on_reply: OnReply, number: int) -> None:
-        want = self._clients.want(request)
+        want = self._clients.resolve_pop(request)
         if not want.limit:
-            self._notifications.serve(request, want, on_reply, number)
+            self._notifications.notify_or_wait(request, want, on_reply, number)
             return
         try:
             deliveries, rest = self._take(want, number)
-            if self._notifications.told:
-                self._notifications.popped(want, found=bool(deliveries))
+            if self._notifications.notified_until_ms:
+                self._notifications.on_popped(want, found=bool(deliveries))
             if deliveries:
                 self._broker.polling.hits += request.poll_ms > 0
                 self._reply_pop(on_reply, want, deliveries, rest, number)
@@ -224,7 +224,7 @@ class BrokerServer:
         deliveries, rest = self._clients.pop(want)
         if deliveries:
             end = self._broker.pops.sequence + 1
-            self._broker.undo.popped(number, self._broker.store.epoch, first, end)
+            self._broker.undo.track(number, self._broker.store.epoch, first, end)
         return deliveries, rest
 
     def _warm(self, cold: ColdRead, then: Done) -> None:
@@ -281,14 +281,14 @@ class BrokerServer:
             self._reply_pop(on_reply, want, PopReplyBuilder(), rest, number)
             return
         self._looking.add(number)
-        self._broker.store.soon(lambda: self._look_on(request, on_reply, number, looks - 1))
+        self._broker.store.call_soon(lambda: self._look_on(request, on_reply, number, looks - 1))
 
     def _look_on(self, request: hop.PopRequest, on_reply: OnReply, number: int, looks: int) -> None:
         if number not in self._looking:
             return
         self._looking.discard(number)
         try:
-            want = self._clients.want(request)
+            want = self._clients.resolve_pop(request)
             deliveries, rest = self._take(want, number)
         except ColdRead as cold:
             self._warm(cold, lambda error: self._pop_again(request, on_reply, number, error))
@@ -316,7 +316,7 @@ class BrokerServer:
         def attempt() -> WaiterResult:
             try:
                 # Looked up again: the topic may have got more queues meanwhile.
-                deliveries, rest = self._take(self._clients.want(request), number)
+                deliveries, rest = self._take(self._clients.resolve_pop(request), number)
             except ColdRead as cold:
                 self._warm(cold, lambda error: self._look_again(waiter, error))
                 return WaiterResult.EMPTY
@@ -342,7 +342,7 @@ class BrokerServer:
             give_up=give_up,
             client=waiting_client(want),
         )
-        self._broker.polling.park(waiter)
+        self._broker.polling.add_waiter(waiter)
         self._waiting[number] = waiter
         if unfinished:
             self._broker.polling.retry_client_waiters(waiter.key, waiter.client)
@@ -362,7 +362,7 @@ class BrokerServer:
 
         def leave() -> None:
             if deliveries:
-                self._broker.undo.release(number, answer)
+                self._broker.undo.send_unless_cancelled(number, answer)
             else:
                 answer()
 

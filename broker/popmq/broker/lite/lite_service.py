@@ -97,7 +97,7 @@ class LiteService:
                     self._fifo.repeat_deliveries(ck, batch)
             if not batch.deliveries:
                 self._fill(want, one, batch)
-            batch.rest = len(one.ready)
+            batch.remaining = len(one.ready)
         self._pops.has_written = self._store.end != end
         return self._pops.finish(want, batch)
 
@@ -151,7 +151,7 @@ class LiteService:
             for group_id in self.subscriptions.groups(topic.id, lite.name):
                 self._look(topic, lite, group_id, self.wake)
 
-    def freed(self, topic: TopicConfig, queue_id: int, group_id: int) -> None:
+    def on_unblocked(self, topic: TopicConfig, queue_id: int, group_id: int) -> None:
         """What was in flight to the group ended."""
         lite = self._registry.lites.at(topic.id, queue_id)
         if lite is not None:
@@ -224,11 +224,11 @@ class LiteService:
         known = self.subscriptions.find(who)
         if not wanted:
             if known is not None:
-                self.subscriptions.drop(known)
+                self.subscriptions.remove_subscriber(known)
             return
-        one = self.subscriptions.heard(who, self._now_ms)
+        one = self.subscriptions.mark_seen(who, self._now_ms)
         for queue_id, offset in begins:
-            self._pops.begin_at(group, topic, queue_id, offset)
+            self._pops.open_progress_at(group, topic, queue_id, offset)
         for name in sorted(one.names - wanted):
             self.subscriptions.remove(one, name)
         for name in sorted(wanted - one.names):
@@ -288,9 +288,9 @@ class LiteService:
         self.subscriptions.step(now_ms)
         self.notices.step(now_ms)
 
-    def gone(self, client: int) -> None:
+    def on_client_closed(self, client: int) -> None:
         """It said good-bye."""
-        self.subscriptions.gone(client)
+        self.subscriptions.on_client_closed(client)
         self.notices.take(client)
 
     def ended(self, lite: LiteTopic) -> None:
@@ -302,12 +302,12 @@ class LiteService:
                 self.subscriptions.remove(one, lite.name)
                 self.notices.add(one.who[2], [lite.name], self._now_ms)
 
-    def drop(self, *, topic_id: int = 0, group_id: int = 0) -> None:
+    def remove_subscriber(self, *, topic_id: int = 0, group_id: int = 0) -> None:
         """The parent topic was deleted, or the group."""
         for one in self.subscriptions:
             if one.who[0] == topic_id or one.who[1] == group_id:
                 self.notices.add(one.who[2], sorted(one.names), self._now_ms)
-                self.subscriptions.drop(one)
+                self.subscriptions.remove_subscriber(one)
 
 
 def _begins_anew(action: Action) -> bool:

@@ -76,7 +76,7 @@ class LiteSubscriptions:
             f"{self.limit} (lite.max_client_subscriptions)",
         )
 
-    def heard(self, who: SubscriberKey, now_ms: int) -> Subscriber:
+    def mark_seen(self, who: SubscriberKey, now_ms: int) -> Subscriber:
         """The subscriber, made if need be; it spoke just now."""
         found = self._subscribers.get(who)
         if found is None:
@@ -116,14 +116,14 @@ class LiteSubscriptions:
             oldest = next(iter(self._subscribers.values()))
             if oldest.heard_ms > silent_ms:
                 break
-            self.drop(oldest)
+            self.remove_subscriber(oldest)
 
-    def gone(self, client: int) -> None:
+    def on_client_closed(self, client: int) -> None:
         """It said good-bye."""
         for who in list(self._of_client.get(client, ())):
-            self.drop(self._subscribers[who])
+            self.remove_subscriber(self._subscribers[who])
 
-    def drop(self, one: Subscriber) -> None:
+    def remove_subscriber(self, one: Subscriber) -> None:
         for name in list(one.names):
             self.remove(one, name)
         del self._subscribers[one.who]

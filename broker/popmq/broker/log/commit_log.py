@@ -117,7 +117,7 @@ class CommitLog:
         """Take a record that was encoded for the position that `place` gave."""
         self._append(record)
         self.last_position = self.end
-        self.end = self.behind(self.end + len(record))
+        self.end = self.position_after(self.end + len(record))
 
     def append_all(self, records: list[bytes]) -> None:
         """Take adjacent records of one segment, the first of them encoded for this log's end."""
@@ -135,16 +135,16 @@ class CommitLog:
                 at += len(record)
         self._run_end = self.end + sizes
         self.last_position = self._run_end - len(records[-1])
-        self.end = self.behind(self._run_end)
+        self.end = self.position_after(self._run_end)
 
     def append_block(self, block: LogBlock) -> None:
         """Take whole records that another log has at this one's end."""
         assert block.position == self.end, f"a block of {block.position} at {self.end}"
         self._append(block.data)
         self.last_position = block.last_position
-        self.end = self.behind(block.end)
+        self.end = self.position_after(block.end)
 
-    def behind(self, position: int) -> int:
+    def position_after(self, position: int) -> int:
         """Where a record goes that follows one which ends at `position`."""
         left = self._segment_bytes - position % self._segment_bytes
         return position + left if left < HEADER_SIZE else position
@@ -278,10 +278,10 @@ class CommitLog:
             return 0
         torn = sum(len(data) - data.count(0) for _, data in self._filled_from(self.end))
         if torn or last.bytes_present() < last.size:
-            self._files.cut(self.end)
+            self._files.truncate(self.end)
         return torn
 
-    def allocate_again(self) -> None:
+    def reallocate(self) -> None:
         """After `cut_tail`: the current segment and those reserved behind it have all their blocks,
         so that no write in them ends in ENOSPC (D10).
 
@@ -304,9 +304,9 @@ class CommitLog:
                     f"{self.path_of(at)}: the log is to be cut at {position} to its master's, but "
                     f"the record at {at} is damaged: run `popmq doctor`"
                 )
-            at = self.behind(header.end)
+            at = self.position_after(header.end)
         assert at == position, f"a cut at {position}, inside the record before {at}"
-        self._files.cut(position)
+        self._files.truncate(position)
 
     def set_end(self, position: int) -> None:
         """On the loop, after a cut; whoever appends next says where the newest record is."""
@@ -345,7 +345,7 @@ class CommitLog:
     def sync(self) -> None:
         self._files.sync()
 
-    def write_again(self, position: int) -> None:
+    def rewrite_from(self, position: int) -> None:
         """Everything from `position` to the end will be written by the next `sync`."""
         self._files.write_again(position, self.end)
 

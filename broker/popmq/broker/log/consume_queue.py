@@ -89,7 +89,7 @@ class ConsumeQueue:
         self.count = self._written = low
         self._base = base
         if last:
-            self._files.cut(low * self._unit_size)
+            self._files.truncate(low * self._unit_size)
         if low > base:
             self.max_position = self._position_of(low - 1)
         self.log_starts_at(log_start)
@@ -184,7 +184,7 @@ class ConsumeQueue:
     def unwritten_bytes(self) -> int:
         return len(self._tail)
 
-    def take_dirty(self) -> bool:
+    def clear_dirty(self) -> bool:
         """Whether units came since the last call; a checkpoint then syncs the files."""
         dirty, self._dirty = self._dirty, False
         return dirty

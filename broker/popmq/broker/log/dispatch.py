@@ -162,7 +162,7 @@ class Dispatch:
         self.position = max(self.position, confirmed)
         return set(grown)
 
-    def enter(self, queued: PendingUnit) -> None:
+    def append_unit(self, queued: PendingUnit) -> None:
         """Put one record's unit at its offset; a queue that already has it is left alone."""
         queue = self.queue(queued.topic_id, queued.queue_id)
         if self.rebuilding:
@@ -237,7 +237,7 @@ class Dispatch:
             ]
             yield b"".join(packed), sum(map(entry_hash, packed))
 
-    def spill(self) -> None:
+    def flush_large_tails(self) -> None:
         """Write the units of queues that have many in memory. OSError when the disk is full."""
         for queue in self._long_tails:
             queue.flush()
@@ -248,7 +248,7 @@ class Dispatch:
 
         OSError when the disk is full: nothing is lost, and the next call tries again.
         """
-        self._dirty.update((queue, None) for queue in self._queues.values() if queue.take_dirty())
+        self._dirty.update((queue, None) for queue in self._queues.values() if queue.clear_dirty())
         for queue in self._dirty:
             queue.flush()
         self._long_tails.clear()

@@ -64,7 +64,7 @@ class GroupCommit:
         self.confirmed = 0
         self.failed = False
 
-    def want(self) -> None:
+    def schedule_flush(self) -> None:
         """Something was appended: hand it over at the end of this turn of the loop."""
         if not self._flushing and not self._scheduled:
             self._scheduled = True
@@ -92,7 +92,7 @@ class GroupCommit:
             # Queues that do not follow the log, or a pop that broke: start again from the log.
             self.fail(broken)
 
-    def cut(self, position: int, known: int, done: Callable[[], None]) -> None:
+    def truncate(self, position: int, known: int, done: Callable[[], None]) -> None:
         """Remove everything from `position` on, physically and durably, then call `done`.
 
         A record begins at `known`, at or below it.  What waits for the disk goes there first;

@@ -80,7 +80,7 @@ class SegmentFile:
     def write(self, position: int, parts: Sequence[bytes]) -> None:
         self._file.write_all(parts, position - self.start)
 
-    def cut(self, position: int, *, preallocate: bool) -> None:
+    def truncate(self, position: int, *, preallocate: bool) -> None:
         """Drop all bytes from `position`, on the disk too: what was cut reads as zeros."""
         self._file.truncate(position - self.start)
         if preallocate:
@@ -232,7 +232,7 @@ class SegmentFiles:
             del self._files[file.start]
         return gone
 
-    def cut(self, position: int) -> None:
+    def truncate(self, position: int) -> None:
         """Drop every byte from `position`; whole segments beyond it are removed."""
         # From the end, each made durable: a crash in between must not leave a gap.  Nor must one
         # that an earlier process removed come back when it was not made durable any more.
@@ -243,7 +243,7 @@ class SegmentFiles:
             self._remove(start)
         kept = self.at(position)
         if kept is not None:
-            kept.cut(position, preallocate=self._preallocate)
+            kept.truncate(position, preallocate=self._preallocate)
         self._disk.sync_folder(self._folder)
 
     def allocate_again(self, position: int) -> None:

@@ -73,7 +73,7 @@ class SendDeduplication:
         result = PutResult(queue_id=queue_id & ~_HALF, queue_offset=offset, due_ms=due_ms)
         return FirstSend(result, bool(queue_id & _HALF))
 
-    def stored(
+    def record_send(
         self, topic_id: int, message_id: str, result: PutResult, log_ms: int, *, half: bool = False
     ) -> None:
         """The message was appended at that log time; `find` did not know its id just now."""
@@ -84,7 +84,7 @@ class SendDeduplication:
             receipt = due_ms << _DUE_AT | queue_id << _QUEUE_AT | offset
             self._enter(topic_id.to_bytes(4, "big") + message_id.encode(), receipt, log_ms)
 
-    def enter(
+    def restore_entry(
         self,
         topic_id: int,
         message_id: bytes,
@@ -112,7 +112,7 @@ class SendDeduplication:
             start = 0
 
     @property
-    def held(self) -> int:
+    def held_ids(self) -> int:
         """Entries in memory, those included that are forgotten and not let go of yet."""
         return self._entered + self._gone
 

@@ -67,7 +67,7 @@ class BrokerIncarnation:
         store.readers = readers
         store.on_failure = self._on_failure
         if self._soon is not None:
-            store.soon = self._soon
+            store.call_soon = self._soon
         self.changing = False
         return self.broker
 

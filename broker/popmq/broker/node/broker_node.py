@@ -193,7 +193,7 @@ class BrokerNode:
         """Answer everybody who waits. The shell then lets the store settle."""
         self.controllers.stop()
         self.gate.clients.close()
-        self.gate.why = "this broker stops"
+        self.gate.closed_reason = "this broker stops"
         if not self.changing:
             self.broker.stop()
 
@@ -212,7 +212,7 @@ class BrokerNode:
         self._life.release_files()
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether this is the master, and what it says can be confirmed."""
         return self._server is not None or self.leadership is not None
 
@@ -324,7 +324,7 @@ class BrokerNode:
             rng=self._rng,
         )
         self._become(BrokerRole.OPENING)
-        self.leadership.begin()
+        self.leadership.start()
 
     def _ask_alter(self, alter: AlterSyncStateSet) -> None:
         self.controllers.alter(
@@ -346,7 +346,7 @@ class BrokerNode:
     def _step_down(self, leadership: MasterRole, record: GroupRecord) -> None:
         """Begin anew on the disk, and then do what the record says."""
         self.leadership = None
-        leadership.end(f"epoch {record.epoch} has begun")
+        leadership.resign(f"epoch {record.epoch} has begun")
         self._become(BrokerRole.NOBODY)
         self._on_demoted()
         self._postponed = record
@@ -416,7 +416,7 @@ class BrokerNode:
         if kind is Kind.DESCRIBE_ROLE:
             on_reply(described(self.status()))
         elif self.leadership is None:
-            raise NotMaster(self.gate.why)
+            raise NotMaster(self.gate.closed_reason)
         else:
             try:
                 asked = HandOverRequest.FromString(body)

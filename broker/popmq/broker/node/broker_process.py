@@ -330,7 +330,7 @@ class BrokerProcess:
 
     async def _settled(self) -> None:
         """Wait until all that was appended is confirmed; not for ever where that takes others."""
-        if not self.node.serves:
+        if not self.node.is_serving:
             return
         done = asyncio.Event()
         self.broker.when_confirmed(done.set)

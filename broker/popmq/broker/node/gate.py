@@ -35,7 +35,7 @@ class GatedPort:
     def close(self) -> None:
         self._open = False
 
-    def forget(self) -> None:
+    def detach(self) -> None:
         """The part is no more, nor are its requests."""
         self._port, self._open = None, False
 
@@ -66,7 +66,7 @@ class Gate:
         self.clients = GatedPort()
         self.slaves = GatedPort()
         self.check_send_quorum: Callable[[], None] = lambda: None
-        self.why = "this broker was not told to lead yet"
+        self.closed_reason = "this broker was not told to lead yet"
         self.refused_by_code: dict[int, int] = {}
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
@@ -78,7 +78,7 @@ class Gate:
             for_slaves = kind in REPLICATION_KINDS
             door = self.slaves if for_slaves else self.clients
             if not door.is_open:
-                raise NotMaster(self.why)
+                raise NotMaster(self.closed_reason)
             if kind in _STORES:
                 self.check_send_quorum()
         except PopmqError as error:

@@ -88,7 +88,7 @@ class MasterRole:
         self.server.when_received = self.side.received.when_received
         self.server.when_heard = self.side.received.when_heard
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Write the first record of the epoch, and let slaves in; clients come later."""
         # How old the TimerCheckPoint is that it goes on with: the last master's, as of that time.
         read_ms = self._broker.timers.service.masters_read_ms
@@ -117,17 +117,17 @@ class MasterRole:
             self._serve()
         return done
 
-    def end(self, why: str) -> None:
+    def resign(self, why: str) -> None:
         """Another leads: nobody is told anything any more that rests on what is not confirmed."""
-        self._gate.why = why
+        self._gate.closed_reason = why
         self._gate.clients.close()
-        self._broker.polling.dismiss()
+        self._broker.polling.answer_all_empty()
         self.server.end()
         if self._hand_over is not None:
             self._hand_over.give_up(why)
         self.side.stop()
-        self._gate.slaves.forget()
-        self._gate.clients.forget()
+        self._gate.slaves.detach()
+        self._gate.clients.detach()
 
     def hand_over(self, asked: HandOverRequest, on_reply: OnReply) -> None:
         """Admit nothing more, until another leads or the time is over."""
@@ -143,7 +143,7 @@ class MasterRole:
                 Code.PRECONDITION_FAILED, f"store {asked.to[:32]} is not in the SyncStateSet"
             )
         self._change(BrokerRole.HANDING_OVER)
-        self._gate.why = f"{self._settings.broker.name} is being handed over to {to.node}"
+        self._gate.closed_reason = f"{self._settings.broker.name} is being handed over to {to.node}"
         self._gate.clients.close()
         self._broker.buffer.write_all()
         limit_ms = self._settings.replication.hand_over_ms

@@ -187,7 +187,7 @@ class MetaFollower:
     def _wake(self) -> None:
         """The next step comes at once: somebody may wait for this copy."""
         if self._broker is not None:
-            self._broker.store.soon(lambda: None)
+            self._broker.store.call_soon(lambda: None)
 
     def _plan(
         self, registry: Registry, records: Sequence[MetaRecord], epoch: int, version: int

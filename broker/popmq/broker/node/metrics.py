@@ -63,7 +63,7 @@ def _store_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("store_pending_bytes", store.pending_bytes)
     yield reading("store_recovered_records", counts.recovered_records)
     yield reading("store_torn_bytes", counts.torn_bytes)
-    yield reading("store_moved_bodies", store.retention.moved)
+    yield reading("store_moved_bodies", store.retention.relocated)
     yield reading("store_deleted_segments", store.retention.deleted_segments)
 
 
@@ -78,7 +78,7 @@ def _pop_metrics(broker: Broker) -> Iterable[Metric]:
     yield reading("refused_in_flight", pops.refused_in_flight)
     yield reading("cold_pops", pops.cold_pops)
     yield reading("pops_held_back", broker.catch_up.throttled)
-    yield reading("pops_undone", broker.undo.undone)
+    yield reading("pops_undone", broker.undo.rolled_back)
     yield reading("expired_messages", pops.expired)
     yield reading("filtered_messages", pops.filtered)
     yield reading("sql_filters", len(broker.sql_filters))
@@ -165,7 +165,7 @@ def _limit_metrics(broker: Broker) -> Iterable[Metric]:
 
 def _consumer_metrics(broker: Broker) -> Iterable[Metric]:
     """By group and topic; of very many pairs those with the most to do, and the others' sum."""
-    broker.lag_watch.asked()
+    broker.lag_watch.on_scrape()
     timers = broker.timers.state.pending
     counted = lags(broker.store, broker.registry, broker.table, timers=timers)
     found, rest = top_lags(counted, CONSUMER_PAIRS_LIMIT)
@@ -210,14 +210,14 @@ def _dead_letters(broker: Broker) -> Iterable[Metric]:
 
 def _audit_metrics(broker: Broker) -> Iterable[Metric]:
     audit = broker.audit
-    audit.asked()
+    audit.on_scrape()
     yield reading("audit_passes", audit.passes)
     yield reading("audit_restarts", audit.restarts)
     if not audit.passes:
         return
     yield reading("audit_unaccounted_messages", audit.unaccounted)
     yield reading("audit_age_seconds", audit.age_ms() / 1_000)
-    for name, balance in audit.shown(AUDITED_GROUPS_LIMIT):
+    for name, balance in audit.top_balances(AUDITED_GROUPS_LIMIT):
         for state in STATES:
             yield reading("audit_messages", getattr(balance, state), name, state)
 

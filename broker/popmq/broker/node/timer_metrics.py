@@ -43,7 +43,7 @@ def timer_metrics(broker: Broker) -> Iterable[Metric]:
         ("spread", timers.admission.spread),
         ("far_forgotten", enqueue.far.forgotten),
         ("rolled", enqueue.rolled),
-        ("moved_bodies", timers.bodies.moved),
+        ("moved_bodies", timers.bodies.relocated),
         ("moved_out", timers.departures.moved),
         ("moved_in", timers.arrivals.taken),
         ("cold_reads", service.cold.trips),

@@ -63,9 +63,9 @@ class PullOffsets:
                 f"flight to receives of group {group.name}: a group either receives or pulls a "
                 "queue, let them be acked or come back first",
             )
-        if known is not None and known.cursor == known.committed == known.logged == offset:
+        if known is not None and known.cursor == known.committed == known.is_logged == offset:
             return False
-        self._pops.begin(group, topic, queue_id)
+        self._pops.open_progress(group, topic, queue_id)
         # As with a reset: what became a record behind this one would count again at recovery.
         self._buffer.write_queue(place)
         record = OffsetRecord(*place, offset, OffsetReason.PULLED)

@@ -81,14 +81,14 @@ class PullReader:
         """Units to be read, and the first offset behind what was passed; the first message fits
         whatever its size."""
         wanted, room, bytes_left = want.filter, want.limit, want.reply_bytes
-        span = room if wanted.everything else SCAN_UNITS
-        if not (wanted.everything or wanted.by_hash):
-            room = span = max(1, LOOK_UNITS // wanted.work)
+        span = room if wanted.matches_all else SCAN_UNITS
+        if not (wanted.matches_all or wanted.uses_tag_hash):
+            room = span = max(1, LOOK_UNITS // wanted.cost)
             bytes_left = min(bytes_left, LOOK_BYTES)
         units = self._store.queue(want.topic.id, want.queue_id).units(offset, span, wait=False)
         chosen: list[tuple[int, QueueUnit]] = []
         for at, unit in enumerate(units, offset):
-            if not (wanted.everything or wanted.may_accept(unit.tag_hash)):
+            if not (wanted.matches_all or wanted.may_match_hash(unit.tag_hash)):
                 continue
             if chosen and (len(chosen) == room or unit.size > bytes_left):
                 return chosen, at

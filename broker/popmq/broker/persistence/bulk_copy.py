@@ -42,7 +42,7 @@ class MessageCopy(NamedTuple):
     tag_hash: int
     token: bytes
     head_size: int
-    both: bytes  # head and properties, as they stand in a record
+    content: bytes  # head and properties, as they stand in a record
 
 
 def put_copies(

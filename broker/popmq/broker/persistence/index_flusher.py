@@ -33,7 +33,7 @@ class IndexFlusher:
     def step(self, *, now_ms: int, wanted: int) -> int:
         """A piece of the index files; a checkpoint when one is due, or wanted for a position."""
         try:
-            self._dispatch.spill()
+            self._dispatch.flush_large_tails()
             done = self._index().step()
             done += self._checkpoints.step(
                 self._flush,

@@ -108,13 +108,13 @@ class Recovery:
                 done.passed(header)
             unit = queued(record, self._dispatch)
             if unit is not None:
-                self._dispatch.enter(unit)
+                self._dispatch.append_unit(unit)
             if self._dispatch.rewrites_vouched and not lowered:
                 # Units that the checkpoint vouches for are written anew: until they are synced
                 # it must not, or holes of a crash in between would pass for units.
                 self._lower_checkpoint()
                 lowered = True
-            self._dispatch.spill()
+            self._dispatch.flush_large_tails()
             self._index.enter(record)
             self._index.spill()
             done.records += 1
@@ -151,10 +151,10 @@ class Recovery:
         if lost is not None:
             on_tail_lost(self._log.end, lost)
         self._index.truncate(self._log.end)
-        confirmed = max(vouched, self._log.behind(self._index.covered))
+        confirmed = max(vouched, self._log.position_after(self._index.covered))
         last = self._log.record_at(known) if known < self._log.end else None
         if last is not None:
-            confirmed = max(confirmed, self._log.behind(last.end))
+            confirmed = max(confirmed, self._log.position_after(last.end))
         begin = max(min(begin, self._index.covered), self._log.start)
         return SlaveRecoveryResult(begin, done.snapshot_position, confirmed, done)
 
@@ -212,7 +212,7 @@ class Recovery:
         last = self._log.record_at(head.last_position)
         if last is None or last.epoch != head.epoch:
             return False
-        return head.position in (last.end, self._log.behind(last.end))
+        return head.position in (last.end, self._log.position_after(last.end))
 
 
 def queued(record: ScannedRecord, dispatch: Dispatch) -> PendingUnit | None:

@@ -42,7 +42,7 @@ class LiveBodies(Protocol):
     """What a part of the broker must find again, however old it is."""
 
     @property
-    def keep_from(self) -> int:
+    def keeps_from(self) -> int:
         """Nothing from this position on may be moved or deleted yet."""
         ...
 
@@ -92,7 +92,7 @@ class Retention:
         # Makes durable where the log starts, on the flusher, before the segments go: a start takes
         # a first segment that is missing otherwise for damage.
         self.log_starts_at: Callable[[int], None] = lambda position: None
-        self.moved = 0
+        self.relocated = 0
         self.deleted_segments = 0
         self.error: BaseException | None = None
 
@@ -113,7 +113,7 @@ class Retention:
         if now_ms < self._look_due_ms:
             return 0
         self._look_due_ms = now_ms + LOOK_MS
-        cut = self._due(min([keep_from, *(live.keep_from for live in self.live)]))
+        cut = self._due(min([keep_from, *(live.keeps_from for live in self.live)]))
         if cut <= self._log.start:
             return 0
         self._cut = cut
@@ -123,7 +123,7 @@ class Retention:
         self._pieces = self._all_pieces(cut, self.live)
         return 1
 
-    def follow(self, *, now_ms: int, starts_at: int, keep_from: int) -> int:
+    def run_as_slave(self, *, now_ms: int, starts_at: int, keep_from: int) -> int:
         """On a slave: delete what the master deleted, `starts_at` is where its log begins.
 
         The master had moved all that lived there before it said so, and those records were
@@ -161,7 +161,7 @@ class Retention:
         return 1
 
     @property
-    def moving(self) -> bool:
+    def is_relocating(self) -> bool:
         """Whether live bodies below the cut wait to be appended again."""
         return self._pieces is not None
 
@@ -188,7 +188,7 @@ class Retention:
                 self._warm(cold)
                 return 1
             self._bodies.pop()
-            self.moved += 1
+            self.relocated += 1
         return 1
 
     def _warm(self, cold: ColdRead) -> None:
@@ -243,7 +243,7 @@ class Retention:
         self.deleted_segments += len(gone)
         logger.info(
             "segments deleted",
-            extra={"count": len(gone), "log_starts_at": cut, "moved_bodies": self.moved},
+            extra={"count": len(gone), "log_starts_at": cut, "moved_bodies": self.relocated},
         )
 
     def _deleted(self, error: BaseException | None) -> None:

@@ -68,7 +68,7 @@ class SnapshotInstall:
         """Bytes of the file that were given so far."""
         return self._offset
 
-    def give(self, data: bytes) -> None:
+    def append_chunk(self, data: bytes) -> None:
         """The next bytes of the file."""
         offset = self._offset
         self._offset += len(data)

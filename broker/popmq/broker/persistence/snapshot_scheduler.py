@@ -62,14 +62,14 @@ class SnapshotScheduler:
             self.before()
             self._writer = self._begin(head())
             return 1
-        return self.work(safe_position=safe_position)
+        return self.write_chunk(safe_position=safe_position)
 
-    def begin_at(self, head: SnapshotHeader) -> None:
+    def start_at(self, head: SnapshotHeader) -> None:
         """Begin one now, where another broker began its own; not while one is being written."""
         if self._writer is None and head.position > self.position:
             self._writer = self._begin(head)
 
-    def work(self, *, safe_position: int) -> int:
+    def write_chunk(self, *, safe_position: int) -> int:
         """A piece of the snapshot that was begun, if there is one."""
         if self._writer is None:
             return 0

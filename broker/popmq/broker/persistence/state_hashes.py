@@ -30,12 +30,12 @@ class StateHashes:
         self.diverged = 0
         self.on_compared: Callable[[Compared], None] = lambda compared: None
 
-    def own(self, position: int, state_hash: int) -> None:
+    def add_own(self, position: int, state_hash: int) -> None:
         """Of a snapshot made here."""
         self._own[position] = state_hash
         self._compare(position)
 
-    def masters(self, position: int, state_hash: int, epoch: int) -> None:
+    def add_masters(self, position: int, state_hash: int, epoch: int) -> None:
         """Of a snapshot that the master of `epoch` made, as its record says."""
         self._masters[position] = epoch, state_hash
         self._compare(position)

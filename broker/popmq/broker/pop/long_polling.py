@@ -52,7 +52,7 @@ class LongPolling:
         self.refused = 0
         self.hits = 0  # receives that may wait and need not: their first look found something
 
-    def park(self, waiter: Waiter) -> None:
+    def add_waiter(self, waiter: Waiter) -> None:
         """Wait. Raises TooManyRequests at the bound."""
         if self.count >= self._limit:
             self.refused += 1
@@ -75,7 +75,7 @@ class LongPolling:
         waiter.done = True
         self._unpark(waiter)
 
-    def arrived(self, topic_id: int, group_id: int | None = None) -> None:
+    def wake(self, topic_id: int, group_id: int | None = None) -> None:
         """Messages came into the topic: for every group, or (a retry) for one."""
         groups = self._groups_of_topic.get(topic_id)
         if not groups:
@@ -115,7 +115,7 @@ class LongPolling:
         firsts = [heap[0][0] - now_ms for heap in (self._deadlines, self._later) if heap]
         return min(at_most_ms, *firsts) if firsts else at_most_ms
 
-    def dismiss(self, *, topic_id: int | None = None, group_id: int | None = None) -> None:
+    def answer_all_empty(self, *, topic_id: int | None = None, group_id: int | None = None) -> None:
         """Everybody (of that topic, of that group) gets an empty reply now."""
         for key in list(self._waiters):
             if topic_id in (None, key[0]) and group_id in (None, key[1]):

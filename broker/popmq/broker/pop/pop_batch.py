@@ -22,7 +22,7 @@ class PopBatch:
         "read_bytes_left",
         "read_units_left",
         "refusal",
-        "rest",
+        "remaining",
         "scan_units",
     )
 
@@ -34,7 +34,7 @@ class PopBatch:
         self.scan_units = SCAN_UNITS
         self.deliveries = PopReplyBuilder()
         self.position = 0  # of the last one
-        self.rest = 0
+        self.remaining = 0
         self.refusal = ""
         self.cold: list[ColdRead] = []
 
@@ -74,7 +74,7 @@ class PopBatch:
         taken: list[tuple[int, QueueUnit]] = []
         first = not self.deliveries.count
         for passed, unit in enumerate(units):
-            if not wanted.may_accept(unit.tag_hash):
+            if not wanted.may_match_hash(unit.tag_hash):
                 continue
             if len(taken) == room or (unit.size > self.bytes_left and not first):
                 return taken, passed

@@ -22,13 +22,13 @@ class PopRollback:
         self._table = table
         self._leaving: dict[int, CheckPointRange] = {}  # popped, the answer waits to be confirmed
         self._left: dict[int, CheckPointRange] = {}
-        self.undone = 0  # check points
+        self.rolled_back = 0  # check points
 
-    def popped(self, number: int, epoch: int, first: int, end: int) -> None:
+    def track(self, number: int, epoch: int, first: int, end: int) -> None:
         """Receive `number` made the check points from `first` to before `end`."""
         self._leaving[number] = (epoch, first, end)
 
-    def release(self, number: int, reply: Callable[[], None]) -> None:
+    def send_unless_cancelled(self, number: int, reply: Callable[[], None]) -> None:
         """Run `reply`, unless the receive was cancelled meanwhile."""
         span = self._leaving.pop(number, None)
         if span is None:
@@ -48,8 +48,8 @@ class PopRollback:
             ck = self._table.find(epoch, sequence)
             # One that another receive was given too (FIFO, the same attempt id) is that one's.
             if ck is not None and ck.waiting and not ck.repeated:
-                ck.undone = True
+                ck.rolled_back = True
                 self._table.due_times.remove(ck)
                 self._table.due_times.add(ck, 0)
-                self.undone += 1
+                self.rolled_back += 1
         return True

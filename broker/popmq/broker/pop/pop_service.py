@@ -147,7 +147,7 @@ class PopService:
             if batch.cold:
                 self._cold_fetch.fetch(batch.cold[0])
         self.metrics.delivered += batch.deliveries.count
-        return batch.deliveries, batch.rest
+        return batch.deliveries, batch.remaining
 
     def has_ready(self, want: PopParams) -> bool:
         """Whether a pop might find something: reads no message, writes nothing."""
@@ -161,7 +161,7 @@ class PopService:
             for topic, queue_id in places
         )
 
-    def begin(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> None:
+    def open_progress(self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int) -> None:
         """The group's first look at the queue, if it had none yet."""
         self.progress(group, topic, queue_id)
 
@@ -201,7 +201,7 @@ class PopService:
         fifo = is_ordered(group, topic)
         return known or self._table.start(group.id, topic.id, queue_id, queue.min_offset, fifo=fifo)
 
-    def begin_at(
+    def open_progress_at(
         self, group: SubscriptionGroup, topic: TopicConfig, queue_id: int, offset: int
     ) -> None:
         """The group's first look at the queue: it begins at `offset`, and a record says so."""
@@ -218,7 +218,9 @@ class PopService:
         if any(self._table.progress(*place) for place in places):
             return
         for _, _, queue_id in places:
-            self.begin_at(group, topic, queue_id, self._store.queue(topic.id, queue_id).count)
+            self.open_progress_at(
+                group, topic, queue_id, self._store.queue(topic.id, queue_id).count
+            )
 
     def _take(
         self, want: PopParams, topic: TopicConfig, queue_id: int, batch: PopBatch, queues: int
@@ -228,18 +230,20 @@ class PopService:
         progress = self.progress(want.group, topic, queue_id)
         queue = self._store.queue(topic.id, queue_id)
         if batch.full:
-            batch.rest += queue.count - min(max(progress.cursor, queue.min_offset), queue.count)
+            batch.remaining += queue.count - min(
+                max(progress.cursor, queue.min_offset), queue.count
+            )
             return
         if progress.cursor < queue.min_offset:
             self.metrics.expired += queue.min_offset - progress.cursor
             progress.expired += queue.min_offset - progress.cursor
             progress.skip_to(queue.min_offset)
-        if progress.cursor < queue.count and (room := self.room(progress, batch)) > 0:
+        if progress.cursor < queue.count and (room := self.in_flight_room(progress, batch)) > 0:
             try:
                 self._read_on(want, topic, queue_id, batch, progress, room, queues)
             except ColdRead as cold:
                 batch.cold.append(cold)
-        batch.rest += queue.count - min(progress.cursor, queue.count)
+        batch.remaining += queue.count - min(progress.cursor, queue.count)
 
     def _read_on(
         self,
@@ -257,17 +261,17 @@ class PopService:
         wanted, reader = want.filter, self._store.reader
         expired = reader.expired
         try:
-            if wanted.everything:
+            if wanted.matches_all:
                 units = batch.take_all(queue.units(offset, room, wait=False), room)
                 contents = enumerate(reader.contents(units), offset)
                 found = [(number, one) for number, one in contents if one is not None]
                 passed = len(units)
-            elif wanted.by_hash:
+            elif wanted.uses_tag_hash:
                 units = queue.units(offset, batch.share(queues), wait=False)
                 batch.scan_units -= len(units)
                 found, passed = self._chosen(units, offset, wanted, batch, room)
             else:
-                limit = batch.can_read(wanted.work)
+                limit = batch.can_read(wanted.cost)
                 units = queue.units(offset, limit, wait=False) if limit else []
                 found, passed = self._looked_through(units, offset, wanted, batch, room)
         except ColdRead:
@@ -278,7 +282,7 @@ class PopService:
             unwanted = passed - len(found) - expired
             progress.filtered += unwanted
             progress.expired += expired
-            self.metrics.passed_over(0 if wanted.everything else unwanted, expired)
+            self.metrics.passed_over(0 if wanted.matches_all else unwanted, expired)
         if found:
             batch.position = units[found[-1][0] - offset].position
             self._deliver(want, topic, queue_id, found, offset + passed, batch)
@@ -305,7 +309,7 @@ class PopService:
         self, units: list[QueueUnit], offset: int, wanted: MessageFilter, batch: PopBatch, room: int
     ) -> tuple[list[tuple[int, DeliveryContent]], int]:
         """Messages read and then chosen by their content, and how many were passed in all."""
-        units = batch.units_to_read(units, wanted.work)
+        units = batch.units_to_read(units, wanted.cost)
         found: list[tuple[int, DeliveryContent]] = []
         read = self._store.reader.read(units, wait=False)
         for passed, message in enumerate(read):
@@ -320,7 +324,7 @@ class PopService:
             found.append((offset + passed, content_of(message)))
         return found, len(units)
 
-    def room(self, progress: QueueProgress, batch: PopBatch) -> int:
+    def in_flight_room(self, progress: QueueProgress, batch: PopBatch) -> int:
         """How many messages may be handed out, of a queue that has some: without room for any the
         receive is refused, unless it finds something elsewhere."""
         per_queue = self._settings.max_in_flight_per_queue - progress.in_flight
@@ -384,7 +388,7 @@ class PopService:
             client=want.client,
             flags=AUTO_RENEW | PUSH if want.auto_renew else 0,
         )
-        if want.group.buffered and self._buffer.takes(want.invisible_ms):
+        if want.group.buffered and self._buffer.accepts(want.invisible_ms):
             self._buffer.open(record)
         else:
             self._buffer.write_queue((want.group.id, topic.id, queue_id))

@@ -100,7 +100,7 @@ class ReviveService:
     def release_deliveries(self, client: int) -> int:
         """The client said good-bye: what it holds as a push consumer, and has not given back by
         a change, comes back now; also what another master's end keeps from being renewed."""
-        self._liveness.gone(client)
+        self._liveness.on_client_closed(client)
         mine = (ck for ck in self._table if ck.client == client)
         held = [ck for ck in mine if ck.flags & PUSH and ck.first_check_point is None]
         for ck in held:
@@ -113,9 +113,9 @@ class ReviveService:
         """Whether the delivery goes on, because its push consumer lives: nothing is written."""
         return bool(
             ck.flags & AUTO_RENEW
-            and not ck.undone
+            and not ck.rolled_back
             and now_ms - ck.popped_at_ms < RENEW_LIMIT_MS
-            and self._liveness.alive(ck.client, now_ms)
+            and self._liveness.is_alive(ck.client, now_ms)
         )
 
     def _revive(self, ck: PopCheckPoint, limit: int) -> int:
@@ -173,7 +173,7 @@ class ReviveService:
         reject: DeadReason | None = None,
     ) -> None:
         attempt = message.attempt + self._table.attempts_before(ck, member)
-        dead = reject is not None or (attempt >= group.max_attempts and not ck.undone)
+        dead = reject is not None or (attempt >= group.max_attempts and not ck.rolled_back)
         if ck.flags & FIFO and not dead:
             self._return(ck, member)
             return
@@ -184,7 +184,7 @@ class ReviveService:
         delivered = (
             ck.first_check_point or ck
         )  # a change of the invisible duration delivers nothing
-        popped_at_ms = 0 if ck.undone else delivered.popped_at_ms
+        popped_at_ms = 0 if ck.rolled_back else delivered.popped_at_ms
         token = RevivalToken(
             dead,
             member,
@@ -206,7 +206,7 @@ class ReviveService:
             properties=without_deadline(message.properties) if dead else message.properties,
             tag_hash=message.tag_hash,
             token=token.encode(),
-            attempt=attempt if dead or ck.undone else attempt + 1,
+            attempt=attempt if dead or ck.rolled_back else attempt + 1,
             stamp=stamp,
         )
         self._table.apply_revival(token, stamp.log_ms)
@@ -218,7 +218,7 @@ class ReviveService:
     def _return(self, ck: PopCheckPoint, member: int) -> None:
         """Order is kept in place: the message waits where it is for its next attempt."""
         self.returned += 1
-        flags = UNCOUNTED if ck.undone else 0
+        flags = UNCOUNTED if ck.rolled_back else 0
         record = ReviveRecord(ReviveKind.RETURNED, ck.epoch, ck.sequence, 1 << member, flags=flags)
         put_revive(self._store, self._table, record)
 

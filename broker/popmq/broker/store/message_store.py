@@ -71,7 +71,7 @@ class MessageStore:
             flusher,
             clock,
             self.metrics,
-            soon=lambda work: self.soon(work),
+            soon=lambda work: self.call_soon(work),
             before_batch=lambda: self.before_batch(),
             on_durable=self._on_disk,
             on_confirmed=self._advance,
@@ -93,7 +93,7 @@ class MessageStore:
         self.epoch, self.stopped_cleanly = 0, False
         # The shell sets these: how to run something at the end of this tick, who hears of
         # grown queues, and what to do when the disk failed (the process stops: D2).
-        self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
+        self.call_soon: Callable[[Callable[[], None]], object] = lambda work: work()
         self.on_dispatched: Callable[[set[tuple[int, int]]], None] = lambda grown: None
         self.before_batch: Callable[[], None] = lambda: None
         self.on_relocated: Callable[[LiveBody], None] = lambda body: None
@@ -310,7 +310,7 @@ class MessageStore:
         self._appended(size, records=len(positions))
         return positions
 
-    def move(self, body: LiveBody) -> None:
+    def relocate(self, body: LiveBody) -> None:
         """Append a live body again at the tail, under its old identity (retention).
 
         ColdRead, with nothing changed, instead of a wait for the disk.
@@ -350,7 +350,7 @@ class MessageStore:
 
     def schedule_commit(self) -> None:
         """Something will be appended in `before_batch`."""
-        self._commit.want()
+        self._commit.schedule_flush()
 
     # -- read
 
@@ -399,9 +399,9 @@ class MessageStore:
         """The log's end is found: nothing stands behind it, and what stands before is synced."""
         self.metrics.recovered(replayed.records, EpochLogTime(replayed.epoch, replayed.log_ms))
         self.metrics.torn_bytes = self._log.truncate_torn_tail()
-        self._log.allocate_again()
+        self._log.reallocate()
         if not self.stopped_cleanly:
-            self._log.write_again(self._checkpoint.vouched)
+            self._log.rewrite_from(self._checkpoint.vouched)
         self._log.sync()  # what only the page cache kept does not count yet
         self.epoch = max(replayed.epoch, self._checkpoint.epoch)
         self.snapshots.load()
@@ -411,7 +411,7 @@ class MessageStore:
     def _appended(self, size: int, *, records: int = 1) -> None:
         self.metrics.records += records
         self.metrics.bytes += size
-        self._commit.want()
+        self._commit.schedule_flush()
 
     def _on_disk(self, durable: int) -> None:
         self.replicas.trim_tail()

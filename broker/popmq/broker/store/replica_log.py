@@ -80,15 +80,15 @@ class ReplicaLog:
         """
         block = checked_block(position, data, segment_end=self._log.segment_end(position))
         self._log.append_block(block)
-        self._commit.want()
+        self._commit.schedule_flush()
         self.on_block(block)
         return block
 
-    def cut(self, position: int, *, known: int, done: Callable[[], None]) -> None:
+    def truncate(self, position: int, *, known: int, done: Callable[[], None]) -> None:
         """Remove what was appended from `position` on, physically and durably; then `done`.
 
         A record has to begin there, `known` is where one begins at or below it.  Never below
         what is confirmed or applied (R22): that, like a position inside a record, breaks a rule.
         """
         self.before_truncate(position)
-        self._commit.cut(position, known, done)
+        self._commit.truncate(position, known, done)

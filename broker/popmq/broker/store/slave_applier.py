@@ -105,14 +105,14 @@ class SlaveApplier:
             on_failure=self._commit.fail,
         )
 
-    def arrived(self, block: LogBlock) -> None:
+    def add_block(self, block: LogBlock) -> None:
         """A block was appended: it waits here, so that nobody has to read it again."""
         self._blocks.append(block)
         self._kept_bytes += len(block.data)
         while self._kept_bytes > self.keep_bytes and self._blocks[0].end <= self._commit.durable:
             self._kept_bytes -= len(self._blocks.popleft().data)
 
-    def cut(self, position: int) -> None:
+    def truncate(self, position: int) -> None:
         """The log is cut at `position`, which is not below `applied`."""
         assert position >= self.applied, f"a cut at {position} below {self.applied}, applied"
         while self._blocks and self._blocks[-1].end > position:
@@ -143,7 +143,7 @@ class SlaveApplier:
                 )
             if header.kind != RecordKind.PADDING:
                 found.passed(header)
-            at = self._log.behind(header.end)
+            at = self._log.position_after(header.end)
         return found
 
     # -- inside
@@ -193,7 +193,7 @@ class SlaveApplier:
             self.passed.passed(header)
         unit = queued(record, self._dispatch)
         if unit is not None:
-            self._dispatch.enter(unit)
+            self._dispatch.append_unit(unit)
             self._vouch_for_less()
         self._index.enter(record)
         self.last_position = header.position
@@ -204,7 +204,7 @@ class SlaveApplier:
             self.on_snapshot_mark(record)
 
     def _passed(self, header: Header) -> None:
-        self.applied = self._log.behind(header.end)
+        self.applied = self._log.position_after(header.end)
         if self._dispatch.rebuilding and self.applied >= self.apply_from:
             self._dispatch.rebuilt()
 

@@ -45,8 +45,8 @@ class SlaveStore:
         # Nothing from this position on may be deleted yet, says who reads beside the tables.
         self.keep_from: Callable[[], int] = lambda: EVERYTHING
         apply.on_snapshot_mark = self._marked
-        log.on_block, log.before_truncate = apply.arrived, apply.cut
-        snapshots.on_finished = self.hashes.own
+        log.on_block, log.before_truncate = apply.add_block, apply.truncate
+        snapshots.on_finished = self.hashes.add_own
 
     @property
     def applied(self) -> int:
@@ -54,7 +54,7 @@ class SlaveStore:
         return self.apply.applied
 
     @property
-    def caught_up(self) -> bool:
+    def has_caught_up(self) -> bool:
         """Whether the tables are where they may be."""
         return self.applied >= self.apply.bound
 
@@ -66,12 +66,12 @@ class SlaveStore:
         self._guard.check_block(len(data))
         return self._log.append_block(position, data)
 
-    def cut(self, position: int, done: Callable[[], None]) -> None:
+    def truncate(self, position: int, done: Callable[[], None]) -> None:
         """Remove what the master does not have, from `position` on; `done` when that is durable.
 
         A position below `applied` breaks a rule (R22).
         """
-        self._log.cut(position, known=self.applied, done=done)
+        self._log.truncate(position, known=self.applied, done=done)
 
     def begin_install(self, start: int) -> SnapshotInstall:
         """Into an empty store: give it the file of a master's snapshot, then `finish`.
@@ -98,9 +98,9 @@ class SlaveStore:
 
     def run_housekeeping(self, *, now_ms: int, safe: int) -> int:
         """A piece of a snapshot, or of what retention has to do. `safe` is checkpointed."""
-        done = self._snapshots.work(safe_position=safe)
+        done = self._snapshots.write_chunk(safe_position=safe)
         keep_from = min(safe, self._snapshots.older_position - 1, self.keep_from())
-        return done + self._retention.follow(
+        return done + self._retention.run_as_slave(
             now_ms=now_ms, starts_at=self._starts_at, keep_from=keep_from
         )
 
@@ -133,10 +133,10 @@ class SlaveStore:
         body = record.data[HEADER_SIZE:]
         match record.header.kind:
             case RecordKind.SNAPSHOT_MARK:
-                self._snapshots.begin_at(self.head())
+                self._snapshots.start_at(self.head())
             case RecordKind.STATE_HASH:
                 said = StateHash.decode(body)
-                self.hashes.masters(said.position, said.hash, record.header.epoch)
+                self.hashes.add_masters(said.position, said.hash, record.header.epoch)
             case RecordKind.LOG_START:
                 self._starts_at = max(self._starts_at, LogStart.decode(body).position)
 

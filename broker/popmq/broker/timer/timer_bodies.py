@@ -30,7 +30,7 @@ class TimerBodies:
         self._state = state
         self._departures = departures
         self._from = 0
-        self.moved = 0
+        self.relocated = 0
 
     def begin(self) -> None:
         """After recovery: what is above the queue's minimum has not been looked at."""
@@ -42,7 +42,7 @@ class TimerBodies:
         return self._from
 
     @property
-    def keep_from(self) -> int:
+    def keeps_from(self) -> int:
         """A record that is not enqueued yet stays where it is: when it is judged after it moved,
         the cursor may have passed it without its firing."""
         queue = self._queue.queue
@@ -89,7 +89,7 @@ class TimerBodies:
         if moved.late:
             self._state.is_late(appended)
         self._departures.apply_moved_body(timer.identity, appended.position, appended.size)
-        self.moved += 1
+        self.relocated += 1
 
     def _counts(self, due_ms: int, identity: int, offset: int, *, moved: bool = False) -> bool:
         """Its message is needed yet."""

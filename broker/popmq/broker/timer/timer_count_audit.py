@@ -139,7 +139,7 @@ class TimerCountAudit:
         return 1
 
     def _begin(self) -> int:
-        if self._store.retention.moving:
+        if self._store.retention.is_relocating:
             return 0  # some are below the queue's minimum, and not above its end yet
         queue, end = self._queue.queue, self._store.end
         offset, first = queue.min_offset, end

@@ -281,7 +281,7 @@ class TimerLog:
     def cut(self, position: int) -> None:
         """Drop every byte from `position`, on the disk too. Before anything is appended."""
         if self._files.last is not None:
-            self._files.cut(position)
+            self._files.truncate(position)
         self._blocks.clear()
         self._place_end(position)
 

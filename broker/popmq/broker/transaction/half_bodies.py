@@ -18,7 +18,7 @@ class HalfBodies:
         self._table = table
 
     @property
-    def keep_from(self) -> int:
+    def keeps_from(self) -> int:
         return EVERYTHING
 
     def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:
@@ -34,4 +34,4 @@ class HalfBodies:
 
     def move(self, body: LiveBody) -> None:
         if body.queue_offset in self._table.pending:  # it may have ended since it was found
-            self._store.move(body)
+            self._store.relocate(body)

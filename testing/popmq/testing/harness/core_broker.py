@@ -103,7 +103,7 @@ class CoreBroker:
             flusher=QueuedFlusher(self._soon),
             rng=random.Random(self.seed),
         )
-        self.broker.store.soon = self._soon.append
+        self.broker.store.call_soon = self._soon.append
         self.server = BrokerServer(self.broker)
         self.begin(self.broker)
         self.settle()

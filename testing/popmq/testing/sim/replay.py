@@ -88,7 +88,7 @@ class ReplayCheck:
             flusher=QueuedFlusher(deque()),
             rng=random.Random(seed),
         )
-        second.store.soon = lambda work: None
+        second.store.call_soon = lambda work: None
         try:
             # What the first has judged it has said in a record, which the second does not have.
             second.start(first.epoch_start)
@@ -128,7 +128,7 @@ class ReplayCheck:
         for group in broker.registry.groups():
             for key in broker.table.parked.of_group(group.id):
                 name = (group.name, key.topic_id, key.queue_id, key.name)
-                said = (key.state, key.until, key.since_ms)
+                said = (key.state, key.action_end_offset, key.since_ms)
                 yield f"parked {name}", (said, key.messages)
         redriven = b"".join(content for content, _ in broker.redriven.begin_snapshot())
         yield (
@@ -270,12 +270,12 @@ def _queues(broker: Broker) -> Iterator[tuple[int, int]]:
 def _hard(progress: QueueProgress) -> tuple[object, ...]:
     """What records say: where it was read up to, where its line begins, and the line."""
     line = [(ck.next_offset, ck.finished) for ck in progress.open]
-    begins = progress.open[0].start_offset if progress.open else progress.logged
+    begins = progress.open[0].start_offset if progress.open else progress.is_logged
     committed = progress.committed if progress.open else 0
     if isinstance(progress, FifoProgress):
-        held, attempts = sorted(progress.held), sorted(progress.attempts.items())
-        return progress.logged, progress.in_flight, held, attempts
-    return progress.logged, begins, committed, progress.in_flight, line
+        held, attempts = sorted(progress.in_flight_offsets), sorted(progress.attempts.items())
+        return progress.is_logged, progress.in_flight, held, attempts
+    return progress.is_logged, begins, committed, progress.in_flight, line
 
 
 def _read(progress: QueueProgress) -> tuple[int, int]:

@@ -95,9 +95,9 @@ class RetentionChecks:
         retention = self._machine.broker.store.retention
         metrics = self._machine.broker.pops.metrics
         self._tally.hit(Sometimes.SEGMENT_DELETED, retention.deleted_segments)
-        self._tally.hit(Sometimes.BODY_MOVED, retention.moved)
+        self._tally.hit(Sometimes.BODY_MOVED, retention.relocated)
         self._tally.hit(Sometimes.EXPIRED, metrics.expired)
-        between = retention.moved > self._moved_before and self.starts_at < self._cut
+        between = retention.relocated > self._moved_before and self.starts_at < self._cut
         self._tally.hit(Sometimes.CRASH_IN_CUT, int(between))
 
     def _check_deletes(self) -> None:
@@ -133,7 +133,7 @@ class RetentionChecks:
                 for queue_id in range(config.queues):
                     self._expire(config, queue_id, position)
         self.count_gaps()
-        self._cut, self._moved_before = position, store.retention.moved
+        self._cut, self._moved_before = position, store.retention.relocated
         if self.cut_power_in is not None:
             self._machine.disk.faults.cut_at(self.cut_power_in)
             self.cut_power_in = None

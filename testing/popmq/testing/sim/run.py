@@ -436,7 +436,7 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.INDEX_SEALED, store.index.metrics.sealed)
         broker = self.machine.broker
         self.tally.hit(Sometimes.RENEWED, broker.revive.renewed)
-        self.tally.hit(Sometimes.UNDONE, broker.undo.undone)
+        self.tally.hit(Sometimes.UNDONE, broker.undo.rolled_back)
         self.tally.hit(Sometimes.RETURNED, broker.revive.returned)
         self.tally.hit(Sometimes.PARKED, broker.parking.parked)
         self.tally.hit(Sometimes.PARKED_DEAD, broker.parking.dead_lettered)

@@ -106,7 +106,7 @@ class SimulatedBroker:
         store = self.broker.store
         self._shrink_index()
         self._keep_epochs(store)
-        store.soon = self._soon.append
+        store.call_soon = self._soon.append
         store.on_failure = self._on_failure
         self.server = BrokerServer(self.broker)
         self.begin()
@@ -277,7 +277,7 @@ class SimulatedBroker:
 
     @property
     def nothing_parked(self) -> bool:
-        return not any(True for _ in self.broker.table.parked.places())
+        return not any(True for _ in self.broker.table.parked.parked_queues())
 
     def parked(self, group: str) -> list[bytes]:
         """The message groups that are parked for it, in the order of parking."""

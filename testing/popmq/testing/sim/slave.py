@@ -192,7 +192,7 @@ class Slave:
         install = self.machine.broker.following.begin_install(master.broker.store.start)
         size = self._rng.choice((100, 1_000, 1 << 20))
         for at in range(0, len(data), size):
-            install.give(data[at : at + size])
+            install.append_chunk(data[at : at + size])
         self._installing = True
 
         def done(trouble: str) -> None:
@@ -236,7 +236,9 @@ class Slave:
             else:
                 self._limit = _NOWHERE
 
-        store.replicas.cut(self._limit, known=store.slave.applied if store.slave else 0, done=done)
+        store.replicas.truncate(
+            self._limit, known=store.slave.applied if store.slave else 0, done=done
+        )
 
     def _fetch(self, limit: int) -> bool:
         store = self.machine.broker.store

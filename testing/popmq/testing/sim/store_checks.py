@@ -27,7 +27,7 @@ class StoreChecks:
     def after_start(self) -> None:
         """The log ends where it may; what a filter passed over is no record and is redone,
         and so is what a buffered group took and did not ack."""
-        self._machine.broker.audit.asked()  # counts along, from here on
+        self._machine.broker.audit.on_scrape()  # counts along, from here on
         soft = {r.group.name for r in self._oracle.readers if r.tags or r.group.buffered}
         groups = self._machine.broker.registry
         for place in list(self._committed):
@@ -65,7 +65,7 @@ class StoreChecks:
         broker = self._machine.broker
         if self._oracle.log_lost or broker.store.confirmed != broker.store.end:
             return
-        if not any(ck.undone and ck.waiting for ck in broker.table):
+        if not any(ck.rolled_back and ck.waiting for ck in broker.table):
             self._oracle.all_undone()
         in_flight = 0
         seen: dict[_Place, int] = {}
@@ -91,7 +91,7 @@ class StoreChecks:
                         "I9 offset-monotonic",
                         f"{ck.place}: committed {seen[ck.place]}, {lowest} is in flight",
                     )
-        broker.audit.asked()
+        broker.audit.on_scrape()
         if broker.audit.unaccounted:
             self._oracle.complain(
                 "I16 counts-true",

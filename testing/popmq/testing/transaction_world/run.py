@@ -218,7 +218,7 @@ class TransactionSimulator:
     def _restart(self) -> None:
         """Crash as the life ended, and start until it holds."""
         rng, machine = self.rng, self.machine
-        self.tally.hit(States.MOVED, machine.broker.store.retention.moved)
+        self.tally.hit(States.MOVED, machine.broker.store.retention.relocated)
         self.tally.hit(States.DELETED, machine.broker.store.retention.deleted_segments)
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
