@@ -53,7 +53,7 @@ class Two:
             self.open = on_reply
             then = partial(self._reply, on_reply)
             number = self.owner.server.request(kind, body, timeout_ms, then)
-            self.owner.settle()
+            self.owner.run_until_idle()
             return number
         return 0
 
@@ -94,7 +94,7 @@ class Two:
     def run(self) -> None:
         for _ in range(20):
             self.follower.step(self.other.broker)
-            self.other.settle()
+            self.other.run_until_idle()
 
     def same(self) -> bool:
         mine, theirs = self.owner.broker.registry, self.other.broker.registry

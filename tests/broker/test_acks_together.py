@@ -41,7 +41,7 @@ def test_acks_of_one_receive_in_requests_of_their_own_are_one_record() -> None:
     core = CoreBroker()
     answers = [ask_ack(core, one) for one in held(core, 5)]
     assert not any(answer.heard for answer in answers)
-    core.settle()
+    core.run_until_idle()
     assert [answer.body is not None for answer in answers] == [True] * 5
     assert [record.members for record in ack_records(core)] == [0b11111]
     assert core.broker.acks.acked == 5
@@ -51,7 +51,7 @@ def test_an_ack_that_is_repeated_before_its_record_is_ok_and_counted_once() -> N
     core = CoreBroker()
     (one,) = held(core, 1)
     answers = [ask_ack(core, one), ask_ack(core, one)]
-    core.settle()
+    core.run_until_idle()
     assert all(answer.body is not None for answer in answers)
     assert (core.broker.acks.acked, core.broker.acks.repeated) == (1, 1)
 
@@ -72,7 +72,7 @@ def test_a_message_that_is_due_in_the_moment_of_its_ack_is_not_revived() -> None
     core.clock.advance(2_000)
     answer = ask_ack(core, one)
     core.broker.step()
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     assert core.broker.revive.retried == 0
     assert core.receive("orders", "g") == []
@@ -84,7 +84,7 @@ def test_a_change_behind_an_ack_of_the_same_turn_is_refused() -> None:
     ask_ack(core, one)
     with pytest.raises(InvalidReceiptHandle, match="was acked"):
         core.broker.acks.change(topic="orders", group="g", handle=one.handle, invisible_ms=0)
-    core.settle()
+    core.run_until_idle()
 
 
 def test_a_reject_behind_an_ack_of_the_same_turn_is_refused() -> None:

@@ -214,7 +214,7 @@ def test_an_offset_that_was_set_and_a_topic_that_was_deleted_are_no_faults(
     for _ in range(2):
         for queue_id in range(2):
             core.broker.offset_reset.apply(group, topic, queue_id, 0)
-        core.settle()
+        core.run_until_idle()
         assert audited(core).unaccounted == 0
         assert core.receive("orders", "g", limit=3)
         balance = audited(core)
@@ -241,7 +241,7 @@ def test_a_topic_that_is_deleted_during_a_recount_is_no_fault(core: CoreBroker) 
     begun(core)
     core.clock.advance(60_000)
     assert core.broker.revive.step() == 6
-    core.settle()
+    core.run_until_idle()
     core.broker.audit.step()  # a cut, which has the topic's places
     core.broker.registry.delete_topic("orders")
     assert audited(core).stored == 0
@@ -310,7 +310,7 @@ def test_a_cut_waits_until_its_records_are_confirmed(core: CoreBroker) -> None:
         core.clock.advance(10)
         audit.step()
     assert audit.passes == before
-    core.settle()
+    core.run_until_idle()
     assert audited(core).in_flight == 8
     assert audit.unaccounted == 0
 
@@ -324,7 +324,7 @@ def test_what_was_not_confirmed_when_it_began_is_read(core: CoreBroker) -> None:
     core.ask(Kind.POP, pop("orders", "g", limit=1), settle=False)
     core.broker.audit.on_scrape()
     core.broker.audit.step()  # the oldest check point is the second, and neither is confirmed
-    core.settle()
+    core.run_until_idle()
     assert audited(core).in_flight == 1
     assert core.broker.audit.unaccounted == 0
 

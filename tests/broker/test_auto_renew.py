@@ -26,7 +26,7 @@ def push_receive(core: CoreBroker) -> list[Delivery]:
 
 def hear(core: CoreBroker, *, gone: bool = False) -> None:
     names = ["a-client"]  # the one that `pop` receives for
-    report = ClientsReport(gone=names) if gone else ClientsReport(heard=names)
+    report = ClientsReport(closed=names) if gone else ClientsReport(alive=names)
     core.reply(Kind.CLIENTS, hop.encode_clients(report))
 
 
@@ -176,7 +176,7 @@ def test_a_broker_whose_answers_wait_for_the_disk_does_not_say_that_it_lives() -
     answer = core.ask(Kind.POP, request, settle=False)
     core.clock.advance(8_000)
     assert (answer.heard, cursors().log_ms) == (False, 0)
-    core.settle()
+    core.run_until_idle()
     assert (answer.heard, cursors().log_ms) == (True, core.broker.store.log_ms())
 
 

@@ -63,7 +63,7 @@ def test_a_buffered_pop_writes_nothing_and_does_not_wait_for_the_disk(core: Core
     answer = core.ask(Kind.POP, pop("orders", "g"), settle=False)
     assert answer.body is not None
     assert len(hop.decode_pop_reply(answer.body).deliveries) == 10
-    core.settle()
+    core.run_until_idle()
     assert core.broker.store.end == end
 
 
@@ -82,7 +82,7 @@ def test_acks_of_one_group_commit_share_a_record(core: CoreBroker) -> None:
         body = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
         answers.append(core.ask(Kind.ACK, body, settle=False))
     assert not any(answer.heard for answer in answers)
-    core.settle()
+    core.run_until_idle()
     assert all(answer.body is not None for answer in answers)
     assert written(core) == {"OFFSET": 1}
 
@@ -277,7 +277,7 @@ def test_deleting_the_topic_forgets_what_was_held(core: CoreBroker) -> None:
     got = core.receive("orders", "g", limit=4)
     core.ack("orders", "g", got[0].handle)
     core.broker.registry.delete_topic("orders")
-    core.settle()
+    core.run_until_idle()
     core.topic("orders", queues=1)
     core.send("orders", b"new")
     assert bodies(core.receive("orders", "g")) == [b"new"]

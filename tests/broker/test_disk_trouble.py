@@ -306,7 +306,7 @@ def test_a_slow_fdatasync_is_counted_and_only_delays() -> None:
     core.tick()  # handed to the flusher
     core.clock.advance(5_000)
     assert not answer.heard
-    core.settle()
+    core.run_until_idle()
     assert answer.heard
     assert store.metrics.slow_flushes == before + 1
 
@@ -321,7 +321,7 @@ def test_what_waits_for_a_stuck_disk_is_bounded() -> None:
     refused = [answer for answer in answers if answer.error is not None]
     assert refused
     assert all("store.max_pending_bytes" in str(answer.error) for answer in refused)
-    core.settle()
+    core.run_until_idle()
     assert all(answer.heard for answer in answers)
 
 

@@ -95,7 +95,7 @@ def act(core: CoreBroker, rng: random.Random, history: History, number: int) -> 
             core.clock.advance(rng.randrange(2_000))
             core.run_steps()
     if rng.random() < 0.5:
-        core.settle()
+        core.run_until_idle()
     history.collect()
 
 
@@ -189,18 +189,18 @@ def test_no_answer_leaves_before_the_sync_that_covers_it() -> None:
     entry = hop.PutEntry(MessageType.NORMAL, b"one", b"")
     put = core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), settle=False)
     assert not put.heard
-    core.settle()
+    core.run_until_idle()
     assert put.heard
     popped = core.ask(Kind.POP, pop("orders", "g"), settle=False)
     assert not popped.heard
-    core.settle()
+    core.run_until_idle()
     assert popped.body is not None
     (one,) = hop.decode_pop_reply(popped.body).deliveries
     ack = core.ask(
         Kind.ACK, hop.encode_ack(hop.AckRequest("orders", "g", [one.handle])), settle=False
     )
     assert not ack.heard
-    core.settle()
+    core.run_until_idle()
     assert ack.heard
 
 
@@ -275,5 +275,5 @@ def test_a_dead_disk_refuses_to_confirm() -> None:
     entry = hop.PutEntry(MessageType.NORMAL, b"one", b"")
     answer = core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), settle=False)
     with suppress(PowerCut):
-        core.settle()
+        core.run_until_idle()
     assert not answer.heard

@@ -331,7 +331,7 @@ def test_an_answer_waits_for_what_memory_knows_to_be_confirmed(core: CoreBroker)
     assert not answer.heard
     store._commit._flusher = real
     slow.let_go()
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     (message,) = pb.ExplainReply.FromString(answer.body).messages
     assert message.groups[0].state == "INVISIBLE"

@@ -63,7 +63,7 @@ def test_a_receive_that_waits_finds_what_lies_behind_in_later_steps(core: CoreBr
     steps = 0
     while not answer.heard:
         core.broker.step()
-        core.settle()
+        core.run_until_idle()
         steps += 1
         assert sum(looked_at(core)) - sum(before) <= SCAN_UNITS
         before = looked_at(core)
@@ -87,7 +87,7 @@ def test_a_receive_that_does_not_wait_looks_on_between_the_requests_of_others(
     core.tick()
     assert SCAN_UNITS < sum(looked_at(core)) <= 2 * SCAN_UNITS
     assert not answer.heard
-    core.settle()
+    core.run_until_idle()
     assert answer.heard
 
 
@@ -95,7 +95,7 @@ def test_a_receive_whose_client_left_looks_no_further(core: CoreBroker) -> None:
     answer = ask(core)
     core.server.cancel(answer.id)
     before = looked_at(core)
-    core.settle()
+    core.run_until_idle()
     assert looked_at(core) == before
     assert not answer.heard
 
@@ -103,7 +103,7 @@ def test_a_receive_whose_client_left_looks_no_further(core: CoreBroker) -> None:
 def test_a_receive_that_looks_on_is_refused_when_its_topic_goes(core: CoreBroker) -> None:
     answer = ask(core)
     core.broker.registry.delete_topic("orders")
-    core.settle()
+    core.run_until_idle()
     assert isinstance(answer.error, TopicNotFound)
 
 
@@ -111,6 +111,6 @@ def test_a_broker_that_leads_no_more_looks_no_further(core: CoreBroker) -> None:
     answer = ask(core)
     core.server.end()
     before = looked_at(core)
-    core.settle()
+    core.run_until_idle()
     assert looked_at(core) == before
     assert not answer.heard

@@ -66,7 +66,7 @@ def latency(core: CoreBroker, group: str, body: bytes) -> tuple[int, int]:
     (one,) = got(waiting)
     assert one.head == body
     taken_ms = core.clock.boot_ms() - began_ms
-    core.settle()
+    core.run_until_idle()
     core.ack("orders", group, one.handle)
     return taken_ms, calls
 
@@ -224,7 +224,7 @@ def test_ten_thousand_idle_receives_cost_no_reads(
 ) -> None:
     core, waiting = crowd
     while core.broker.step():
-        core.settle()
+        core.run_until_idle()
     reads.clear()
     pops = core.broker.pops.metrics.pops
     end, flushes = core.broker.store.end, core.broker.store.metrics.flushes

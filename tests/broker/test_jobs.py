@@ -42,12 +42,12 @@ def test_a_job_takes_one_step_in_each_turn_of_the_loop() -> None:
     runner = RequestRunner(core.broker.store)
     first, second = Counted(3), Counted(3)
     answers = [Answer(), Answer()]
-    runner.run(first, answers[0].hear)
-    runner.run(second, answers[1].hear)
+    runner.run(first, answers[0].on_result)
+    runner.run(second, answers[1].on_result)
     assert (first.left, second.left) == (2, 2)
     core.tick()
     assert (first.left, second.left) == (1, 2)
-    core.settle()
+    core.run_until_idle()
     assert [one.body for one in answers] == [b"done", b"done"]
     assert runner.running == 0
 
@@ -56,8 +56,8 @@ def test_what_comes_before_a_step_comes_before_each_step() -> None:
     core, job = CoreBroker(), Counted(3)
     left_before: list[int] = []
     runner = RequestRunner(core.broker.store, lambda: left_before.append(job.left))
-    runner.run(job, Answer().hear)
-    core.settle()
+    runner.run(job, Answer().on_result)
+    core.run_until_idle()
     assert left_before == [3, 2, 1]
 
 
@@ -75,17 +75,17 @@ def test_a_job_sees_an_ack_that_waits_for_its_record() -> None:
             seen.append(core.broker.table.in_flight)
             return b"done"
 
-    core.server._jobs.run(Looking(), Answer().hear)
+    core.server._jobs.run(Looking(), Answer().on_result)
     assert seen == [0]
-    core.settle()
+    core.run_until_idle()
 
 
 def test_a_refusal_in_a_later_step_is_the_answer() -> None:
     core = CoreBroker()
     runner = RequestRunner(core.broker.store)
     answer = Answer()
-    runner.run(Refusing(), answer.hear)
-    core.settle()
+    runner.run(Refusing(), answer.on_result)
+    core.run_until_idle()
     assert isinstance(answer.error, PopmqError)
     assert answer.error.code is Code.NOT_FOUND
     assert runner.running == 0
@@ -98,10 +98,10 @@ def test_jobs_are_bounded_in_number_and_one_that_breaks_gives_its_place_back(
     core = CoreBroker()
     runner = RequestRunner(core.broker.store)
     with pytest.raises(AssertionError, match="broken invariant"):
-        runner.run(Broken(), Answer().hear)
+        runner.run(Broken(), Answer().on_result)
     answer = Answer()
-    runner.run(Counted(2), answer.hear)
+    runner.run(Counted(2), answer.on_result)
     with pytest.raises(TooManyRequests):
-        runner.run(Counted(1), Answer().hear)
-    core.settle()
+        runner.run(Counted(1), Answer().on_result)
+    core.run_until_idle()
     assert answer.body == b"done"

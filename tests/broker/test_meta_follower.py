@@ -140,7 +140,7 @@ def test_a_crash_in_the_middle_of_a_copy_is_completed(done: int) -> None:
     two.follower.step(two.other.broker)
     for change in list(two.follower._changes)[:done]:
         change()
-    two.other.settle()
+    two.other.run_until_idle()
     two.other.broker.release_files()
     two.other.start()
     two.follower = two.new_follower()
@@ -179,7 +179,7 @@ def test_the_owner_tells_nobody_what_is_not_confirmed() -> None:
     two.owner.broker.registry.create_topic(TopicConfig(0, "new"))
     answer = two.owner.ask(Kind.COPY_META, copy_request(), settle=False)
     assert not answer.heard
-    two.owner.settle()
+    two.owner.run_until_idle()
     assert answer.heard
 
 
@@ -215,7 +215,7 @@ def test_a_restart_from_a_snapshot_counts_changes_on_where_it_was() -> None:
     for number in range(3):
         two.owner.topic(f"t-{number}")
     two.owner.broker.registry.delete_topic("t-0")
-    two.owner.settle()
+    two.owner.run_until_idle()
     before = two.owner.broker.registry.changes
     two.follow()
     two.restart_owner()

@@ -102,7 +102,7 @@ def test_group_commits_are_counted_with_their_records_and_bytes(core: CoreBroker
     before = {name: value(core, name) for name in ("store_flushes", "store_flush_records")}
     for number in range(3):
         core.ask(Kind.PUT, put(b"%d" % number), settle=False)
-    core.settle()
+    core.run_until_idle()
     flushed = value(core, "store_flushes") - before["store_flushes"]
     assert flushed == 1
     assert value(core, "store_flush_records") - before["store_flush_records"] == 3

@@ -19,7 +19,7 @@ class Asked:
         self.replies: list[bytes | Exception] = []
         body = pop("orders", "g", limit=0, poll_ms=poll_ms, **more)  # type: ignore[arg-type]
         self.number = core.server.request(Kind.POP, body, 30_000, self.replies.append)
-        core.settle()
+        core.run_until_idle()
 
     @property
     def said(self) -> bool | None:
@@ -29,7 +29,7 @@ class Asked:
         assert isinstance(reply, bytes)
         found: PopReply = decode_pop_reply(reply)
         assert not found.deliveries
-        return bool(found.rest)
+        return bool(found.remaining)
 
 
 @pytest.mark.parametrize("type_", [GroupType.NORMAL, GroupType.FIFO])
@@ -63,7 +63,7 @@ def test_of_those_that_wait_one_is_told_and_the_next_when_somebody_got_it(
     core.send("orders", b"two")
     assert [one.said for one in (first, second, third)] == [True, None, None]
     core.receive("orders", "g", limit=1)
-    core.settle()
+    core.run_until_idle()
     assert [one.said for one in (second, third)] == [True, None]
     core.receive("orders", "g", limit=1)
     core.advance(1_000)

@@ -78,7 +78,7 @@ def act(core: CoreBroker, rng: random.Random, history: History) -> None:
         case _:
             core.broker.step()
     if settle:  # after the books: the power may be cut in it
-        core.settle()
+        core.run_until_idle()
     history.collect()
 
 

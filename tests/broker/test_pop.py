@@ -163,7 +163,7 @@ def test_a_reply_tells_the_time_from_which_the_invisible_time_counts(core: CoreB
     popped_ms = core.clock.wall_ms()
     answer = core.ask(Kind.POP, pop("orders", "g", invisible_ms=5_000), settle=False)
     core.clock.advance(90)  # a slow disk
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     assert hop.decode_pop_reply(answer.body).popped_ms == popped_ms
     core.advance(4_910)

@@ -40,7 +40,7 @@ def test_a_topic_can_be_deleted_while_its_files_are_being_synced(core: CoreBroke
     core.clock.advance(11_000)
     core.broker.step()  # a checkpoint is handed to the flusher
     core.broker.registry.delete_topic("orders")
-    core.settle()
+    core.run_until_idle()
     core.advance(20_000)
     assert core.topic("orders").name == "orders"
 
@@ -66,7 +66,7 @@ def test_queues_that_were_added_later_are_read_from_their_start(core: CoreBroker
     assert core.receive("orders", "new") == []
     topic = core.broker.registry.topic("orders")
     core.broker.registry.alter_topic(replace(topic, queues=8))
-    core.settle()
+    core.run_until_idle()
     for queue in range(8):
         core.send("orders", b"%d" % queue, queue_id=queue)
     assert len(core.receive("orders", "new")) == 8
@@ -76,7 +76,7 @@ def test_a_waiting_receive_reads_queues_that_were_added_meanwhile(core: CoreBrok
     waiting = core.ask(Kind.POP, pop("orders", "g", poll_ms=20_000))
     topic = core.broker.registry.topic("orders")
     core.broker.registry.alter_topic(replace(topic, queues=8))
-    core.settle()
+    core.run_until_idle()
     core.send("orders", b"one", queue_id=7)
     assert waiting.body is not None
     assert len(hop.decode_pop_reply(waiting.body).deliveries) == 1
@@ -106,7 +106,7 @@ def test_a_reply_that_cannot_be_given_spoils_no_other(core: CoreBroker) -> None:
     core.ask(Kind.PUT, hop.encode_put(hop.PutRequest("orders", [entry])), settle=False)
     core.broker.when_confirmed(broken)
     waiting = core.ask(Kind.POP, pop("orders", "g", poll_ms=1_000), settle=False)
-    core.settle()
+    core.run_until_idle()
     assert waiting.body is not None
     assert len(hop.decode_pop_reply(waiting.body).deliveries) == 1
 

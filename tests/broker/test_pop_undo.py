@@ -25,7 +25,7 @@ def asked(core: CoreBroker, request: bytes) -> Answer:
 
 def leave(core: CoreBroker, answer: Answer) -> None:
     core.server.cancel(answer.id)
-    core.settle()
+    core.run_until_idle()
     core.run_steps()
 
 
@@ -227,6 +227,6 @@ def test_a_receive_is_undone_when_the_connection_of_its_proxy_broke_before_the_r
         await server.stop()
 
     asyncio.run(asyncio.wait_for(test(), 60))
-    core.settle()
+    core.run_until_idle()
     core.run_steps()
     assert attempts(core.receive("orders", "g")) == [(b"one", 1)]

@@ -214,7 +214,7 @@ def test_a_rejection_reads_a_body_where_it_was_while_retention_moves_it(core: Co
     request = hop.encode_ack(hop.AckRequest("orders", "g", [one.handle]))
     answer = core.ask(Kind.REJECT, request, settle=False)
     assert not answer.heard
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     assert hop.decode_ack_reply(answer.body)[0].code == Code.OK
     assert [dead.head for dead in dead_letters(core)] == [b"one"]

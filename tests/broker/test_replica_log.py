@@ -109,7 +109,7 @@ def test_what_waits_for_the_disk_is_there_for_replicas_already(tmp_path: Path) -
     found = made.broker.store.replicas.read_tail(before, 1 << 20)
     assert found is not None
     assert b"early" in found
-    made.settle()
+    made.run_until_idle()
     assert made.broker.store.replicas.read_tail(before, 1 << 20) == found
 
 

@@ -106,7 +106,7 @@ def test_timers_of_whose_loading_something_is_cold_keep_the_broker_awake(
 
     core.broker.timers.service.cold.run("load", cold)
     assert rest.wait_ms() == BUSY_MS
-    core.settle()
+    core.run_until_idle()
     assert rest.wait_ms() == REST_MS
 
 

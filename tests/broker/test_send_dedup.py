@@ -58,7 +58,7 @@ def ask(core: CoreBroker, *entries: hop.PutEntry, topic: str = "orders") -> Answ
 
 def results(core: CoreBroker, *entries: hop.PutEntry, topic: str = "orders") -> list[PutResult]:
     answer = ask(core, *entries, topic=topic)
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None, answer.error
     return hop.decode_put_reply(answer.body)
 
@@ -102,7 +102,7 @@ def test_a_resend_is_answered_when_its_first_attempt_is_durable(core: CoreBroker
     first, again = ask(core, entry("a")), ask(core, entry("a"))
     assert not first.heard
     assert not again.heard
-    core.settle()
+    core.run_until_idle()
     assert first.body == again.body is not None
 
 

@@ -87,7 +87,7 @@ def live(core: CoreBroker, rng: random.Random, number: int, handles: list[bytes]
             core.clock.advance(rng.randrange(3_000))
             core.broker.revive.step()
             core.broker.parking.step()
-            core.settle()
+            core.run_until_idle()
         case _:
             core.topic(f"topic-{number}")
 
@@ -113,10 +113,10 @@ def test_a_snapshot_made_beside_traffic_states_exactly_its_position(
     for number in range(1500, 2500):
         live(core, rng, number, handles)
         pieces += writer.step(publishable=False)
-        core.settle()
+        core.run_until_idle()
     while not writer.finished:
         writer.step(publishable=True)
-        core.settle()
+        core.run_until_idle()
     kill(core)
     position = writer.head.position
     assert pieces > 50
@@ -336,7 +336,7 @@ def test_ids_are_not_given_again_after_a_snapshot(tmp_path: Path) -> None:
     core.topic("first")
     last = core.topic("last").id
     core.broker.registry.delete_topic("last")
-    core.settle()
+    core.run_until_idle()
     core.stop()
     assert real_core(tmp_path).topic("last").id == last + 1
 
@@ -392,6 +392,6 @@ def test_a_changed_delivery_of_a_deleted_topic_is_not_looked_at_after_a_snapshot
     assert core.broker.store.snapshots.position
     assert core.ack("orders", "g", handle)[0].code == Code.OK
     core.broker.registry.delete_topic("orders")
-    core.settle()
+    core.run_until_idle()
     core.advance(30_000)
     assert core.broker.table.in_flight == 0

@@ -278,7 +278,7 @@ def test_an_older_segment_that_was_written_but_not_synced_is_synced_at_the_next_
     # Write one, create + allocate + sync + name the next segment, write two: then the syncs.
     disk.cut_at(6)
     with suppress(PowerCut):
-        core.settle()
+        core.run_until_idle()
     disk.survive()
     core.start()
     count = len(bodies(core))

@@ -28,7 +28,7 @@ def add_without_a_list(core: CoreBroker, kind: MessageType, *, retention_ms: int
     """As brokers made topics before a controller had named any group."""
     made = TopicConfig(0, kind.name.lower(), queues=1, type=kind, retention_ms=retention_ms)
     core.broker.registry.create_topic(made)
-    core.settle()
+    core.run_until_idle()
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_topic_without_a_list_gets_one_when_the_groups_have_been_the_same_for_
     directory.step(2 * SAME_GROUPS_MS - 2)
     assert brokers_of(core, "fifo") == ()
     assert directory.step(2 * SAME_GROUPS_MS - 1) == 2
-    core.settle()
+    core.run_until_idle()
     assert [brokers_of(core, name) for name in ("fifo", "lite", "delay")] == [BOTH, BOTH, ()]
     core.stop()
     core.start()

@@ -127,7 +127,7 @@ def test_a_damaged_unit_is_looked_for_off_the_loop(tmp_path: Path) -> None:
     answer = core.ask(Kind.POP, request, settle=False)
     assert not answer.heard
     assert core.broker.pops.metrics.cold_pops == 1
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     assert [one.head for one in hop.decode_pop_reply(answer.body).deliveries] == sent[:3]
 

@@ -152,7 +152,7 @@ def ack_before_fsync(patch: Patch) -> None:
             self._epoch, self._identity.store_id, self._session, self._store.end
         )
         body = replication.encode_acked(acked)
-        self._link.ask(Kind.ACKED, body, 2_000, lambda answer: None)
+        self._link.request(Kind.ACKED, body, 2_000, lambda answer: None)
 
     patch.setattr(ReplicationClient, "_take_block", wrong)
 
@@ -177,7 +177,7 @@ def set_read_from_an_old_record(patch: Patch) -> None:
         self.pending, self.proposal = frozenset(), None
         return bool(self._confirm())
 
-    patch.setattr(SyncState, "learn", wrong)
+    patch.setattr(SyncState, "on_record", wrong)
 
 
 # -- what stands on replication
@@ -310,12 +310,12 @@ def promoted_without_its_last_records(patch: Patch) -> None:
 
 def memory_waits_for_nobody(patch: Patch) -> None:
     """A send in memory is OK once this broker holds it, whoever else there is (rule 7)."""
-    patch.setattr(MemoryConfirmation, "when_received", lambda self, then: then())
+    patch.setattr(MemoryConfirmation, "when_in_memory", lambda self, then: then())
 
 
 def buffered_receives_wait_for_nobody(patch: Patch) -> None:
     """A receive that writes nothing is answered by who thinks that it leads (rule 7)."""
-    patch.setattr(MemoryConfirmation, "when_heard", lambda self, then: then())
+    patch.setattr(MemoryConfirmation, "when_leadership_confirmed", lambda self, then: then())
 
 
 def refusals_rest_on_what_is_not_confirmed(patch: Patch) -> None:

@@ -19,7 +19,7 @@ def run(first: int, seeds: int) -> StateCounts:
     tally = StateCounts(ClusterSometimes, NetSometimes)
     for seed in range(first, first + seeds):
         outcome = run_cluster_seed(seed)
-        assert not outcome.violations, outcome.story(60)
+        assert not outcome.violations, outcome.history(60)
         tally.add(outcome.tally)
     print(f"{seeds} seeds\n{tally.table()}")
     return tally
@@ -79,7 +79,7 @@ def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
 
 
 def test_a_failed_seed_names_the_command_that_replays_it() -> None:
-    command = run_cluster_seed(3).story().rpartition("replay: ")[2].split()
+    command = run_cluster_seed(3).history().rpartition("replay: ")[2].split()
     assert command[0] == ".venv/bin/python"
     done = subprocess.run(
         [sys.executable, *command[1:]], capture_output=True, text=True, check=False

@@ -21,7 +21,7 @@ def run(first: int, seeds: int) -> StateCounts:
     tally = StateCounts(ModelSometimes, NetSometimes)
     for seed in range(first, first + seeds):
         outcome = run_model_seed(seed)
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
     print(f"{seeds} seeds\n{tally.table()}")
     return tally
@@ -92,7 +92,7 @@ def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
 
 
 def test_a_failed_seed_names_the_command_that_replays_it() -> None:
-    command = run_model_seed(3).story().rpartition("replay: ")[2].split()
+    command = run_model_seed(3).history().rpartition("replay: ")[2].split()
     assert command[0] == ".venv/bin/python"
     done = subprocess.run(
         [sys.executable, *command[1:]], capture_output=True, text=True, check=False

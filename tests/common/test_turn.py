@@ -12,8 +12,8 @@ def test_what_is_left_for_the_end_of_a_turn_comes_in_order_behind_the_turn() -> 
 
     async def test() -> None:
         turn = LoopIteration()
-        turn.at_end(lambda: said.append("first"))
-        turn.at_end(lambda: said.append("second"))
+        turn.call_at_end(lambda: said.append("first"))
+        turn.call_at_end(lambda: said.append("second"))
         said.append("the turn")
         await asyncio.sleep(0)
 
@@ -26,11 +26,11 @@ def test_what_the_end_of_a_turn_leaves_is_done_in_the_same_pass() -> None:
 
     async def test() -> None:
         turn = LoopIteration()
-        turn.at_end(lambda: turn.at_end(lambda: said.append("its own")))
-        turn.at_end(lambda: said.append("another's"))
+        turn.call_at_end(lambda: turn.call_at_end(lambda: said.append("its own")))
+        turn.call_at_end(lambda: said.append("another's"))
         await asyncio.sleep(0)
         assert said == ["another's", "its own"]
-        turn.at_end(lambda: said.append("next turn"))
+        turn.call_at_end(lambda: said.append("next turn"))
         await asyncio.sleep(0)
 
     asyncio.run(test())
@@ -42,10 +42,10 @@ def test_one_that_fails_spoils_no_other(caplog: pytest.LogCaptureFixture) -> Non
 
     async def test() -> None:
         turn = LoopIteration()
-        turn.at_end(lambda: said.remove("absent"))
-        turn.at_end(lambda: said.append("after it"))
+        turn.call_at_end(lambda: said.remove("absent"))
+        turn.call_at_end(lambda: said.append("after it"))
         await asyncio.sleep(0)
-        turn.at_end(lambda: said.append("a turn later"))
+        turn.call_at_end(lambda: said.append("a turn later"))
         await asyncio.sleep(0)
 
     asyncio.run(test())

@@ -45,7 +45,7 @@ def wait(core: CoreBroker, group: str = "g", topic: str = "orders", **more: str 
 
 def step(core: CoreBroker) -> None:
     core.broker.step()
-    core.settle()
+    core.run_until_idle()
 
 
 def restart(core: CoreBroker) -> None:
@@ -122,7 +122,7 @@ def test_two_receives_at_the_same_moment_share_no_message(core: CoreBroker) -> N
     for number in range(6):
         core.send("orders", b"%d" % number)
     asked = [core.ask(Kind.POP, pop("orders", "g", limit=3), settle=False) for _ in range(3)]
-    core.settle()
+    core.run_until_idle()
     assert [found(one) for one in asked] == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], []]
 
 
@@ -193,7 +193,7 @@ def test_a_waiter_whose_second_look_fails_is_answered_and_the_next_is_served(
     first, second = wait(core, topic="closing"), wait(core)
     closing = core.broker.registry.topic("closing")
     core.broker.registry.alter_topic(replace(closing, permission=Permission.WRITE))
-    core.settle()
+    core.run_until_idle()
     core.send("closing", b"unseen")
     core.send("orders", b"one")
     assert first.error is not None
@@ -315,7 +315,7 @@ def test_a_pop_tells_how_many_messages_it_left(core: CoreBroker) -> None:
     for number in range(5):
         core.send("orders", b"%d" % number)
     reply = hop.decode_pop_reply(core.reply(Kind.POP, pop("orders", "g", limit=2)))
-    assert (len(reply.deliveries), reply.rest) == (2, 3)
+    assert (len(reply.deliveries), reply.remaining) == (2, 3)
 
 
 # -- handles

@@ -88,7 +88,7 @@ def test_a_firing_that_finds_no_room_waits_for_it_and_is_not_dropped() -> None:
     core.clock.advance(2 * HOUR)
     for _ in range(50):
         core.broker.step()
-        core.settle()
+        core.run_until_idle()
     timers = core.broker.timers
     assert 0 < timers.state.pending_total < count
     disk.capacity = 40 * SEGMENT

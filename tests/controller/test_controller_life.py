@@ -374,7 +374,7 @@ def test_a_node_with_a_new_disk_takes_its_own_place_at_once() -> None:
 def test_a_broker_without_replicas_and_one_with_do_not_share_a_name() -> None:
     rig = running()
     single = Broker("node-z", replicas=1, epoch=4)
-    with pytest.raises(PopmqError, match="has replicas, of which node-a is heard"):
+    with pytest.raises(PopmqError, match="has replicas, of which node-a is alive"):
         rig.beat(single)
     other = Rig()
     other.beat(single)

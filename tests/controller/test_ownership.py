@@ -79,7 +79,7 @@ def test_what_is_in_the_logs_says_who_owns_without_waiting(
 ) -> None:
     found = MetadataOwnership(MemoryStore(), patience_ms=1_000, on_owner=lambda: None)
     for name, claim in claims.items():
-        found.hear(name, claim)
+        found.on_claim(name, claim)
     found.step(0)
     assert found.owner == wanted
     found.step(1_000)

@@ -177,7 +177,7 @@ class History:
         group = broker.registry.group("g")
         if broker.table.parked.find(group.id, topic.id, key.queue_id, key.name) is key:
             broker.parking.set_action(group.id, key.parking_id, key.messages[0][1], what)
-        self.core.settle()
+        self.core.run_until_idle()
         self.core.run_steps()
 
     # -- the model

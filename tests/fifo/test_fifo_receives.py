@@ -50,7 +50,7 @@ def test_a_waiting_receive_is_answered_within_one_step_of_the_ack(core: CoreBrok
     assert answered(waiting) is None
     ack(core, one)
     core.broker.step()
-    core.settle()
+    core.run_until_idle()
     assert answered(waiting) == [("a2", 1)]
 
 
@@ -199,7 +199,7 @@ def test_at_the_bound_of_open_offsets_nothing_more_is_looked_at_until_one_is_ove
     waiting = wait(core)
     ack(core, one)
     core.broker.step()
-    core.settle()
+    core.run_until_idle()
     assert answered(waiting) == [(f"a{number}", 1) for number in range(2, 11)] + [("b1", 1)]
 
 

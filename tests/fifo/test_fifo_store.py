@@ -98,7 +98,7 @@ def test_a_returned_message_is_delivered_while_retention_moves_it(tmp_path: Path
     (unit,) = core.broker.store.queue(topic.id, 0).units(0, 1)
     core.broker.bodies.move(LiveBody(topic.id, 0, 0, unit))
     answer = core.ask(Kind.POP, pop("orders", "g"), settle=False)
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     found = list(hop.decode_pop_reply(answer.body).deliveries)
     assert attempts(found) == [("a1", 2)]

@@ -27,7 +27,7 @@ def state(core: CoreBroker, message_id: str) -> str:
 def say(core: CoreBroker, key: str, what: UnparkAction) -> None:
     registry = core.broker.registry
     core.broker.parking.apply_action(registry.group("g"), registry.topic("orders"), key, what)
-    core.settle()
+    core.run_until_idle()
 
 
 def parked_core() -> tuple[CoreBroker, list[Delivery]]:

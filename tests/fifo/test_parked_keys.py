@@ -234,7 +234,7 @@ def test_dead_lettered_messages_go_there_in_order_once(how: str) -> None:
         registry.group("g"), registry.topic("orders"), "a", UnparkAction.DEAD_LETTER
     )
     assert core.broker.parking.step(limit=4) == 4
-    core.settle()
+    core.run_until_idle()
     if how != "none":
         restart(core, how)
     core.run_steps()

@@ -134,7 +134,7 @@ def test_one_look_is_bounded_and_who_waits_looks_on_in_steps(core: CoreBroker, g
         assert progress is not None
         looked.append(progress.cursor)
         core.broker.step()
-        core.settle()
+        core.run_until_idle()
     assert numbers(waiting) == [3 * LOOK_UNITS - 1]
     assert looked == [LOOK_UNITS, 2 * LOOK_UNITS]
 
@@ -165,7 +165,7 @@ def test_an_arrival_wakes_who_waits_if_it_matches(
     waiting = core.ask(Kind.POP, request("n = 1", poll_ms=20_000))
     send(core, head(number, n=number))
     core.broker.step()
-    core.settle()
+    core.run_until_idle()
     assert numbers(waiting) == got
 
 

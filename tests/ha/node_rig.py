@@ -323,7 +323,7 @@ class Rig:
         answer = Answer()
         target = of or self.master
         port = target.node.port
-        answer.id = port.request(kind, body, 10_000, answer.hear)
+        answer.id = port.request(kind, body, 10_000, answer.on_result)
         self.settle()
         return answer
 

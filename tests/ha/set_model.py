@@ -111,7 +111,7 @@ def _next(world: World, bounds: Bounds, kind: type[SyncState]) -> Iterator[tuple
             yield f"ack {store} {at}", _acks(world, bounds, kind, store, at)
     if world.record_version > world.version:
         state = _state(world, bounds, kind)
-        state.learn(epoch=1, version=world.record_version, members=world.record)
+        state.on_record(epoch=1, version=world.record_version, members=world.record)
         yield "learn", _after(world, bounds, state, None)
     if world.record_version < bounds.versions:
         yield from _proposals(world, bounds, kind)
@@ -146,7 +146,7 @@ def _requests_land(world: World, bounds: Bounds) -> Iterator[tuple[str, World]]:
 
 def _acks(world: World, bounds: Bounds, kind: type[SyncState], store: str, at: int) -> World:
     state = _state(world, bounds, kind)
-    state.fsynced(store, at)
+    state.on_fsynced(store, at)
     return _after(world, bounds, state, None)
 
 

@@ -85,7 +85,7 @@ def test_an_operator_hands_over_and_nobody_notices_but_a_moment() -> None:
     assert rig.controller is not None
     asked = pb.FailoverRequest(group=GROUP, node=heir.name).SerializeToString()
     answer = Answer()
-    rig.controller.request(Kind.FAILOVER, asked, 10_000, answer.hear)
+    rig.controller.request(Kind.FAILOVER, asked, 10_000, answer.on_result)
     gap_ms = rig.until(lambda: rig.masters == [heir])
     assert gap_ms <= 1_000
     rig.until(lambda: answer.heard and old.role is BrokerRole.SLAVE)

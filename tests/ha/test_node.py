@@ -248,7 +248,7 @@ def test_a_slave_and_the_controller_know_the_masters_timer_check_point() -> None
 def rig_list(rig: Rig) -> bytes:
     answer = Answer()
     assert rig.controller is not None
-    rig.controller.request(Kind.LIST_REPLICAS, b"", 1_000, answer.hear)
+    rig.controller.request(Kind.LIST_REPLICAS, b"", 1_000, answer.on_result)
     assert answer.body is not None
     return answer.body
 

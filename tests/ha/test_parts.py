@@ -149,14 +149,14 @@ class Later:
 
 def test_the_next_life_begins_when_the_last_work_of_the_old_one_ended() -> None:
     own, disk = FlusherGroup(), Later()
-    flusher = own.over(disk)
+    flusher = own.wrap(disk)
     said: list[str] = []
 
     def note(what: str) -> Callable[[], None]:
         return lambda: said.append(what)
 
     flusher.submit(note("written"), lambda error: said.append("heard"))
-    own.retire(note("over"))
+    own.stop(note("over"))
     flusher.submit(note("too late"), lambda error: said.append("heard"))
     assert said == []
     disk.finish()
@@ -165,7 +165,7 @@ def test_the_next_life_begins_when_the_last_work_of_the_old_one_ended() -> None:
 
 def test_a_life_without_work_ends_at_once() -> None:
     own, said = FlusherGroup(), []
-    own.retire(lambda: said.append("over"))
+    own.stop(lambda: said.append("over"))
     assert said == ["over"]
 
 

@@ -211,20 +211,20 @@ def test_nobody_joins_the_set_who_does_not_hold_what_was_promised() -> None:
     sync = SyncState(
         "a", epoch=1, epoch_start=0, members={"a"}, version=1, min_in_sync=1, confirmed=0
     )
-    sync.holds["a"] = 100
+    sync.received_positions["a"] = 100
     sync.acknowledge_early(sync.received)
-    sync.fsynced("a", 50)
-    sync.fsynced("b", 50)
+    sync.on_fsynced("a", 50)
+    sync.on_fsynced("b", 50)
     assert sync.expand("b") is None
-    sync.holds["a"] = 200
+    sync.received_positions["a"] = 200
     assert sync.received == 100  # what comes waits for the candidate, too
-    sync.holds["b"] = 100
+    sync.received_positions["b"] = 100
     wanted = sync.expand("b")
     assert wanted is not None
     assert wanted.sync_state_set == {"a", "b"}
     assert not sync.joining
     assert sync.received == 100
-    sync.holds["b"] = 200
+    sync.received_positions["b"] = 200
     assert sync.received == 200
 
 
@@ -232,11 +232,11 @@ def test_a_candidate_that_fell_behind_is_not_waited_for() -> None:
     sync = SyncState(
         "a", epoch=1, epoch_start=0, members={"a"}, version=1, min_in_sync=1, confirmed=0
     )
-    sync.holds["a"] = 100
+    sync.received_positions["a"] = 100
     sync.acknowledge_early(100)
-    sync.fsynced("b", 0)
+    sync.on_fsynced("b", 0)
     assert sync.expand("b") is None
-    sync.holds["a"] = 200
+    sync.received_positions["a"] = 200
     sync.stop_waiting_for("b")
     assert sync.received == 200
 
@@ -263,19 +263,19 @@ def test_a_fetch_that_was_sent_before_the_receive_says_nothing_of_the_time_after
     sync = SyncState(
         "a", epoch=1, epoch_start=0, members={"a", "b"}, version=1, min_in_sync=2, confirmed=0
     )
-    slave = SlaveProgress("b", "node-b", 7, heard_ms=0, caught_up_ms=0)
+    slave = SlaveProgress("b", "node-b", 7, last_seen_ms=0, caught_up_ms=0)
     received = MemoryConfirmation(
         sync, {"b": slave}, end=lambda: 0, soon=lambda work: work(), nudge=lambda: None
     )
     told: list[str] = []
-    received.when_heard(lambda: told.append("told"))
-    slave.sent_round = received.round
-    old = Fetch(1, "b", 7, 0, 100, 0, 500, round=received.round - 1)
-    received.heard(slave, old)
-    received.look()
+    received.when_leadership_confirmed(lambda: told.append("told"))
+    slave.sent_round = received.heartbeat_round
+    old = Fetch(1, "b", 7, 0, 100, 0, 500, round=received.heartbeat_round - 1)
+    received.on_fetch(slave, old)
+    received.release_ready()
     assert not told
-    received.heard(slave, old._replace(round=received.round))
-    received.look()
+    received.on_fetch(slave, old._replace(round=received.heartbeat_round))
+    received.release_ready()
     assert told
 
 
@@ -285,12 +285,12 @@ def test_what_a_slave_held_in_memory_does_not_count_once_it_has_restarted(rig: R
     leadership = rig.master.node.leadership
     assert leadership is not None
     sync, slave = leadership.side.sync, slaves(rig)[0].node
-    assert sync.held(slave.identity.store_id) == rig.master.end
+    assert sync.received_position(slave.identity.store_id) == rig.master.end
     settings, end = rig.settings, slave.broker.store.durable
     asked = Handshake(
         sync.epoch, slave.identity.store_id, "node-b", "", end, settings.store.segment_bytes
     )
     answer = Answer()
-    leadership.side.request(Kind.HANDSHAKE, encode_handshake(asked), 1_000, answer.hear)
+    leadership.side.request(Kind.HANDSHAKE, encode_handshake(asked), 1_000, answer.on_result)
     assert answer.body is not None
-    assert sync.held(slave.identity.store_id) <= end
+    assert sync.received_position(slave.identity.store_id) <= end

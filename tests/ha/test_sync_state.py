@@ -28,7 +28,7 @@ def state(
 
 
 def learned(sync: SyncState, members: str, *, version: int = 6, epoch: int = 3) -> bool:
-    return sync.learn(epoch=epoch, version=version, members=set(members))
+    return sync.on_record(epoch=epoch, version=version, members=set(members))
 
 
 # -- R13: what a new master begins with
@@ -37,7 +37,7 @@ def learned(sync: SyncState, members: str, *, version: int = 6, epoch: int = 3) 
 def test_a_new_master_knows_no_acks_and_confirms_what_it_knew_as_a_slave() -> None:
     sync = state(confirmed=40)
     assert (sync.confirmed, sync.acked, sync.pending) == (40, {}, frozenset())
-    assert sync.fsynced("a", 100) is False
+    assert sync.on_fsynced("a", 100) is False
     assert sync.confirmed == 40
 
 
@@ -46,42 +46,42 @@ def test_a_new_master_knows_no_acks_and_confirms_what_it_knew_as_a_slave() -> No
 
 def test_all_of_the_set_confirm_and_not_a_majority() -> None:
     sync = state("abc")
-    sync.fsynced("a", 100)
-    sync.fsynced("b", 100)
+    sync.on_fsynced("a", 100)
+    sync.on_fsynced("b", 100)
     assert sync.confirmed == 0
-    assert sync.fsynced("c", 70) is True
+    assert sync.on_fsynced("c", 70) is True
     assert sync.confirmed == 70
 
 
 def test_the_master_counts_with_what_it_has_fsynced() -> None:
     sync = state("ab")
-    sync.fsynced("b", 100)
+    sync.on_fsynced("b", 100)
     assert sync.confirmed == 0
-    sync.fsynced("a", 60)
+    sync.on_fsynced("a", 60)
     assert sync.confirmed == 60
 
 
 def test_a_late_ack_takes_nothing_back() -> None:
     sync = state("ab")
-    sync.fsynced("a", 100)
-    sync.fsynced("b", 100)
-    assert sync.fsynced("b", 50) is False
+    sync.on_fsynced("a", 100)
+    sync.on_fsynced("b", 100)
+    assert sync.on_fsynced("b", 50) is False
     assert (sync.confirmed, sync.acked["b"]) == (100, 100)
 
 
 def test_who_is_not_in_the_set_is_not_waited_for() -> None:
     sync = state("ab")
-    sync.fsynced("c", 10)
-    sync.fsynced("a", 100)
-    sync.fsynced("b", 100)
+    sync.on_fsynced("c", 10)
+    sync.on_fsynced("a", 100)
+    sync.on_fsynced("b", 100)
     assert sync.confirmed == 100
 
 
 def test_nothing_is_confirmed_while_the_set_is_too_small() -> None:
     sync = state("a", min_in_sync=2)
-    sync.fsynced("a", 100)
+    sync.on_fsynced("a", 100)
     assert (sync.has_quorum, sync.confirmed) == (False, 0)
-    sync.fsynced("b", 100)
+    sync.on_fsynced("b", 100)
     sync.expand("b")
     assert (sync.has_quorum, sync.confirmed) == (False, 0)  # who is being added does not count
     assert learned(sync, "ab") is True
@@ -90,8 +90,8 @@ def test_nothing_is_confirmed_while_the_set_is_too_small() -> None:
 
 def test_records_of_older_epochs_are_confirmed_like_all_others() -> None:
     sync = state("ab", epoch_start=500)
-    sync.fsynced("a", 500)
-    sync.fsynced("b", 300)
+    sync.on_fsynced("a", 500)
+    sync.on_fsynced("b", 300)
     assert sync.confirmed == 300
 
 
@@ -100,10 +100,10 @@ def test_records_of_older_epochs_are_confirmed_like_all_others() -> None:
 
 def test_a_laggard_is_waited_for_until_the_smaller_set_is_known() -> None:
     sync = state("abc")
-    sync.fsynced("a", 100)
-    sync.fsynced("b", 100)
+    sync.on_fsynced("a", 100)
+    sync.on_fsynced("b", 100)
     assert sync.shrink("c") == AlterSyncStateSet(3, 5, frozenset("ab"))
-    sync.fsynced("a", 101)
+    sync.on_fsynced("a", 101)
     assert sync.confirmed == 0
     assert learned(sync, "ab") is True
     assert sync.confirmed == 100
@@ -129,11 +129,11 @@ def test_who_is_not_a_member_is_not_taken_out() -> None:
 
 def test_who_is_being_added_counts_before_the_request_leaves() -> None:
     sync = state("a")
-    sync.fsynced("b", 0)
+    sync.on_fsynced("b", 0)
     assert sync.expand("b") == AlterSyncStateSet(3, 5, frozenset("ab"))
-    sync.fsynced("a", 100)
+    sync.on_fsynced("a", 100)
     assert sync.confirmed == 0
-    sync.fsynced("b", 100)
+    sync.on_fsynced("b", 100)
     assert sync.confirmed == 100
 
 
@@ -143,26 +143,26 @@ def test_a_store_that_said_nothing_in_this_epoch_is_not_added() -> None:
 
 def test_a_store_behind_the_confirmed_position_is_not_added() -> None:
     sync = state("a")
-    sync.fsynced("a", 100)
-    sync.fsynced("b", 99)
+    sync.on_fsynced("a", 100)
+    sync.on_fsynced("b", 99)
     assert sync.confirmed == 100
     assert sync.expand("b") is None
-    sync.fsynced("b", 100)
+    sync.on_fsynced("b", 100)
     assert sync.expand("b") is not None
 
 
 def test_a_store_behind_the_epochs_start_is_not_added() -> None:
     sync = state("a", epoch_start=50)  # an older master may have confirmed up to here
-    sync.fsynced("b", 49)
+    sync.on_fsynced("b", 49)
     assert sync.expand("b") is None
-    sync.fsynced("b", 50)
+    sync.on_fsynced("b", 50)
     assert sync.expand("b") is not None
 
 
 def test_a_member_and_one_that_is_being_added_are_not_added_again() -> None:
     sync = state("ab")
     for store in "abc":
-        sync.fsynced(store, 100)
+        sync.on_fsynced(store, 100)
     assert sync.expand("b") is None
     assert sync.expand("c") is not None
     assert sync.expand("c") is None
@@ -174,9 +174,9 @@ def test_a_member_and_one_that_is_being_added_are_not_added_again() -> None:
 def test_an_expansion_is_over_when_a_newer_record_is_read_whatever_it_says() -> None:
     for members, confirmed in (("ab", 0), ("a", 100)):
         sync = state("a")
-        sync.fsynced("b", 0)
+        sync.on_fsynced("b", 0)
         sync.expand("b")
-        sync.fsynced("a", 100)
+        sync.on_fsynced("a", 100)
         learned(sync, members)
         assert (sync.pending, sync.proposal, sync.confirmed) == (frozenset(), None, confirmed)
 
@@ -184,7 +184,7 @@ def test_an_expansion_is_over_when_a_newer_record_is_read_whatever_it_says() -> 
 @pytest.mark.parametrize(("version", "epoch"), [(5, 3), (4, 3), (6, 2), (6, 4)])
 def test_an_old_record_and_one_of_another_epoch_say_nothing(version: int, epoch: int) -> None:
     sync = state("a")
-    sync.fsynced("b", 0)
+    sync.on_fsynced("b", 0)
     sync.expand("b")
     assert learned(sync, "a", version=version, epoch=epoch) is False
     assert (sync.version, sync.pending) == (5, frozenset("b"))
@@ -192,10 +192,10 @@ def test_an_old_record_and_one_of_another_epoch_say_nothing(version: int, epoch:
 
 def test_a_cancel_is_the_same_set_under_the_next_version_and_proves_nothing_by_itself() -> None:
     sync = state("a")
-    sync.fsynced("b", 0)
+    sync.on_fsynced("b", 0)
     sync.expand("b")
     assert sync.cancel() == AlterSyncStateSet(3, 5, frozenset("a"))
-    sync.fsynced("a", 100)
+    sync.on_fsynced("a", 100)
     assert sync.confirmed == 0
     learned(sync, "a")
     assert sync.confirmed == 100
@@ -291,7 +291,7 @@ class BelievesOldRecords(SyncState):
 
     def learn(self, *, epoch: int, version: int, members: object) -> bool:
         self.pending = frozenset()
-        return super().learn(epoch=epoch, version=version, members=members)  # type: ignore[arg-type]
+        return super().on_record(epoch=epoch, version=version, members=members)  # type: ignore[arg-type]
 
 
 UNSAFE = [
@@ -325,10 +325,10 @@ def test_a_controller_that_does_not_compare_versions_loses_something() -> None:
 def test_a_read_of_an_old_record_does_not_end_an_expansion() -> None:
     for variant, waits in ((SyncState, True), (BelievesOldRecords, False)):
         sync = variant("a", epoch=3, epoch_start=0, members={"a"}, version=5, min_in_sync=1)
-        sync.fsynced("b", 0)
+        sync.on_fsynced("b", 0)
         sync.expand("b")
         learned(sync, "a", version=5)
-        sync.fsynced("a", 100)
+        sync.on_fsynced("a", 100)
         assert (sync.confirmed == 0) is waits
 
 
@@ -336,16 +336,16 @@ def test_without_a_cancel_a_dead_candidate_would_stop_everything() -> None:
     """From every world in which somebody is being added the master gets on by itself."""
     for lost, order in itertools.product((True, False), repeat=2):
         sync = state("a")
-        sync.fsynced("b", 0)
+        sync.on_fsynced("b", 0)
         asked = sync.expand("b")
         cancelled = sync.cancel()
         assert asked is not None
         assert cancelled is not None
         winner = cancelled if lost or order else asked
-        sync.learn(epoch=3, version=6, members=winner.sync_state_set)
+        sync.on_record(epoch=3, version=6, members=winner.sync_state_set)
         if "b" in sync.members:  # then it is a laggard like any other
             gone = sync.shrink("b")
             assert gone is not None
-            sync.learn(epoch=3, version=7, members=gone.sync_state_set)
-        sync.fsynced("a", 100)
+            sync.on_record(epoch=3, version=7, members=gone.sync_state_set)
+        sync.on_fsynced("a", 100)
         assert sync.confirmed == 100

@@ -149,7 +149,7 @@ def test_an_answer_to_an_older_handshake_cuts_nothing() -> None:
     late, port.kept, port.held = port.kept, [], False
     assert len(late) == 1
     assert b.slave is not None
-    b.slave._link.lose("the connection broke")
+    b.slave._link.fail("the connection broke")
     world.advance(200)
     a.append(10)
     world.settle()

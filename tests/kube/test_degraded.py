@@ -23,7 +23,7 @@ def pod(name: str, *, ready: bool = True, going: bool = False, fenced: bool = Fa
         template="t",
         ready=ready,
         works=ready,
-        going=going,
+        is_deleting=going,
         fenced=fenced,
         restart=False,
     )

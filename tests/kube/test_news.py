@@ -31,13 +31,13 @@ def test_there_is_news_until_the_status_says_the_same(change: Callable[[World], 
         api = ApiClient(ApiAccess(world.api.url, lambda: "operator", None, "apps"), timeout_s=5.0)
         news = News(api, world.brokers, default_image="popmq:1")
         try:
-            assert not await news.of("apps", "demo")
+            assert not await news.from_manifest("apps", "demo")
             change(world)
-            assert await news.of("apps", "demo")
+            assert await news.from_manifest("apps", "demo")
             await world.look()
-            assert not await news.of("apps", "demo")
+            assert not await news.from_manifest("apps", "demo")
             world.brokers.away = change is not _silent
-            assert await news.of("apps", "demo")
+            assert await news.from_manifest("apps", "demo")
         finally:
             await api.close()
 
@@ -70,7 +70,7 @@ def test_a_cluster_is_looked_at_again_where_there_is_news_and_only_there(fails: 
             look, resync_s=3600, monotonic=loop.time, lost=lambda: None, news=news, news_s=0.01
         )
         try:
-            workers.wake("apps", "demo")
+            workers.enqueue("apps", "demo")
             async with asyncio.timeout(30):
                 await again.wait()
             assert len(asked) == 3

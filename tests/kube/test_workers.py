@@ -23,7 +23,7 @@ def test_workers_stop_although_a_request_turns_their_cancellation_into_a_timeout
 
         loop = asyncio.get_running_loop()
         workers = ReconcileQueue(look, resync_s=3600, monotonic=loop.time, lost=lambda: None)
-        workers.wake("apps", "demo")
+        workers.enqueue("apps", "demo")
         async with asyncio.timeout(10):
             await looking.wait()
             await workers.stop()

@@ -111,7 +111,7 @@ class Brokers:
     ) -> None:
         self.draining[self.key(spec, group)] = not undo
 
-    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
+    async def drain_state(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
         left = self.left.get(group, 0)
         return DrainState(left == 0, f"{group} still has {left} messages")
 

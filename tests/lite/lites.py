@@ -83,7 +83,7 @@ def take(core: CoreBroker, client: str = "a", *, group: str = "g", limit: int = 
 
 def forgets(core: CoreBroker, client: str = "a") -> list[str]:
     """Report the client as one that listens: the lite topics that it is to forget."""
-    report = hop.encode_clients(hop.ClientsReport(heard=[client], listening=[client]))
+    report = hop.encode_clients(hop.ClientsReport(alive=[client], listening_clients=[client]))
     told = LiteNotices.FromString(core.reply(Kind.CLIENTS, report)).ended
     assert [one.client_id for one in told] in ([], [client])
     return [name for one in told for name in one.names]

@@ -117,13 +117,13 @@ def test_clients_of_a_parent_topic_or_a_group_that_is_deleted_are_to_forget_its_
     sync(core, ["one", "two"])
     sync(core, ["three"], client="b", group="h")
     core.broker.registry.delete_topic("others")
-    core.settle()
+    core.run_until_idle()
     assert forgets(core) == []
     core.broker.registry.delete_group("h")
-    core.settle()
+    core.run_until_idle()
     assert (forgets(core), forgets(core, "b")) == ([], ["three"])
     core.broker.registry.delete_topic(TOPIC)
-    core.settle()
+    core.run_until_idle()
     assert forgets(core) == ["one", "two"]
 
 
@@ -162,6 +162,6 @@ def test_who_said_good_bye_is_told_nothing_later() -> None:
     core = made()
     sync(core, ["one"])
     core.broker.registry.delete_topic(TOPIC)
-    core.settle()
-    core.reply(Kind.CLIENTS, hop.encode_clients(hop.ClientsReport(gone=["a"])))
+    core.run_until_idle()
+    core.reply(Kind.CLIENTS, hop.encode_clients(hop.ClientsReport(closed=["a"])))
     assert forgets(core) == []

@@ -140,7 +140,7 @@ def test_a_deleted_parent_topic_takes_its_lite_topics_along() -> None:
     sync(core, ["one"])
     put(core, "one", b"1")
     core.broker.registry.delete_topic(TOPIC)
-    core.settle()
+    core.run_until_idle()
     assert not list(core.broker.registry.lites)
     assert not len(core.broker.lites.subscriptions)
     core.topic(TOPIC, queues=1, type=MessageType.LITE)
@@ -252,7 +252,7 @@ def test_a_slave_has_the_same_tables_and_goes_on_when_it_is_promoted(tmp_path: P
     gone = lites.find(topic.id, "gone")
     assert gone is not None
     master.broker.lite_expiry.remove(gone)
-    master.settle()
+    master.run_until_idle()
     pair.follow()
     slave = pair.slave.broker.registry.lites
     assert list(slave) == list(lites)

@@ -136,7 +136,7 @@ def test_a_reset_leaves_alone_a_lite_topic_that_ends_while_it_is_looked_up() -> 
     gone = registry.lites.find(topic.id, "room-3")
     assert gone is not None
     core.broker.lite_expiry.remove(gone)
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     told_of = {one.queue_id for one in pb.ResetOffsetReply.FromString(answer.body).queues}
     assert told_of == set(registry.queue_ids(topic))

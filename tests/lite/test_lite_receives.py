@@ -181,7 +181,7 @@ def test_a_message_that_fails_too_often_is_a_dead_letter_and_comes_back_into_its
     letter = core.broker.redrives.letter(letters, 0)
     assert letter is not None
     core.broker.redrives.redrive(core.broker.registry.group("g"), letters, letter)
-    core.settle()
+    core.run_until_idle()
     core.advance(61_000)
     assert b"1" in take(core) + take(core)
 

@@ -81,7 +81,7 @@ class RecordedCall:
         assert self.status is None, "a second end"
         self.status, self.detail = status, detail
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
         self.gone_callbacks.append(callback)
 
     def leave(self) -> None:

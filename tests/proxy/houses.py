@@ -46,7 +46,7 @@ class AwaitedCall:
         self.status = status
         self.ended.set()
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
         self.gone.append(callback)
 
 

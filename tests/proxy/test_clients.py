@@ -49,7 +49,7 @@ def test_every_broker_learns_once_a_second_whom_the_proxy_heard() -> None:
         last = _Telling(cores[1].server, heard)
         clients = deaf({"a": cores[0].server, "b": last})
         clients.start()
-        clients.heard("client-1")
+        clients.mark_seen("client-1")
         await asyncio.wait_for(heard.wait(), 5)
         assert all(alive(core, "client-1") for core in cores)
         assert not alive(cores[0], "client-2")
@@ -63,7 +63,7 @@ def test_a_good_bye_reaches_the_broker_at_once_and_hands_back_what_was_held() ->
     core.topic("orders")
     core.send("orders", b"one")
     core.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
-    deaf({"a": core.server}).gone("a-client")
+    deaf({"a": core.server}).on_client_closed("a-client")
     core.advance(50)
     assert len(core.receive("orders", "g")) == 1
 
@@ -73,7 +73,7 @@ def test_more_clients_than_fit_one_report_are_told_in_several() -> None:
     core.advance(31_000)
     clients = deaf({"a": core.server})
     for number in range(2_500):
-        clients.heard(f"client-{number}")
+        clients.mark_seen(f"client-{number}")
     clients.stop()
     assert all(alive(core, f"client-{number}") for number in (0, 999, 1_000, 2_499))
 

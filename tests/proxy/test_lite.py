@@ -247,7 +247,7 @@ def test_a_client_is_told_over_telemetry_what_it_is_subscribed_to_no_more(
             assert await stream.notices(0) == []
             body = admin_pb2.DeleteTopicRequest(name=name).SerializeToString()
             await call(at.ports["a"], Kind.DELETE_TOPIC, body, 5_000)
-            at.proxy.clients.heard("me@1")
+            at.proxy.clients.mark_seen("me@1")
             at.proxy.clients.stop()
             assert await stream.notices(2) == ["one", "two"]
             assert at.proxy.metrics.lite_notices == 2
@@ -367,7 +367,7 @@ def test_a_broker_that_started_again_is_told_what_clients_said_before(tmp_path: 
         at.proxy.lites.resend_to("a")
         assert broker.asked == []
         await sync(at, "two")
-        at.proxy.lites.gone("me@1")
+        at.proxy.lites.on_client_closed("me@1")
         broker.asked.clear()
         at.proxy.lites.resend_to("a")
         assert broker.asked == []

@@ -74,7 +74,7 @@ class Bench:
             has_copies=lambda: self.has_copies,
             owner_is_away=lambda: self.owner_is_away,
         )
-        self.port.follow(self.a)
+        self.port.use(self.a)
         self.answers: list[bytes | PopmqError] = []
 
     def _later(self, seconds: float, then: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ def test_a_request_that_was_refused_by_no_master_is_asked_of_the_next_one(
     bench.a.answer(NotMaster("node-a is a slave"))
     bench.a.usable = False
     bench.run(400)
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     ((asked, _, timeout_ms),) = bench.b.asked
     assert (asked, timeout_ms) == (kind, TIMEOUT_MS - 400)
     bench.b.answer(b"done")
@@ -157,7 +157,7 @@ def test_what_does_no_harm_twice_is_repeated_after_a_lost_connection(
     pull = PullRequest(topic="t").SerializeToString()
     bench.ask(kind, pull if kind is Kind.PULL else encode_pop(PopRequest("t", "g", "c", 1, 0, 0)))
     bench.a.answer(LOST)
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     bench.b.answer(b"done")
     assert bench.answers == [b"done"]
 
@@ -171,7 +171,7 @@ def test_what_may_have_been_done_and_does_harm_twice_is_not_repeated(
 ) -> None:
     bench.ask(kind)
     bench.a.answer(LOST)
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     bench.run(TIMEOUT_MS)
     assert bench.b.asked == []
     (answer,) = bench.answers
@@ -183,7 +183,7 @@ def test_what_waits_at_a_master_that_was_replaced_is_asked_of_the_next_one(bench
     """A stopped process (SIGSTOP) breaks no connection."""
     number = bench.ask()
     bench.run(2_000)
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     assert bench.a.cancelled == [1]
     bench.run(10)
     assert bench.b.asked == [(Kind.PUT, b"body", TIMEOUT_MS - 2_000)]
@@ -194,7 +194,7 @@ def test_what_waits_at_a_master_that_was_replaced_is_asked_of_the_next_one(bench
 def test_a_receive_waits_at_the_next_master_only_for_the_rest_of_its_time(bench: Bench) -> None:
     bench.ask(Kind.POP, encode_pop(PopRequest("t", "g", "c", 1, 0, 2_500)))
     bench.run(2_000)
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     bench.run(10)
     ((_, body, _),) = bench.b.asked
     assert decode_pop(body).poll_ms == 500
@@ -204,7 +204,7 @@ def test_a_pull_that_waited_elsewhere_waits_so_much_less(bench: Bench) -> None:
     bench.ask(Kind.PULL, PullRequest(topic="t", poll_ms=2_000).SerializeToString())
     bench.run(1_500)
     bench.a.answer(LOST)
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     bench.run(10)
     ((_, body, _),) = bench.b.asked
     assert PullRequest.FromString(body).poll_ms == 500
@@ -244,7 +244,7 @@ def test_a_request_that_was_cancelled_while_it_waited_is_asked_of_nobody(bench: 
     number = bench.ask()
     bench.a.answer(NotMaster("a slave"))
     bench.port.cancel(number)
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     bench.run(TIMEOUT_MS)
     assert (bench.b.asked, bench.answers, bench.port.waiting) == ([], [], 0)
 
@@ -252,7 +252,7 @@ def test_a_request_that_was_cancelled_while_it_waited_is_asked_of_nobody(bench: 
 def test_an_answer_of_the_master_before_is_passed_over(bench: Bench) -> None:
     bench.ask()
     late: Any = bench.a._replies[1]
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     bench.run(10)
     late(b"from node-a")
     assert bench.answers == []
@@ -297,9 +297,9 @@ def test_a_group_has_a_master_until_it_says_otherwise(bench: Bench) -> None:
     assert bench.port.has_master
     bench.a.usable = False
     assert not bench.port.has_master
-    bench.port.follow(bench.b)
+    bench.port.use(bench.b)
     assert bench.port.has_master
-    bench.port.follow(None)
+    bench.port.use(None)
     assert not bench.port.has_master
 
 

@@ -407,7 +407,7 @@ def test_a_check_of_a_half_message_goes_to_a_producer_of_its_namespace(tmp_path:
                     message=half, transaction_id="t"
                 )
             )
-            assert publishers.tell("eu%orders", command.SerializeToString())
+            assert publishers.send_command("eu%orders", command.SerializeToString())
             told = {
                 name: [
                     one.recover_orphaned_transaction_command.message.topic

@@ -29,7 +29,7 @@ class LiveCall:
     def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
         self.gone_callbacks.clear()
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
         self.gone_callbacks.append(callback)
 
 
@@ -52,8 +52,8 @@ def asked(port: WaitingPort) -> weakref.ref[LiveCall]:
     """A call that waits for a broker, as its RPC alone holds it."""
     call = LiveCall()
     rpc = Rpc(call, b"", ProxyMetrics())
-    rpc.on_gone(rpc.give_up)
-    rpc.ask(port, Kind.POP, b"", 1_000, lambda answer: rpc.reply(b"done"))
+    rpc.on_cancelled(rpc.cancel_requests)
+    rpc.send_request(port, Kind.POP, b"", 1_000, lambda answer: rpc.reply(b"done"))
     return weakref.ref(call)
 
 
@@ -74,10 +74,10 @@ def test_a_client_that_goes_away_ends_every_question_and_is_told_to_each_callbac
     call = LiveCall()
     rpc = Rpc(call, b"", ProxyMetrics())
     heard: list[str] = []
-    rpc.on_gone(lambda: heard.append("first"))
-    rpc.ask(broker, Kind.POP, b"", 1_000, lambda answer: heard.append("answer"))
-    rpc.ask(broker, Kind.POP, b"", 1_000, lambda answer: heard.append("answer"))
-    rpc.on_gone(lambda: heard.append("second"))
+    rpc.on_cancelled(lambda: heard.append("first"))
+    rpc.send_request(broker, Kind.POP, b"", 1_000, lambda answer: heard.append("answer"))
+    rpc.send_request(broker, Kind.POP, b"", 1_000, lambda answer: heard.append("answer"))
+    rpc.on_cancelled(lambda: heard.append("second"))
     assert len(call.gone_callbacks) == 1
     call.gone_callbacks[0]()
     assert heard == ["first", "second"]

@@ -263,16 +263,16 @@ def test_a_client_with_very_many_topics_is_asked_about_the_first() -> None:
             told.append(command.decode())
 
     publishers = Publishers(lambda client: (Stream(),))
-    publishers.said("me", [f"t-{number}" for number in range(1_500)])
+    publishers.set_topics("me", [f"t-{number}" for number in range(1_500)])
     assert publishers.topics() == {f"t-{number}" for number in range(1_000)}
-    assert publishers.tell("t-999", b"check")
-    assert not publishers.tell("t-1000", b"check")
+    assert publishers.send_command("t-999", b"check")
+    assert not publishers.send_command("t-1000", b"check")
     assert told == ["check"]
 
 
 def test_the_number_of_remembered_clients_is_bounded() -> None:
     publishers = Publishers(lambda client: ())
     for number in range(CLIENTS_LIMIT + 10):
-        publishers.said(str(number), ["trans"])
-    assert not publishers.tell("trans", b"")
+        publishers.set_topics(str(number), ["trans"])
+    assert not publishers.send_command("trans", b"")
     assert len(publishers._topics) == CLIENTS_LIMIT  # the bound itself

@@ -183,8 +183,8 @@ def test_a_handler_hears_once_that_its_client_cancelled(served: Served, shape: M
         heard: list[Call] = []
 
         def start(call: Call, data: bytes) -> None:
-            call.on_gone(lambda: heard.append(call))
-            call.on_gone(gone.set)
+            call.on_cancelled(lambda: heard.append(call))
+            call.on_cancelled(gone.set)
             waiting.set()
 
         async with served(Method("/s/wait", shape, start=start)) as channel:
@@ -207,7 +207,7 @@ def test_a_stream_handler_hears_that_its_client_disconnected(served: Served) -> 
         gone = asyncio.Event()
 
         def open_(call: Call) -> StreamListener:
-            call.on_gone(gone.set)
+            call.on_cancelled(gone.set)
             return Echo(call)
 
         async with served(Method("/s/talk", MethodType.BIDI_STREAM, open=open_)) as channel:
@@ -225,7 +225,7 @@ def test_a_handler_hears_that_the_deadline_passed(served: Served) -> None:
         gone = asyncio.Event()
 
         def start(call: Call, data: bytes) -> None:
-            call.on_gone(gone.set)
+            call.on_cancelled(gone.set)
 
         async with served(unary("/s/wait", start)) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -241,7 +241,7 @@ def test_nothing_is_heard_of_a_client_that_got_its_answer(served: Served) -> Non
         heard: list[str] = []
 
         def start(call: Call, data: bytes) -> None:
-            call.on_gone(lambda: heard.append("gone"))
+            call.on_cancelled(lambda: heard.append("gone"))
             echo(call, data)
 
         async with served(unary("/s/echo", start)) as channel:
@@ -349,7 +349,7 @@ def test_grpcio_cuts_off_a_client_that_does_not_read() -> None:
         gone = asyncio.Event()
 
         def start(call: Call, data: bytes) -> None:
-            call.on_gone(gone.set)
+            call.on_cancelled(gone.set)
             for _ in range(MAX_UNSENT + 1):
                 call.send(b"x")
 
@@ -368,7 +368,7 @@ def test_a_transport_that_stops_cuts_what_is_left_after_its_grace(make: Make) ->
         gone = asyncio.Event()
 
         def open_(call: Call) -> StreamListener:
-            call.on_gone(gone.set)
+            call.on_cancelled(gone.set)
             return Echo(call)
 
         transport = make([Method("/s/talk", MethodType.BIDI_STREAM, open=open_)])

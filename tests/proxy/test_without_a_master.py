@@ -87,7 +87,7 @@ def bench(make_bench: Any) -> Any:
     made.masters = Masters(made.clock)
     for name, broker in made.brokers.items():
         broker.usable = True
-        made.masters.ports[name].follow(broker)
+        made.masters.ports[name].use(broker)
     made.proxy = Proxy(Settings(), made.masters, made.clock)
     made.methods = {one.path.rpartition("/")[2]: one for one in made.proxy.methods()}
     made.topic("orders")

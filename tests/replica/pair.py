@@ -45,7 +45,7 @@ class Slave(CoreBroker):
                 continue
             assert data, f"nothing at {store.end}"
             slave.append_block(store.end, data)
-            self.settle()
+            self.run_until_idle()
 
     def follow(self, source: CoreBroker) -> None:
         """Everything that the source has confirmed is copied and applied."""
@@ -61,7 +61,7 @@ class Slave(CoreBroker):
         assert store.slave is not None
         store.on_durable = store.confirm  # the only one that is left
         self.broker.promote(store.slave.apply.newest(store.end).epoch + 1)
-        self.settle()
+        self.run_until_idle()
         self.run_steps()
         assert self.broker.serving
 

@@ -31,7 +31,7 @@ def made(tmp_path: Path, act: Callable[[CoreBroker], None]) -> Pair:
     pair = Pair(tmp_path, acts.SETTINGS)
     act(pair.master)
     pair.master.broker.buffer.write_all()
-    pair.master.settle()
+    pair.master.run_until_idle()
     pair.follow()
     return pair
 

@@ -185,7 +185,7 @@ def transactions(core: CoreBroker) -> None:
     end(core, "dropped", halves["dropped"], commit=False)
     half = next(iter(core.broker.transactions.table.pending.values()))
     core.broker.transactions.halves.give_up(half)
-    core.settle()
+    core.run_until_idle()
 
 
 def checks_of_transactions(core: CoreBroker) -> None:
@@ -230,7 +230,7 @@ def test_a_master_applies_what_it_writes_with_the_log_time_of_the_record(
     pair = Pair(tmp_path, SETTINGS, clock=TickingClock())
     act(pair.master)
     pair.master.broker.buffer.write_all()
-    pair.master.settle()
+    pair.master.run_until_idle()
     pair.follow()
     master, slave = pair.master.broker, pair.slave.broker
     assert dict(hashes(master)) == dict(hashes(slave))
@@ -247,7 +247,7 @@ def test_replicas_with_other_settings_have_the_same_state_hash(
     pair = Pair(tmp_path, SETTINGS, slave_settings=OTHER_SETTINGS)
     act(pair.master)
     pair.master.broker.buffer.write_all()
-    pair.master.settle()
+    pair.master.run_until_idle()
     pair.follow()
     assert dict(hashes(pair.master.broker)) == dict(hashes(pair.slave.broker))
 

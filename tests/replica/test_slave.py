@@ -81,7 +81,7 @@ def test_what_the_last_master_may_not_have_answered_is_not_renewed_by_the_next(p
     promoted.reply(Kind.POP, pop("orders", "g", auto_renew=True, invisible_ms=0))
     for _ in range(60):
         promoted.advance(5_000)
-        promoted.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(heard=["a-client"])))
+        promoted.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(alive=["a-client"])))
     (back,) = promoted.receive("orders", "g")
     assert (back.head, back.attempt) == (b"lost", 2)
 
@@ -109,7 +109,7 @@ def test_a_delivery_that_was_answered_for_sure_is_renewed_by_the_next_master(
     pair.slave.promote()
     for _ in range(60):
         pair.slave.advance(5_000)
-        pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(heard=["a-client"])))
+        pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(alive=["a-client"])))
     heads = [one.head for one in pair.slave.receive("orders", "g")]
     assert (b"long work" in heads) == (known == "nothing")
 
@@ -128,7 +128,7 @@ def test_what_another_master_told_of_its_life_says_nothing_of_the_last_one(
     pair.slave.promote()
     for _ in range(60):
         pair.slave.advance(5_000)
-        pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(heard=["a-client"])))
+        pair.slave.reply(Kind.CLIENTS, hop.encode_clients(ClientsReport(alive=["a-client"])))
     assert [one.head for one in pair.slave.receive("orders", "g")] == [b"lost"]
 
 
@@ -140,7 +140,7 @@ def test_a_promoted_slave_opens_when_its_epoch_is_confirmed_and_not_before(pair:
     end, served = store.end, []
     pair.slave.broker.following.on_master_opened = lambda: served.append(store.epoch)
     pair.slave.broker.promote(7)
-    pair.slave.settle()
+    pair.slave.run_until_idle()
     pair.slave.run_steps()
     assert not pair.slave.broker.serving
     assert store.durable == store.end == end + HEADER_SIZE + len(EpochStart().encode())
@@ -223,7 +223,7 @@ def test_a_timer_that_the_master_took_late_is_not_over_for_a_slave_that_was_earl
     assert sorted(received(pair.master, "later")) == [b"early", b"first"]
     pair.follow()
     ours, theirs = pair.master.broker.timers.state, pair.slave.broker.timers.state
-    assert (theirs.cursor, theirs.judged) == (ours.cursor, ours.judged)
+    assert (theirs.cursor, theirs.classified) == (ours.cursor, ours.classified)
     assert not theirs.late
     promoted = pair.fail_over()
     promoted.advance(MINUTE)
@@ -349,7 +349,7 @@ def test_records_that_the_new_master_never_had_are_cut_before_they_are_applied(p
     store, done = pair.slave.broker.store, []
     assert store.slave is not None
     store.slave.truncate(agreed, lambda: done.append(store.end))
-    pair.slave.settle()
+    pair.slave.run_until_idle()
     assert done == [agreed]
     with pytest.raises(AssertionError, match="applied"):
         store.slave.truncate(agreed - 100, lambda: None)

@@ -36,10 +36,10 @@ def copied(
         install.append_chunk(data[at : at + 1_000])
     said: list[str] = []
     install.finish(said.append)
-    made.settle()
+    made.run_until_idle()
     while not said:
         assert made.broker.step()
-        made.settle()
+        made.run_until_idle()
     return made, said[0]
 
 

@@ -309,7 +309,7 @@ def test_what_a_sample_knows_is_in_the_pinned_queues(reports: CoreReports) -> No
     request = pb.DescribeRequest(tables=["revive", "offsets"], sample=True).SerializeToString()
     answer = core.ask(Kind.DESCRIBE_TABLES, request, settle=False)
     assert not answer.heard
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     (found,) = pb.DescribeReply.FromString(answer.body).brokers
     assert sum(row["in_flight"] for _, row in reports.rows(found, "offsets")) == 1

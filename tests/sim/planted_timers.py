@@ -153,7 +153,7 @@ def moved_body_ignored(patch: Patch) -> None:
     def wrong(self: TimerEnqueue, entry: Any) -> None:
         if not entry.moved:
             enqueue(self, entry)
-        elif entry.offset >= self._state.judged:
+        elif entry.offset >= self._state.classified:
             self._judge(entry)
 
     patch.setattr(TimerEnqueue, "_enqueue", wrong)

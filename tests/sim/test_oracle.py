@@ -37,7 +37,7 @@ class Script:
         self.clients = Operators(self.machine, self.oracle, rng, tally, lambda line: None)
         self.clients.make_topic("t", FIFO_QUEUES, fifo=fifo)
         self.clients.make_group("g", 40, fifo=fifo)
-        self.machine.settle()
+        self.machine.run_until_idle()
         topic, group = self.clients.topics["t"], self.clients.groups["g"]
         assert isinstance(topic, ResourceIncarnation)
         assert isinstance(group, ResourceIncarnation)
@@ -56,7 +56,7 @@ class Script:
 
     def receive(self, *, invisible_ms: int = 60 * SECOND, client_id: str = "") -> None:
         self.clients.receive(self.reader, invisible_ms=invisible_ms, client_id=client_id)
-        self.machine.settle()
+        self.machine.run_until_idle()
 
 
 def lost_receive(script: Script, *, invisible_ms: int = SECOND) -> None:
@@ -65,14 +65,14 @@ def lost_receive(script: Script, *, invisible_ms: int = SECOND) -> None:
     asked = script.clients.asked[-1:]
     script.machine.advance(2 * invisible_ms)
     script.machine.step()
-    script.clients.lose(asked)
+    script.clients.drop_replies(asked)
 
 
 def test_a_receive_that_was_lost_behind_a_reset_counts_though_the_reset_is_answered_later() -> None:
     """Seed 8039: what was lost before the answer was taken for lost before the reset."""
     script = Script(fifo=True)
     script.clients.send(script.topic)
-    script.machine.settle()
+    script.machine.run_until_idle()
     script.clients.reset(script.reader, lambda: None, "oldest")
     lost_receive(script)
     script.receive()
@@ -83,10 +83,10 @@ def test_a_receive_that_was_lost_behind_a_reset_counts_though_the_reset_is_answe
 def test_a_receive_that_was_lost_before_a_reset_counts_no_more() -> None:
     script = Script(fifo=True)
     script.clients.send(script.topic)
-    script.machine.settle()
+    script.machine.run_until_idle()
     lost_receive(script)
     script.clients.reset(script.reader, lambda: None, "oldest")
-    script.machine.settle()
+    script.machine.run_until_idle()
     script.receive()
     (life,) = script.reader.lives.values()
     assert (life.attempt, script.found) == (1, [])
@@ -100,11 +100,11 @@ def test_a_reset_of_which_nobody_heard_may_have_come_after_one_that_is_answered_
     """Seed 600856: it passed over messages, and the answer of the earlier one took that back."""
     script = Script(fifo=True)
     script.clients.send(script.topic)
-    script.machine.settle()
+    script.machine.run_until_idle()
     script.clients.reset(script.reader, lambda: None, "oldest")
     script.clients.reset(script.reader, lambda: None, "newest")
-    script.clients.lose(script.clients.asked[-1:])
-    script.machine.settle()
+    script.clients.drop_replies(script.clients.asked[-1:])
+    script.machine.run_until_idle()
     lives = script.reader.lives.values()
     assert [(life.loose, life.passed) for life in lives] == [(True, True)] * len(lives)
     assert lives

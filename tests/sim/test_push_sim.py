@@ -23,7 +23,7 @@ def run(seeds: range) -> StateCounts:
     tally = StateCounts()
     for seed in seeds:
         outcome = PushSimulator(seed).run()
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
     print(f"{len(seeds)} seeds from {seeds[0]}\n{tally.table()}")
     return tally
@@ -42,7 +42,7 @@ def test_live_consumers_in_five_hundred_seeds() -> None:
 
 def test_a_failed_push_seed_names_the_command_that_replays_it() -> None:
     outcome = PushSimulator(1).run()
-    command = outcome.story().rpartition("replay: ")[2].split()
+    command = outcome.history().rpartition("replay: ")[2].split()
     done = subprocess.run(
         [sys.executable, *command[1:]], capture_output=True, text=True, check=False
     )

@@ -38,7 +38,7 @@ def run(kind: Simulators, seeds: range) -> Counter[str]:
     for seed in seeds:
         simulator = kind(seed)
         outcome = simulator.run()
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
         reached.update(simulator.reached())
     print(f"{len(seeds)} seeds from {seeds[0]}: {dict(reached)}")
     return reached
@@ -53,7 +53,7 @@ def test_a_slave_is_its_masters_equal_and_takes_over(kind: Simulators, seeds: in
 @pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
 def test_a_failed_replica_seed_names_the_command_that_replays_it(kind: Simulators) -> None:
     outcome = kind(3).run()
-    command = outcome.story().rpartition("replay: ")[2].split()
+    command = outcome.history().rpartition("replay: ")[2].split()
     done = subprocess.run(
         [sys.executable, *command[1:]], capture_output=True, text=True, check=False
     )
@@ -88,7 +88,7 @@ def judges_timers_when_it_enqueues_them(patch: Patch) -> None:
     def wrong(self: TimerService) -> None:
         self.firing = False
 
-    patch.setattr(TimerService, "follow", wrong)
+    patch.setattr(TimerService, "run_as_slave", wrong)
 
 
 def does_not_judge_at_the_mark(patch: Patch) -> None:

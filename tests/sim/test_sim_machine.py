@@ -29,7 +29,7 @@ def machine_with_timers(ahead: list[int]) -> SimulatedBroker:
     oracle.watch(machine)
     clients = TimerClients(machine, oracle, rng, tally, lambda line: None)
     clients.make_topic("d", 1, fifo=True)
-    machine.settle()
+    machine.run_until_idle()
     topic = clients.topics["d"]
     assert isinstance(topic, ResourceIncarnation)
     clients.send_delayed(topic, [(-one, 0) for one in ahead])

@@ -112,10 +112,10 @@ def test_a_body_that_is_due_while_retention_moves_it_comes_back() -> None:
         core.send("noise", BODY)
         core.clock.advance(60_000)
         while core.broker.step() and not retention.relocated:
-            core.settle()
+            core.run_until_idle()
         if retention.relocated:
             break
-        core.settle()
+        core.run_until_idle()
     core.clock.advance(12 * HOUR_MS)
     core.broker.step()  # due, and nothing was flushed since the move
     core.run_steps()

@@ -22,7 +22,7 @@ def run(first: int, seeds: int, *, seconds: float = 1e9, processes: int = 1) -> 
     """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
     tally, began, done = StateCounts(), time.monotonic(), 0
     for outcome in outcomes(run_seed, range(first, first + seeds), processes=processes):
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
         done += 1
         if done >= FEWEST and time.monotonic() - began > seconds:
@@ -81,7 +81,7 @@ def test_seeds_on_two_cores_give_what_they_give_on_one() -> None:
 
 def test_a_failed_seed_names_the_command_that_replays_it() -> None:
     outcome = run_seed(3)
-    command = outcome.story().rpartition("replay: ")[2].split()
+    command = outcome.history().rpartition("replay: ")[2].split()
     assert command[0] == ".venv/bin/python"
     done = subprocess.run(
         [sys.executable, *command[1:]], capture_output=True, text=True, check=False

@@ -32,7 +32,7 @@ each_loss = pytest.mark.parametrize(
 def run(seed: int) -> ThousandTimers:
     world = ThousandTimers(seed)
     outcome = world.run()
-    assert not outcome.violations, outcome.story(40)
+    assert not outcome.violations, outcome.history(40)
     assert world.acknowledged >= TIMERS
     return world
 

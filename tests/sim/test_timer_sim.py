@@ -26,7 +26,7 @@ def run(first: int, seeds: int, *, seconds: float = 1e9) -> StateCounts:
         if done >= FEWEST and time.monotonic() - began > seconds:
             break
         outcome = run_timer_seed(seed)
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
         done += 1
     print(f"{done} seeds, {done / (time.monotonic() - began):.0f} a second\n{tally.table()}")
@@ -53,19 +53,19 @@ def test_no_timer_is_early_lost_or_twice_in_three_thousand_seeds() -> None:
 def test_no_timer_is_lost_or_twice_when_its_files_overtake_the_log() -> None:
     for seed in range(1, 61):
         outcome = run_overtaken_seed(seed)
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
 
 
 def test_a_segment_that_a_crash_left_short_is_read_to_its_end() -> None:
     """Its allocation was lost with a failed sync, while another segment is behind it."""
     outcome = run_timer_seed(201_123)
-    assert not outcome.violations, outcome.story(40)
+    assert not outcome.violations, outcome.history(40)
 
 
 def test_a_timer_is_kept_whose_unit_was_damaged_after_it_had_rolled() -> None:
     """The wheel knew the lap to which it had rolled, and the checkpoint was older than both."""
     outcome = run_timer_seed(100_994)
-    assert not outcome.violations, outcome.story(40)
+    assert not outcome.violations, outcome.history(40)
 
 
 def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
@@ -89,7 +89,7 @@ def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
 
 def test_a_failed_timer_seed_names_the_command_that_replays_it() -> None:
     outcome = run_timer_seed(3)
-    command = outcome.story().rpartition("replay: ")[2].split()
+    command = outcome.history().rpartition("replay: ")[2].split()
     done = subprocess.run(
         [sys.executable, *command[1:]], capture_output=True, text=True, check=False
     )

@@ -23,7 +23,7 @@ def run(first: int, seeds: int, *, seconds: float = 1e9) -> StateCounts:
         if done >= FEWEST and time.monotonic() - began > seconds:
             break
         outcome = run_transaction_seed(seed)
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
         done += 1
     print(f"{done} seeds, {done / (time.monotonic() - began):.0f} a second\n{tally.table()}")

@@ -144,7 +144,7 @@ class MoveRig:
 
         target.server.request(kind, body, 10_000, heard)
         if self.instant:
-            target.settle()
+            target.run_until_idle()
 
     def answer(self, on_reply: OnReply, answer: bytes | PopmqError) -> None:
         if on_reply in self.answers:
@@ -186,7 +186,7 @@ class MoveRig:
             for one in self.members.values():
                 one.broker.step()
                 one.mover.step(one.broker)
-                one.settle()
+                one.run_until_idle()
 
     def run(self, ms: int = 0, *, parts: int = 20) -> None:
         """Let time pass in parts."""

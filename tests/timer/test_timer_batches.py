@@ -27,7 +27,7 @@ def state_with(timers: int) -> TimerState:
     for number in range(20):
         state.stored(64)
         state.cancel(number * HOUR // 4, 500 + number, 64)
-    state.judged = timers
+    state.classified = timers
     state.skip(timers + 1, log_start=10_000)
     return state
 
@@ -45,7 +45,7 @@ def test_a_batch_of_firings_leaves_the_state_that_each_of_them_leaves(late: bool
     ]
     for due in batch:
         one.ended(FiringToken(due.topic_id, due.due_ms, due.identity, 40, 0, late))
-    many.fired(batch)
+    many.on_fired(batch)
     assert (one.cursor, one.pending) == (many.cursor, many.pending)
     assert dict(one.cancelled_items()) == dict(many.cancelled_items())
     assert list(one.begin_snapshot()) == list(many.begin_snapshot())
@@ -63,7 +63,7 @@ def test_the_daily_count_hears_of_each_timer_of_a_batch() -> None:
 
     state, heard = state_with(3), Heard()
     state.watch = heard
-    state.fired(
+    state.on_fired(
         [
             DueTimer(5, 7, QueueUnit(0, 1, 0), 64, False),
             DueTimer(5, 9, QueueUnit(0, 1, 0), 65, False),
@@ -93,7 +93,7 @@ def test_copies_are_the_records_that_messages_are_put_as() -> None:
                     topic_id=topic_id, queue_id=0, head=head, properties=slices, tag_hash=9,
                     token=token, stamp=stamp,
                 )  # fmt: skip
-        core.settle()
+        core.run_until_idle()
         assert store.confirmed == store.end
         index = [*store.index.find(topic_id, 2, b"m3"), *store.index.find(topic_id, 1, b"m3")]
         sizes = MESSAGE_HEADER_SIZE * 5 + sum(len(b"".join(part)) for part in parts)
@@ -137,7 +137,7 @@ def test_copies_fill_segments_as_messages_do(follows: bool) -> None:
                         topic_id=topic_id, queue_id=at % 2, head=head, properties=b"",
                         tag_hash=9, token=token, stamp=stamp,
                     )  # fmt: skip
-            core.settle()
+            core.run_until_idle()
         units = [store.queue(topic_id, queue).units(0, 300) for queue in (0, 1)]
         assert len(units[0]) + len(units[1]) == len(parts)
         assert store.end - start > 3 * core.settings.store.segment_bytes
@@ -167,7 +167,7 @@ def test_a_body_on_its_short_way_is_the_message_of_its_record() -> None:
         whole = intact_message(data, unit.position - 1_000, unit.position, unit.size)
         assert whole is not None
         assert body is not None
-        assert body.both == whole.head + whole.properties
+        assert body.content == whole.head + whole.properties
         assert (body.queue_offset, body.head_size) == (whole.header.queue_offset, len(whole.head))
         assert (body[1:4], whole.any_token) == (token[:3], token)
     first = units[0]
@@ -188,7 +188,7 @@ def test_a_timer_without_its_topic_among_many_is_a_dead_letter_and_holds_none_up
         send(core, f"m{number:02}", due_ms, topic="gone" if number in (3, 17) else "orders")
     core.run_steps()
     core.broker.registry.delete_topic(gone.name)
-    core.settle()
+    core.run_until_idle()
     core.advance(2 * SECOND)
     found: list[bytes] = []
     while batch := received(core):
@@ -213,6 +213,6 @@ def test_no_more_fire_than_may_wait_for_the_disk(
     assert 0 < service.fired < 40
     assert name != "_FIRINGS_LIMIT" or service.fired == limit
     for _ in range(10):
-        core.settle()
+        core.run_until_idle()
         core.run_steps()
     assert service.fired == 40

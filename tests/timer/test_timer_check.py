@@ -87,7 +87,7 @@ def test_what_comes_and_goes_during_a_count_is_counted_right(
         if rng.random() < 0.3:
             core.clock.advance(rng.randrange(MINUTE))
         broker.timers.service.step()
-        core.settle()
+        core.run_until_idle()
         pieces += check.step()
     print("pieces", pieces)
     assert check.mismatches == 0
@@ -101,7 +101,7 @@ def move_some(core: CoreBroker, rng: random.Random) -> None:
         for body in piece:
             if rng.random() < 0.1:
                 bodies.move(body)
-    core.settle()
+    core.run_until_idle()
 
 
 def damage_body(core: CoreBroker, message_id: str) -> None:
@@ -141,7 +141,7 @@ def test_a_count_that_retention_overtakes_begins_anew(
     for piece in list(core.broker.timers.bodies.bodies_below(core.broker.store.confirmed)):
         for body in piece:
             core.broker.timers.bodies.move(body)
-    core.settle()
+    core.run_until_idle()
     core.broker.timers.service.queue.queue.raise_minimum(4)
     running = check._count
     for _ in range(2):
@@ -200,7 +200,7 @@ def test_a_mended_count_is_a_record_of_the_log(core: CoreBroker, snapshot: bool)
     check, right = core.broker.timers.check, {topic_id(core): 2}
     check.mend(TimerRecount(topic_id(core), 7))
     check.mend(TimerRecount(999, 1))
-    core.settle()
+    core.run_until_idle()
     crash(core)
     assert core.broker.timers.state.pending == {topic_id(core): 7, 999: 1}
     assert count(core) == 2

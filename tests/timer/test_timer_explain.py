@@ -90,7 +90,7 @@ def test_a_fired_timer_lives_on_from_its_firing(core: CoreBroker) -> None:
 def test_a_timer_of_a_deleted_topic_is_told_until_it_is_a_dead_letter(core: CoreBroker) -> None:
     send_all(core, {"A": MINUTE})
     core.broker.registry.delete_topic("orders")
-    core.settle()
+    core.run_until_idle()
     (told,) = explained(core, "A").groups
     assert told.state == "DELAYED"
     assert TIMER_DLQ_TOPIC in told.next

@@ -68,7 +68,7 @@ def crash(core: CoreBroker) -> None:
 def recall(core: CoreBroker, message_id: str) -> RecallResult:
     broker: Broker = core.broker
     outcome = broker.timers.recall.recall(broker.registry.topic("orders").id, message_id)
-    core.settle()
+    core.run_until_idle()
     return outcome
 
 
@@ -269,7 +269,7 @@ def test_a_rescheduled_timer_comes_at_its_new_time_only(core: CoreBroker) -> Non
     topic = core.broker.registry.topic("orders").id
     assert timers.recall.reschedule(topic, "A", now + 90_000) == (RecallResult.DONE, now + 90_000)
     assert timers.recall.reschedule(topic, "B", -5_000) == (RecallResult.DONE, now + 5_000)
-    core.settle()
+    core.run_until_idle()
     crash(core)
     advance_to(core, now + 5_000)
     assert received(core) == [b"B"]
@@ -398,10 +398,10 @@ def test_more_timers_than_are_remembered_until_they_are_confirmed_are_read_from_
 
     for number in range(210):
         put(number)
-    core.settle()
+    core.run_until_idle()
     core.broker.timers.service.enqueue.step(128)
     put(210)  # there is room again, but not for those that were passed over
-    core.settle()
+    core.run_until_idle()
     core.advance(2_000)
     found: list[bytes] = []
     while batch := received(core):

@@ -80,7 +80,7 @@ def test_a_timer_that_fired_earlier_than_it_was_first_to_is_not_called_recalled(
     send(core, "A", core.clock.wall_ms() + HOUR)
     recall, topic_id = recalls(core)
     recall.reschedule(topic_id, "A", -1_000)
-    core.settle()
+    core.run_until_idle()
     core.advance(2_000)
     assert received(core) == [b"A"]
     assert recall.recall(topic_id, "A") is RecallResult.ALREADY_VISIBLE
@@ -94,7 +94,7 @@ def test_a_recall_right_behind_a_reschedule_finds_the_new_timer(core: CoreBroker
     assert recall.reschedule(topic_id, "A", -1_000)[0] is RecallResult.DONE
     assert recall.reschedule(topic_id, "A", -2_000)[0] is RecallResult.DONE
     assert recall.recall(topic_id, "A") is RecallResult.DONE
-    core.settle()
+    core.run_until_idle()
     core.advance(2 * HOUR)
     assert received(core) == []
     assert core.broker.timers.state.pending == {}
@@ -166,7 +166,7 @@ def test_a_recall_is_remembered_until_its_timer_was_looked_at() -> None:
     assert recall.recall(topic_id, "A") is RecallResult.DONE
     core.clock.step_wall(3 * HOUR)
     fire(core, 1)
-    core.settle()
+    core.run_until_idle()
     core.advance(2 * HOUR)
     assert received(core) == [b"first", b"B"]
 
@@ -327,10 +327,10 @@ def test_a_start_from_a_snapshot_before_records_were_judged_that_are_gone_goes_o
     core.clock.advance(3 * HOUR)
     service.enqueue_limit = 512
     core.run_steps()
-    assert (core.broker.timers.state.judged, store.start > position) == (1, True)
+    assert (core.broker.timers.state.classified, store.start > position) == (1, True)
     core.broker.release_files()
     core.start()
-    assert core.broker.timers.state.judged == 1
+    assert core.broker.timers.state.classified == 1
     send(core, "B", core.clock.wall_ms() + HOUR)
     core.advance(HOUR)
     assert received(core) == [b"B"]

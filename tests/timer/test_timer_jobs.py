@@ -43,7 +43,7 @@ def test_a_recall_is_answered_when_it_survives_a_crash(core: CoreBroker) -> None
     request = pb.RecallRequest(topic="orders", message_id="A").SerializeToString()
     answer = core.ask(Kind.RECALL, request, settle=False)
     assert not answer.heard
-    core.settle()
+    core.run_until_idle()
     assert answer.body is not None
     assert pb.RecallReply.FromString(answer.body).outcome == RecallResult.DONE
     crash(core)
@@ -256,7 +256,7 @@ def test_a_timer_whose_body_was_moved_is_listed_once(core: CoreBroker) -> None:
     bodies = core.broker.timers.bodies
     (piece,) = bodies.bodies_below(core.broker.store.end)
     bodies.move(piece[0])
-    core.settle()
+    core.run_until_idle()
     assert listed(core) == ["A"]  # not enqueued yet
     core.run_steps()
     assert listed(core) == ["A"]
@@ -280,7 +280,7 @@ def test_a_deleted_topic_is_listed_by_its_number(core: CoreBroker) -> None:
     send_all(core, {"A": HOUR})
     number = core.broker.registry.topic("orders").id
     core.broker.registry.delete_topic("orders")
-    core.settle()
+    core.run_until_idle()
     (timer,) = list_timers(core).timers
     assert timer.topic == f"#{number}"
 

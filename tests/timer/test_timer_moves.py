@@ -229,7 +229,7 @@ def leaving(rig: MoveRig, count: int) -> None:
         for target, work in rig.mail:
             if target is not None:
                 work()
-                target.settle()
+                target.run_until_idle()
         rig.mail.clear()
     rig.lose()
     assert rig["a"].drain(look=True).leaving == count == rig["b"].pending
@@ -282,7 +282,7 @@ def test_nobody_is_asked_before_the_departure_is_on_the_disk() -> None:
     while not source.broker.timers.departures.is_under_way:
         rig.tell_peers()
         source.mover.step(source.broker)
-        rig["b"].settle()
+        rig["b"].run_until_idle()
     for _ in range(5):
         source.mover.step(source.broker)
     assert not any(TakeTimersRequest.FromString(body).timers for _, body in rig.asked)
@@ -324,7 +324,7 @@ def test_timers_of_a_deleted_topic_move_and_become_dead_letters_there() -> None:
     send_ids(rig["a"], ids(2), HOUR)
     for member in (rig["a"], rig["b"]):
         member.broker.registry.remove_topic(member.broker.registry.topic("orders"))
-        member.settle()
+        member.run_until_idle()
     rig["a"].drain()
     rig.move_all("a")
     rig.run(2 * HOUR)
@@ -346,7 +346,7 @@ def test_a_message_moves_whole() -> None:
     config = TopicConfig(0, "wide", 8, MessageType.DELAY)
     for member in (rig["a"], rig["b"]):
         member.broker.registry.create_topic(config)
-        member.settle()
+        member.run_until_idle()
     sent = send(rig["a"], "T0", rig.clock.wall_ms() + HOUR, topic="wide", body=b"the body")
     rig["a"].run_steps()
     rig["a"].drain()
@@ -367,7 +367,7 @@ def test_a_group_restored_from_a_backup_hands_over_all_that_it_has_then(moved: b
         a.drain()
         rig.move_all("a")
         a.drain(undo=True)
-    a.settle()
+    a.run_until_idle()
     left = a.pending
     assert isinstance(a.disk, SimDisk)
     backup = a.disk.copy_of_durable()

@@ -58,12 +58,12 @@ def test_a_replica_that_takes_over_moves_on_and_nothing_fires_twice(who: str, se
             target, work = rig.mail.pop(rng.randrange(len(rig.mail)))
             work()
             if target is not None:
-                target.settle()
+                target.run_until_idle()
         if rng.random() < 0.1:
             rig.lose()
         if rng.random() < 0.2:
             replica.follow(rig[who])
-    rig[who].settle()
+    rig[who].run_until_idle()
     replica.follow(rig[who])
     assert state(replica) == state(rig[who])
     if seed % 2:  # and something that nobody confirmed goes with the master

@@ -50,7 +50,7 @@ class Link:
         for _ in range(rounds):
             self.core.clock.advance(50)
             self.mover.step(self.core.broker)
-            self.core.settle()
+            self.core.run_until_idle()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -102,7 +102,7 @@ def test_a_body_that_moved_a_moment_ago_leaves_from_its_new_place(tmp_path: Path
     end, bodies = core.broker.store.end, core.broker.timers.bodies
     for body in [one for piece in bodies.bodies_below(end) for one in piece]:
         bodies.move(body)
-    core.settle()
+    core.run_until_idle()
     core.run_steps()
     assert bodies.relocated == 3
     core.settings = replace(core.settings, timer=replace(core.settings.timer, moves_per_second=3))

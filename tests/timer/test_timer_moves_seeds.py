@@ -92,7 +92,7 @@ class Run:
             one.broker.step()
             one.mover.step(one.broker)
             if self.rng.random() < 0.5:
-                one.settle()
+                one.run_until_idle()
             else:
                 for _ in range(self.rng.randrange(8)):
                     one.tick()
@@ -110,7 +110,7 @@ class Run:
                 self.stale += 1  # it comes once more, some time
             work()
             if target is not None and self.rng.random() < 0.7:
-                target.settle()
+                target.run_until_idle()
 
     def lose(self) -> None:
         self.rig.lose()
@@ -189,7 +189,7 @@ class Run:
         while rig.mail:
             rig.mail.pop(0)[1]()
             for one in rig.members.values():
-                one.settle()
+                one.run_until_idle()
         rig["a"].drain(undo=True)
         rig["b"].drain()
         rig.move_all("b", limit=20_000)

@@ -19,7 +19,7 @@ def test_a_replica_that_becomes_master_fires_what_the_master_had_not_enqueued(
     """The master's firing passed over it, and would have called it late: the replica enqueued it
     before it heard of the firing."""
     service, now_ms = core.broker.timers.service, core.clock.wall_ms()
-    service.follow()
+    service.run_as_slave()
     topic_id = core.broker.registry.topic("orders").id
     send(core, "fired", now_ms + 60_000)
     send(core, "behind", now_ms + 30_000)
@@ -31,7 +31,7 @@ def test_a_replica_that_becomes_master_fires_what_the_master_had_not_enqueued(
     assert first is not None
     service.apply_ended(FiringToken(topic_id, first.due_ms, first.identity, 1, 0))
     core.run_steps()
-    assert core.broker.timers.state.judged == 1
+    assert core.broker.timers.state.classified == 1
     core.clock.advance(60_000)
     service.promote()
     service.enqueue_limit = 7
@@ -43,7 +43,7 @@ def test_a_replica_that_becomes_master_fires_what_the_master_had_not_enqueued(
 
 def test_a_replica_keeps_what_its_master_called_late(core: CoreBroker) -> None:
     service, now_ms = core.broker.timers.service, core.clock.wall_ms()
-    service.follow()
+    service.run_as_slave()
     topic_id = core.broker.registry.topic("orders").id
     send(core, "fired", now_ms + 60_000)
     send(core, "late", now_ms + 30_000)

@@ -106,7 +106,7 @@ def log_bytes(folder: Path) -> int:
 def recall(core: CoreBroker, name: str) -> RecallResult:
     topic = core.broker.registry.topic("orders").id
     outcome = core.broker.timers.recall.recall(topic, name)
-    core.settle()
+    core.run_until_idle()
     return outcome
 
 
@@ -170,7 +170,7 @@ def test_a_timer_that_is_about_to_be_moved_can_be_recalled(tmp_path: Path) -> No
         core.send("noise", NOISE)
         core.clock.advance(6 * HOUR_MS)
         while not retention.is_relocating and core.broker.step():
-            core.settle()
+            core.run_until_idle()
         if retention.is_relocating:
             break
     assert retention.is_relocating

@@ -69,7 +69,7 @@ def end(
 ) -> PopmqError | None:
     """What it was refused with."""
     answer = ask_end(core, name, transaction, commit=commit, topic=topic)
-    core.settle()
+    core.run_until_idle()
     assert answer.heard
     return answer.error
 

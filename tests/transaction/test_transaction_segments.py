@@ -56,12 +56,12 @@ def test_one_that_cannot_be_given_up_on_a_full_disk_waits_and_is_no_work() -> No
             transactions.halves.write_op(half._replace(offset=1_000), TransactionEnd.CHECKED, 1)
         core.clock.advance(10)
         core.broker.step()
-        core.settle()
+        core.run_until_idle()
     core.clock.advance(1_000)
     done = []
     for _ in range(50):
         done.append(core.broker.step())
-        core.settle()
+        core.run_until_idle()
     assert len(transactions.table.pending) == 1
     assert done[-1] == 0
     disk.capacity = 1 << 50

@@ -99,7 +99,7 @@ def test_an_end_is_answered_when_it_is_durable(core: CoreBroker) -> None:
     half = begin(core, "a")
     answer = ask_end(core, "a", half.message)
     assert not answer.heard
-    core.settle()
+    core.run_until_idle()
     assert answer.body == b""
 
 
@@ -126,7 +126,7 @@ def test_the_other_end_is_refused_only_when_the_first_is_on_the_disk(core: CoreB
     first = ask_end(core, "a", half.message)
     other = ask_end(core, "a", half.message, commit=False)
     assert (first.heard, other.heard) == (False, False)
-    core.settle()
+    core.run_until_idle()
     assert (first.error, code(other.error)) == (None, Code.INVALID_TRANSACTION_ID)
 
 
@@ -243,7 +243,7 @@ def test_a_topic_takes_no_half_messages_unless_it_is_made_for_them(core: CoreBro
 def test_with_its_topic_a_half_message_is_gone(core: CoreBroker, clean: bool) -> None:
     half = begin(core, "a")
     core.broker.registry.delete_topic("orders")
-    core.settle()
+    core.run_until_idle()
     assert code(end(core, "a", half.message)) == Code.TOPIC_NOT_FOUND
     restart(core, clean=clean)
     assert pending(core) == 0
@@ -335,7 +335,7 @@ def test_a_check_leaves_when_it_is_counted_durably(core: CoreBroker) -> None:
     core.clock.advance(FIRST_MS)
     core.broker.step()
     assert names(proxy) is None
-    core.settle()
+    core.run_until_idle()
     assert names(proxy) == ["a"]
 
 

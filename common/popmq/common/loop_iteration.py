@@ -22,7 +22,7 @@ class LoopIteration:
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
 
-    def at_end(self, callback: Callable[[], None]) -> None:
+    def call_at_end(self, callback: Callable[[], None]) -> None:
         """Call it once behind the callbacks of this turn, in the order of asking."""
         if not self._callbacks:
             asyncio.get_running_loop().call_soon(self._run)

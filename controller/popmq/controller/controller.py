@@ -135,7 +135,7 @@ class Controller:
         if stood_ms > self.times.dead_after_ms // 2:
             logger.warning("this controller stood still", extra={"ms": stood_ms})
             for group in self.groups.values():
-                group.excuse(stood_ms)
+                group.extend_deadlines(stood_ms)
         done = self.polls.due(now_ms)
         for group in self.groups.values():
             done += group.step(now_ms)
@@ -193,7 +193,7 @@ class Controller:
         """Of masters alone: a slave may be behind."""
         if request.replicas > 1 and request.role != pb.MASTER:
             return
-        self.ownership.hear(
+        self.ownership.on_claim(
             request.broker.broker, OwnershipClaim(request.owner, request.meta_version)
         )
         self._step_ownership(self.clock.boot_ms())
@@ -214,7 +214,7 @@ class Controller:
 
     def _is_heard(self, name: str) -> bool:
         group = self.groups.get(name)
-        living = group is not None and bool(group.living)
+        living = group is not None and bool(group.alive_replicas)
         return living or self.routes.is_heard(name, now_ms=self.clock.boot_ms())
 
     def _tell_cluster(self, reply: pb.RegisterReply) -> None:
@@ -227,11 +227,12 @@ class Controller:
 
     def _register_single(self, request: pb.RegisterRequest, route: Route, now_ms: int) -> None:
         group = self.groups.get(route.broker)
-        if group is not None and group.living:
+        if group is not None and group.alive_replicas:
             raise Refused(
                 Code.PRECONDITION_FAILED,
-                f"broker group {route.broker} has replicas, of which {group.living[0].node} is "
-                f"heard: {route.address} registers without any (replication.replicas)",
+                f"broker group {route.broker} has replicas, of which "
+                f"{group.alive_replicas[0].node} is alive: {route.address} registers without any "
+                "(replication.replicas)",
             )
         if self.routes.register(request.cluster, route, now_ms=now_ms):
             self._routes_changed(route)
@@ -358,7 +359,7 @@ class Controller:
             closed = isinstance(answer, PopmqError) and answer.code is Code.HA_NOT_AVAILABLE
             if closed and group.replicas.get(store_id) == replica:
                 logger.info("nobody listens there", extra={"broker": group_name, "at": store_id})
-                group.doubt(store_id)
+                group.mark_suspect(store_id)
 
         peer.request(Kind.DESCRIBE_ROLE, b"", PROBE_MS, answered)
 

@@ -55,7 +55,7 @@ def plan(group: ReplicaGroup, node: str, *, unclean: bool) -> FailoverPlan:
             Code.HA_NOT_AVAILABLE,
             f"broker group {group.name}: the metadata store has not answered yet",
         )
-    record, living = group.record, group.living
+    record, living = group.record, group.alive_replicas
     able = candidates(record, living) if record else []
     named = _named(group, node) if node else None
     if record is None or (named is not None and named not in able):
@@ -193,7 +193,7 @@ class Failover:
         minimum = group.replicas.min_in_sync
         # The old master has to begin again from its disk: nobody waits for that unless
         # min_in_sync needs it (R3). It is back in the set once it has caught up.
-        others = [one for one in group.living if one.store_id != group.record.leader]
+        others = [one for one in group.alive_replicas if one.store_id != group.record.leader]
         return record_after_election(group.record, plan.to, others, min_in_sync=minimum)
 
     def _write(self) -> None:

@@ -73,7 +73,7 @@ def route_of(group: ReplicaGroup) -> Route | None:
     if group.record is not None:
         epoch = group.record.epoch
     else:
-        serving = [one for one in group.living if one.role == Role.MASTER]
+        serving = [one for one in group.alive_replicas if one.role == Role.MASTER]
         leader = max(serving, key=lambda one: one.epoch, default=None)
         epoch = leader.epoch if leader else 0
     if leader is None:

@@ -51,7 +51,7 @@ class MetadataOwnership:
         self._is_read = False
         self._read_ms = -READ_MS
 
-    def hear(self, group: str, claim: OwnershipClaim) -> None:
+    def on_claim(self, group: str, claim: OwnershipClaim) -> None:
         self._claims[group] = claim
 
     def has_joined(self, group: str) -> bool:

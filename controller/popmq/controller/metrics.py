@@ -34,10 +34,10 @@ def _group_metrics(group: ReplicaGroup, now_ms: int) -> list[Metric]:
     record, timers = group.record, group.replicas.timer_check_point
     values = {
         "replicas": len(group.replicas),
-        "replicas_alive": len(group.living),
+        "replicas_alive": len(group.alive_replicas),
         "epoch": record.epoch if record else 0,
         "in_sync": len(record.sync_state_set) if record else 0,
-        "without_leader": bool(group.trouble),
+        "without_leader": bool(group.problem),
         "elections": group.elections,
         "lost_writes": group.lost_writes,
     }

@@ -49,7 +49,7 @@ class ReplicaGroup:
         self.rebuilds = Rebuilds(name)
         self.record: GroupRecord | None = None
         self.view = first_view
-        self.trouble = ""
+        self.problem = ""
         self.elections = 0
         self.lost_writes = 0
         self._store = store
@@ -123,14 +123,14 @@ class ReplicaGroup:
         self._elect(wanted)
         return 1
 
-    def excuse(self, ms: int) -> None:
+    def extend_deadlines(self, ms: int) -> None:
         """This controller stood still for so long; see Replicas.excuse."""
-        self.replicas.excuse(ms)
+        self.replicas.extend_deadlines(ms)
         self._seen_ms += ms
         self._patient_until_ms = self._now_ms + ms + self._dead_after_ms
 
-    def doubt(self, store_id: str) -> None:
-        self.replicas.doubt(store_id)
+    def mark_suspect(self, store_id: str) -> None:
+        self.replicas.mark_suspect(store_id)
         self._look()
 
     def write(
@@ -149,8 +149,8 @@ class ReplicaGroup:
         return self.replicas.get(self.record.leader) if self.record else None
 
     @property
-    def living(self) -> list[ReplicaHeartbeat]:
-        return self.replicas.living(now_ms=self._now_ms)
+    def alive_replicas(self) -> list[ReplicaHeartbeat]:
+        return self.replicas.alive_replicas(now_ms=self._now_ms)
 
     def alive(self, store_id: str) -> bool:
         return self.replicas.alive(store_id, now_ms=self._now_ms)
@@ -168,14 +168,14 @@ class ReplicaGroup:
         if self._now_ms - self._known_ms > RECORD_AGE_MS:
             trouble = trouble or f"the metadata store has not answered for {RECORD_AGE_MS} ms"
         return asking is not None and self.rebuilds.ask(
-            asking, self.record, self.living, least, trouble=trouble
+            asking, self.record, self.alive_replicas, least, trouble=trouble
         )
 
     def successor_of_suspect(self) -> ReplicaHeartbeat | None:
         """To whom a master with wrong tables should hand over now."""
         if self._now_ms < self._suspect_ms:
             return None
-        successor = successor_of_suspect(self.record, self.living)
+        successor = successor_of_suspect(self.record, self.alive_replicas)
         if successor is not None:
             self._suspect_ms = self._now_ms + SUSPECT_MS
         return successor
@@ -185,7 +185,7 @@ class ReplicaGroup:
     def _wanted_record(self) -> GroupRecord | None:
         """The record that should be written now; also says what is in the way (`trouble`)."""
         if self.record is None:
-            found = first_record(self.living)
+            found = first_record(self.alive_replicas)
             if isinstance(found, GroupRecord):
                 self._say("")
                 return found
@@ -213,7 +213,7 @@ class ReplicaGroup:
 
     def _successor(self, record: GroupRecord) -> GroupRecord | None:
         # One that was named and did not take its order is behind in epochs: another comes first.
-        leader = best(candidates(record, self.living))
+        leader = best(candidates(record, self.alive_replicas))
         if leader is None:
             names = ", ".join(map(self.replicas.name, record.sync_state_set))
             self._say(
@@ -225,7 +225,7 @@ class ReplicaGroup:
         if self._now_ms < self._patient_until_ms:
             return None
         return record_after_election(
-            record, leader, self.living, min_in_sync=self.replicas.min_in_sync
+            record, leader, self.alive_replicas, min_in_sync=self.replicas.min_in_sync
         )
 
     def _leader_is_lost(self) -> bool:
@@ -315,9 +315,9 @@ class ReplicaGroup:
         return self.record.epoch if self.record else 0
 
     def _say(self, trouble: str) -> None:
-        if trouble and trouble != self.trouble:
+        if trouble and trouble != self.problem:
             logger.error("nobody leads", extra={"broker": self.name, "reason": trouble})
-        self.trouble = trouble
+        self.problem = trouble
 
     def _look(self) -> None:
         """Move the view if anything did that somebody may wait for."""
@@ -325,7 +325,7 @@ class ReplicaGroup:
             (one.store_id, one.node, one.address, one.role, self.alive(one.store_id))
             for one in self.replicas
         ]
-        shown = (self.record, self.trouble, now)
+        shown = (self.record, self.problem, now)
         if shown != self._shown:
             self._shown = shown
             self.view += 1
@@ -333,7 +333,7 @@ class ReplicaGroup:
 
     def state(self) -> pb.GroupState:
         found = pb.GroupState(group=self.name, view=self.view)
-        found.trouble = "; ".join(filter(None, (self.trouble, self._store_trouble)))
+        found.trouble = "; ".join(filter(None, (self.problem, self._store_trouble)))
         if self.record is not None:
             found.record.CopyFrom(record_to_wire(self.record))
         timers = self.replicas.timer_check_point

@@ -65,12 +65,12 @@ class TimerCheckPoint:
 class _Heard:
     """A replica and when it was heard; `gone` since its address answered like a closed door."""
 
-    __slots__ = ("gone", "heard_ms", "idle_since_ms", "replica")
+    __slots__ = ("heard_ms", "idle_since_ms", "refused_connection", "replica")
 
     def __init__(self, replica: ReplicaHeartbeat, now_ms: int) -> None:
         self.replica = replica
         self.heard_ms = now_ms
-        self.gone = False
+        self.refused_connection = False
         self.idle_since_ms: int | None = None if replica.role in SERVING else now_ms
 
 
@@ -140,12 +140,12 @@ class Replicas:
         if check_point.newer_than(self.timer_check_point):
             self.timer_check_point = check_point
 
-    def doubt(self, store_id: str) -> None:
+    def mark_suspect(self, store_id: str) -> None:
         """Nobody listens at its address any more: it counts as dead until it is heard again."""
         if store_id in self._heard:
-            self._heard[store_id].gone = True
+            self._heard[store_id].refused_connection = True
 
-    def excuse(self, ms: int) -> None:
+    def extend_deadlines(self, ms: int) -> None:
         """We were not there for so long ourselves: it is nobody's silence."""
         for heard in self._heard.values():
             heard.heard_ms += ms
@@ -172,10 +172,10 @@ class Replicas:
 
     def alive(self, store_id: str, *, now_ms: int) -> bool:
         heard = self._heard.get(store_id)
-        silent = heard is None or heard.gone
+        silent = heard is None or heard.refused_connection
         return not silent and self.silent_ms(store_id, now_ms=now_ms) <= self._dead_after_ms
 
-    def living(self, *, now_ms: int) -> list[ReplicaHeartbeat]:
+    def alive_replicas(self, *, now_ms: int) -> list[ReplicaHeartbeat]:
         return [one for one in self if self.alive(one.store_id, now_ms=now_ms)]
 
     def silent_ms(self, store_id: str, *, now_ms: int) -> int:

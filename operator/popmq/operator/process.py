@@ -66,7 +66,7 @@ class OperatorProcess:
             resync_s=wanted.resync_ms / 1000,
             monotonic=time.monotonic,
             lost=self._lost,
-            news=News(self._api, plane, default_image=wanted.image).of,
+            news=News(self._api, plane, default_image=wanted.image).from_manifest,
         )
         self._declaring = DeclaredReconciler(
             self._api,
@@ -138,7 +138,7 @@ class OperatorProcess:
         if self._watch is None:
             logger.info("became the operator that acts")
             registry = registry_of(
-                self._access, _ca_of(self._access.tls), self.workers.wake, self.declared.wake
+                self._access, _ca_of(self._access.tls), self.workers.enqueue, self.declared.enqueue
             )
             self._watch = asyncio.get_running_loop().create_task(
                 watch(registry, self._settings.namespaces, stop=self._stop, ready=self.watching)

@@ -45,7 +45,7 @@ class ProxyProcess:
         clock = clock or SystemClock()
         self._routed = RoutedBrokers(controllers, open_port, clock)
         self._turn = turn or LoopIteration()
-        self._proxy = Proxy(settings, self._routed, clock, controllers, self._turn.at_end)
+        self._proxy = Proxy(settings, self._routed, clock, controllers, self._turn.call_at_end)
         self._routed.on_new_master = self._proxy.lites.resend_to
         self._transport: Transport | None = None
         self._controller_ports: list[FramePort] = []
@@ -154,7 +154,7 @@ class ProxyProcess:
 
     def metrics(self) -> list[Metric]:
         found = proxy_metrics(self._proxy.metrics)
-        found.append(reading("proxy_retried", self._routed.retried))
+        found.append(reading("proxy_retried", self._routed.retries))
         found.append(reading("proxy_waiting_for_master", self._routed.waiting))
         if isinstance(self._transport, LeanTransport):
             found += lean_metrics(self._transport)

@@ -70,7 +70,7 @@ class Proxy:
         self._admin = Admin(brokers, self.metrics)
         self._public_admin = PublicAdmin(
             Admin(brokers, ProxyMetrics()).methods(),  # a refusal is counted once
-            ConnectedSubscriptions(self.telemetry.heard),
+            ConnectedSubscriptions(self.telemetry.mark_seen),
             self.lites,
             self.metrics,
             lambda: self.endpoint,
@@ -105,14 +105,14 @@ class Proxy:
 
     def _terminated(self, rpc: Rpc) -> None:
         notify_client_termination(rpc)
-        self.lites.gone(rpc.client_id)
+        self.lites.on_client_closed(rpc.client_id)
         # Behind the acks that came in this turn: what it acked does not go to others.
-        self._soon(partial(self.clients.gone, rpc.client_id))
+        self._soon(partial(self.clients.on_client_closed, rpc.client_id))
 
     def _messaging(self) -> list[Method]:
         count = self.metrics
         stream = MethodType.SERVER_STREAM
-        method = partial(any_method, heard=self.clients.heard)
+        method = partial(any_method, heard=self.clients.mark_seen)
         return [
             method("QueryRoute", self._query.route, count),
             method("QueryAssignment", self._query.assignment, count),

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         outcome = run(chosen.seed)
         if chosen.trace:
             print("\n".join(outcome.trace))
-        print(outcome.story())
+        print(outcome.history())
         return 1 if outcome.violations else 0
     tally = StateCounts(ModelSometimes if chosen.light else ClusterSometimes, NetSometimes)
     done, failed, began = 0, 0, time.perf_counter()
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         tally.add(outcome.tally)
         if outcome.violations:
             failed += 1
-            print(outcome.story())
+            print(outcome.history())
             if not chosen.keep_going:
                 break
     print(tally.table())

@@ -42,10 +42,10 @@ class ReplicaSimulator(Simulator):
     def _compare(self) -> None:
         if self.oracle.log_lost:
             return
-        self.machine.settle()
+        self.machine.run_until_idle()
         for _ in range(3):  # what was just written may let others pop
             self.machine.broker.buffer.write_all()
-            self.machine.settle()
+            self.machine.run_until_idle()
         if any(ck.buffered for ck in self.machine.broker.table):
             return
         self.compared += _compare(self.machine, self.replay)
@@ -97,7 +97,7 @@ def _lose_slave(machine: ReplicaMachine) -> None:
 
 def _compare(machine: ReplicaMachine, check: ReplayCheck) -> int:
     """1 when the slave's tables were compared with the master's."""
-    machine.settle()
+    machine.run_until_idle()
     if machine.failed is not None or machine.slave.given_up:
         return 0
     machine.slave.catch_up()

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         outcome = run(chosen.seed)
         if chosen.trace:
             print("\n".join(outcome.trace))
-        print(outcome.story())
+        print(outcome.history())
         return 1 if outcome.violations else 0
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     found = outcomes(run, seeds, processes=chosen.processes)
@@ -112,7 +112,7 @@ def _tell(found: Iterator[SeedResult], tally: StateCounts, *, keep_going: bool) 
         tally.add(outcome.tally)
         if outcome.violations:
             failed += 1
-            print(outcome.story())
+            print(outcome.history())
             if not keep_going:
                 break
     print(tally.table())

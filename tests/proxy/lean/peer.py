@@ -32,7 +32,7 @@ class Held:
 
     def start(self, call: Call, data: bytes) -> None:
         self.calls.append(call)
-        call.on_gone(lambda: self.gone.append(call))
+        call.on_cancelled(lambda: self.gone.append(call))
 
 
 @dataclass

@@ -204,7 +204,7 @@ def test_a_client_that_does_not_read_its_messages_is_given_no_more(path: str) ->
     if path == "/s/talk":
         stream = peer.open(path)
         call = peer.talks[0].call
-        call.on_gone(lambda: gone.append(call))
+        call.on_cancelled(lambda: gone.append(call))
     else:
         stream = peer.call(path, b"")
         call, gone = peer.held.calls[0], peer.held.gone

@@ -310,7 +310,7 @@ class Broker:
         self.lite_expiry.begin()
         self.expiry.run_all()
         self.liveness.start_grace(self.store.log_ms())
-        if not self.settings.replication.solo:
+        if not self.settings.replication.is_single:
             self.replica_records.begin()
 
     def _lead(self) -> None:

@@ -26,13 +26,13 @@ class ReplicaRecordWriter:
         """Everything in the tables becomes a record; then slaves begin a snapshot, too."""
         self._buffer.write_all()
         if self._writes:
-            self._put(RecordKind.SNAPSHOT_MARK, SnapshotMark(self._timers.judged).encode())
+            self._put(RecordKind.SNAPSHOT_MARK, SnapshotMark(self._timers.classified).encode())
 
     def _snapshot_made(self, position: int, state_hash: int) -> None:
         self._put(RecordKind.STATE_HASH, StateHash(position, state_hash).encode())
 
     def _log_starts_at(self, position: int) -> None:
-        self._put(RecordKind.LOG_START, LogStart(position, self._timers.judged).encode())
+        self._put(RecordKind.LOG_START, LogStart(position, self._timers.classified).encode())
 
     def _put(self, kind: RecordKind, body: bytes) -> None:
         self._store.put_record(kind, topic_id=0, queue_id=0, body=body)

@@ -79,7 +79,7 @@ class SlaveLifecycle:
             self._timers_from = slave.applied
         if self._timers_from is not None and slave.applied >= self._timers_from:
             self._timers_from = None
-            self._timers.follow()
+            self._timers.run_as_slave()
         if self._timers_from is None:
             done += self._timers.step_slave()
         if self.promoted and slave.applied == store.end == store.confirmed:

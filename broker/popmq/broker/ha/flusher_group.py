@@ -15,11 +15,11 @@ class FlusherGroup:
         self._busy = 0
         self._retired: Callable[[], None] | None = None
 
-    def over(self, flusher: Flusher) -> "GroupedFlusher":
+    def wrap(self, flusher: Flusher) -> "GroupedFlusher":
         """That flusher's work, as long as this life lasts."""
         return GroupedFlusher(self, flusher)
 
-    def retire(self, then: Callable[[], None]) -> None:
+    def stop(self, then: Callable[[], None]) -> None:
         """Begin nothing more; `then` when nothing is going on, perhaps at once."""
         assert self._retired is None, "retired twice"
         self._retired = then

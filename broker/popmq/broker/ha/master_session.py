@@ -44,7 +44,7 @@ class MasterSession:
         self._rest_ms = FIRST_REST_MS
         self._said = ""
 
-    def ask(
+    def request(
         self,
         kind: Kind,
         body: bytes,
@@ -70,18 +70,18 @@ class MasterSession:
                 if on_refused is not None:
                     on_refused(reply)
                 else:
-                    self.lose(f"{kind.name}: {reply}")
+                    self.fail(f"{kind.name}: {reply}")
                 return
             try:
                 on_reply(reply)
             except PopmqError as error:  # it cannot be read
-                self.lose(f"{kind.name}: {error}")
+                self.fail(f"{kind.name}: {error}")
 
         number = self._port.request(kind, body, timeout_ms, answered)
         if waiting:  # else it was answered before this returned
             self._asked.add(number)
 
-    def lose(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         if not self._live:
             return
         if reason != self._said:

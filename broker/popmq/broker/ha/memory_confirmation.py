@@ -31,7 +31,7 @@ class MemoryConfirmation:
         soon: Callable[[Callback], object],
         nudge: Callback,
     ) -> None:
-        self.round = 0  # the newest that somebody waits for
+        self.heartbeat_round = 0  # the newest that somebody waits for
         self._sync = sync
         self._followers = followers
         self._end = end
@@ -41,30 +41,30 @@ class MemoryConfirmation:
         self._sends: deque[tuple[int, Callback]] = deque()
         self._receives: deque[tuple[int, Callback]] = deque()
 
-    def when_received(self, then: Callback) -> None:
+    def when_in_memory(self, then: Callback) -> None:
         """Once everything appended so far is with all of the set."""
         self._sends.append((self._end(), then))
-        self.look()
+        self.release_ready()
 
-    def when_heard(self, then: Callback) -> None:
+    def when_leadership_confirmed(self, then: Callback) -> None:
         """Once all of the set have said something in this epoch that they say after now."""
         if not self._nudging:
             self._nudging = True
-            self.round += 1
+            self.heartbeat_round += 1
             self._soon(self._begin_round)
-        self._receives.append((self.round, then))
+        self._receives.append((self.heartbeat_round, then))
 
-    def heard(self, follower: SlaveProgress, asked: Fetch) -> None:
+    def on_fetch(self, follower: SlaveProgress, asked: Fetch) -> None:
         """It asks for what comes behind that which it holds."""
-        holds = self._sync.holds
+        holds = self._sync.received_positions
         held = min(asked.position, self._end())
         holds[follower.store_id] = max(holds.get(follower.store_id, 0), held)
         follower.seen_round = max(follower.seen_round, min(asked.round, follower.sent_round))
 
-    def look(self) -> None:
+    def release_ready(self) -> None:
         """Somebody spoke, or the set is another one: tell who has waited long enough."""
         if self._sends:
-            self._sync.holds[self._sync.own_id] = self._end()
+            self._sync.received_positions[self._sync.own_id] = self._end()
             received = self._sync.received
             while self._sends and self._sends[0][0] <= received:
                 position, then = self._sends.popleft()
@@ -83,14 +83,14 @@ class MemoryConfirmation:
     def _begin_round(self) -> None:
         self._nudging = False
         self._nudge()
-        self.look()
+        self.release_ready()
 
     def _heard(self) -> int:
         """The newest round in which all of the set spoke; -1 with too small a set."""
         sync = self._sync
         if not sync.has_quorum:
             return -1
-        newest = self.round
+        newest = self.heartbeat_round
         for store_id in sync.maximal_set - {sync.own_id}:
             follower = self._followers.get(store_id)
             newest = min(newest, follower.seen_round if follower else -1)

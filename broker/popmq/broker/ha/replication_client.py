@@ -163,7 +163,7 @@ class ReplicationClient:
             )
         )
         self._link.begin()
-        self._link.ask(Kind.HANDSHAKE, body, 2_000, self._shaken)
+        self._link.request(Kind.HANDSHAKE, body, 2_000, self._shaken)
 
     def _shaken(self, body: bytes) -> None:
         reply = replication.decode_handshake_reply(body)
@@ -299,7 +299,7 @@ class ReplicationClient:
                 self._round,
             )
         )
-        self._link.ask(Kind.FETCH, body, wait_ms + 2_000, self._fetched)
+        self._link.request(Kind.FETCH, body, wait_ms + 2_000, self._fetched)
 
     def _fetched(self, body: bytes) -> None:
         block = replication.decode_block(body)
@@ -355,7 +355,7 @@ class ReplicationClient:
         body = replication.encode_acked(
             replication.Acked(self._epoch, self._identity.store_id, self._session, durable, mark)
         )
-        self._link.ask(Kind.ACKED, body, 2_000, self._ack_taken)
+        self._link.request(Kind.ACKED, body, 2_000, self._ack_taken)
 
     def _ack_taken(self, body: bytes) -> None:
         reply = replication.decode_acked_reply(body)
@@ -383,7 +383,7 @@ class ReplicationClient:
         body = replication.encode_read_snapshot(
             replication.ReadSnapshot(self._epoch, own_id, self._session, position, offset, size)
         )
-        self._link.ask(Kind.READ_SNAPSHOT, body, 10_000, on_piece, on_piece)
+        self._link.request(Kind.READ_SNAPSHOT, body, 10_000, on_piece, on_piece)
 
     # -- timers
 
@@ -392,7 +392,7 @@ class ReplicationClient:
         body = replication.encode_ask_timers(
             replication.TimerCheckPointRequest(self._epoch, self._identity.store_id, self._session)
         )
-        self._link.ask(Kind.TIMER_CHECK_POINT, body, 2_000, self._timers_told)
+        self._link.request(Kind.TIMER_CHECK_POINT, body, 2_000, self._timers_told)
 
     def _timers_told(self, body: bytes) -> None:
         self._asking_timers = False
@@ -410,7 +410,7 @@ class ReplicationClient:
 
     def _lose(self, reason: str) -> None:
         """Give this session up and shake hands again, after a while."""
-        self._link.lose(reason)
+        self._link.fail(reason)
 
     def _rest(self) -> None:
         """The session is over. A cut that began goes on and is not undone by that."""

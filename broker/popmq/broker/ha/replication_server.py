@@ -93,7 +93,7 @@ class ReplicationServer:
 
     def durable(self, position: int) -> None:
         """This disk has everything below `position` (R15)."""
-        if self.sync.fsynced(self.sync.own_id, position):
+        if self.sync.on_fsynced(self.sync.own_id, position):
             self._confirmed()
         self.grown()  # without a tail in memory it can be read only now
 
@@ -105,9 +105,9 @@ class ReplicationServer:
     def learn(self, *, epoch: int, version: int, members: frozenset[str]) -> None:
         """The record was read (R18, R20)."""
         before = self.sync.members
-        if self.sync.learn(epoch=epoch, version=version, members=members):
+        if self.sync.on_record(epoch=epoch, version=version, members=members):
             self._confirmed()
-        self.received.look()
+        self.received.release_ready()
         if self.sync.members != before:
             logger.info(
                 "sync state set",
@@ -126,7 +126,7 @@ class ReplicationServer:
             if fetch is None or fetch.reading:
                 continue
             late = now_ms >= fetch.since_ms + TELL_CONFIRMED_MS
-            if now_ms >= fetch.until_ms or (late and follower.told < self.sync.confirmed):
+            if now_ms >= fetch.until_ms or (late and follower.sent_confirmed < self.sync.confirmed):
                 self._answer(follower, fetch, b"")
             else:
                 self._try(follower)
@@ -167,13 +167,13 @@ class ReplicationServer:
         follower = self._waiting.pop(number, None)
         if follower is not None:
             follower.fetch = None
-            follower.closed(self._now_ms(), self._settings.laggard_ms)
+            follower.on_connection_closed(self._now_ms(), self._settings.laggard_ms)
 
     def lost(self, node: str) -> None:
         """A connection of that node ended, whether it waited for an answer or not."""
         for follower in self.followers.values():
             if follower.node == node:
-                follower.closed(self._now_ms(), self._settings.laggard_ms)
+                follower.on_connection_closed(self._now_ms(), self._settings.laggard_ms)
 
     def _serve(self, kind: Kind, body: bytes, on_reply: OnReply) -> None:
         match kind:
@@ -205,7 +205,7 @@ class ReplicationServer:
                 Code.PRECONDITION_FAILED,
                 f"session {session} of store {store_id[:32]} is over: shake hands again",
             )
-        follower.hear(self._now_ms())
+        follower.mark_seen(self._now_ms())
         return follower
 
     def _handshake(self, asked: replication.Handshake) -> bytes:
@@ -234,7 +234,7 @@ class ReplicationServer:
             store_id=asked.store_id,
             node=asked.node,
             session=self._rng.getrandbits(63) | 1,
-            heard_ms=now_ms,
+            last_seen_ms=now_ms,
             caught_up_ms=known.caught_up_ms if known else now_ms,
             position=asked.end,
             mark_position=self._store.end,
@@ -242,7 +242,9 @@ class ReplicationServer:
             tables=known.tables if known else TablesMark.EQUAL,
         )
         self.followers[asked.store_id] = follower
-        self.sync.holds.pop(asked.store_id, None)  # it may have restarted, and lost its memory
+        self.sync.received_positions.pop(
+            asked.store_id, None
+        )  # it may have restarted, and lost its memory
         logger.info("slave connected", extra={"node": asked.node, "end_bytes": asked.end})
         snapshot_position, snapshot_bytes = self._snapshots.newest()
         return replication.encode_handshake_reply(
@@ -274,7 +276,7 @@ class ReplicationServer:
             raise Refused(
                 Code.TOO_MANY_REQUESTS, f"{FOLLOWER_LIMIT} slaves are connected, which is the limit"
             )
-        del self.followers[min(silent, key=lambda one: one.heard_ms).store_id]
+        del self.followers[min(silent, key=lambda one: one.last_seen_ms).store_id]
 
     # -- acks
 
@@ -292,10 +294,10 @@ class ReplicationServer:
             logger.info(
                 "tables of a slave", extra={"node": follower.node, "are": asked.tables.name}
             )
-        if self.sync.fsynced(asked.store_id, asked.position):
+        if self.sync.on_fsynced(asked.store_id, asked.position):
             self._confirmed()
-        self.received.look()
-        follower.told = self.sync.confirmed
+        self.received.release_ready()
+        follower.sent_confirmed = self.sync.confirmed
         reply = replication.AckedReply(self.sync.epoch, self.sync.confirmed)
         return replication.encode_acked_reply(reply)
 
@@ -308,15 +310,15 @@ class ReplicationServer:
         follower = self._follower(asked.epoch, asked.store_id, asked.session)
         self._refuse_fetch(follower, Refused(Code.PRECONDITION_FAILED, "a newer fetch came"))
         now_ms = self._now_ms()
-        follower.position, follower.told = asked.position, asked.confirmed
+        follower.position, follower.sent_confirmed = asked.position, asked.confirmed
         wait_ms = min(asked.wait_ms, self._settings.fetch_wait_ms)
         fetch = WaitingFetch(
             self._number, asked.position, asked.max_bytes, now_ms, now_ms + wait_ms, on_reply
         )
         follower.fetch = fetch
         self._waiting[fetch.number] = follower
-        self.received.heard(follower, asked)
-        self.received.look()
+        self.received.on_fetch(follower, asked)
+        self.received.release_ready()
         self._try(follower)
 
     def _try(self, follower: SlaveProgress) -> None:
@@ -325,7 +327,7 @@ class ReplicationServer:
         if fetch is None or fetch.reading:
             return
         if fetch.position == self._store.end:
-            if follower.sent_round < self.received.round:
+            if follower.sent_round < self.received.heartbeat_round:
                 self._answer(follower, fetch, b"")  # it is to speak again
             return
         limit = min(fetch.max_bytes, self._settings.fetch_bytes)
@@ -381,10 +383,10 @@ class ReplicationServer:
     def _answer(self, follower: SlaveProgress, fetch: WaitingFetch, data: bytes) -> None:
         self._waiting.pop(fetch.number, None)
         follower.fetch = None
-        follower.sent_round = self.received.round
+        follower.sent_round = self.received.heartbeat_round
         entry = self._epochs.entry_at(fetch.position)
         block_epoch, epoch_start = entry or (0, 0)
-        follower.told = self.sync.confirmed
+        follower.sent_confirmed = self.sync.confirmed
         block = Block(
             self.sync.epoch,
             block_epoch,

@@ -30,11 +30,11 @@ class SlaveProgress:
     store_id: str
     node: str
     session: int
-    heard_ms: int
+    last_seen_ms: int
     caught_up_ms: int  # at this time it had all that there was, as far as it is known
     position: int = 0  # of its last fetch
     acked: int = 0
-    told: int = 0  # confirmed position in the last answer
+    sent_confirmed: int = 0  # confirmed position in the last answer
     fetch: WaitingFetch | None = None
     sent_round: int = 0  # in the last answer (memory_confirmation.py)
     seen_round: int = 0  # it had that answer when it spoke
@@ -42,8 +42,8 @@ class SlaveProgress:
     mark_position: int = field(default=0)
     mark_ms: int = field(default=0)
 
-    def hear(self, now_ms: int) -> None:
-        self.heard_ms = now_ms
+    def mark_seen(self, now_ms: int) -> None:
+        self.last_seen_ms = now_ms
 
     def ack(self, position: int, *, end: int, now_ms: int) -> None:
         """It has everything below `position`, while the log ends at `end`."""
@@ -52,28 +52,28 @@ class SlaveProgress:
             self.caught_up_ms = max(self.caught_up_ms, self.mark_ms)
             self.mark_position, self.mark_ms = end, now_ms
 
-    def look(self, *, end: int, now_ms: int) -> None:
+    def check_caught_up(self, *, end: int, now_ms: int) -> None:
         """Nothing was acked for a while: fine, if there is nothing to ack and it still speaks."""
         if self.acked >= end:
-            self.caught_up_ms = max(self.caught_up_ms, self.heard_ms)
+            self.caught_up_ms = max(self.caught_up_ms, self.last_seen_ms)
             self.mark_position, self.mark_ms = end, now_ms
 
-    def excuse(self, ms: int) -> None:
+    def extend_deadlines(self, ms: int) -> None:
         """The master itself stood still: nobody's silence in that time counts."""
-        self.heard_ms += ms
+        self.last_seen_ms += ms
         self.caught_up_ms += ms
         self.mark_ms += ms
 
     def is_silent(self, now_ms: int, laggard_ms: int) -> bool:
-        return now_ms - self.heard_ms >= laggard_ms
+        return now_ms - self.last_seen_ms >= laggard_ms
 
     def lags(self, now_ms: int, laggard_ms: int) -> bool:
         return now_ms - self.caught_up_ms >= laggard_ms
 
-    def closed(self, now_ms: int, laggard_ms: int) -> None:
+    def on_connection_closed(self, now_ms: int, laggard_ms: int) -> None:
         """Its connection ended: a hint that it is gone, and no proof."""
         last_ms = now_ms - laggard_ms + CLOSED_GRACE_MS
-        self.heard_ms = min(self.heard_ms, last_ms)
+        self.last_seen_ms = min(self.last_seen_ms, last_ms)
         self.caught_up_ms = min(self.caught_up_ms, last_ms)
 
 

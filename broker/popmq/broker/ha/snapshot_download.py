@@ -74,7 +74,7 @@ class SnapshotDownload:
                     PIECE_BYTES,
                 )
             )
-            link.ask(Kind.READ_SNAPSHOT, body, PIECE_MS, came)
+            link.request(Kind.READ_SNAPSHOT, body, PIECE_MS, came)
 
         def came(data: bytes) -> None:
             size = install.offset + len(data)

@@ -48,13 +48,15 @@ class SyncState:
         self.acked: dict[str, int] = {}  # fsynced by each store, told in this epoch
         self.proposal: AlterSyncStateSet | None = None  # the newest that is not seen decided
         # Of what clients are told before disks have it (D2, `memory`):
-        self.holds: dict[str, int] = {}  # received by each store since it connected last
+        self.received_positions: dict[
+            str, int
+        ] = {}  # received by each store since it connected last
         self.joining: frozenset[str] = frozenset()  # about to be proposed
         self.acknowledged_early = confirmed  # clients were told of something up to here
 
     # -- confirming
 
-    def fsynced(self, store_id: str, position: int) -> bool:
+    def on_fsynced(self, store_id: str, position: int) -> bool:
         """A store, this one included, has everything below `position` on its disk; it said so in
         this epoch. True if more is confirmed now."""
         if position > self.acked.get(store_id, -1):
@@ -82,9 +84,9 @@ class SyncState:
 
     # -- before disks have it
 
-    def held(self, store_id: str) -> int:
+    def received_position(self, store_id: str) -> int:
         """Everything below is with that store: on its disk, or in its memory."""
-        return max(self.acked.get(store_id, 0), self.holds.get(store_id, 0))
+        return max(self.acked.get(store_id, 0), self.received_positions.get(store_id, 0))
 
     @property
     def received(self) -> int:
@@ -92,7 +94,10 @@ class SyncState:
         than is promised. Too small a set has received nothing."""
         if not self.has_quorum:
             return self.acknowledged_early
-        return max(self.acknowledged_early, min(map(self.held, self.maximal_set | self.joining)))
+        return max(
+            self.acknowledged_early,
+            min(map(self.received_position, self.maximal_set | self.joining)),
+        )
 
     def acknowledge_early(self, position: int) -> None:
         """Clients are told: from now on nobody joins the set who does not hold it."""
@@ -124,7 +129,7 @@ class SyncState:
         """Ask for the set with one more; from now on nothing is confirmed without it (R19)."""
         if store_id in self.maximal_set or not self.may_join(store_id):
             return None
-        if self.held(store_id) < self.acknowledged_early:
+        if self.received_position(store_id) < self.acknowledged_early:
             self.joining |= {store_id}  # what is promised from now on, it holds, too
             return None
         self.stop_waiting_for(store_id)
@@ -138,7 +143,7 @@ class SyncState:
             return None
         return self._propose(self.members)
 
-    def learn(self, *, epoch: int, version: int, members: Set[str]) -> bool:
+    def on_record(self, *, epoch: int, version: int, members: Set[str]) -> bool:
         """The record was read. Only a newer one of this epoch says anything (R18, R20).
 
         True if more is confirmed now.

@@ -49,9 +49,9 @@ class SyncStateSetUpdater:
             logger.warning("this master stood still", extra={"ms": stood_ms})
             self._began_ms += stood_ms
             for follower in self._followers.values():
-                follower.excuse(stood_ms)
+                follower.extend_deadlines(stood_ms)
         for follower in self._followers.values():
-            follower.look(end=end, now_ms=now_ms)
+            follower.check_caught_up(end=end, now_ms=now_ms)
         for store_id in self._sync.joining:
             if self._is_gone(store_id, now_ms) or self._lags(store_id, now_ms):
                 self._sync.stop_waiting_for(store_id)

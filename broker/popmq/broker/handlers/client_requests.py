@@ -85,8 +85,8 @@ class ClientRequests:
     def on_clients_report(self, report: ClientsReport) -> None:
         """A proxy heard these clients; those that left get nothing back any more."""
         now_ms = self._broker.store.log_ms()
-        for client_id in report.heard:
+        for client_id in report.alive:
             self._broker.liveness.mark_seen(client_number(client_id), now_ms)
-        for client_id in report.gone:
+        for client_id in report.closed:
             self._broker.revive.release_deliveries(client_number(client_id))
             self._broker.lites.on_client_closed(client_number(client_id))

@@ -27,7 +27,7 @@ def take_timers(broker: Broker, body: bytes) -> bytes:
     for one in request.timers:
         if not broker.timers.arrivals.has_taken(request.origin, one.move):
             _check_topic(broker, one)
-            broker.timers.arrivals.take(
+            broker.timers.arrivals.store_migrated(
                 request.origin,
                 IncomingTimer(
                     one.move,
@@ -64,7 +64,7 @@ def drain_reply(broker: Broker) -> bytes:
         timers=broker.timers.state.pending_total,
         leaving=len(departures.leaving),
         moved=departures.moved,
-        waits=departures.waits,
+        waits=departures.waits_for,
         counted=True,
         transactions=len(broker.transactions.table.pending),
         unread=[pb.DrainReply.Unread(topic=topic.name, messages=count) for topic, count in unread],

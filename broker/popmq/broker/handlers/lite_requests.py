@@ -43,7 +43,7 @@ class SyncLiteJob:
 def take_notices(broker: Broker, report: ClientsReport) -> bytes:
     """What those who listen to the proxy are to forget, which they hear now; or nothing."""
     notices = LiteNotices()
-    for client_id in report.listening:
+    for client_id in report.listening_clients:
         if names := broker.lites.notices.take(client_number(client_id)):
             notices.ended.add(client_id=client_id, names=names)
     return notices.SerializeToString()

@@ -154,7 +154,7 @@ class BrokerServer:
     ) -> None:
         deadline_ms = self._broker.waits_ms() + request.wait_ms
         checks = self._broker.transactions.checks
-        checks.wait(
+        checks.add_waiting_proxy(
             number, request.topics, deadline_ms, lambda found: on_reply(encode_checks(found))
         )
 

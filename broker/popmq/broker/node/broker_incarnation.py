@@ -51,8 +51,8 @@ class BrokerIncarnation:
         """A broker that was not started yet."""
         self._own = FlusherGroup()
         flusher, housekeeper, readers = self._threads
-        if not self._settings.replication.solo:
-            flusher, housekeeper, readers = map(self._own.over, self._threads)
+        if not self._settings.replication.is_single:
+            flusher, housekeeper, readers = map(self._own.wrap, self._threads)
         self.broker = Broker(
             self._settings,
             disk=self._disk,
@@ -83,7 +83,7 @@ class BrokerIncarnation:
                 # Without a broker nothing is served: the process ends, its next start says why.
                 self._on_failure(error)
 
-        self._own.retire(ended)
+        self._own.stop(ended)
 
     def release_files(self) -> None:
         if hasattr(self, "broker") and not self.changing:

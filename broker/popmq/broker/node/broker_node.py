@@ -122,7 +122,7 @@ class BrokerNode:
 
     @property
     def solo(self) -> bool:
-        return self.settings.replication.solo
+        return self.settings.replication.is_single
 
     @property
     def broker(self) -> Broker:

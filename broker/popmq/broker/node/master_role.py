@@ -85,8 +85,8 @@ class MasterRole:
             now_ms=now_ms,
             rng=rng,
         )
-        self.server.when_received = self.side.received.when_received
-        self.server.when_heard = self.side.received.when_heard
+        self.server.when_received = self.side.received.when_in_memory
+        self.server.when_heard = self.side.received.when_leadership_confirmed
 
     def start(self) -> None:
         """Write the first record of the epoch, and let slaves in; clients come later."""
@@ -158,11 +158,15 @@ class MasterRole:
     def slaves(self) -> tuple[SlaveStatus, ...]:
         """One for each node: the store that a node had before is kept, but is nobody's any more."""
         members, now_ms = self.side.sync.members, self._now_ms()
-        heard_last = sorted(self.side.followers.values(), key=lambda one: one.heard_ms)
+        heard_last = sorted(self.side.followers.values(), key=lambda one: one.last_seen_ms)
         newest = {one.node: one for one in heard_last}
         return tuple(
             SlaveStatus(
-                one.store_id, one.node, one.acked, one.store_id in members, now_ms - one.heard_ms
+                one.store_id,
+                one.node,
+                one.acked,
+                one.store_id in members,
+                now_ms - one.last_seen_ms,
             )
             for one in newest.values()
         )

@@ -93,14 +93,14 @@ class TimerMigrator:
         """Choose a batch, ask for it, or note that it was taken; returns how much was done."""
         departures = broker.timers.departures
         if not self.wants_peers(broker):
-            departures.waits = ""
+            departures.waits_for = ""
             self._broker = None
             return 0
         if broker is not self._broker:  # another life, or another drain
             self._begin(broker)
         if departures.is_under_way:
             return self._step_batch(broker)
-        departures.waits = ""
+        departures.waits_for = ""
         if not broker.timers.state.pending_total or self._now_ms() < self._due_ms:
             return 0
         if (target := self._choose_target(broker)) is None:
@@ -116,8 +116,8 @@ class TimerMigrator:
         if self._taken == departures.first:
             if self._refused_by_disk(broker):
                 return 0
-            departures.settle()
-            departures.waits = ""
+            departures.finish_migration()
+            departures.waits_for = ""
             self._taken = 0
             return 1
         if self._asking or not departures.is_confirmed or self._now_ms() < self._ask_ms:
@@ -127,7 +127,7 @@ class TimerMigrator:
     def _ask_batch(self, broker: Broker) -> int:
         departures, target = broker.timers.departures, broker.timers.departures.target
         if target not in self._peers:
-            departures.waits = (
+            departures.waits_for = (
                 f"where broker group {target} is, which {len(departures.leaving)} timers are on "
                 "their way to, no controller says"
             )
@@ -200,7 +200,7 @@ class TimerMigrator:
         """One that answers, each in turn. A batch is its own from the moment it is named."""
         names = sorted(name for name, one in self._peers.items() if not one.draining)
         if not names:
-            broker.timers.departures.waits = (
+            broker.timers.departures.waits_for = (
                 "no other broker group takes them: they stay until their time"
                 if self._told
                 else "no controller has said yet where the other broker groups are"
@@ -211,7 +211,7 @@ class TimerMigrator:
         if now_ms - self._answered_ms.get(name, -FRESH_MS) < FRESH_MS:
             return name
         if self._complained:
-            broker.timers.departures.waits = self._complained
+            broker.timers.departures.waits_for = self._complained
         if not self._asking and now_ms >= self._ask_ms:
             self._turn += 1  # whoever does not answer is passed over
             back = self._turn - 1
@@ -227,7 +227,7 @@ class TimerMigrator:
         limit = self._settings.timer.cancelled_limit
         room = limit - limit // _KEPT_FREE - broker.timers.state.cancelled_count
         if room < 1:
-            broker.timers.departures.waits = (
+            broker.timers.departures.waits_for = (
                 f"{broker.timers.state.cancelled_count} timers that were moved or recalled are "
                 f"remembered, and the limit is {limit} (timer.cancelled_limit), of which a tenth "
                 "is left to recalls: raise it, or the others stay until their time"
@@ -240,7 +240,7 @@ class TimerMigrator:
     def _leave(self, broker: Broker, target: str, limit: int) -> int:
         found = self._next_timers(broker, limit)
         if found:
-            broker.timers.departures.leave(target, self._origin, found)
+            broker.timers.departures.start_migration(target, self._origin, found)
             pace_ms = 1_000 * len(found) // self._settings.timer.moves_per_second
             self._due_ms = self._now_ms() + pace_ms
             self._turn += 1
@@ -300,13 +300,13 @@ class TimerMigrator:
         try:
             broker.store.guard.check_write()
         except PopmqError as full:
-            broker.timers.departures.waits = str(full)
+            broker.timers.departures.waits_for = str(full)
             return True
         return False
 
     def _complain(self, broker: Broker, reason: str) -> None:
         """Once for each reason."""
-        broker.timers.departures.waits = reason
+        broker.timers.departures.waits_for = reason
         if reason != self._complained:
             self._complained = reason
             logger.warning("timers are not moved", extra={"reason": reason})

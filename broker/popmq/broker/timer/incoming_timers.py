@@ -45,7 +45,7 @@ class IncomingTimers:
     def has_taken(self, origin: int, move: int) -> bool:
         return move <= self._newest.get(origin, 0)
 
-    def take(self, origin: int, one: IncomingTimer) -> None:
+    def store_migrated(self, origin: int, one: IncomingTimer) -> None:
         """Store it if it is not here; whoever asks waits for the store's end.
 
         TooManyRequests: it is not here, nor will be before somebody asks again.

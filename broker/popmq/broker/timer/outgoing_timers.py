@@ -39,7 +39,7 @@ class OutgoingTimers:
         self.first = 1  # number of the batch's first move; the next one's while there is none
         self._leaving: dict[int, MigratingTimer] = {}  # by identity, in the order of the moves
         self._end = 0  # of the batch's record
-        self.waits = ""  # why no more timers leave just now; for people
+        self.waits_for = ""  # why no more timers leave just now; for people
 
     @property
     def leaving(self) -> list[MigratingTimer]:
@@ -60,16 +60,16 @@ class OutgoingTimers:
 
     # -- change
 
-    def leave(self, target: str, origin: int, timers: Sequence[MigratingTimer]) -> None:
+    def start_migration(self, target: str, origin: int, timers: Sequence[MigratingTimer]) -> None:
         """These, which are pending, are the target's from now on."""
         assert not self._leaving, "one batch at a time"
         departure = TimerMigrationBatch(
-            target, self.first, self._state.judged, origin, tuple(timers)
+            target, self.first, self._state.classified, origin, tuple(timers)
         )
         self._put(departure.encode())
         self.apply_departure(departure, self._store.end)
 
-    def settle(self) -> None:
+    def finish_migration(self) -> None:
         """The target has the whole batch, and said so when it was confirmed there."""
         settled = TimerMigrationDone(self.first + len(self._leaving))
         self._put(settled.encode())

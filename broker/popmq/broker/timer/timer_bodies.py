@@ -46,7 +46,7 @@ class TimerBodies:
         """A record that is not enqueued yet stays where it is: when it is judged after it moved,
         the cursor may have passed it without its firing."""
         queue = self._queue.queue
-        unjudged = queue.units(max(self._state.judged, queue.min_offset), 1)
+        unjudged = queue.units(max(self._state.classified, queue.min_offset), 1)
         return unjudged[0].position if unjudged else EVERYTHING
 
     def bodies_below(self, position: int) -> Iterator[Sequence[LiveBody]]:

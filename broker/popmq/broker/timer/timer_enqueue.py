@@ -64,7 +64,7 @@ class TimerEnqueue:
     @property
     def going_back(self) -> bool:
         """Whether it reads what was enqueued before: the files did not have all of it."""
-        return self.curr_queue_offset < max(self._state.judged, self.commit_queue_offset)
+        return self.curr_queue_offset < max(self._state.classified, self.commit_queue_offset)
 
     @property
     def behind(self) -> int:
@@ -102,8 +102,8 @@ class TimerEnqueue:
         """At recovery: a firing says that the records below `offset` were enqueued before it."""
         state = self._state
         self.skip_gone(offset)
-        while state.judged < offset:
-            entries = self._queue.read(state.judged, min(_BATCH, offset - state.judged))
+        while state.classified < offset:
+            entries = self._queue.read(state.classified, min(_BATCH, offset - state.classified))
             if not entries:
                 break  # below an index that is built anew: retention has had them
             for entry in entries:
@@ -125,7 +125,7 @@ class TimerEnqueue:
         if entry.offset >= self.commit_queue_offset:
             # Over or not: what ended it may not be confirmed, and a crash may take that back.
             self._place(timer, known=entry.moved)
-        if self.judging and entry.offset >= state.judged:
+        if self.judging and entry.offset >= state.classified:
             known = timer.identity in state.late
             self._judge(entry)
             if not known and timer.identity in state.late:

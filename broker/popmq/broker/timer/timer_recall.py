@@ -124,7 +124,7 @@ class TimerRecall:
                 topic_id,
                 timer.due_ms,
                 timer.identity,
-                self._state.judged,
+                self._state.classified,
                 timer.offset,
                 outcome=TimerEnd.CANCELLED,
             )

@@ -105,7 +105,7 @@ class TimerService:
         in_files = min(max(in_files, queue.min_offset), count)
         if self.firing:
             self.enqueue.skip_gone(count)
-            self._begin(min(in_files, self.state.judged), in_files)
+            self._begin(min(in_files, self.state.classified), in_files)
         else:
             self._begin(in_files, in_files)
 
@@ -114,9 +114,9 @@ class TimerService:
         self.firing = self.enqueue.judging = True
         in_files = self.enqueue.commit_queue_offset
         self.enqueue.skip_gone(self.queue.count)
-        self._begin(min(in_files, self.state.judged), in_files)
+        self._begin(min(in_files, self.state.classified), in_files)
 
-    def follow(self) -> None:
+    def run_as_slave(self) -> None:
         """Before `recover`: on a slave."""
         self.firing = self.enqueue.judging = False
 
@@ -210,7 +210,7 @@ class TimerService:
 
     def end(self, due: DueTimer, offset: int, outcome: TimerEnd) -> FiringToken:
         due_ms, identity, _, topic_id, late = due
-        return FiringToken(topic_id, due_ms, identity, self.state.judged, offset, late, outcome)
+        return FiringToken(topic_id, due_ms, identity, self.state.classified, offset, late, outcome)
 
     def is_firing(self, identity: int) -> bool:
         """Whether its firing waits to be confirmed: no lookup finds the message yet."""
@@ -294,7 +294,7 @@ class TimerService:
         room = _STEP_BYTES - self._store.pending_bytes
         copies: list[MessageCopy] = []
         topic_by_id = self._registry.topic_by_id
-        judged, known = self.state.judged, -1
+        judged, known = self.state.classified, -1
         for (due_ms, identity, unit, of_topic, late), body in zip(batch, bodies, strict=True):
             if body is None or room <= 0:
                 break
@@ -312,7 +312,7 @@ class TimerService:
         positions = self._store.put_copies(copies, stamp)
         fired = batch[: len(copies)]
         self._firing += [(at, one.identity) for at, one in zip(positions, fired, strict=True)]
-        self.state.fired(fired)
+        self.state.on_fired(fired)
         self.due.ended(fired)
         self.fired += len(fired)
         for due_ms, times in Counter([one.due_ms for one in fired]).items():

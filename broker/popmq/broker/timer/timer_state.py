@@ -65,7 +65,7 @@ class TimerState:
 
     def __init__(self) -> None:
         self.cursor = (0, 0)  # due time and identity of the wheel's newest firing
-        self.judged = 0  # records of the timer queue, from its first on
+        self.classified = 0  # records of the timer queue, from its first on
         self._judged_position = 0  # of the newest record of those
         self.late: dict[int, Timer] = {}
         self.pending: dict[int, int] = {}  # timers by topic
@@ -106,7 +106,7 @@ class TimerState:
         """
         if identity in self._cancelled:
             return False
-        if identity in self.late or (offset >= self.judged and not moved):
+        if identity in self.late or (offset >= self.classified and not moved):
             return True
         return (due_ms, identity) > self.cursor
 
@@ -123,8 +123,10 @@ class TimerState:
 
         Late ones are taken here.  A moved body of a timer that is over belongs nowhere.
         """
-        assert timer.offset == self.judged, f"record {timer.offset} enqueued after {self.judged}"
-        self.judged += 1
+        assert timer.offset == self.classified, (
+            f"record {timer.offset} enqueued after {self.classified}"
+        )
+        self.classified += 1
         self._judged_position = timer.position
         if timer.key > self.cursor:
             return True
@@ -146,8 +148,8 @@ class TimerState:
 
         None of a position below `log_start` is judged again: recalls of them may be forgotten.
         """
-        if offset > self.judged:
-            self.judged = offset
+        if offset > self.classified:
+            self.classified = offset
             self._judged_position = max(self._judged_position, log_start - 1)
 
     def ended(self, token: FiringToken) -> None:
@@ -166,7 +168,7 @@ class TimerState:
         self.cursor = (token.due_ms, token.identity)
         self._forget_cancelled(token.due_ms - KEEP_CANCELLED_MS)
 
-    def fired(self, timers: Sequence[FiredTimer]) -> None:
+    def on_fired(self, timers: Sequence[FiredTimer]) -> None:
         """`ended` of many that fired, in their order; all of the wheel, or all late."""
         for topic_id, count in Counter([one.topic_id for one in timers]).items():
             self._count_down(topic_id, count)
@@ -223,7 +225,7 @@ class TimerState:
     # -- snapshots (persistence/snapshot.py)
 
     def begin_snapshot(self) -> Iterator[tuple[bytes, int]]:
-        head = [_HEAD.pack(1, *self.cursor, self.judged, self._judged_position)]
+        head = [_HEAD.pack(1, *self.cursor, self.classified, self._judged_position)]
         head += [_PENDING.pack(2, *one) for one in self.pending.items()]
         late, cancelled = list(self.late.values()), list(self._cancelled.items())
         return self._pieces(head, late, cancelled)
@@ -246,7 +248,7 @@ class TimerState:
             at += layout.size
             if kind == 1:
                 self.cursor = values[0], values[1]
-                self.judged, self._judged_position = values[2:]
+                self.classified, self._judged_position = values[2:]
             elif kind == 2:
                 self.pending[values[0]] = values[1]
             elif kind == 3:

@@ -151,10 +151,10 @@ class Timers:
 
     def open_files(self) -> int:
         """Before the log is followed; the newest record that has a unit in them, or -1."""
-        self.service.follow()
+        self.service.run_as_slave()
         return self.service.open_files()
 
-    def follow(self) -> None:
+    def run_as_slave(self) -> None:
         """When the tables know of all that the files do."""
         self.service.recover()
 
@@ -170,6 +170,6 @@ class Timers:
     def slave_keep_position(self) -> int:
         """Records of the timer queue from this position on are not enqueued, or not judged, yet."""
         queue, enqueue = self.service.queue.queue, self.service.enqueue
-        offset = max(min(enqueue.curr_queue_offset, self.state.judged), queue.min_offset)
+        offset = max(min(enqueue.curr_queue_offset, self.state.classified), queue.min_offset)
         unread = queue.units(offset, 1)
         return unread[0].position if unread else EVERYTHING

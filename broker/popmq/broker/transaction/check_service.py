@@ -70,7 +70,9 @@ class CheckService:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def wait(self, number: int, topics: Sequence[str], deadline_ms: int, answer: Answer) -> None:
+    def add_waiting_proxy(
+        self, number: int, topics: Sequence[str], deadline_ms: int, answer: Answer
+    ) -> None:
         """A proxy asks for checks of those topics; `answer` comes by then, perhaps with none."""
         if len(self._waiting) >= WAITING_LIMIT:
             raise TooManyRequests(f"{WAITING_LIMIT} proxies wait for transaction checks already")

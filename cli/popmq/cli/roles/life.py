@@ -35,7 +35,7 @@ class RoleRunner:
         self.serving = True
         print(line, flush=True)
 
-    def own(self, task: "asyncio.Task[None]") -> None:
+    def track_task(self, task: "asyncio.Task[None]") -> None:
         """Keep the task; when it fails the role ends."""
         self._tasks.add(task)
         task.add_done_callback(report_if_failed)

@@ -37,7 +37,7 @@ class OneProcess:
             tls_folder=tls_folder,
         )
         self.endpoint = ""
-        self.beating: asyncio.Task[None]
+        self.controller_heartbeat: asyncio.Task[None]
         self._stack = AsyncExitStack()
 
     async def start(self, *frames: str) -> None:
@@ -48,7 +48,7 @@ class OneProcess:
             stack.push_async_callback(self.broker.stop)
             await self.broker.start()
             await self.broker.listen(*frames)
-            self.beating = asyncio.create_task(
+            self.controller_heartbeat = asyncio.create_task(
                 self.broker.register_in_process(self.controller.port)
             )
             stack.push_async_callback(self._stop_beating)
@@ -74,8 +74,8 @@ class OneProcess:
         return [*self.controller.metrics(), *self.broker.metrics(), *self.proxy.metrics()]
 
     async def _stop_beating(self) -> None:
-        self.beating.cancel()
-        await asyncio.gather(self.beating, return_exceptions=True)
+        self.controller_heartbeat.cancel()
+        await asyncio.gather(self.controller_heartbeat, return_exceptions=True)
 
 
 class LocalPort:

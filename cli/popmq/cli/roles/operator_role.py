@@ -45,10 +45,10 @@ async def _operator(settings: Settings, stack: AsyncExitStack, life: RoleRunner)
         operator.metrics,
         alive=lambda: operator.alive,
     )
-    life.own(asyncio.create_task(operator.run()))
+    life.track_task(asyncio.create_task(operator.run()))
     life.announce(f"ready: operator {settings.operator.lease}, {metrics}")
     # kopf takes the signals to itself when it starts; they are ours.
-    life.own(asyncio.create_task(_keep_signals(operator.watching, life)))
+    life.track_task(asyncio.create_task(_keep_signals(operator.watching, life)))
 
 
 async def _keep_signals(watching: asyncio.Event, life: RoleRunner) -> None:

@@ -41,7 +41,7 @@ async def _serve(number: int, settings: Settings, stack: AsyncExitStack, life: R
     stack.push_async_callback(proxy.stop)
     endpoint = await proxy.listen()
     life.announce(json.dumps({"endpoint": endpoint}))
-    life.own(asyncio.create_task(_report(proxy)))
+    life.track_task(asyncio.create_task(_report(proxy)))
 
 
 class _ParentGone(asyncio.Protocol):

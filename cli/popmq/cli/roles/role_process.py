@@ -174,7 +174,7 @@ async def _up(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> No
     life.on_crash(one.broker.fail)
     await one.start(*_unix_address(settings))
     stack.push_async_callback(one.stop)
-    life.own(one.beating)
+    life.track_task(one.controller_heartbeat)
     one.broker.failed.add_done_callback(lambda failed: life.end(1))
     metrics = await serve_http(
         settings,
@@ -197,9 +197,9 @@ async def _up_with_workers(settings: Settings, stack: AsyncExitStack, life: Role
     stack.push_async_callback(controller.stop)
     broker = await _start_broker(settings, stack, life)
     await broker.listen(at_broker, *_unix_address(settings))
-    life.own(controller.start())
+    life.track_task(controller.start())
     await controller.listen(at_controller)
-    life.own(asyncio.create_task(broker.register_in_process(controller.port, at_broker)))
+    life.track_task(asyncio.create_task(broker.register_in_process(controller.port, at_broker)))
     addresses = replace(settings.controller, addresses=(at_controller,))
     inner = replace(settings, controller=addresses)
     workers = await _workers(inner, stack, life, _tls_folder(settings))
@@ -229,7 +229,7 @@ async def _workers(
     stack.push_async_callback(workers.stop)
     await workers.start()
     for keeping in workers.keeping:
-        life.own(keeping)
+        life.track_task(keeping)
     return workers
 
 
@@ -253,7 +253,7 @@ async def _many(
     starting = asyncio.create_task(cluster.start())
     if not await life.first(starting):
         return
-    life.own(asyncio.create_task(cluster.failed()))
+    life.track_task(asyncio.create_task(cluster.failed()))
     life.announce(
         f"ready: endpoint {cluster.endpoint}, metrics {cluster.metrics}, "
         f"data {settings.broker.data}"
@@ -265,7 +265,7 @@ async def _controller(settings: Settings, stack: AsyncExitStack, life: RoleRunne
 
     controller = ControllerProcess(settings)
     stack.push_async_callback(controller.stop)
-    life.own(controller.start())
+    life.track_task(controller.start())
     address = await controller.listen()
     metrics = await serve_http(
         settings, stack, "controller", lambda: (life.serving, {}), controller.metrics
@@ -276,7 +276,7 @@ async def _controller(settings: Settings, stack: AsyncExitStack, life: RoleRunne
 async def _broker(settings: Settings, stack: AsyncExitStack, life: RoleRunner) -> None:
     broker = await _start_broker(settings, stack, life)
     address = (await broker.listen(settings.broker.listen, *_unix_address(settings)))[0]
-    life.own(asyncio.create_task(broker.register(settings.broker.advertise or address)))
+    life.track_task(asyncio.create_task(broker.register(settings.broker.advertise or address)))
     metrics = await serve_http(
         settings,
         stack,

@@ -117,7 +117,7 @@ class FramePort:
             self._opening.close("the port was closed")
             if self._opening.opened:
                 await asyncio.wait([self._opening.lost])
-        self.down("the port was closed")
+        self.on_disconnected("the port was closed")
 
     def request(self, kind: Kind, body: bytes, timeout_ms: int, on_reply: OnReply) -> int:
         request_id = self._last_id = self._last_id + 1
@@ -268,7 +268,7 @@ class FramePort:
             await loop.create_connection(lambda: connection, where.host, where.port)
         await connection.decided.wait()
 
-    def up(self, connection: "_PortConnection") -> None:
+    def on_connected(self, connection: "_PortConnection") -> None:
         self._connection = connection
         self.peer = connection.peer
         waiting, self._waiting = self._waiting or {}, None
@@ -280,7 +280,7 @@ class FramePort:
         if self._on_state is not None:
             self._on_state(True)
 
-    def down(self, reason: str) -> None:
+    def on_disconnected(self, reason: str) -> None:
         was_connected = self._connection is not None
         self._connection = self._waiting = None
         self._reason = reason
@@ -314,13 +314,13 @@ class _PortConnection(FrameConnection):
         super().connection_made(transport)
         self.send(HELLO, 0, encode_hello(self.hello))
 
-    def greeted(self, peer: Hello) -> None:
+    def on_hello(self, peer: Hello) -> None:
         self.decided.set()
-        self._port.up(self)
+        self._port.on_connected(self)
 
-    def dropped(self, reason: str) -> None:
+    def on_connection_lost(self, reason: str) -> None:
         self.decided.set()
-        self._port.down(reason)
+        self._port.on_disconnected(reason)
 
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:
         if kind == REPLY:

@@ -150,13 +150,13 @@ class _ServerConnection(FrameConnection):
         if self.peer is not None:
             self._server.on_lost(self.peer)
 
-    def greeted(self, peer: Hello) -> None:
+    def on_hello(self, peer: Hello) -> None:
         """Our HELLO goes out only now: who has it knows that it was accepted."""
         if self._greeting is not None:
             self._greeting.cancel()
         self.send(HELLO, 0, encode_hello(self.hello))
 
-    def dropped(self, reason: str) -> None:
+    def on_connection_lost(self, reason: str) -> None:
         if self._greeting is not None:
             self._greeting.cancel()
         self._stop_watching()
@@ -173,7 +173,7 @@ class _ServerConnection(FrameConnection):
             super().data_received(data)
         except Exception:
             # What one peer sends harms that peer's connection only.
-            logger.exception("a frame connection failed", extra={"peer": self.who()})
+            logger.exception("a frame connection failed", extra={"peer": self.peer_name()})
             self.abort("internal error")
 
     def pause_writing(self) -> None:
@@ -222,8 +222,8 @@ class _ServerConnection(FrameConnection):
         settings, pops = self.settings, len(self._pops)
         if self.paused:
             return TooManyRequests(
-                f"{settings.max_buffered_bytes} bytes of answers wait for {self.who()}: the peer "
-                "has to read first (frames.max_buffered_bytes)"
+                f"{settings.max_buffered_bytes} bytes of answers wait for {self.peer_name()}: "
+                "the peer has to read first (frames.max_buffered_bytes)"
             )
         if kind == _POP and pops >= settings.max_waiting:
             return TooManyRequests(
@@ -247,7 +247,9 @@ class _ServerConnection(FrameConnection):
         except PopmqError as refusal:
             on_reply(refusal)
         except Exception:
-            logger.exception("a request failed", extra={"kind": kind.name, "peer": self.who()})
+            logger.exception(
+                "a request failed", extra={"kind": kind.name, "peer": self.peer_name()}
+            )
             on_reply(Refused(Code.INTERNAL_ERROR, "internal error"))
         else:
             if request_id in self._in_flight:
@@ -294,7 +296,7 @@ class _ServerConnection(FrameConnection):
             f"the peer left more than {settings.max_buffered_bytes} bytes unread "
             f"(frames.max_buffered_bytes) and read nothing for {settings.max_stalled_ms} ms"
         )
-        logger.warning("closed a frame connection", extra={"peer": self.who(), "why": why})
+        logger.warning("closed a frame connection", extra={"peer": self.peer_name(), "why": why})
         self.abort(why)
 
     def _stop_watching(self) -> None:
@@ -313,7 +315,7 @@ class _ServerConnection(FrameConnection):
         try:
             self._port.cancel(port_id)
         except Exception:
-            logger.exception("a request could not be cancelled", extra={"peer": self.who()})
+            logger.exception("a request could not be cancelled", extra={"peer": self.peer_name()})
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -239,7 +239,7 @@ class FrameConnection(asyncio.Protocol):
         self._written = 0  # bytes handed to the transport so far
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
-    def greeted(self, peer: Hello) -> None:
+    def on_hello(self, peer: Hello) -> None:
         """The peer's HELLO was accepted."""
         raise NotImplementedError
 
@@ -247,7 +247,7 @@ class FrameConnection(asyncio.Protocol):
         """A frame after HELLO."""
         raise NotImplementedError
 
-    def dropped(self, reason: str) -> None:
+    def on_connection_lost(self, reason: str) -> None:
         """Called once: from now on nothing is read or sent."""
         raise NotImplementedError
 
@@ -265,7 +265,7 @@ class FrameConnection(asyncio.Protocol):
             return
         parts = self._parts
         if not parts:
-            self._turn.at_end(self._flush)
+            self._turn.call_at_end(self._flush)
         parts.append(header)
         parts.append(body)
         self.unsent += len(header) + len(body)
@@ -283,7 +283,9 @@ class FrameConnection(asyncio.Protocol):
     def refuse(self, error: FrameError) -> None:
         """Tell the peer why, and close: only our half at first, as closing a socket with
         unread bytes resets it and the reason would be lost."""
-        logger.warning("closed a frame connection", extra={"peer": self.who(), "why": str(error)})
+        logger.warning(
+            "closed a frame connection", extra={"peer": self.peer_name(), "why": str(error)}
+        )
         self.send(ERROR, 0, encode_error(error))
         if self._transport is not None and self._transport.can_write_eof():
             self._flush()
@@ -311,7 +313,7 @@ class FrameConnection(asyncio.Protocol):
         assert self._transport is not None
         return self._written - self._transport.get_write_buffer_size()
 
-    def who(self) -> str:
+    def peer_name(self) -> str:
         return f"{self.peer.role} {self.peer.name}" if self.peer else "a peer before its HELLO"
 
     def _start_linger(self) -> None:
@@ -322,7 +324,7 @@ class FrameConnection(asyncio.Protocol):
         if not self.closing:
             self.closing = True
             self._parts.clear()
-            self.dropped(reason)
+            self.on_connection_lost(reason)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -377,7 +379,7 @@ class FrameConnection(asyncio.Protocol):
             )
         self.peer = peer
         self._reader.max_frame_bytes = self.settings.max_frame_bytes
-        self.greeted(peer)
+        self.on_hello(peer)
 
     def other_frame(self, kind: int, request_id: int, body: bytes) -> None:
         """What both sides do with a frame that their side has no use for."""

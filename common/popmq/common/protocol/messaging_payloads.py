@@ -97,9 +97,9 @@ class ClientsReport(NamedTuple):
     """Ids of clients that a proxy heard lately, and of those that said good-bye; and which of those
     it heard can be told there of lite topics that have ended."""
 
-    heard: Sequence[str] = ()
-    gone: Sequence[str] = ()
-    listening: Sequence[str] = ()
+    alive: Sequence[str] = ()
+    closed: Sequence[str] = ()
+    listening_clients: Sequence[str] = ()
 
 
 AUTO_RENEW = 1
@@ -142,7 +142,7 @@ class Delivery(NamedTuple):
 
 class PopReply(NamedTuple):
     deliveries: Sequence[Delivery] = ()
-    rest: int = 0  # messages still readable in the queues that were visited
+    remaining: int = 0  # messages still readable in the queues that were visited
     popped_ms: int = 0  # wall time from which the invisible time counts; 0 with no deliveries
 
 
@@ -299,7 +299,7 @@ def decode_pop(body: bytes) -> PopRequest:
 
 
 def encode_pop_reply(reply: PopReply) -> bytes:
-    parts = [POP_REPLY.pack(len(reply.deliveries), reply.rest, reply.popped_ms)]
+    parts = [POP_REPLY.pack(len(reply.deliveries), reply.remaining, reply.popped_ms)]
     add = parts.append  # four calls cost less than a tuple and its unpacking
     for queue, offset, attempt, stored, handle, head, properties in reply.deliveries:
         fields = DELIVERY.pack(
@@ -415,10 +415,17 @@ def decode_change(body: bytes) -> ChangeRequest:
 
 
 def encode_clients(report: ClientsReport) -> bytes:
-    parts = [U16.pack(len(report.heard)), U16.pack(len(report.gone))]
-    names = (*map(text, report.heard), *map(text, report.gone))
+    parts = [U16.pack(len(report.alive)), U16.pack(len(report.closed))]
+    names = (*map(text, report.alive), *map(text, report.closed))
     # Behind the rest, where brokers from before it look no more.
-    return b"".join((*parts, *names, U16.pack(len(report.listening)), *map(text, report.listening)))
+    return b"".join(
+        (
+            *parts,
+            *names,
+            U16.pack(len(report.listening_clients)),
+            *map(text, report.listening_clients),
+        )
+    )
 
 
 def decode_clients(body: bytes) -> ClientsReport:

@@ -30,7 +30,7 @@ class DeliveryContent(NamedTuple):
     stored_ms: int  # wall time
     attempt: int
     head_size: int
-    both: bytes
+    content: bytes
 
 
 def content_of(message: StoredMessage) -> DeliveryContent:

@@ -26,7 +26,7 @@ class TimerBody(NamedTuple):
     queue_id: int
     tag_hash: int
     head_size: int
-    both: bytes  # head and properties
+    content: bytes  # head and properties
 
 
 def intact_bodies(

@@ -29,7 +29,7 @@ class ReplicationSettings(SettingsSection):
             raise self.refuse("min_in_sync", f"at most replication.replicas = {self.replicas}")
 
     @property
-    def solo(self) -> bool:
+    def is_single(self) -> bool:
         """The group has this one broker: nobody elects it, nothing is copied."""
         return self.replicas == 1
 

@@ -20,7 +20,7 @@ class News:
         self._plane = plane
         self._default_image = default_image
 
-    async def of(self, namespace: str, name: str) -> bool:
+    async def from_manifest(self, namespace: str, name: str) -> bool:
         """False also where nothing can be known: the next look says so."""
         try:
             cluster = await self._api.get(BROKER_CLUSTER, namespace, name)

@@ -34,7 +34,9 @@ class DataPlane(Protocol):
     async def drain(
         self, spec: ClusterSpec, group: str, trusted: bytes | None, *, undo: bool
     ) -> None: ...
-    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState: ...
+    async def drain_state(
+        self, spec: ClusterSpec, group: str, trusted: bytes | None
+    ) -> DrainState: ...
 
 
 class NetworkDataPlane:
@@ -78,7 +80,7 @@ class NetworkDataPlane:
         request = admin.DrainRequest(group=group, undo=undo)
         await self._admin(spec, "Drain", request, admin.DrainReply, trusted)
 
-    async def look(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
+    async def drain_state(self, spec: ClusterSpec, group: str, trusted: bytes | None) -> DrainState:
         """What is left; FIFO topics of which nothing is are given to other groups on the way."""
         request = admin.DrainRequest(group=group, look=True)
         told = await self._admin(spec, "Drain", request, admin.DrainReply, trusted)

@@ -27,12 +27,12 @@ class Pod:
     template: str
     ready: bool
     works: bool
-    going: bool  # told to go, not gone
+    is_deleting: bool  # told to go, not gone
     fenced: bool
     restart: bool  # somebody asked for this one to be restarted
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "Pod":
+    def from_manifest(cls, manifest: Manifest) -> "Pod":
         metadata = manifest["metadata"]
         annotations = metadata.get("annotations") or {}
         states = at(manifest, "status", "containerStatuses") or []
@@ -44,7 +44,7 @@ class Pod:
             ready=condition(manifest, "Ready") == "True",
             works=condition(manifest, "Ready") == "True"
             or any((one.get("state") or {}).get("running") for one in states),
-            going="deletionTimestamp" in metadata,
+            is_deleting="deletionTimestamp" in metadata,
             fenced=(metadata.get("labels") or {}).get(FENCED_LABEL) == "true",
             restart=annotations.get(POD_RESTART_ANNOTATION) == "true",
         )
@@ -60,10 +60,10 @@ class GroupSet:
     template: str
     size: str
     settled: bool
-    going: bool
+    is_deleting: bool
 
     @classmethod
-    def of(cls, manifest: Manifest, index: int) -> "GroupSet":
+    def from_manifest(cls, manifest: Manifest, index: int) -> "GroupSet":
         spec, metadata = manifest["spec"], manifest["metadata"]
         annotations = at(spec, "template", "metadata", "annotations") or {}
         claims = spec.get("volumeClaimTemplates") or [{}]
@@ -76,7 +76,7 @@ class GroupSet:
             template=annotations.get(TEMPLATE_ANNOTATION, ""),
             size=str(size),
             settled=seen >= metadata.get("generation", 0),
-            going="deletionTimestamp" in metadata,
+            is_deleting="deletionTimestamp" in metadata,
         )
 
 
@@ -92,7 +92,7 @@ class VolumeClaim:
     waiting_for_restart: bool
 
     @classmethod
-    def of(cls, manifest: Manifest, index: int) -> "VolumeClaim":
+    def from_manifest(cls, manifest: Manifest, index: int) -> "VolumeClaim":
         return cls(
             name=name_of(manifest),
             index=index,
@@ -144,7 +144,7 @@ def group_sets(names: ObjectNames, manifests: Sequence[Manifest]) -> dict[int, G
     for one in manifests:
         index = names.index_of_set(name_of(one))
         if index is not None:
-            found[index] = GroupSet.of(one, index)
+            found[index] = GroupSet.from_manifest(one, index)
     return found
 
 

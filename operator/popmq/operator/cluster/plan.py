@@ -83,7 +83,7 @@ class Planner:
         found = self._observed.sets.get(index)
         brokers = self._spec.brokers
         wanted = index < brokers.groups
-        if found is None or found.going:
+        if found is None or found.is_deleting:
             if not wanted:
                 return None
             # One that is made again waits until the old one is gone: a name is taken once.
@@ -103,7 +103,7 @@ class Planner:
             for pod in pods:
                 if pod.fenced and pod.name not in self._spec.fenced:
                     self._actions.append(Fence(pod.name, lift=True))
-                elif pod.name in self._spec.fenced and not pod.fenced and not pod.going:
+                elif pod.name in self._spec.fenced and not pod.fenced and not pod.is_deleting:
                     self._actions.append(self._fence(index, pod))
 
     def _fence(self, index: int, pod: Pod) -> Action:
@@ -169,7 +169,7 @@ class Planner:
 
     def _cannot_go(self, group: RolloutGroup, pod: Pod) -> HandOver | str:
         """Why the pod cannot leave the group for good, or what has to be done before."""
-        if pod.going or any(one.going for one in group.pods):
+        if pod.is_deleting or any(one.is_deleting for one in group.pods):
             return f"{pod.name} or another of {group.name} is going"
         if group.health is None or not group.health.master:
             return f"who leads {group.name} is not known"
@@ -230,7 +230,7 @@ class Planner:
 
     def _group(self, index: int) -> RolloutGroup | None:
         found = self._observed.sets.get(index)
-        if found is None or found.going:
+        if found is None or found.is_deleting:
             return None
         name = self._spec.names.group(index)
         pods = self._observed.pods.get(index, ())

@@ -172,8 +172,14 @@ class Reconciler:
         return Observed(
             objects=objects,
             sets=group_sets(names, sets),
-            pods={i: [Pod.of(one) for one in group] for i, group in by_group(names, pods).items()},
-            claims={i: [VolumeClaim.of(one, i) for one in group] for i, group in grouped.items()},
+            pods={
+                i: [Pod.from_manifest(one) for one in group]
+                for i, group in by_group(names, pods).items()
+            },
+            claims={
+                i: [VolumeClaim.from_manifest(one, i) for one in group]
+                for i, group in grouped.items()
+            },
             growing_classes=await self._growing_classes(claims, spec),
             health=health,
             drained=await self._drained(spec, health, secrets),
@@ -208,7 +214,7 @@ class Reconciler:
         for group, one in (health or {}).items():
             if one.draining and group not in wanted:
                 try:
-                    found[group] = await self._plane.look(spec, group, trusted_of(secrets))
+                    found[group] = await self._plane.drain_state(spec, group, trusted_of(secrets))
                 except DataPlaneUnavailable as error:
                     found[group] = DrainState(
                         False, f"what {group} still has is not known: {error}"

@@ -73,7 +73,7 @@ class ReconcileQueue:
         now = self._monotonic()
         return max((now - begun for begun in self._begun.values()), default=0.0)
 
-    def wake(self, namespace: str, name: str) -> None:
+    def enqueue(self, namespace: str, name: str) -> None:
         if self._stopping:
             return
         key = (namespace, name)
@@ -165,4 +165,4 @@ class ReconcileQueue:
                 report_if_failed(done)
             return
         if woken.is_set():  # made again while the last look found it gone
-            self.wake(*key)
+            self.enqueue(*key)

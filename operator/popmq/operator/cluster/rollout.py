@@ -30,7 +30,7 @@ class RolloutGroup:
         return self.set.replicas == 1 or bool(self.health and self.health.solo)
 
     @property
-    def least(self) -> int:
+    def min_replicas(self) -> int:
         return min(self.min_in_sync, max(1, self.set.replicas - 1))
 
     def others(self, pod: Pod) -> list[Pod]:
@@ -40,12 +40,12 @@ class RolloutGroup:
 def next_restart(group: RolloutGroup, *, template: str) -> Action | None:
     """The next step towards pods that are all made from `template`; None when they are."""
     stale = [pod for pod in group.pods if reason_to_go(pod, template)]
-    missing = group.set.replicas - len([pod for pod in group.pods if not pod.going])
+    missing = group.set.replicas - len([pod for pod in group.pods if not pod.is_deleting])
     if not stale:
         return None
     if not group.set.settled or group.set.template != template:
         return Wait(f"{group.set.name} has not taken its new template")
-    going = [pod.name for pod in group.pods if pod.going]
+    going = [pod.name for pod in group.pods if pod.is_deleting]
     if going or missing > 0:
         return Wait(f"{', '.join(going) or group.set.name} is being restarted")
     broken = [pod for pod in stale if not pod.works]
@@ -86,10 +86,10 @@ def loss(group: RolloutGroup, pod: Pod) -> str:
     health = group.health
     assert health is not None
     left = health.in_sync - {pod.name}
-    if pod.name in health.in_sync and len(left) < group.least:
+    if pod.name in health.in_sync and len(left) < group.min_replicas:
         return (
             f"without {pod.name} only {len(left)} of {group.name} would be in sync, "
-            f"and {group.least} have to be"
+            f"and {group.min_replicas} have to be"
         )
     lagging = [one.name for one in group.others(pod) if one.name not in health.in_sync]
     return f"{lagging[0]} is not in sync" if lagging else ""

@@ -155,7 +155,7 @@ def _lack_of(spec: ClusterSpec, observed: Observed, index: int) -> ConditionValu
     found = observed.sets.get(index)
     if index < spec.brokers.groups:
         wanted = spec.brokers.replicas
-    elif found is None or found.going:
+    elif found is None or found.is_deleting:
         return None  # the spec does not want it, and it goes
     else:
         wanted = found.replicas
@@ -187,7 +187,7 @@ def _why_down(pod: Pod | None) -> str:
     """Empty: it works, as far as its pod tells."""
     if pod is None:
         return "is missing"
-    if pod.going:
+    if pod.is_deleting:
         return "is told to go"
     if pod.fenced:
         return "is fenced"

@@ -171,7 +171,7 @@ class DeclaredReconciler:
         for decision in decisions:
             one = decision.one
             finalizers = one.manifest["metadata"].get("finalizers") or []
-            if one.delete and not one.going and FINALIZER not in finalizers:
+            if one.delete and not one.is_deleting and FINALIZER not in finalizers:
                 self._check()
                 wanted = [*finalizers, FINALIZER]
                 await self._api.set_finalizers(one.kind, one.manifest, wanted)
@@ -186,7 +186,7 @@ class DeclaredReconciler:
             self._check()
             left = [name for name in finalizers if name != FINALIZER]
             await self._api.set_finalizers(one.kind, one.manifest, left)
-        return one.going
+        return one.is_deleting
 
     def _check(self) -> None:
         if not self._may_write():

@@ -57,7 +57,7 @@ class DeclaredResource:
         return name
 
     @property
-    def going(self) -> bool:
+    def is_deleting(self) -> bool:
         return "deletionTimestamp" in self.manifest["metadata"]
 
     @property
@@ -90,7 +90,7 @@ class ClusterMetadata:
     topics: Mapping[str, Settings]
     groups: Mapping[str, Settings]
 
-    def of(self, one: DeclaredResource) -> Settings | None:
+    def from_manifest(self, one: DeclaredResource) -> Settings | None:
         return (self.topics if one.kind == TOPIC else self.groups).get(one.name)
 
 
@@ -109,16 +109,16 @@ def decide(
     holders: dict[tuple[ResourceKind, str], DeclaredResource] = {}
     decisions = []
     for one in sorted(declared, key=_age):
-        holder = one if one.going else holders.setdefault((one.kind, one.name), one)
+        holder = one if one.is_deleting else holders.setdefault((one.kind, one.name), one)
         if holder is not one:
             why = f"{holder.object_name} declares {one.name} already: delete one of them"
             decisions.append(Decision(one, ConditionValue(FALSE, "Duplicate", why)))
-        elif not one.going:
-            decisions.append(_kept(one, found.of(one), paused=paused))
+        elif not one.is_deleting:
+            decisions.append(_kept(one, found.from_manifest(one), paused=paused))
     for one in declared:
-        if one.going:
+        if one.is_deleting:
             shared = (one.kind, one.name) in holders
-            decisions.append(_going(one, found.of(one), shared=shared, paused=paused))
+            decisions.append(_going(one, found.from_manifest(one), shared=shared, paused=paused))
     return decisions
 
 
@@ -126,7 +126,7 @@ def decide_unreachable(
     declared: Iterable[DeclaredResource], verdict: ConditionValue, *, release: bool
 ) -> list[Decision]:
     """When nobody can be asked. `release`: there is no cluster, so nothing to be deleted."""
-    return [Decision(one, verdict, release=one.going and release) for one in declared]
+    return [Decision(one, verdict, release=one.is_deleting and release) for one in declared]
 
 
 def declared_status(decision: Decision, refusal: str, generation: int, now: datetime) -> Manifest:

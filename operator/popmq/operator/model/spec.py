@@ -72,7 +72,7 @@ class BrokersSpec:
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    least: int
+    min_replicas: int
     max_replicas: int
     cpu_percent: int
     loop_busy_metric: str

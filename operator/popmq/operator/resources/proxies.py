@@ -116,7 +116,7 @@ def _autoscaler(spec: ClusterSpec, wanted: Autoscaling) -> Manifest:
         metrics.append({"type": "Pods", "pods": {"metric": metric, "target": target}})
     scaler["spec"] = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": names.proxy},
-        "minReplicas": wanted.least,
+        "minReplicas": wanted.min_replicas,
         "maxReplicas": wanted.max_replicas,
         "metrics": metrics,
         "behavior": {

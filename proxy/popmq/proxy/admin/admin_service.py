@@ -160,11 +160,13 @@ class Admin:
         if command.kind is Kind.DRAIN:
             group = parse(admin_pb2.DrainRequest, rpc.data).group
             timeout_ms = rpc.timeout_ms()
-            rpc.ask(self._brokers.port(group), command.kind, rpc.data, timeout_ms, answered)
+            rpc.send_request(
+                self._brokers.port(group), command.kind, rpc.data, timeout_ms, answered
+            )
             return
         if command.owned:
             port = self._brokers.port(_owner(self._brokers))
-            rpc.ask(port, command.kind, rpc.data, rpc.timeout_ms(), answered)
+            rpc.send_request(port, command.kind, rpc.data, rpc.timeout_ms(), answered)
             return
         ask_any(self._brokers, command.kind, rpc.data, answered, timeout_ms=rpc.timeout_ms())
 
@@ -217,7 +219,7 @@ class Admin:
         except PopmqError as error:
             answered(error)
             return
-        rpc.ask(port, command.kind, body, timeout_ms, answered)
+        rpc.send_request(port, command.kind, body, timeout_ms, answered)
 
 
 def _owner(brokers: BrokerPorts) -> str:

@@ -85,7 +85,7 @@ class BroadcastChange:
         except PopmqError as error:
             self._answered(error)
             return
-        self._rpc.ask(port, self._kind, self._rpc.data, timeout_ms, self._answered)
+        self._rpc.send_request(port, self._kind, self._rpc.data, timeout_ms, self._answered)
 
     def _answered(self, answer: Answer) -> None:
         if not isinstance(answer, PopmqError):

@@ -86,13 +86,13 @@ class ClusterAdmin:
             unsent = not (isinstance(answer, Unavailable) and answer.unknown)
             again = answer.code in (*repeatable, Code.NOT_FOUND)
             if left and again and (unsent or kind is Kind.LIST_REPLICAS):
-                rpc.ask(left.pop(0), kind, body, timeout_ms, answered)
+                rpc.send_request(left.pop(0), kind, body, timeout_ms, answered)
             else:
                 raise answer
 
         if not left:
             raise Unavailable("this proxy knows no controller (controller.addresses)")
-        rpc.ask(left.pop(0), kind, body, timeout_ms, answered)
+        rpc.send_request(left.pop(0), kind, body, timeout_ms, answered)
 
 
 _OK = admin_pb2.Status(code=Code.OK, message="OK")

@@ -307,8 +307,8 @@ class _Within:
         else:
             self._rpc.call.finish(status, detail)
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        self._rpc.on_gone(callback)
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
+        self._rpc.on_cancelled(callback)
 
 
 def _change_log_level(rpc: Rpc) -> None:

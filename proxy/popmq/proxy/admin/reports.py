@@ -48,7 +48,7 @@ class Reports:
                 raise answer
             rpc.reply(answer)
 
-        rpc.ask(port, Kind.READ_RAW, rpc.data, TIMEOUT_MS, answered)
+        rpc.send_request(port, Kind.READ_RAW, rpc.data, TIMEOUT_MS, answered)
 
     def _describe(self, rpc: Rpc) -> None:
         parse(report_pb2.DescribeRequest, rpc.data)
@@ -91,7 +91,7 @@ class Reports:
         except PopmqError as error:
             answered(error)
             return
-        rpc.ask(port, kind, rpc.data, TIMEOUT_MS, answered)
+        rpc.send_request(port, kind, rpc.data, TIMEOUT_MS, answered)
 
 
 def _refuse(reply: type[Reply], _request: bytes, error: PopmqError) -> Sequence[bytes]:

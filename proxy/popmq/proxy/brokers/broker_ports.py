@@ -56,7 +56,7 @@ class BrokerPorts(Protocol):
         """The broker group that owns topics and groups; empty while nobody knows which does."""
         ...
 
-    def takes(self, name: str) -> bool:
+    def accepts_sends(self, name: str) -> bool:
         """Messages may be placed at that broker group; not while it is drained."""
         ...
 
@@ -100,7 +100,7 @@ class StaticBrokers:
     def owner(self) -> str:
         return next(iter(self._ports), "")
 
-    def takes(self, name: str) -> bool:
+    def accepts_sends(self, name: str) -> bool:
         return True
 
     def has_master(self, name: str) -> bool:
@@ -188,7 +188,7 @@ class RoutedBrokers:
         """A single broker group is its own."""
         return self._owner or (self._names[0] if len(self._names) == 1 else "")
 
-    def takes(self, name: str) -> bool:
+    def accepts_sends(self, name: str) -> bool:
         return name not in self._draining
 
     def has_master(self, name: str) -> bool:
@@ -196,9 +196,9 @@ class RoutedBrokers:
         return group is not None and group.master.has_master
 
     @property
-    def retried(self) -> int:
+    def retries(self) -> int:
         """How often a request was asked again, of all groups."""
-        return sum(group.master.retried for group in self._groups.values())
+        return sum(group.master.retries for group in self._groups.values())
 
     @property
     def waiting(self) -> int:
@@ -269,7 +269,7 @@ class RoutedBrokers:
         group = group or self._add(name)
         before, group.way, group.address = group.way, way, address
         group.direct = address == IN_PROCESS
-        group.master.follow(way)
+        group.master.use(way)
         if before is not None:
             self._close(before)
 

@@ -106,7 +106,7 @@ class MasterPort:
         self._waiting = 0
         self._waiting_bytes = 0
         self._closed = ""
-        self.retried = 0
+        self.retries = 0
 
     @property
     def has_master(self) -> bool:
@@ -118,7 +118,7 @@ class MasterPort:
         """Requests that wait for a master."""
         return self._waiting
 
-    def follow(self, way: UsablePort | None) -> None:
+    def use(self, way: UsablePort | None) -> None:
         """From now on this one.  What was asked on the other is not waited for: a master that was
         replaced can confirm nothing any more."""
         before, self._way = self._way, way
@@ -254,7 +254,7 @@ class MasterPort:
 
     def _again(self, number: int, one: "_PendingRequest", turn: int) -> None:
         if self._tries.get(number) is one and one.asked_of is None and one.turn == turn:
-            self.retried += 1
+            self.retries += 1
             self._ask(number, one)
 
     def _no_longer_waits(self, one: "_PendingRequest") -> None:

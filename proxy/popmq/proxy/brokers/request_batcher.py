@@ -152,7 +152,7 @@ class _Joint(Generic[R]):
         self.left += 1
         if timeout_ms < self.timeout_ms:
             self.timeout_ms = timeout_ms
-        rpc.call.on_gone(self.one_gone)
+        rpc.call.on_cancelled(self.one_gone)
 
     def one_gone(self) -> None:
         self.left -= 1

@@ -142,7 +142,9 @@ class AckMessage:
         except PopmqError as error:
             gathered.settle_all(part, error)
             return
-        rpc.ask(port, Kind.ACK, encode_ack(request), timeout_ms, partial(gathered.settle_all, part))
+        rpc.send_request(
+            port, Kind.ACK, encode_ack(request), timeout_ms, partial(gathered.settle_all, part)
+        )
 
 
 class _Gathered:
@@ -255,7 +257,7 @@ class ChangeInvisibleDuration:
         _, port = broker_of_handle(self._brokers, handle)
         known = group_id(self._brokers, self._routes, group)
         body = encode_change(ChangeRequest(topic, group, handle, invisible_ms, known))
-        rpc.ask(port, Kind.CHANGE, body, rpc.timeout_ms(), partial(self._changed, rpc))
+        rpc.send_request(port, Kind.CHANGE, body, rpc.timeout_ms(), partial(self._changed, rpc))
 
     def _changed(self, rpc: Rpc, answer: Answer) -> None:
         if isinstance(answer, PopmqError):

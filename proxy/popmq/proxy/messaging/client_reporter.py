@@ -42,13 +42,13 @@ class ClientReporter:
         """Report once a second from now on; must be called on the loop."""
         self._timer = asyncio.get_running_loop().call_later(REPORT_S, self._tick)
 
-    def heard(self, client_id: str) -> None:
+    def mark_seen(self, client_id: str) -> None:
         self._heard.add(client_id)
 
-    def gone(self, client_id: str) -> None:
+    def on_client_closed(self, client_id: str) -> None:
         """At once: its messages should go to others now."""
         self._heard.discard(client_id)
-        self._tell(ClientsReport(gone=[client_id]))
+        self._tell(ClientsReport(closed=[client_id]))
 
     def stop(self) -> None:
         """Report what is left."""
@@ -65,7 +65,9 @@ class ClientReporter:
         heard, self._heard = sorted(self._heard), set()
         for at in range(0, len(heard), CLIENTS_PER_REPORT):
             some = heard[at : at + CLIENTS_PER_REPORT]
-            self._tell(ClientsReport(heard=some, listening=list(filter(self._listens, some))))
+            self._tell(
+                ClientsReport(alive=some, listening_clients=list(filter(self._listens, some)))
+            )
 
     def _tell(self, report: ClientsReport) -> None:
         body = encode_clients(report)

@@ -29,7 +29,7 @@ class ForwardToDeadLetterQueue:
         handle = handle_bytes(request.receipt_handle)
         _, port = broker_of_handle(self._brokers, handle)
         body = encode_ack(AckRequest(topic, group, [handle]))
-        rpc.ask(port, Kind.REJECT, body, rpc.timeout_ms(), partial(_answered, rpc))
+        rpc.send_request(port, Kind.REJECT, body, rpc.timeout_ms(), partial(_answered, rpc))
 
 
 def _answered(rpc: Rpc, answer: Answer) -> None:

@@ -65,7 +65,7 @@ class SyncLiteSubscription:
         answers: list[Answer] = []
         then = partial(self._answered, rpc, sync, answers, len(ports))
         for port in ports:
-            rpc.ask(port, Kind.SYNC_LITE, body, timeout_ms, then)
+            rpc.send_request(port, Kind.SYNC_LITE, body, timeout_ms, then)
 
     def _answered(
         self, rpc: Rpc, sync: SyncLite, answers: list[Answer], count: int, answer: Answer
@@ -91,7 +91,7 @@ class SyncLiteSubscription:
             for _ in range(_AT_ONCE):
                 self._tell_next(broker)
 
-    def gone(self, client_id: str) -> None:
+    def on_client_closed(self, client_id: str) -> None:
         """It said good-bye."""
         for who in list(self._of_client.get(client_id, ())):
             self._forget(who)

@@ -72,7 +72,7 @@ class PopWithNotify:
             return
         self.plain = self._popping = False
         self._turn += 1
-        self._rpc.give_up()
+        self._rpc.cancel_requests()
         self._notify_all()
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class PopWithNotify:
             return
         self._waits_at.discard(name)
         said = _popped(answer)
-        if isinstance(said, PopReply) and said.rest:
+        if isinstance(said, PopReply) and said.remaining:
             self._hits.append(name)
         else:
             self._keep(name, said)
@@ -158,7 +158,7 @@ class PopWithNotify:
             then(error)
             return
         timeout_ms = pop.poll_ms + BROKER_RESERVE_MS
-        self._rpc.ask(port, Kind.POP, encode_pop(pop), timeout_ms, then)
+        self._rpc.send_request(port, Kind.POP, encode_pop(pop), timeout_ms, then)
 
     def _took(self, name: str, popped: Popped) -> bool:
         """Whether there are messages: then this is the end."""
@@ -177,7 +177,7 @@ class PopWithNotify:
     def _end(self, name: str, popped: Popped) -> None:
         if not self._over:
             self._over = True
-            self._rpc.give_up()
+            self._rpc.cancel_requests()
             self._on_end(name, popped)
 
 

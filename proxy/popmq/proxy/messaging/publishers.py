@@ -26,7 +26,7 @@ class Publishers:
         self._clients: dict[str, OrderedDict[str, None]] = {}  # by topic, next to be told first
         self._known: frozenset[str] | None = None
 
-    def said(self, client_id: str, topics: Iterable[str]) -> None:
+    def set_topics(self, client_id: str, topics: Iterable[str]) -> None:
         """The client's settings name these topics and no others."""
         names = list(dict.fromkeys(topics))
         if len(names) > TOPICS_LIMIT:
@@ -38,7 +38,7 @@ class Publishers:
         for topic in names[:TOPICS_LIMIT]:
             self._add(client_id, topic)
 
-    def sent(self, client_id: str, topic: str) -> None:
+    def add_topic(self, client_id: str, topic: str) -> None:
         """It sent a half message to that topic."""
         if client_id and len(self._topics.get(client_id, ())) < TOPICS_LIMIT:
             self._add(client_id, topic)
@@ -54,7 +54,7 @@ class Publishers:
             self._known = frozenset(topic for topics in here for topic in topics)
         return self._known
 
-    def tell(self, topic: str, command: bytes) -> bool:
+    def send_command(self, topic: str, command: bytes) -> bool:
         """Send it to one that publishes to the topic, each in turn; False when none is here."""
         clients = self._clients.get(topic, OrderedDict())
         for client_id in list(clients):

@@ -46,7 +46,7 @@ class PullMessage:
         broker, port = port_of_queue(self._brokers, request.message_queue)
         rpc.metrics.pulls += 1
         self._waiting.add(rpc)
-        rpc.on_gone(partial(self._waiting.discard, rpc))
+        rpc.on_cancelled(partial(self._waiting.discard, rpc))
         then = partial(self._answered, rpc, request, broker)
 
         def ask(topic_id: int, group_id: int) -> None:
@@ -54,7 +54,7 @@ class PullMessage:
                 return  # it was answered when this proxy began to drain
             asked.topic_id, asked.group_id = topic_id, group_id
             timeout_ms = asked.poll_ms + BROKER_RESERVE_MS
-            rpc.ask(port, Kind.PULL, asked.SerializeToString(), timeout_ms, then)
+            rpc.send_request(port, Kind.PULL, asked.SerializeToString(), timeout_ms, then)
 
         self._routes.ids(asked.topic, asked.group, partial(rpc.run, ask))
 
@@ -63,7 +63,7 @@ class PullMessage:
         self._draining = True
         for rpc in tuple(self._waiting):
             self._waiting.discard(rpc)
-            rpc.give_up()
+            rpc.cancel_requests()
             request = parse(service.PullMessageRequest, rpc.data)
             rpc.reply(*_nothing(request.offset))
 
@@ -201,7 +201,7 @@ class ConsumerOffsets:
             asked.topic_id = topic_id
             if not isinstance(asked, wire.QueryOffsetRequest):
                 asked.group_id = group_id
-            rpc.ask(port, kind, asked.SerializeToString(), rpc.timeout_ms(), answered)
+            rpc.send_request(port, kind, asked.SerializeToString(), rpc.timeout_ms(), answered)
 
         _, port = port_of_queue(self._brokers, queue)
         group = "" if isinstance(asked, wire.QueryOffsetRequest) else asked.group

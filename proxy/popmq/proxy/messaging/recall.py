@@ -35,7 +35,7 @@ class RecallMessage:
                 Code.BAD_REQUEST,
                 f"the recall handle is of topic {handle.topic!r}, not of {topic!r}",
             )
-        self._routes.topic(topic, rpc.later(partial(self._topic_known, rpc, handle)))
+        self._routes.topic(topic, rpc.guard(partial(self._topic_known, rpc, handle)))
 
     def _topic_known(self, rpc: Rpc, handle: RecallHandle, topic: TopicConfig) -> None:
         if not topic.type.accepts(MessageType.DELAY):

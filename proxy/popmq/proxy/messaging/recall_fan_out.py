@@ -62,7 +62,9 @@ class RecallFanOut:
         except PopmqError as error:
             self._heard(error)
         else:
-            self._rpc.ask(port, Kind.RECALL, self._body, self._rpc.timeout_ms(), self._heard)
+            self._rpc.send_request(
+                port, Kind.RECALL, self._body, self._rpc.timeout_ms(), self._heard
+            )
 
     def _heard(self, answer: Answer) -> None:
         if isinstance(answer, PopmqError):

@@ -93,13 +93,13 @@ class ReceiveMessage:
         self._polls.clear()
         for rpc in tuple(self._waiting):
             self._over(rpc)
-            rpc.give_up()
+            rpc.cancel_requests()
             rpc.reply(*receive_parts((), store_host=b"", now_ms=self._clock.wall_ms()))
 
     def _wait(self, rpc: Rpc) -> None:
         self._waiting.add(rpc)
         rpc.metrics.waiting_receives = len(self._waiting)
-        rpc.on_gone(partial(self._over, rpc))
+        rpc.on_cancelled(partial(self._over, rpc))
 
     def _over(self, rpc: Rpc) -> None:
         self._waiting.discard(rpc)
@@ -208,7 +208,7 @@ class ReceiveMessage:
         if not self._brokers.has_master(name):
             answered(Unavailable(f"broker {name} has no master now"))
             return
-        rpc.ask(
+        rpc.send_request(
             self._brokers.port(name),
             Kind.POP,
             encode_pop(pop),
@@ -220,7 +220,7 @@ class ReceiveMessage:
         """At the only broker group."""
         then = partial(self._answered, rpc, name)
         timeout_ms = pop.poll_ms + BROKER_RESERVE_MS
-        rpc.ask(self._brokers.port(name), Kind.POP, encode_pop(pop), timeout_ms, then)
+        rpc.send_request(self._brokers.port(name), Kind.POP, encode_pop(pop), timeout_ms, then)
 
     def _answered(self, rpc: Rpc, name: str, answer: Answer) -> None:
         self._end(rpc, [(name, _popped(answer))])
@@ -238,7 +238,7 @@ class ReceiveMessage:
             self._poll_over(place, rpc)
             self._end(rpc, [(name, popped)])
 
-        rpc.on_gone(partial(self._poll_over, place, rpc))
+        rpc.on_cancelled(partial(self._poll_over, place, rpc))
         polls.start(rpc, PopWithNotify(rpc, pop, names, self._brokers, self._clock, ended))
 
     def _poll_over(self, place: _Place, rpc: Rpc) -> None:

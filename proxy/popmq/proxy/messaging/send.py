@@ -156,7 +156,7 @@ class SendMessage:
         sent = sent_messages(rpc.data)
         topic = _one_topic(sent)
         check_topic_name(topic)
-        self._routes.topic(topic, rpc.later(partial(self._put, rpc, sent, False)))
+        self._routes.topic(topic, rpc.guard(partial(self._put, rpc, sent, False)))
 
     def _put(
         self, rpc: Rpc, sent: Sequence[SentMessage], asked_again: bool, topic: TopicConfig
@@ -172,14 +172,14 @@ class SendMessage:
         if conflict and not asked_again:
             # The topic may have been altered since it was described.
             self._routes.forget_topic(topic.name)
-            self._routes.topic(topic.name, rpc.later(partial(self._put, rpc, sent, True)))
+            self._routes.topic(topic.name, rpc.guard(partial(self._put, rpc, sent, True)))
             return
         batch = SendBatch(rpc, topic, sent)
         for index, error in refused:
             batch.settle(index, error)
         placed = [one for one in outcomes if isinstance(one, _Placed)]
         if any(one.entry.type == MessageType.TRANSACTION for one in placed):
-            self._publishers.sent(rpc.client_id, topic.name)
+            self._publishers.add_topic(rpc.client_id, topic.name)
         self._dispatch(batch, placed, brokers)
 
     def _checked(
@@ -246,7 +246,7 @@ class SendMessage:
             return topic.brokers
         if len(brokers) == 1:
             return brokers
-        return [name for name in brokers if self._brokers.takes(name)] or brokers
+        return [name for name in brokers if self._brokers.accepts_sends(name)] or brokers
 
     def _dispatch(
         self, batch: SendBatch, placed: Sequence[_Placed], brokers: Sequence[str]

@@ -68,7 +68,7 @@ class Telemetry:
         self._metrics.open_streams += 1
         self._streams.setdefault(client_id, []).append(stream)
         self.publishers.changed()
-        call.on_gone(stream.end)
+        call.on_cancelled(stream.end)
         if self._draining:
             stream.half_closed()
         return stream
@@ -76,7 +76,7 @@ class Telemetry:
     def streams_of(self, client_id: str) -> Sequence["_Stream"]:
         return tuple(self._streams.get(client_id, ()))
 
-    def heard(self) -> Iterator[ConnectedClient]:
+    def mark_seen(self) -> Iterator[ConnectedClient]:
         """The clients that have a stream here, and what they said last on each."""
         for client_id, streams in list(self._streams.items()):
             for stream in streams:
@@ -167,7 +167,7 @@ class _Stream:
         match asked.WhichOneof("pub_sub"):
             case "publishing":
                 topics = [topic.name for topic in asked.publishing.topics]
-                self._owner.publishers.said(self.client_id, topics)
+                self._owner.publishers.set_topics(self.client_id, topics)
                 self._answer(asked, producer_settings(asked, self._owner.settings))
             case "subscription":
                 self._consumer(asked)

@@ -63,7 +63,7 @@ class EndTransaction:
             rpc.reply(OK_ONLY)
 
         port = self._brokers.port(broker)
-        rpc.ask(port, Kind.END_TRANSACTION, body, rpc.timeout_ms(), answered)
+        rpc.send_request(port, Kind.END_TRANSACTION, body, rpc.timeout_ms(), answered)
 
 
 class OrphanChecks:
@@ -158,5 +158,5 @@ class OrphanChecks:
                     message=message, transaction_id=check.transaction_id
                 )
             )
-            if self._publishers.tell(check.topic, command.SerializeToString()):
+            if self._publishers.send_command(check.topic, command.SerializeToString()):
                 self._metrics.transaction_checks += 1

@@ -88,8 +88,8 @@ class NamespaceCall:
     def finish(self, status: GrpcStatus = GrpcStatus.OK, detail: str = "") -> None:
         self._call.finish(status, detail)
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        self._call.on_gone(callback)
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
+        self._call.on_cancelled(callback)
 
 
 class _Field(NamedTuple):

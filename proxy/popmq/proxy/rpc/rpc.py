@@ -103,7 +103,7 @@ class Rpc:
             logger.exception("a handler failed", extra={"step": getattr(step, "__name__", "")})
             self.call.finish(GrpcStatus.INTERNAL, "internal error")
 
-    def ask(
+    def send_request(
         self, port: Port, kind: Kind, body: bytes, timeout_ms: int, then: Callable[[Answer], None]
     ) -> None:
         """Put a question to a broker; it is given up when the client goes away."""
@@ -124,18 +124,18 @@ class Rpc:
             self._asked[token] = (port, request_id)
             self._hear_gone()
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
         """`callback` runs if the client goes away before the reply."""
         if self._when_gone is None:
             self._when_gone = []
         self._when_gone.append(callback)
         self._hear_gone()
 
-    def later(self, then: Callable[[T], None]) -> Callable[[T | PopmqError], None]:
+    def guard(self, then: Callable[[T], None]) -> Callable[[T | PopmqError], None]:
         """A callback that refuses this RPC with a refusal, and else goes on with `then`."""
         return lambda answer: self.run(_or_raise, then, answer)
 
-    def give_up(self) -> None:
+    def cancel_requests(self) -> None:
         """Cancel what was asked of brokers; the RPC itself goes on."""
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -145,12 +145,12 @@ class Rpc:
     def _hear_gone(self) -> None:
         if not self._hears_gone:
             self._hears_gone = True
-            self.call.on_gone(self._gone)
+            self.call.on_cancelled(self._gone)
 
     def _gone(self) -> None:
         for callback in self._when_gone or ():
             callback()
-        self.give_up()
+        self.cancel_requests()
 
 
 def _or_raise(then: Callable[[T], None], answer: T | PopmqError) -> None:

@@ -174,7 +174,7 @@ async def _until_finished(call: "_BaseCall", writing: Coroutine[Any, Any, None])
     try:
         await writing
     except BaseException:
-        call.client_gone()
+        call.on_client_cancelled()
         raise
 
 
@@ -216,7 +216,7 @@ class _BaseCall:
             return None
         return max(0, int(seconds * 1000))
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
         if self._gone:
             callback()
         elif not self._finished:
@@ -230,7 +230,7 @@ class _BaseCall:
         self.status, self.detail = status, detail
         self._wake()
 
-    def client_gone(self) -> None:
+    def on_client_cancelled(self) -> None:
         if self.ended:
             return
         self._gone = True
@@ -300,7 +300,7 @@ class _StreamCall(_BaseCall):
         self._unsent.clear()
         self.status = GrpcStatus.RESOURCE_EXHAUSTED
         self.detail = f"{MAX_UNSENT} messages wait for a client that does not read them"
-        self.client_gone()
+        self.on_client_cancelled()
         self._wake()
 
     def _wake(self) -> None:

@@ -54,7 +54,7 @@ class Call(Protocol):
         """End the call. A unary call ended OK must have sent exactly one message."""
         ...
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
         """`callback` runs once if the client cancels, times out or disconnects before `finish`."""
         ...
 

@@ -101,7 +101,7 @@ class ClusterClients:
             if isinstance(answer, PopmqError):
                 self._note(f"{number} -> {answer.code.name}")
                 if answer.code is Code.INTERNAL_ERROR:
-                    self._oracle.complain("I0 answers", f"{what}: {answer}")
+                    self._oracle.report_violation("I0 answers", f"{what}: {answer}")
             hear(answer, unknown)
 
         timeout_ms = timeout_ms or self._rng.choice(PATIENCE_MS)
@@ -233,11 +233,13 @@ class ClusterClients:
         oracle, digits = self._oracle, one.head[:6]
         number = int(digits) if digits.isdigit() else -1
         if not 0 <= number < len(oracle.messages) or oracle.messages[number].head != one.head:
-            oracle.complain("bytes", f"{asked.reader.group} got {one.head[:30]!r}, never sent so")
+            oracle.report_violation(
+                "bytes", f"{asked.reader.group} got {one.head[:30]!r}, never sent so"
+            )
             return None
         message = oracle.messages[number]
         if message.properties != one.properties:
-            oracle.complain("bytes", f"message {number} has other properties")
+            oracle.report_violation("bytes", f"message {number} has other properties")
         times = asked.log_ms, asked.invisible_ms, oracle.at
         held = DeliveryHistory(asked.reader, message, one.attempt, one.handle, *times)
         held.epoch = self.epoch
@@ -259,7 +261,7 @@ class ClusterClients:
             for reader in readers:
                 reader.left = True
         names = (PUSHING,)
-        report = hop.ClientsReport(gone=names) if gone else hop.ClientsReport(heard=names)
+        report = hop.ClientsReport(closed=names) if gone else hop.ClientsReport(alive=names)
         body = hop.encode_clients(report)
         self.ask("clients", Kind.CLIENTS, body, heard, lost=lambda: None, timeout_ms=1_000)
 
@@ -269,11 +271,11 @@ class ClusterClients:
         oracle, reader = self._oracle, held.reader
         refuse = oracle.must_refuse(held)
         held.asking += 1
-        held.story.ending += 1
+        held.history.ending += 1
 
         def over() -> None:
             held.asking -= 1
-            held.story.ending -= 1
+            held.history.ending -= 1
 
         def heard(answer: bytes | PopmqError, unknown: int) -> None:
             over()
@@ -317,16 +319,18 @@ class ClusterClients:
                 refused = answer.code is Code.INVALID_RECEIPT_HANDLE and not unknown
                 if not refused:
                     held.superseded = held.superseded or 1
-                elif oracle.must_accept(held) and not held.story.acked:
-                    oracle.complain("I6 live-handle", f"{oracle.who(held)}: change refused in time")
+                elif oracle.must_accept(held) and not held.history.acked:
+                    oracle.report_violation(
+                        "I6 live-handle", f"{oracle.who(held)}: change refused in time"
+                    )
                 return
             held.superseded = 2
             new = DeliveryHistory(
                 reader, held.message, held.attempt, answer, log_ms, invisible_ms, oracle.at
             )
             new.epoch = self.epoch
-            if held.story.given.get(held.attempt) is held:
-                held.story.given[held.attempt] = new
+            if held.history.given.get(held.attempt) is held:
+                held.history.given[held.attempt] = new
             self.held.append(new)
             self._note(f"changed {held.message.number}/{held.attempt}")
 
@@ -357,8 +361,8 @@ class ClusterClients:
             if reply.outcome == RecallResult.DONE:
                 message.cancelled = True
                 self._tally.hit(States.RECALLED)
-                if any(one.story(message.number).given for one in self._oracle.readers):
-                    self._oracle.complain(
+                if any(one.history(message.number).given for one in self._oracle.readers):
+                    self._oracle.report_violation(
                         "I11 cancel-truth", f"message {message.number}: DONE, and was delivered"
                     )
 
@@ -423,4 +427,4 @@ class ClusterClients:
         otherwise, so that is asked for when all has healed."""
         missing = answer.code in (Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROUP_NOT_FOUND)
         if self.healed and missing and self._made.issuperset(names):
-            self._oracle.complain("I1 no-loss", f"{what}: {answer}")
+            self._oracle.report_violation("I1 no-loss", f"{what}: {answer}")

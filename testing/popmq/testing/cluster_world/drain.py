@@ -61,12 +61,14 @@ def _wait_for_service(world: ClusterWorld) -> None:
             states = [
                 f"{one.name}: {one.node.role.name if one.node else 'down'}" for one in world.brokers
             ]
-            world.oracle.complain("progress", f"after {SERVE_MS} ms: {record}, {states}")
+            world.oracle.report_violation("progress", f"after {SERVE_MS} ms: {record}, {states}")
         return
-    world.note("all replicas are in the set")
+    world.trace_line("all replicas are in the set")
     world.go(12_000)  # what was asked for before comes to its end
     if world.clients.open and not world.oracle.violations:
-        world.oracle.complain("I15 answers", f"{len(world.clients.open)} requests have no answer")
+        world.oracle.report_violation(
+            "I15 answers", f"{len(world.clients.open)} requests have no answer"
+        )
 
 
 def _whole(world: ClusterWorld) -> bool:
@@ -112,7 +114,9 @@ def _read_dead_letters(world: ClusterWorld) -> None:
             if 0 <= number < len(world.oracle.messages):
                 copies[reader.group, number] += 1
             else:
-                world.oracle.complain("bytes", f"a dead letter was never sent: {head[:30]!r}")
+                world.oracle.report_violation(
+                    "bytes", f"a dead letter was never sent: {head[:30]!r}"
+                )
     for (group, number), count in sorted(copies.items()):
         (reader,) = [one for one in world.oracle.readers if one.group == group]
         world.oracle.dead_letter(reader, world.oracle.messages[number], count)
@@ -149,13 +153,15 @@ def _agree(world: ClusterWorld) -> None:
     if oracle.violations:
         return
     if len(world.masters) != 1:
-        oracle.complain("progress", f"{len(world.masters)} masters at rest")
+        oracle.report_violation("progress", f"{len(world.masters)} masters at rest")
         return
     (master,) = world.masters
     assert master.node is not None
     end = master.node.broker.store.confirmed
     if end < len(world.golden.data):
-        oracle.complain("I1 no-loss", f"{end} bytes, {len(world.golden.data)} were confirmed")
+        oracle.report_violation(
+            "I1 no-loss", f"{end} bytes, {len(world.golden.data)} were confirmed"
+        )
     for broker in world.brokers:
         _compare(world, master.node, broker, end)
 
@@ -167,8 +173,12 @@ class _Judge(Oracle):
         super().__init__()
         self._world, self._name = world, name
 
-    def complain(self, invariant: str, what: str, life: MessageHistory | None = None) -> None:
-        self._world.oracle.complain("I12 same-state", f"{self._name} and its master: {what}")
+    def report_violation(
+        self, invariant: str, what: str, life: MessageHistory | None = None
+    ) -> None:
+        self._world.oracle.report_violation(
+            "I12 same-state", f"{self._name} and its master: {what}"
+        )
 
 
 def _compare(world: ClusterWorld, master: BrokerNode, broker: ClusterBroker, end: int) -> None:
@@ -177,10 +187,10 @@ def _compare(world: ClusterWorld, master: BrokerNode, broker: ClusterBroker, end
     start = node.broker.store.start
     found = log_bytes(broker.disk, start, end)
     if found != world.golden.data[start:end]:
-        world.oracle.complain("agreement", f"the log of {broker.name} is another")
+        world.oracle.report_violation("agreement", f"the log of {broker.name} is another")
     if node.broker.store.confirmed < end:
         what = f"{broker.name} knows {node.broker.store.confirmed} of {end} confirmed bytes"
-        world.oracle.complain("progress", what)
+        world.oracle.report_violation("progress", what)
     slave = node.broker.store.slave
     if node is not master and slave is not None and slave.applied == master.broker.store.end:
         world.tally.hit(States.STATE_COMPARED)

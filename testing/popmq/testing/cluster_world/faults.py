@@ -76,7 +76,7 @@ class ClusterFaults:
             broker.disk.faults.cut_at(rng.randrange(rng.choice((5, 40))))
         began = broker.start()
         end = broker.node.broker.store.end if broker.node else 0
-        world.note(f"{broker.name} starts at {end}" if began else f"{broker.name} dies again")
+        world.trace_line(f"{broker.name} starts at {end}" if began else f"{broker.name} dies again")
         broker.disk.faults.heal()
         if not began:
             self._later(20, lambda: self._start(broker))
@@ -90,7 +90,7 @@ class ClusterFaults:
         power = self._rng.random() < 0.5
         loss = self._rng.choice(POWER) if power else Loss.NOTHING
         down_ms = down_ms or self._rng.choice(_DOWN_MS)
-        self._world.note(f"{broker.name} dies, lost: {loss.value}, for {down_ms} ms")
+        self._world.trace_line(f"{broker.name} dies, lost: {loss.value}, for {down_ms} ms")
         unsynced = int(broker.disk.unsynced)
         self._world.tally.hit(States.POWER, unsynced * power)
         self._world.tally.hit(States.CRASH, int(not power))
@@ -102,7 +102,9 @@ class ClusterFaults:
         if broker.node is None:
             return
         operations = self._rng.randrange(self._rng.choice((3, 20, 80)))
-        self._world.note(f"{broker.name} will lose its power {operations} operations from now")
+        self._world.trace_line(
+            f"{broker.name} will lose its power {operations} operations from now"
+        )
         broker.disk.faults.cut_at(operations)
 
         def back() -> None:
@@ -117,7 +119,7 @@ class ClusterFaults:
         broker = self._broker()
         if broker.node is None or broker.host.paused:
             return
-        self._world.note(f"{broker.name} is stopped")
+        self._world.trace_line(f"{broker.name} is stopped")
         broker.stop(lambda: self._world.time.after(200, lambda: self._start(broker)))
 
     def _wipe(self) -> None:
@@ -130,7 +132,7 @@ class ClusterFaults:
         whole = {one.identity.store_id for one in others if one is not None}
         if not whole & set(record.sync_state_set):
             return
-        world.note(f"{broker.name} loses its disk")
+        world.trace_line(f"{broker.name} loses its disk")
         world.tally.hit(States.WIPED)
         broker.crash(Loss.ALL)
         broker.wipe()
@@ -143,7 +145,7 @@ class ClusterFaults:
 
     def _pause(self) -> None:
         broker, ms = self._broker(), self._rng.choice((400, 2_000, 6_000, 20_000))
-        self._world.note(f"{broker.name} stands still for {ms} ms")
+        self._world.trace_line(f"{broker.name} stands still for {ms} ms")
         self._world.tally.hit(States.PAUSE)
         broker.host.pause()
         self._later(ms, broker.host.resume)
@@ -155,7 +157,7 @@ class ClusterFaults:
         world, broker = self._world, self._broker()
         large = (-6_000, 2_000, 9_000) if world.skewed else (-50, 80)
         ms = self._rng.choice(large)
-        world.note(f"the wall clock of {broker.name} is set by {ms} ms")
+        world.trace_line(f"the wall clock of {broker.name} is set by {ms} ms")
         world.tally.hit(States.CLOCK_STEP)
         broker.host.clock.step_wall(ms)
         world.oracle.wall_error(broker.host.clock.error_ms)
@@ -185,13 +187,13 @@ class ClusterFaults:
         others = [one for one in self._hosts if one != name]
         if part != "all":
             others = [one for one in others if one[0] in parts[part]]
-        self._world.note(f"{name} is cut off from {others}")
+        self._world.trace_line(f"{name} is cut off from {others}")
         self._cut(name, others)
         self._later(self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
 
     def _cut_one_way(self) -> None:
         source, target = self._rng.sample(self._hosts, 2)
-        self._world.note(f"nothing from {source} to {target}")
+        self._world.trace_line(f"nothing from {source} to {target}")
         self._cut(source, [target], both=False)
         self._later(self._rng.choice((1_000, 5_000, 15_000)), self._world.net.heal_all)
 
@@ -199,7 +201,7 @@ class ClusterFaults:
         """Each side has a controller of its own."""
         alone = self._broker().name
         others = [one.name for one in self._all if one.name != alone]
-        self._world.note(f"{alone} and x0 on one side, {others} and x1 on the other")
+        self._world.trace_line(f"{alone} and x0 on one side, {others} and x1 on the other")
         self._world.tally.hit(States.SPLIT_CONTROLLERS)
         self._cut(alone, [*others, "x1"])
         for other in others:
@@ -207,12 +209,12 @@ class ClusterFaults:
         self._later(self._rng.choice((4_000, 12_000)), self._world.net.heal_all)
 
     def _heal(self) -> None:
-        self._world.note("the network is whole")
+        self._world.trace_line("the network is whole")
         self._world.net.heal_all()
 
     def _reset(self) -> None:
         name = self._broker().name
-        self._world.note(f"connections of {name} break")
+        self._world.trace_line(f"connections of {name} break")
         self._world.net.break_some(lambda one: name in one.hosts and self._rng.random() < 0.6)
 
     # -- controllers, their store, proxies
@@ -223,18 +225,18 @@ class ClusterFaults:
         if not controller.host.up:
             return
         if self._rng.random() < 0.5:
-            world.note(f"{controller.host.name} stands still for {away_ms} ms")
+            world.trace_line(f"{controller.host.name} stands still for {away_ms} ms")
             controller.host.pause()
             self._later(away_ms, controller.host.resume)
             return
-        world.note(f"{controller.host.name} dies for {away_ms} ms")
+        world.trace_line(f"{controller.host.name} dies for {away_ms} ms")
         controller.stop(off=self._rng.random() < 0.5)
         self._later(away_ms, lambda: self._start_controller(controller))
 
     def _no_controllers(self) -> None:
         """Those that serve go on without."""
         world, away_ms = self._world, self._rng.choice((3_000, 12_000))
-        world.note(f"no controller for {away_ms} ms")
+        world.trace_line(f"no controller for {away_ms} ms")
         world.tally.hit(States.CONTROLLERS_AWAY)
         for controller in world.controllers:
             if controller.host.up:
@@ -248,7 +250,7 @@ class ClusterFaults:
 
     def _store(self) -> None:
         manners = self._world.records.manners
-        self._world.note("the metadata store is away")
+        self._world.trace_line("the metadata store is away")
         self._world.tally.hit(States.STORE_AWAY)
         manners.away = True
 
@@ -261,7 +263,7 @@ class ClusterFaults:
         world, number = self._world, self._rng.randrange(len(self._world.proxies))
         if world.routers[number] is None:
             return
-        world.note(f"proxy{number} dies")
+        world.trace_line(f"proxy{number} dies")
         world.kill_proxy(number)
 
         def back() -> None:
@@ -277,16 +279,16 @@ class ClusterFaults:
             return
         port = SimPort(world.net, host, self._rng.choice(world.controllers).address)
         body = pb.FailoverRequest(group=GROUP).SerializeToString()
-        world.note("a hand-over is asked for")
+        world.trace_line("a hand-over is asked for")
 
         def heard(answer: bytes | PopmqError) -> None:
             port.close()
             if isinstance(answer, PopmqError):
                 world.tally.hit(States.HAND_OVER_FAILED)
-                world.note(f"no hand-over: {answer}")
+                world.trace_line(f"no hand-over: {answer}")
                 return
             reply = pb.FailoverReply.FromString(answer)
             world.tally.hit(States.HANDED_OVER, int(reply.handed_over))
-            world.note(f"handed over to {reply.to_node}")
+            world.trace_line(f"handed over to {reply.to_node}")
 
         port.request(Kind.FAILOVER, body, 5_000, heard)

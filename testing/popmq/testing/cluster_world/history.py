@@ -49,7 +49,7 @@ class ClusterReader:
     haunted_ms: int = -1  # until then one of those may arrive
     stories: dict[int, "GroupMessageHistory"] = field(default_factory=dict)
 
-    def story(self, number: int) -> "GroupMessageHistory":
+    def history(self, number: int) -> "GroupMessageHistory":
         return self.stories.setdefault(number, GroupMessageHistory())
 
 
@@ -105,5 +105,5 @@ class DeliveryHistory:
     epoch: int = 0  # of the newest master when it was heard
 
     @property
-    def story(self) -> GroupMessageHistory:
-        return self.reader.story(self.message.number)
+    def history(self) -> GroupMessageHistory:
+        return self.reader.history(self.message.number)

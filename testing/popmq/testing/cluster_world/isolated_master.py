@@ -56,7 +56,7 @@ class IsolatedMaster:
         mine = (master.name, world.proxies[near].name)
         others = [one.name for one in world.brokers] + [one.name for one in world.proxies]
         others += [one.host.name for one in world.controllers]
-        world.note(f"{mine[0]} and {mine[1]} are cut off from all others")
+        world.trace_line(f"{mine[0]} and {mine[1]} are cut off from all others")
         for name in sorted(set(others) - set(mine)):
             for own in mine:
                 world.net.cut(own, name)
@@ -101,7 +101,7 @@ class IsolatedMaster:
 
             def heard(answer: bytes | PopmqError, unknown: int, name: str = name) -> None:
                 if isinstance(answer, PopmqError) and answer.code is Code.TOPIC_NOT_FOUND:
-                    self._world.oracle.complain("I1 no-loss", f"told to exist: {answer}")
+                    self._world.oracle.report_violation("I1 no-loss", f"told to exist: {answer}")
 
             what = f"describe {name}"
             self._world.clients.ask(what, Kind.DESCRIBE_TOPIC, body, heard, lost=lambda: None)

@@ -14,7 +14,7 @@ class MemorySends:
         self._waiting: list[Message] = []  # OK, and not confirmed
         self._looked_to = 0
 
-    def told(self, message: Message, confirmed: bytearray) -> None:
+    def on_reply(self, message: Message, confirmed: bytearray) -> None:
         """The send was OK; `confirmed` is the log that was ever confirmed."""
         if message.head not in confirmed:
             self._waiting.append(message)

@@ -63,7 +63,9 @@ class ClusterOracle:
         apart_ppm = self.fastest_ppm - self.slowest_ppm
         self.jumped_ms += forward_ms + UNHEARD_MS * apart_ppm // _MILLION
 
-    def complain(self, invariant: str, what: str, story: GroupMessageHistory | None = None) -> None:
+    def report_violation(
+        self, invariant: str, what: str, story: GroupMessageHistory | None = None
+    ) -> None:
         self.violations.append(Violation(invariant, what, tuple(story.events) if story else ()))
 
     # -- sends
@@ -72,7 +74,9 @@ class ClusterOracle:
         message.ok_at, message.ok_ms, message.due_ms = self.at, self.now_ms, due_ms
         first_ms = _wall(message.asked_ms) + message.delay_ms + self.behind_ms
         if message.delay_ms and due_ms < first_ms:
-            self.complain("due", f"message {message.number}: due {first_ms - due_ms} ms too early")
+            self.report_violation(
+                "due", f"message {message.number}: due {first_ms - due_ms} ms too early"
+            )
 
     # -- receives
 
@@ -89,7 +93,7 @@ class ClusterOracle:
             if reader.fifo:
                 self._in_order(ask, held, together)
             together.add(held.message.number)
-            held.story.given.setdefault(held.attempt, held)
+            held.history.given.setdefault(held.attempt, held)
         if not got:
             self._empty(ask)
 
@@ -105,24 +109,26 @@ class ClusterOracle:
             reader.haunted_ms = self.now_ms + HAUNTING_MS
 
     def _delivered(self, ask: ReceiveRequestHistory, held: DeliveryHistory) -> None:
-        message, reader, story = held.message, held.reader, held.story
+        message, reader, story = held.message, held.reader, held.history
         who = self.who(held)
         story.events.append(f"{self.at} t={self.now_ms} {reader.group} got attempt {held.attempt}")
         if message.topic != reader.topic:
-            self.complain("topic", f"{who}: was sent to {message.topic}", story)
+            self.report_violation("topic", f"{who}: was sent to {message.topic}", story)
         if message.refused:
-            self.complain("bytes", f"{who}: the send was refused", story)
+            self.report_violation("bytes", f"{who}: the send was refused", story)
         self._timer(held, who)
         if held.attempt > reader.max_attempts:
-            self.complain("I8 max-N", f"{who}: the last attempt is {reader.max_attempts}", story)
+            self.report_violation(
+                "I8 max-N", f"{who}: the last attempt is {reader.max_attempts}", story
+            )
         if held.attempt in story.given and not reader.buffered:
             what = "I4 timer-once" if message.delay_ms else "attempts"
-            self.complain(what, f"{who}: this attempt was delivered before", story)
+            self.report_violation(what, f"{who}: this attempt was delivered before", story)
         if held.attempt > len(story.given) + 1 + reader.lost_pops + reader.open_pops:
-            self.complain("attempts", f"{who}: only {len(story.given)} were seen", story)
+            self.report_violation("attempts", f"{who}: only {len(story.given)} were seen", story)
         late = held.attempt > story.acked_attempt or ask.asked_at > story.acked_at
         if story.acked == 2 and late:
-            self.complain("I5 ack-final", f"{who}: delivered after its ack was OK", story)
+            self.report_violation("I5 ack-final", f"{who}: delivered after its ack was OK", story)
         before = story.given.get(held.attempt - 1)
         if before is not None and reader.renewed:
             self._renewed(held, before)
@@ -131,7 +137,7 @@ class ClusterOracle:
             at_once = reader.buffered or (reader.renewed and reader.left)
             if elapsed_ms < before.invisible_ms and not at_once:
                 what = f"{who}: again after {elapsed_ms} of {before.invisible_ms} ms"
-                self.complain("I3 no-early", what, story)
+                self.report_violation("I3 no-early", what, story)
 
     def client_heard(self, reader: ClusterReader, asked_log_ms: int) -> None:
         """A report that was sent then, by log time, was answered now."""
@@ -146,15 +152,17 @@ class ClusterOracle:
         spoke = silent_ms < SILENCE_MS and before.log_ms > reader.silent_log_ms
         if spoke and not reader.left and not before.acked and not before.in_doubt:
             what = f"{self.who(held)}: its client was heard {silent_ms} ms ago"
-            self.complain("I3 no-early", what, held.story)
+            self.report_violation("I3 no-early", what, held.history)
 
     def _timer(self, held: DeliveryHistory, who: str) -> None:
         message = held.message
         if message.due_ms and message.due_ms > _wall(self.now_ms) + self.ahead_ms:
             early_ms = message.due_ms - _wall(self.now_ms) - self.ahead_ms
-            self.complain("I3 no-early", f"{who}: {early_ms} ms before it was due", held.story)
+            self.report_violation(
+                "I3 no-early", f"{who}: {early_ms} ms before it was due", held.history
+            )
         if message.cancelled:
-            self.complain("I11 cancel-truth", f"{who}: its recall was DONE", held.story)
+            self.report_violation("I11 cancel-truth", f"{who}: its recall was DONE", held.history)
 
     def _in_order(
         self, ask: ReceiveRequestHistory, held: DeliveryHistory, together: set[int]
@@ -163,16 +171,16 @@ class ClusterOracle:
         message, reader = held.message, held.reader
         if not message.key or not message.ok_at:
             return  # what was not answered may be stored when the next one was already
-        if 0 < held.story.overtaken_at < ask.asked_at:
+        if 0 < held.history.overtaken_at < ask.asked_at:
             what = f"{self.who(held)}: another of its key was delivered when it was over"
-            self.complain("I7 fifo", what, held.story)
+            self.report_violation("I7 fifo", what, held.history)
         for before in self.messages[: message.number]:
             if before.key != message.key or before.number in together or not before.ok_at:
                 continue
-            story = reader.story(before.number)
+            story = reader.history(before.number)
             if not self._may_be_over(reader, story):
                 what = f"{self.who(held)}: {before.number} of its key is not over"
-                self.complain("I7 fifo", what, held.story)
+                self.report_violation("I7 fifo", what, held.history)
                 return
             story.overtaken_at = story.overtaken_at or self.at
 
@@ -186,7 +194,7 @@ class ClusterOracle:
         if reader.fifo or not ask.alone or reader.open_pops or ask.lost_before != reader.lost_pops:
             return
         for message in self.messages:
-            if message.topic != reader.topic or reader.story(message.number).given:
+            if message.topic != reader.topic or reader.history(message.number).given:
                 continue
             known = 0 < message.ok_at < ask.asked_at and not message.delay_ms
             known = known and not message.in_memory  # those are read when they are confirmed
@@ -195,7 +203,7 @@ class ClusterOracle:
                     f"group {reader.group}: nothing at {self.at}, asked at {ask.asked_at}; "
                     f"message {message.number} was confirmed at {message.ok_at}"
                 )
-                self.complain("I13 no-false-empty", what)
+                self.report_violation("I13 no-false-empty", what)
                 return
 
     # -- acks and changes
@@ -204,11 +212,11 @@ class ClusterOracle:
         """Why an ack asked for now may not be OK; "" when it may."""
         if held.superseded == 2:
             return "superseded"
-        return "revived" if not held.acked and held.story.attempt > held.attempt else ""
+        return "revived" if not held.acked and held.history.attempt > held.attempt else ""
 
     def must_accept(self, held: DeliveryHistory) -> bool:
         """Whether an ack that is answered now has to be OK: its time cannot be over."""
-        story = held.story
+        story = held.history
         elapsed_ms = self.log_ms - held.log_ms
         known = not story.acked or elapsed_ms < OUTCOME_MS
         steady = not held.superseded and not held.asking and story.attempt == held.attempt
@@ -216,12 +224,14 @@ class ClusterOracle:
         return known and steady and elapsed_ms < held.invisible_ms
 
     def acked(self, held: DeliveryHistory, ok: bool, refuse: str) -> None:
-        story = held.story
+        story = held.history
         story.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} {'OK' if ok else 'no'}")
         if ok and refuse:
-            self.complain("I6 stale-handle", f"{self.who(held)}: OK for a {refuse} handle", story)
+            self.report_violation(
+                "I6 stale-handle", f"{self.who(held)}: OK for a {refuse} handle", story
+            )
         if not ok and self.must_accept(held):
-            self.complain("I6 live-handle", f"{self.who(held)}: ack refused in time", story)
+            self.report_violation("I6 live-handle", f"{self.who(held)}: ack refused in time", story)
         if ok:
             held.acked = 2
         if ok and story.acked < 2:
@@ -229,21 +239,23 @@ class ClusterOracle:
 
     def ack_unknown(self, held: DeliveryHistory) -> None:
         held.acked = held.acked or 1
-        held.story.acked = held.story.acked or 1
-        held.story.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} unknown")
+        held.history.acked = held.history.acked or 1
+        held.history.events.append(f"{self.at} t={self.now_ms} ack {held.attempt} unknown")
 
     # -- the end
 
     def dead_letter(self, reader: ClusterReader, message: Message, copies: int) -> None:
-        story = reader.story(message.number)
+        story = reader.history(message.number)
         story.dead += copies
         if copies > 1:
-            self.complain("I8 max-N", f"{copies} dead letters of {message.number}", story)
+            self.report_violation("I8 max-N", f"{copies} dead letters of {message.number}", story)
         if story.acked == 2:
-            self.complain("I5 ack-final", f"message {message.number}: acked and dead", story)
+            self.report_violation(
+                "I5 ack-final", f"message {message.number}: acked and dead", story
+            )
         if story.attempt + reader.lost_pops < reader.max_attempts:
             what = f"message {message.number} died after attempt {story.attempt}"
-            self.complain("I8 max-N", what, story)
+            self.report_violation("I8 max-N", what, story)
 
     def finish(self) -> None:
         """After the drain: everything that was OK is acked or dead in every group."""
@@ -251,11 +263,11 @@ class ClusterOracle:
             for message in self.messages:
                 if not message.ok_at or message.topic != reader.topic or message.recall_asked:
                     continue
-                story = reader.story(message.number)
+                story = reader.history(message.number)
                 if story.acked or story.dead or message.excused:
                     continue
                 known = bool(story.given)
-                self.complain(
+                self.report_violation(
                     "I2 no-limbo" if known else "I1 no-loss",
                     f"message {message.number} of {message.topic}, confirmed at {message.ok_at}, "
                     f"never came {'back ' if known else ''}to group {reader.group}",

@@ -70,7 +70,7 @@ class ClusterRun:
             what = f"{type(error).__name__}: {error}"
             oracle.violations.append(Violation("I0 broken", what, places))
         for violation in oracle.violations:
-            world.note(str(violation))
+            world.trace_line(str(violation))
         found = SeedResult(world.seed, oracle.violations, world.trace, world.tally)
         found.module = "cluster"
         return found

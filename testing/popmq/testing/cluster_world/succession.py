@@ -34,7 +34,7 @@ class Succession:
             return
         first = world.masters[0]
         second, third = world.rng.sample([one for one in world.brokers if one is not first], 2)
-        world.note(f"{first.name}, {second.name} and {third.name} are to lead in turn")
+        world.trace_line(f"{first.name}, {second.name} and {third.name} are to lead in turn")
         # Controllers take it for dead, and elect the other one; it copies what it is given.
         self._cut(third, [one.host.name for one in world.controllers])
         self._later(_UNHEARD_MS, lambda: self._alone(first, second, third))

@@ -50,7 +50,7 @@ class ClusterWorld:
         self.net = SimNet(self.time, rng, self.tally, _manners(rng))
         self.records = SimMetadataStore(self.time, rng, self.tally)
         self.records.on_write = self._written
-        self.golden = GoldenLog(self.oracle.complain)
+        self.golden = GoldenLog(self.oracle.report_violation)
         self.healed = False
         self.skewed = rng.random() < 0.4  # clocks are wrong by more than a little
         # Wall clocks of brokers are days apart. Nothing is delayed then: due times are wall time.
@@ -61,7 +61,7 @@ class ClusterWorld:
         self.brokers = [self._broker(name) for name in "abc"]
         self.proxies = [self._host(f"proxy{number}") for number in range(PROXIES)]
         self.routers: list[Router | None] = [None] * PROXIES
-        self.clients = ClusterClients(self.routers, self.oracle, rng, self.tally, self.note)
+        self.clients = ClusterClients(self.routers, self.oracle, rng, self.tally, self.trace_line)
         self.oracle.readers += [
             ClusterReader("g", NORMAL, rng.choice((3, 16))),
             ClusterReader("h", NORMAL, 40),
@@ -72,7 +72,7 @@ class ClusterWorld:
             ClusterReader("r", NORMAL, 40, renewed=True),
         ]
         self.in_memory = MemorySends()
-        self.clients.on_memory = lambda one: self.in_memory.told(one, self.golden.data)
+        self.clients.on_memory = lambda one: self.in_memory.on_reply(one, self.golden.data)
         self._looked: dict[str, tuple[int, int, str, BrokerRole]] = {}
         self._hashes: dict[str, StateHashes] = {}
         self._compared: dict[str, int] = {}
@@ -83,7 +83,7 @@ class ClusterWorld:
         self._counted_ms: dict[str, int] = {}  # by which log time may have jumped
         self._renewed: dict[str, int] = {}
 
-    def note(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         self.trace.append(f"{self.time.now_ms} {line}")
 
     # -- making it
@@ -136,7 +136,7 @@ class ClusterWorld:
             self.settings,
             self.rng,
             controllers=[one.address for one in self.controllers],
-            note=self.note,
+            note=self.trace_line,
             on_broken=self._broken,
             on_moved=self._moved,
         )
@@ -200,7 +200,7 @@ class ClusterWorld:
                     continue
                 if progress.committed < committed:
                     what = f"{place} of {broker.name}: {progress.committed} after {committed}"
-                    self.oracle.complain("I9 offset-monotonic", what)
+                    self.oracle.report_violation("I9 offset-monotonic", what)
                 self._offsets[place] = (slave.applied, progress.committed)
 
     def _tick(self) -> bool:
@@ -229,7 +229,7 @@ class ClusterWorld:
             forward_ms = broker.forward_ms - self._counted_ms.get(broker.name, 0)
             self._counted_ms[broker.name] = broker.forward_ms
             self.oracle.took_over(forward_ms, blind=blind)
-            self.note(f"{broker.name} leads epoch {node.leadership.epoch}")
+            self.trace_line(f"{broker.name} leads epoch {node.leadership.epoch}")
 
     def _dying(self, broker: ClusterBroker) -> None:
         self.tally.hit(ClusterSometimes.IN_MEMORY, int(self.in_memory.died() > 0))
@@ -252,7 +252,7 @@ class ClusterWorld:
             durable = node.broker.store.durable
             if node.identity.store_id in record.sync_state_set and durable < confirmed:
                 what = f"{name} confirmed {confirmed}, {broker.name} of the set has {durable}"
-                self.oracle.complain("D2 durable", what)
+                self.oracle.report_violation("D2 durable", what)
 
     def _strike(self, sync: SyncState) -> None:
         """Sometimes whoever is being added falls silent before that is written."""
@@ -262,7 +262,7 @@ class ClusterWorld:
         self._struck = proposed
         if self.rng.random() < 0.06:
             for name in map(self.name, sorted(sync.pending)):
-                self.note(f"{name} falls silent while it is being added")
+                self.trace_line(f"{name} falls silent while it is being added")
                 for other in self.brokers:
                     self.net.cut(name, other.name)
                     self.net.cut(other.name, name)
@@ -285,7 +285,7 @@ class ClusterWorld:
             self._compared[broker.name] = slave.hashes.compared
             self.tally.hit(ClusterSometimes.HASH_COMPARED)
             if slave.hashes.diverged:
-                self.oracle.complain("I12 same-state", f"tables of {broker.name} diverged")
+                self.oracle.report_violation("I12 same-state", f"tables of {broker.name} diverged")
         if life != broker.host.life:
             return
         self.tally.hit(ClusterSometimes.TRUNCATION, int(store_id == now[2] and now[1] < end))
@@ -296,13 +296,15 @@ class ClusterWorld:
         where = traceback.extract_tb(error.__traceback__)[-4:]
         places = "; ".join(f"{one.name}, line {one.lineno}: {one.line}" for one in where)
         what = f"{broker.name}: {type(error).__name__}: {error} {places}"
-        self.oracle.complain("I0 broken", what)
+        self.oracle.report_violation("I0 broken", what)
 
     def _written(self, key: str, old: GroupRecord | None, new: GroupRecord) -> None:
         if key != GROUP:
             return
         names = [self.name(one) for one in new.sync_state_set]
-        self.note(f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} set {names}")
+        self.trace_line(
+            f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} set {names}"
+        )
         if old is None:
             return
         tally, elected = self.tally, new.epoch > old.epoch
@@ -330,7 +332,7 @@ class ClusterWorld:
     def heal(self) -> None:
         """Nothing fails any more, and who is away comes back."""
         self.healed = True
-        self.note("heal")
+        self.trace_line("heal")
         self.net.heal_all()
         self.net.manners = NetworkFaults(patience_ms=self.net.manners.patience_ms)
         manners = self.records.manners

@@ -46,7 +46,7 @@ class Losses:
             return True
         return loss is not Loss.ALL and self._rng.random() < 0.5
 
-    def lose(self, content: FileContent, loss: Loss) -> None:
+    def drop_replies(self, content: FileContent, loss: Loss) -> None:
         """Bring to the platter what the crash spares of the pending operations."""
         pending, content.pending = content.pending, []
         content.synced += len(pending)

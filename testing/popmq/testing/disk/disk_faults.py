@@ -28,7 +28,7 @@ class Faults:
         self.sick = False  # an EIO was raised since the last crash
         self.operations = 0  # since the run began
         self.at_operation: Callable[[str], None] | None = None  # hears of each, before a cut there
-        self.struck = ""  # the path at which the power went last
+        self.fault_hit = ""  # the path at which the power went last
 
     def cut_at(self, operations: int, *, after_start_of: str = "") -> None:
         """The n-th following operation raises PowerCut, and so does every later one until
@@ -74,7 +74,7 @@ class Faults:
         if self._cut_in is not None:
             self._cut_in -= 1
             if self._cut_in == -1:
-                self.struck = path
+                self.fault_hit = path
             if self._cut_in < 0:
                 raise PowerCut
 

@@ -45,7 +45,7 @@ class SimDisk:
                 names[path] = found
         for content in {id(content): content for content in names.values()}.values():
             if content.pending:
-                self.losses.lose(content, loss)
+                self.losses.drop_replies(content, loss)
             content.now[:] = content.kept
         self._names, self._kept_names = names, dict(names)
 

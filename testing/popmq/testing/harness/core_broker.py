@@ -39,7 +39,7 @@ class Answer:
     error: PopmqError | None = None
     id: int = 0
 
-    def hear(self, reply: bytes | PopmqError) -> None:
+    def on_result(self, reply: bytes | PopmqError) -> None:
         assert not self.heard, "answered twice"
         if isinstance(reply, PopmqError):
             self.error = reply
@@ -106,7 +106,7 @@ class CoreBroker:
         self.broker.store.call_soon = self._soon.append
         self.server = BrokerServer(self.broker)
         self.begin(self.broker)
-        self.settle()
+        self.run_until_idle()
 
     def begin(self, broker: Broker) -> None:
         """How it starts: alone."""
@@ -114,10 +114,10 @@ class CoreBroker:
 
     def stop(self) -> None:
         self.broker.stop()
-        self.settle()
+        self.run_until_idle()
         self.broker.close()
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         while self._soon:
             self._soon.popleft()()
 
@@ -134,16 +134,16 @@ class CoreBroker:
 
     def run_steps(self) -> None:
         while self.broker.step():
-            self.settle()
-        self.settle()
+            self.run_until_idle()
+        self.run_until_idle()
 
     # -- requests, as a proxy would make them
 
     def ask(self, kind: Kind, body: bytes, *, settle: bool = True) -> Answer:
         answer = Answer()
-        answer.id = self.server.request(kind, body, 10_000, answer.hear)
+        answer.id = self.server.request(kind, body, 10_000, answer.on_result)
         if settle:
-            self.settle()
+            self.run_until_idle()
         return answer
 
     def reply(self, kind: Kind, body: bytes) -> bytes:
@@ -162,7 +162,7 @@ class CoreBroker:
         permission: Permission = Permission.READ_WRITE,
     ) -> TopicConfig:
         made = self.broker.registry.create_topic(TopicConfig(0, name, queues, type, permission))
-        self.settle()
+        self.run_until_idle()
         return made
 
     def group(
@@ -179,7 +179,7 @@ class CoreBroker:
                 0, name, type, max_attempts, start_at=start_at, check_points=check_points
             )
         )
-        self.settle()
+        self.run_until_idle()
         return made
 
     def send(

@@ -68,7 +68,7 @@ class ModelNode:
         self.net, self.host, self.rng, self.log = net, host, rng, log
         self.identity = Identity(disk, "identity", rng, cluster=ClusterSettings())
         self.epochs = EpochFile(disk, "epochs")
-        self.note = note
+        self.trace_line = note
         self.tally = tally
         self.on_confirmed = on_confirmed
         self.role = pb.NOBODY
@@ -155,7 +155,7 @@ class ModelNode:
     def become_master(self, record: pb.GroupRecord) -> None:
         """R11 to R14: the whole tail stays."""
         self._leave_role()
-        self.note(f"master of epoch {record.epoch} at {self.log.end}")
+        self.trace_line(f"master of epoch {record.epoch} at {self.log.end}")
         self.identity.accept(record.epoch)
         start = self.log.end
         self.epochs.append(record.epoch, start)
@@ -270,7 +270,7 @@ class ModelNode:
         self._heard_ms[asked.store_id] = now_ms
         if asked.position + _CLOSE_BYTES >= self.log.end:
             self._caught_ms[asked.store_id] = now_ms
-        if sync.fsynced(asked.store_id, asked.position):
+        if sync.on_fsynced(asked.store_id, asked.position):
             self._confirm()
         return encode_acked_reply(AckedReply(sync.epoch, self.confirmed))
 
@@ -296,7 +296,7 @@ class ModelNode:
     def _learn(self, record: pb.GroupRecord) -> None:
         sync = self.sync
         assert sync is not None
-        if sync.learn(
+        if sync.on_record(
             epoch=record.epoch, version=record.version, members=set(record.sync_state_set)
         ):
             self._confirm()
@@ -378,7 +378,7 @@ class ModelNode:
 
     def _durable_moved(self) -> None:
         if self.sync is not None:
-            if self.sync.fsynced(self.sync.own_id, self.own_position()):
+            if self.sync.on_fsynced(self.sync.own_id, self.own_position()):
                 self._confirm()
         elif self.slave is not None:
             self.slave.fsynced()
@@ -393,7 +393,7 @@ class ModelNode:
     def cut_to(self, position: int) -> None:
         """R22: a cut below what it knows to be confirmed means that a rule was broken."""
         if position < self.log.end:
-            self.note(f"cuts {self.log.end - position} bytes at {position}")
+            self.trace_line(f"cuts {self.log.end - position} bytes at {position}")
             self.tally.hit(ModelSometimes.TRUNCATION)
             assert position >= self.confirmed, f"cut at {position}, confirmed {self.confirmed}"
             self.log.cut(position)

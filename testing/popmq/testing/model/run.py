@@ -54,7 +54,7 @@ class _Run:
                 action()
                 self._go(self.rng.choice(_GAPS_MS))
             if not world.violations:
-                world.note("heal")
+                world.trace_line("heal")
                 world.heal()
                 world.drain()
         except Exception as error:
@@ -63,7 +63,7 @@ class _Run:
             what = f"{type(error).__name__}: {error}"
             world.violations.append(Violation("I0 broken", what, places))
         for violation in world.violations:
-            world.note(str(violation))
+            world.trace_line(str(violation))
         found = SeedResult(world.seed, world.violations, world.trace, world.tally)
         found.world, found.module = "--light ", "cluster"
         return found
@@ -89,13 +89,13 @@ class _Run:
             return
         power = self.rng.random() < 0.5
         down_ms = self.rng.choice((5, 300, 3_000, 9_000))
-        self.world.note(f"{replica.host.name} dies, power={power}, for {down_ms} ms")
+        self.world.trace_line(f"{replica.host.name} dies, power={power}, for {down_ms} ms")
         replica.crash(power=power)
         self._later(down_ms, lambda: self._start(replica))
 
     def _start(self, replica: ModelReplica) -> None:
         if replica.node is None:
-            self.world.note(f"{replica.host.name} starts at {replica.log.end}")
+            self.world.trace_line(f"{replica.host.name} starts at {replica.log.end}")
             replica.start()
 
     def _wipe(self) -> None:
@@ -110,7 +110,7 @@ class _Run:
             return
         if not set(record.sync_state_set) - {replica.store_id}:
             return
-        world.note(f"{replica.host.name} loses its disk")
+        world.trace_line(f"{replica.host.name} loses its disk")
         world.tally.hit(ModelSometimes.WIPED)
         replica.crash(power=True)
         replica.wipe()
@@ -119,7 +119,7 @@ class _Run:
     def _all_down(self) -> None:
         self.world.tally.hit(ModelSometimes.ALL_DOWN)
         power = self.rng.random() < 0.7
-        self.world.note(f"everybody dies, power={power}")
+        self.world.trace_line(f"everybody dies, power={power}")
         for replica in self.world.replicas:
             if replica.node is not None:
                 replica.crash(power=power)
@@ -127,7 +127,7 @@ class _Run:
 
     def _pause(self) -> None:
         replica, ms = self._replica(), self.rng.choice(_PAUSES_MS)
-        self.world.note(f"{replica.host.name} stands still for {ms} ms")
+        self.world.trace_line(f"{replica.host.name} stands still for {ms} ms")
         self.world.tally.hit(ModelSometimes.PAUSE)
         replica.host.pause()
         self._later(ms, replica.host.resume)
@@ -150,23 +150,23 @@ class _Run:
                 others = [self.rng.choice(("x0", "x1"))]
             case _:
                 pass
-        self.world.note(f"{name} is cut off from {others}")
+        self.world.trace_line(f"{name} is cut off from {others}")
         for other in others:
             self.world.net.cut(name, other)
             self.world.net.cut(other, name)
 
     def _cut_one_way(self) -> None:
         source, target = self.rng.sample(self._hosts(), 2)
-        self.world.note(f"nothing from {source} to {target}")
+        self.world.trace_line(f"nothing from {source} to {target}")
         self.world.net.cut(source, target)
 
     def _heal(self) -> None:
-        self.world.note("the network is whole")
+        self.world.trace_line("the network is whole")
         self.world.net.heal_all()
 
     def _reset(self) -> None:
         name = self._replica().host.name
-        self.world.note(f"connections of {name} break")
+        self.world.trace_line(f"connections of {name} break")
         self.world.net.break_some(lambda one: name in one.hosts and self.rng.random() < 0.6)
 
     def _controller(self) -> None:
@@ -175,11 +175,11 @@ class _Run:
         if not controller.host.up:
             return
         if self.rng.random() < 0.5:
-            world.note(f"{controller.host.name} stands still for {away_ms} ms")
+            world.trace_line(f"{controller.host.name} stands still for {away_ms} ms")
             controller.host.pause()
             self._later(away_ms, controller.host.resume)
             return
-        world.note(f"{controller.host.name} dies for {away_ms} ms")
+        world.trace_line(f"{controller.host.name} dies for {away_ms} ms")
         controller.stop(off=self.rng.random() < 0.5)
         self._later(away_ms, lambda: None if controller.host.up else controller.start())
         up = any(one.host.up for one in world.controllers)
@@ -187,7 +187,7 @@ class _Run:
 
     def _store(self) -> None:
         manners = self.world.records.manners
-        self.world.note("the metadata store is away")
+        self.world.trace_line("the metadata store is away")
         self.world.tally.hit(ModelSometimes.AWAY)
         manners.away = True
 

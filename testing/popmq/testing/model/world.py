@@ -113,7 +113,7 @@ class ModelWorld:
         self._ports: dict[str, SimPort] = {}
         self.healed = False
 
-    def note(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         self.trace.append(f"{self.time.now_ms} {line}")
 
     def make_node(self, replica: ModelReplica) -> ModelNode:
@@ -127,7 +127,7 @@ class ModelWorld:
             min_in_sync=self.min_in_sync,
             replicas=self.count,
             on_confirmed=self.confirmed,
-            note=lambda line: self.note(f"{replica.host.name} {line}"),
+            note=lambda line: self.trace_line(f"{replica.host.name} {line}"),
             tally=self.tally,
         )
 
@@ -142,9 +142,9 @@ class ModelWorld:
 
     # -- what is watched
 
-    def complain(self, invariant: str, what: str) -> None:
+    def report_violation(self, invariant: str, what: str) -> None:
         self.violations.append(Violation(invariant, what))
-        self.note(f"VIOLATION {invariant}: {what}")
+        self.trace_line(f"VIOLATION {invariant}: {what}")
 
     def confirmed(self, node: ModelNode) -> None:
         """Some broker calls its log confirmed up to there."""
@@ -153,10 +153,12 @@ class ModelWorld:
         known = min(len(golden), len(data))
         if data[:known] != golden[:known]:
             at = next(at for at in range(known) if data[at] != golden[at])
-            self.complain("replaced", f"{name} has other records at {at} of {len(golden)}")
+            self.report_violation("replaced", f"{name} has other records at {at} of {len(golden)}")
         if node.sync is None:
             if position > len(golden):
-                self.complain("I10 one-master", f"slave {name} confirmed {position} by itself")
+                self.report_violation(
+                    "I10 one-master", f"slave {name} confirmed {position} by itself"
+                )
             return
         self._check_copies(node)
         golden += data[known:]
@@ -164,7 +166,7 @@ class ModelWorld:
         other = self._masters.setdefault(node.sync.epoch, name)
         if other != name:
             what = f"{other} and {name} confirmed in epoch {node.sync.epoch}"
-            self.complain("I10 one-master", what)
+            self.report_violation("I10 one-master", what)
         self.tally.hit(ModelSometimes.PENDING, int(bool(node.sync.pending)))
 
     def _check_copies(self, node: ModelNode) -> None:
@@ -179,9 +181,11 @@ class ModelWorld:
         lost = len(record.sync_state_set) - len(logs)  # with their disks, since they acked
         if copies < min(self.min_in_sync, len(record.sync_state_set)) - lost:
             what = f"{node.host.name} confirms {position}, which {copies} members of the set have"
-            self.complain("D2 durable", what)
+            self.report_violation("D2 durable", what)
         if len(record.sync_state_set) < self.min_in_sync and record.epoch == self._epoch(node):
-            self.complain("D2 durable", f"confirmed by a set of {len(record.sync_state_set)}")
+            self.report_violation(
+                "D2 durable", f"confirmed by a set of {len(record.sync_state_set)}"
+            )
 
     def _check_set(self, record: GroupRecord) -> None:
         """Whatever an election can pick has what is confirmed, on as many disks as promised."""
@@ -191,7 +195,7 @@ class ModelWorld:
         lost = len(record.sync_state_set) - len(known)
         if self.golden and copies < self.min_in_sync - lost:
             what = f"{len(self.golden)} confirmed bytes are on {copies} disks of {record}"
-            self.complain("D2 durable", what)
+            self.report_violation("D2 durable", what)
 
     @staticmethod
     def _epoch(node: ModelNode) -> int:
@@ -200,7 +204,7 @@ class ModelWorld:
     def _written(self, key: str, old: GroupRecord | None, new: GroupRecord) -> None:
         if key != GROUP:
             return
-        self.note(
+        self.trace_line(
             f"record {new.version}: {self.name(new.leader)} epoch {new.epoch} "
             f"set {[self.name(one) for one in new.sync_state_set]}"
         )
@@ -227,7 +231,7 @@ class ModelWorld:
         """The power goes while a new master begins."""
         for replica in self.replicas:
             if replica.store_id == store_id and replica.node is not None and not self.healed:
-                self.note(f"{replica.host.name} loses its power")
+                self.trace_line(f"{replica.host.name} loses its power")
                 replica.crash(power=True)
                 self.time.after(5, partial(_start_again, replica))
 
@@ -260,7 +264,7 @@ class ModelWorld:
             return
         self.acknowledged += 1
         if number not in self._confirmed_numbers:
-            self.complain("I1 no-loss", f"{number} was acknowledged and is not confirmed")
+            self.report_violation("I1 no-loss", f"{number} was acknowledged and is not confirmed")
 
     # -- the end
 
@@ -288,18 +292,22 @@ class ModelWorld:
         if self.violations:
             return
         if self.acknowledged == before:
-            self.complain("progress", "nothing was confirmed in 12 s after everything healed")
+            self.report_violation(
+                "progress", "nothing was confirmed in 12 s after everything healed"
+            )
             return
         record = self.records.newest(GROUP)
         if record is None or len(record.sync_state_set) != self.count:
-            self.complain("progress", f"the set is {record} after 12 s without a fault")
+            self.report_violation("progress", f"the set is {record} after 12 s without a fault")
         for replica in self.replicas:
             node = replica.node
             assert node is not None
             data = bytes(node.log.data)
             known = min(len(data), len(self.golden))
             if data[:known] != self.golden[:known] or known + 2_000 < len(self.golden):
-                self.complain("agreement", f"{replica.host.name} ends at {len(data)}, otherwise")
+                self.report_violation(
+                    "agreement", f"{replica.host.name} ends at {len(data)}, otherwise"
+                )
 
 
 def _manners(rng: random.Random) -> NetworkFaults:

@@ -41,7 +41,7 @@ class Oracle(HandleOracle):
         self.unanswered.recorded(sent.asked_log_ms)
         other = self._numbered.setdefault(place, sent)
         if other is not sent and not self.log_lost:
-            self.complain(
+            self.report_violation(
                 "offset-reused",
                 f"messages {other.number} and {sent.number} are both number {offset} of queue "
                 f"{sent.queue_id} of {sent.topic.name}",
@@ -103,7 +103,9 @@ class Oracle(HandleOracle):
         """One message of an answered receive; None when it is none that was sent."""
         reader = pop.reader
         if not 0 <= number < len(self.messages) or self.messages[number].head != head:
-            self.complain("bytes", f"group {reader.group.name} got {head[:40]!r}, never sent so")
+            self.report_violation(
+                "bytes", f"group {reader.group.name} got {head[:40]!r}, never sent so"
+            )
             return None
         sent = self.messages[number]
         life = reader.lives.setdefault(number, MessageHistory())
@@ -112,13 +114,15 @@ class Oracle(HandleOracle):
         life.events.append(f"{self.at} t={self.now_ms} delivered as attempt {attempt}")
         who = f"message {number} of {sent.topic.name} to group {reader.group.name}"
         if sent.properties != properties:
-            self.complain("bytes", f"{who} has other properties", life)
+            self.report_violation("bytes", f"{who} has other properties", life)
         if sent.topic is not pop.reader.topic:
-            self.complain("topic", f"{who}: was sent to another incarnation", life)
+            self.report_violation("topic", f"{who}: was sent to another incarnation", life)
         if pop.tags and sent.tag not in pop.tags:
-            self.complain("filter", f"{who}: tag {sent.tag!r} is not among {pop.tags}", life)
+            self.report_violation(
+                "filter", f"{who}: tag {sent.tag!r} is not among {pop.tags}", life
+            )
         if sent.refused:
-            self.complain("bytes", f"{who}: the send was refused", life)
+            self.report_violation("bytes", f"{who}: the send was refused", life)
         if pop.attempt_id and life.held is not None and life.held.handle == handle:
             return life.held  # the same receive once more
         forgotten = life.held is not None and self.may_be_forgotten(life.held)
@@ -140,18 +144,20 @@ class Oracle(HandleOracle):
         self, pop: ReceiveCall, life: MessageHistory, who: str, attempt: int
     ) -> None:
         if life.skipped:
-            self.complain("reset", f"{who}: a reset passed over it, and skipped retries", life)
+            self.report_violation(
+                "reset", f"{who}: a reset passed over it, and skipped retries", life
+            )
         if life.acked == 2:
-            self.complain("I5 ack-final", f"{who}: delivered after its ack was OK", life)
+            self.report_violation("I5 ack-final", f"{who}: delivered after its ack was OK", life)
         if life.rejected == 2:
-            self.complain("I5 ack-final", f"{who}: delivered after its reject was OK", life)
+            self.report_violation("I5 ack-final", f"{who}: delivered after its reject was OK", life)
         if attempt > pop.reader.group.max_attempts or life.dead:
-            self.complain("I8 max-N", f"{who}: attempt {attempt} after the last one", life)
+            self.report_violation("I8 max-N", f"{who}: attempt {attempt} after the last one", life)
         unseen = pop.reader.unseen(life)
         before = life.held
         forgotten = before is not None and self.may_be_forgotten(before)
         if not life.attempt - forgotten < attempt <= life.attempt + 1 + unseen:
-            self.complain(
+            self.report_violation(
                 "attempts",
                 f"{who}: attempt {attempt} after {life.attempt}, {unseen} replies were lost",
                 life,
@@ -162,12 +168,14 @@ class Oracle(HandleOracle):
         elapsed = self.log_ms - before.asked_log_ms
         sure = before.superseded != 1 and not self.clients.left(before)
         if sure and elapsed < before.invisible_ms:
-            self.complain(
+            self.report_violation(
                 "I3 no-early",
                 f"{who}: again after {elapsed} ms, was invisible for {before.invisible_ms}",
                 life,
             )
         if self.clients.keeps(before, self.log_ms) and not self.unanswered.covers(before):
-            self.complain("I3 no-early", f"{who}: again while {before.renewed_by} lives", life)
+            self.report_violation(
+                "I3 no-early", f"{who}: again while {before.renewed_by} lives", life
+            )
         if self.healed_ms >= 0 and not self.limited:
             check_limbo(self, before, life, who)

@@ -17,7 +17,7 @@ def popped_empty(oracle: Oracle, pop: ReceiveCall) -> None:
         return
     sent = _ready(oracle, pop, lambda sent: _was_there(sent, pop), before=pop.asked_at)
     if sent is not None:
-        oracle.complain(
+        oracle.report_violation(
             "I13 no-false-empty",
             f"group {pop.reader.group.name}: empty at {oracle.at}, asked at {pop.asked_at}, "
             f"message {sent.number} of {sent.topic.name} was confirmed at {sent.ok_at}",
@@ -30,7 +30,7 @@ def kept_waiting(oracle: Oracle, pop: ReceiveCall) -> None:
         return
     sent = _ready(oracle, pop, lambda sent: bool(sent.ok_at), before=oracle.at)
     if sent is not None:
-        oracle.complain(
+        oracle.report_violation(
             "I15 isolation",
             f"group {pop.reader.group.name}: waits at {oracle.at}, since {pop.asked_at}, though "
             f"message {sent.number} of {sent.topic.name} was confirmed at {sent.ok_at}",

@@ -84,7 +84,7 @@ class FifoOrder:
         return f"message {held.sent.number}, attempt {held.attempt}, {held.reader.group.name}"
 
     def _complain(self, what: str, held: Held) -> None:
-        self._oracle.complain("I7 fifo", what, held.life)
+        self._oracle.report_violation("I7 fifo", what, held.life)
 
 
 def _is_over(life: MessageHistory | None, before: int) -> bool:

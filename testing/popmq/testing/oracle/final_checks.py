@@ -17,7 +17,7 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     lives = [reader.lives.setdefault(number, MessageHistory()) for reader in readers]
     chains = sum(1 + life.chain + life.again + life.loose * copies for life in lives)
     if copies > max(1, chains):
-        oracle.complain(
+        oracle.report_violation(
             "I8 max-N", f"{copies} dead letters of message {number}, {group}", lives[-1]
         )
     for life in lives:
@@ -30,9 +30,9 @@ def dead_letter(oracle: Oracle, group: str, number: int, copies: int) -> None:
     if life.rejected or life.said:
         return
     if life.attempt < reader.group.max_attempts and not reader.unseen(life):
-        oracle.complain("I8 max-N", f"message {number} died at {life.attempt}", life)
+        oracle.report_violation("I8 max-N", f"message {number} died at {life.attempt}", life)
     if life.acked == 2:
-        oracle.complain("I5 ack-final", f"message {number}: acked and dead", life)
+        oracle.report_violation("I5 ack-final", f"message {number}: acked and dead", life)
 
 
 def finish(oracle: Oracle, readers: list[GroupReader], excused: Excuse) -> None:
@@ -47,7 +47,7 @@ def finish(oracle: Oracle, readers: list[GroupReader], excused: Excuse) -> None:
                 missing = True
             if missing and not excused(reader, sent, life):
                 known = life is not None and life.attempt > 0
-                oracle.complain(
+                oracle.report_violation(
                     "I2 no-limbo" if known else "I1 no-loss",
                     f"message {sent.number} of {sent.topic.name}, confirmed at {sent.ok_at}, "
                     f"never came {'back ' if known else ''}to group {reader.group.name}",

@@ -23,7 +23,9 @@ class HandleOracle:
         self.now_ms = 0
         self.log_ms = 0
 
-    def complain(self, invariant: str, what: str, life: MessageHistory | None = None) -> None:
+    def report_violation(
+        self, invariant: str, what: str, life: MessageHistory | None = None
+    ) -> None:
         self.violations.append(Violation(invariant, what, tuple(life.events) if life else ()))
 
     def must_refuse(self, held: Held) -> str:
@@ -64,9 +66,11 @@ class HandleOracle:
         if not held.reader.alive or self.log_lost:
             return
         if ok and refuse:
-            self.complain("I6 stale-handle", f"{self._who(held)}: OK for a {refuse} handle", life)
+            self.report_violation(
+                "I6 stale-handle", f"{self._who(held)}: OK for a {refuse} handle", life
+            )
         if not ok and self.must_accept(held):
-            self.complain("I6 live-handle", f"{self._who(held)}: ack refused in time", life)
+            self.report_violation("I6 live-handle", f"{self._who(held)}: ack refused in time", life)
 
     def rejected(self, held: Held, ok: bool, refuse: str) -> None:
         life = held.life
@@ -80,9 +84,13 @@ class HandleOracle:
             return
         # Its last attempt may have ended, as a dead letter, before what is refused now.
         if ok and refuse and not 0 < held.reader.group.max_attempts <= held.attempt:
-            self.complain("I6 stale-handle", f"{self._who(held)}: reject of a {refuse} one", life)
+            self.report_violation(
+                "I6 stale-handle", f"{self._who(held)}: reject of a {refuse} one", life
+            )
         if not ok and self.must_accept(held) and not life.acked:
-            self.complain("I6 live-handle", f"{self._who(held)}: reject refused in time", life)
+            self.report_violation(
+                "I6 live-handle", f"{self._who(held)}: reject refused in time", life
+            )
 
     def changed(
         self, held: Held, handle: bytes, invisible_ms: int, asked: ReceiveCall, why: str
@@ -91,7 +99,9 @@ class HandleOracle:
         life = held.life
         life.events.append(f"{self.at} t={self.now_ms} change {held.attempt} {invisible_ms} OK")
         if why and held.reader.alive and not self.log_lost:
-            self.complain("I6 stale-handle", f"{self._who(held)}: change of a {why} handle", life)
+            self.report_violation(
+                "I6 stale-handle", f"{self._who(held)}: change of a {why} handle", life
+            )
         self.unanswered.recorded(asked.asked_log_ms)
         held.superseded = 2
         times = asked.asked_log_ms, asked.asked_ms, invisible_ms
@@ -104,7 +114,9 @@ class HandleOracle:
 
     def change_refused(self, held: Held) -> None:
         if self.must_accept(held) and not held.life.acked:
-            self.complain("I6 live-handle", f"{self._who(held)}: change refused in time", held.life)
+            self.report_violation(
+                "I6 live-handle", f"{self._who(held)}: change refused in time", held.life
+            )
 
     def _who(self, held: Held) -> str:
         return f"message {held.sent.number}, attempt {held.attempt}, {held.reader.group.name}"

@@ -17,4 +17,4 @@ def check_limbo(oracle: "Oracle", before: Held, life: MessageHistory, who: str) 
     away_ms = max(before.invisible_ms, oracle.longest_ms if before.reader.group.fifo else 0)
     late = oracle.now_ms - began - away_ms - oracle.clients.silence_ms(before)
     if before.superseded != 1 and late > LIMBO_MS:
-        oracle.complain("I2 no-limbo", f"{who}: came back {late} ms late", life)
+        oracle.report_violation("I2 no-limbo", f"{who}: came back {late} ms late", life)

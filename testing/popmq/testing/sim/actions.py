@@ -27,7 +27,7 @@ class Actions:
     _long_ms: tuple[int, ...] = ()
     _pushes = False  # whether there are push consumers
 
-    def note(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
 
     def _read(self, group: str, topic: str, *tags: str) -> None:
@@ -77,13 +77,13 @@ class Actions:
             return
         limit, invisible_ms = rng.choice((1, 8)), rng.choice(self._invisible_ms)
         self.clients.receive(reader, limit=limit, invisible_ms=invisible_ms)
-        machine.settle(until=lambda: rng.random() < 0.3)
+        machine.run_until_idle(until=lambda: rng.random() < 0.3)
         self.clients.leave()
         if rng.random() < 0.6:
-            machine.settle(until=lambda: rng.random() < 0.1)
+            machine.run_until_idle(until=lambda: rng.random() < 0.1)
             self.clients.hear_of_leaving()
             machine.step()
-            machine.settle(until=lambda: rng.random() < 0.05)
+            machine.run_until_idle(until=lambda: rng.random() < 0.05)
             self.clients.receive(reader, limit=32, invisible_ms=MAX_INVISIBLE_MS)
 
     def _some_held(self) -> Held | None:
@@ -121,7 +121,7 @@ class Actions:
         if held is not None:
             for _ in range(self.rng.choice((1, 1, 2))):
                 self.clients.reject(held)
-                self.machine.settle(until=lambda: self.rng.random() < 0.1)
+                self.machine.run_until_idle(until=lambda: self.rng.random() < 0.1)
 
     def _repeat(self) -> None:
         self.clients.repeat()
@@ -140,7 +140,7 @@ class Actions:
             self.clients.reset(reader, self.checks.forget_offsets)
             mine = [held for held in self.clients.held if held.reader is reader]
             if mine and self.rng.random() < 0.5:
-                self.machine.settle(until=lambda: self.rng.random() < 0.1)
+                self.machine.run_until_idle(until=lambda: self.rng.random() < 0.1)
                 self.clients.ack(mine[-3:])
 
     def _redrive(self) -> None:
@@ -156,9 +156,9 @@ class Actions:
         for limit in (1, 2, 2):
             self.clients.send(fifo)
             self.clients.send(fifo)
-            machine.settle()
+            machine.run_until_idle()
             self.clients.receive_named(reader, limit=limit, invisible_ms=MAX_INVISIBLE_MS)
-            machine.settle(until=lambda: self.rng.random() < 0.05)
+            machine.run_until_idle(until=lambda: self.rng.random() < 0.05)
             machine.advance(self.rng.choice((20, 1_200, 1_200)))
         machine.step()
         if self.rng.random() < 0.5:
@@ -184,9 +184,9 @@ class Actions:
         machine.advance(rng.choice((20, MAX_INVISIBLE_MS + 100)))  # what holds it up is back
         for _ in range(2):
             machine.step()
-            machine.settle(until=lambda: rng.random() < 0.02)
+            machine.run_until_idle(until=lambda: rng.random() < 0.02)
             clients.receive(reader, limit=8, invisible_ms=MAX_INVISIBLE_MS)
-            machine.settle(until=lambda: rng.random() < 0.02)
+            machine.run_until_idle(until=lambda: rng.random() < 0.02)
         if rng.random() < 0.5:
             clients.reset(reader, self.checks.forget_offsets, rng.choice(("oldest", "oldest", "")))
 
@@ -204,13 +204,13 @@ class Actions:
 
     def _make_tmp_topic(self) -> None:
         self.clients.make_topic("tmp", 2)
-        self.machine.settle()
+        self.machine.run_until_idle()
         self._join("g", "tmp")
         self._join("tg", "tmp")
 
     def _make_tmp_group(self) -> None:
         self.clients.make_group("tg", 3)
-        self.machine.settle()
+        self.machine.run_until_idle()
         self.tally.hit(Sometimes.GROUP_REMADE, int(self._join("tg", "t0")))
         self._join("tg", "tmp")
 
@@ -237,14 +237,14 @@ class Actions:
         self.machine.step()
 
     def _settle(self) -> None:
-        self.machine.settle()
+        self.machine.run_until_idle()
 
     def _time(self) -> None:
         ms = self.rng.choice((1, 20, 200, 1_000, 3_000, 11_000))
         self.machine.advance(ms)
         if self.machine.disk.faults.budget is not None and self.rng.random() < 0.2:
             self.machine.disk.faults.budget = None
-            self.note("space was freed")
+            self.trace_line("space was freed")
             self.tally.hit(Sometimes.SPACE_FREED)
         if self.rng.random() < 0.1:
             self.machine.step_wall(self.rng.choice((-5_000, 60_000)))
@@ -267,7 +267,7 @@ class Actions:
         for _ in range(rng.choice((3, 6))):
             for _ in range(5):
                 self.clients.send()
-            machine.settle()
+            machine.run_until_idle()
             machine.advance(1_200_000)
             self._work()
 
@@ -280,4 +280,4 @@ class Actions:
         for _ in range(self.rng.choice((4, 12))):
             self.machine.step()
             if self.rng.random() < often:
-                self.machine.settle()
+                self.machine.run_until_idle()

@@ -180,7 +180,9 @@ class SimClients(Producers):
             self._tally.hit(Sometimes.FORGED if forged else Sometimes.FOREIGN)
             if result.code == Code.OK:
                 kind = "forged" if forged else "foreign"
-                self._oracle.complain("I6 stale-handle", f"OK for a {kind} handle", held.life)
+                self._oracle.report_violation(
+                    "I6 stale-handle", f"OK for a {kind} handle", held.life
+                )
 
         body = hop.encode_ack(hop.AckRequest(held.reader.topic.name, group, [handle]))
         self._ask(f"ack wrongly {held.sent.number} as {group}", Kind.ACK, body, hear)

@@ -91,7 +91,7 @@ def _resume(machine: SimulatedBroker, clients: Operators, readers: list[GroupRea
     for reader in readers:
         for key in sorted(set(KEYS)) if reader.group.fifo else ():
             clients.unpark(reader, key, "resume")
-    machine.settle()
+    machine.run_until_idle()
 
 
 def _send_back(
@@ -103,12 +103,14 @@ def _send_back(
         wanted = _letters(machine, clients, name, readers)
         at = oracle.at
         clients.redrive(name)
-        machine.settle()
+        machine.run_until_idle()
         for reader in readers.values():
             empty(machine, clients, reader)
         for number, life in wanted:
             if not life.loose and life.acked_at < at:
-                oracle.complain("redrive", f"letter of {number}, {name} did not come back", life)
+                oracle.report_violation(
+                    "redrive", f"letter of {number}, {name} did not come back", life
+                )
 
 
 def _letters(
@@ -125,7 +127,7 @@ def _letters(
                 found.append((number, reader.lives.setdefault(number, MessageHistory())))
 
     clients.letters(group, told)
-    machine.settle()
+    machine.run_until_idle()
     return found
 
 
@@ -134,7 +136,7 @@ def _check_stored(oracle: Oracle, checks: StoreChecks, auditors: list[GroupReade
         stored = checks.stored(reader.topic.name)
         copies = any(sent.copied and sent.topic is reader.topic for sent in oracle.messages)
         if stored != len(reader.lives) and not (copies and stored > len(reader.lives)):
-            oracle.complain(
+            oracle.report_violation(
                 "I16 counts-true",
                 f"{reader.topic.name} stores {stored} messages, {len(reader.lives)} were read",
             )
@@ -166,7 +168,7 @@ def _grow_old(
             clients.send()
         if last:
             clients.send(clients.topics[QUIET])
-        machine.settle()
+        machine.run_until_idle()
         for reader in readers:
             empty(machine, clients, reader)
         ends.append(machine.broker.store.end)
@@ -191,7 +193,7 @@ def empty(machine: SimulatedBroker, clients: SimClients, reader: GroupReader) ->
     while more:
         more = False
         clients.receive(reader, then=then)
-        machine.settle()
+        machine.run_until_idle()
 
 
 def _read_dead_letters(
@@ -201,11 +203,13 @@ def _read_dead_letters(
     for name in sorted(names):
         letters = GroupReader(audit, ResourceIncarnation(topics.dlq_topic(name), gone=1))
         copies: Counter[int] = Counter()
-        for head in clients.read_all(letters, machine.settle):
+        for head in clients.read_all(letters, machine.run_until_idle):
             number = int(head[:6]) if head[:6].isdigit() else -1
             known = 0 <= number < len(oracle.messages) and oracle.messages[number].head == head
             if not known:
-                oracle.complain("bytes", f"a dead letter of {name} was never sent: {head[:40]!r}")
+                oracle.report_violation(
+                    "bytes", f"a dead letter of {name} was never sent: {head[:40]!r}"
+                )
             copies[number] += 1
         clients.count(Sometimes.DEAD_LETTER, sum(copies.values()))
         if not oracle.log_lost:

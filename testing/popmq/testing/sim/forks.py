@@ -21,7 +21,7 @@ class Forks:
     """`hear` gets what each copy said, in no order; at most `limit` of them live at a time."""
 
     limit: int
-    hear: Callable[[object], None]
+    on_result: Callable[[object], None]
     _seen: set[bytes] = field(default_factory=set)
     _alive: dict[Connection, int] = field(default_factory=dict)
     _parent: Connection | None = None  # in a copy
@@ -87,4 +87,4 @@ class Forks:
                 continue
             one.close()
             os.waitpid(self._alive.pop(one), 0)
-            self.hear(said[0])
+            self.on_result(said[0])

@@ -157,4 +157,4 @@ class LookupChecks:
                 )
 
     def _complain(self, what: str) -> None:
-        self._oracle.complain("lookup", what)
+        self._oracle.report_violation("lookup", what)

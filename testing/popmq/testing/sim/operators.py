@@ -87,9 +87,9 @@ class Operators(SimClients):
             for held in wanted:
                 if held.handle not in found:
                     what = f"message {held.sent.number} is not in the repeated receive {name}"
-                    oracle.complain("I7 same receive", what, held.life)
+                    oracle.report_violation("I7 same receive", what, held.life)
             if wanted and not found <= handles:
-                oracle.complain("I7 same receive", f"{name} gave others beside the same")
+                oracle.report_violation("I7 same receive", f"{name} gave others beside the same")
             self._tally.hit(Sometimes.REPEATED_LATER, int(bool(wanted) and era < oracle.era))
 
         fresh = [held for held in given if self._still_held(held)]
@@ -127,7 +127,7 @@ class Operators(SimClients):
         self._note(f"a proxy dies with {lost}")
         self.proxy_died_at = self._oracle.at
         self._tally.hit(Sometimes.PROXY_DIED, int(bool(lost)))
-        self.lose(lost)
+        self.drop_replies(lost)
 
     # -- operators
 
@@ -212,7 +212,7 @@ class Operators(SimClients):
             passed = 0 <= sent.offset < offsets.get(sent.queue_id, 0)
             if sent.topic is topic and passed and sent.asked_wall_ms >= stored_ms:
                 what = f"a reset to {stored_ms} passed over message {sent.number}"
-                self._oracle.complain("reset", f"{what}, sent at {sent.asked_wall_ms}")
+                self._oracle.report_violation("reset", f"{what}, sent at {sent.asked_wall_ms}")
 
     def redrive(self, group: str, then: Callable[[], None] = lambda: None) -> None:
         """Send its dead letters back."""
@@ -266,7 +266,7 @@ class Operators(SimClients):
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):
                 if answer.code not in (*_REFUSALS, Code.TOO_MANY_REQUESTS) and not oracle.log_lost:
-                    oracle.complain("I0 answers", f"{action} {key!r}: {answer}")
+                    oracle.report_violation("I0 answers", f"{action} {key!r}: {answer}")
                 return
             match action:
                 case "resume":

@@ -145,7 +145,7 @@ class Producers(Requests):
             return
         self._tally.hit(Sometimes.RESENT_STORED)
         if (sent.queue_id, sent.offset) != (result.queue_id, result.queue_offset):
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "I17 stored-once",
                 f"message {sent.number} was stored in queue {sent.queue_id} at {sent.offset}, "
                 f"and again in queue {result.queue_id} at {result.queue_offset}",

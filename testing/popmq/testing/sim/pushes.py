@@ -46,7 +46,7 @@ class PushSimulator(Simulator):
         self.clients.make_group("g", 40)
         self.clients.make_group("h", 40, buffered=self.rng.random() < 0.3)
         self.clients.make_group("audit", 40)
-        self.machine.settle()
+        self.machine.run_until_idle()
         for group, topic in (("g", "t0"), ("g", "t1"), ("h", "t0")):
             self._read(group, topic)
 
@@ -57,7 +57,7 @@ class PushSimulator(Simulator):
         if rng.random() < 0.5:
             machine.advance(rng.choice((20, 3_000)))
             self.clients.send()
-        machine.settle(until=lambda: rng.random() < 0.2)
+        machine.run_until_idle(until=lambda: rng.random() < 0.2)
         return super()._end_life()
 
     def _while_down(self) -> None:
@@ -116,4 +116,6 @@ class PushSimulator(Simulator):
         held = life.held if life is not None else None
         if held is None or not held.renewed_by:
             what = f"message {sent.number} of {sent.topic.name} to group {reader.group.name}"
-            self.oracle.complain("I2 no-limbo", f"{what} does not come, nobody has it", life)
+            self.oracle.report_violation(
+                "I2 no-limbo", f"{what} does not come, nobody has it", life
+            )

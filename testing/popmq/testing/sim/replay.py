@@ -109,7 +109,7 @@ class ReplayCheck:
         self._compare_endings(first, second)
 
     def _complain(self, what: str) -> None:
-        self._oracle.complain("I12 function-of-the-log", what)
+        self._oracle.report_violation("I12 function-of-the-log", what)
 
     # -- what has to be the same, entry by entry
 
@@ -231,10 +231,10 @@ def _timers(broker: Broker) -> Iterator[tuple[str, object]]:
     for content, _ in broker.timers.state.begin_snapshot():
         state.restore(content)
     state.skip(queue.queue.min_offset)
-    for entry in queue.read(state.judged, queue.count):
+    for entry in queue.read(state.classified, queue.count):
         if entry.timer is not None:
             state.judge(entry.timer, moved=entry.moved)
-    yield "timers: cursor, judged", (state.cursor, state.judged)
+    yield "timers: cursor, judged", (state.cursor, state.classified)
     yield "timers: pending", sorted(state.pending.items())
     yield "timers: late", sorted(state.late.values())
     yield "timers: recalled", sorted(state.cancelled_items())

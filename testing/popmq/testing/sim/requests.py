@@ -21,7 +21,7 @@ _ADMIN_OK = (Code.OK, Code.BAD_REQUEST, Code.TOPIC_NOT_FOUND, Code.CONSUMER_GROU
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    hear: Callable[[bytes | PopmqError], None]
+    on_result: Callable[[bytes | PopmqError], None]
     lost: Callable[[], None]
     pop: ReceiveCall | None = None
     id: int = 0
@@ -67,7 +67,7 @@ class Requests:
             request.lost()
         self._oracle.ended()
 
-    def lose(self, numbers: list[int]) -> None:
+    def drop_replies(self, numbers: list[int]) -> None:
         """A proxy ends: its requests are not answered, and whoever waited there is gone."""
         for number in numbers:
             self._cancel(self._open.pop(number))
@@ -154,11 +154,11 @@ class Requests:
             if isinstance(answer, PopmqError):
                 self._note(f"{number} -> {answer.code.name}")
                 if answer.code == Code.INTERNAL_ERROR and not self._oracle.log_lost:
-                    self._oracle.complain("I0 answers", f"{what}: {answer}")
+                    self._oracle.report_violation("I0 answers", f"{what}: {answer}")
             try:
                 hear(answer)
             except AssertionError as error:  # the broker would only log it
-                self._oracle.complain("I0 broken", f"a client: {error}")
+                self._oracle.report_violation("I0 broken", f"a client: {error}")
 
         self._oracle.at += 1
         try:
@@ -226,7 +226,7 @@ class Requests:
         def hear(answer: bytes | PopmqError) -> None:
             if isinstance(answer, PopmqError):
                 if answer.code not in _ADMIN_OK:
-                    self._oracle.complain("I0 answers", f"{kind.name} {name}: {answer}")
+                    self._oracle.report_violation("I0 answers", f"{kind.name} {name}: {answer}")
                 if new is None:
                     places.pop(name, None)
             elif new is not None:
@@ -250,7 +250,7 @@ class Requests:
             answer.code == Code.CONSUMER_GROUP_NOT_FOUND and group is not None and not group.gone
         )
         if (missing_topic or missing_group) and not self._oracle.log_lost:
-            self._oracle.complain("I1 no-loss", f"created, but: {answer}")
+            self._oracle.report_violation("I1 no-loss", f"created, but: {answer}")
 
     def count(self, what: Sometimes, times: int) -> None:
         self._tally.hit(what, times)

@@ -106,7 +106,7 @@ class RetentionChecks:
         deleted, before = store.retention.deleted_segments, self._deleted
         self._deleted = deleted
         if deleted > before and store.confirmed < self._moves_end:
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "retention",
                 f"segments below {self._cut} go when {store.confirmed} is confirmed, the bodies "
                 f"were moved to below {self._moves_end}",
@@ -177,7 +177,7 @@ class RetentionChecks:
         names = [name for name in self._machine.disk.names(folder) if name.isdigit()]
         older = int(names[-2]) if len(names) > 1 else 0
         if position > older:
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "retention", f"the log is cut at {position}, the older snapshot is at {older}"
             )
 
@@ -223,7 +223,7 @@ class RetentionChecks:
         too_large = 0 < settings.retention_bytes < end - start
         age = self._machine.ran_ms - sent.asked_ran_ms
         if not too_large and age < settings.retention_hours * HOUR_MS:
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "retention",
                 f"message {sent.number} at {position} goes at an age of {age} ms, {end - start} "
                 "bytes of log from its segment on",
@@ -273,7 +273,7 @@ class RetentionChecks:
         waiting = sum(self._missed(place) for place, _ in broker.table.progress_items())
         counted = broker.pops.metrics.expired
         if counted != self._gaps - waiting:
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "I16 counts-true",
                 f"{counted} messages counted as expired, {self._gaps - waiting} were passed over",
             )
@@ -289,7 +289,7 @@ class RetentionChecks:
         bound = -(-kept // settings.segment_bytes) + settings.reserved_segments + 3
         found = len(self._machine.disk.names(self._folder))
         if found > bound:
-            self._oracle.complain("retention", f"{found} segments, the bound is {bound}")
+            self._oracle.report_violation("retention", f"{found} segments, the bound is {bound}")
 
 
 def _unread(progress: QueueProgress, start: int, end: int) -> int:

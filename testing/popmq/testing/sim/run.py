@@ -56,7 +56,7 @@ class SeedResult:
     def digest(self) -> str:
         return blake2b("\n".join(self.trace).encode(), digest_size=8).hexdigest()
 
-    def story(self, lines: int = 0) -> str:
+    def history(self, lines: int = 0) -> str:
         """The violations, the command that replays them, and the last `lines` of the trace."""
         command = REPLAY.format(module=self.module, world=self.world, seed=self.seed)
         kept = self.trace[-lines:] if lines else []
@@ -81,7 +81,7 @@ class Simulator(Actions):
         self.oracle.parks = self.keeps_order and self.rng.random() < 0.5
         self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
         self.machine = self._machine()
-        self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.note)
+        self.clients = Operators(self.machine, self.oracle, self.rng, self.tally, self.trace_line)
         self.oracle.limited = self.machine.settings.pop.max_in_flight_per_queue < 100
         self.checks = StoreChecks(self.machine, self.oracle)
         self.retention = RetentionChecks(self.machine, self.oracle, self.tally)
@@ -144,12 +144,12 @@ class Simulator(Actions):
                     self.checks,
                     self.retention,
                     self.topic_retention,
-                    self.note,
+                    self.trace_line,
                     silence=self._pushes and self.rng.random() < 0.2,
                 )
                 self.lookups.look(5)
         except RunEnded as end:
-            self.note(f"over: {end}")
+            self.trace_line(f"over: {end}")
         except Exception as error:  # of the product, or of the simulator: say where
             where = traceback.extract_tb(error.__traceback__)[-3:]
             places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
@@ -157,7 +157,7 @@ class Simulator(Actions):
             self.oracle.violations.append(Violation("I0 broken", what, places))
         self.tally.hit(Sometimes.BUFFERED_FORGOTTEN, self.oracle.forgotten)
         for violation in self.oracle.violations:
-            self.note(str(violation))
+            self.trace_line(str(violation))
         return SeedResult(self.seed, self.oracle.violations, self.trace, self.tally)
 
     # -- a run
@@ -208,7 +208,7 @@ class Simulator(Actions):
             clients.make_topic("fo", FIFO_QUEUES, fifo=True)
             clients.make_group("f", self.rng.choice((2, 3, 4)), fifo=True)
             clients.make_group("ft", 40, fifo=True)
-        self.machine.settle()
+        self.machine.run_until_idle()
         if self.keeps_order:
             self._read("f", "fo")
             self._read("ft", "fo", "A", "B")
@@ -221,7 +221,7 @@ class Simulator(Actions):
         if self.retains:
             clients.make_topic(QUIET, 1)
             clients.make_topic(BRIEF, 1, retention_ms=self.rng.choice(BRIEF_MS))
-            self.machine.settle()
+            self.machine.run_until_idle()
             self._read("g", QUIET)
             self._read("g", BRIEF)
             self._quiet()
@@ -255,7 +255,7 @@ class Simulator(Actions):
         except AssertionError as error:
             if not self.machine.disk.faults.sick:
                 raise
-            self.note(f"stopped by {error}, after the disk failed")  # as good an end as any
+            self.trace_line(f"stopped by {error}, after the disk failed")  # as good an end as any
             self._last_kind = "error"
 
     def _arm(self) -> None:
@@ -294,13 +294,13 @@ class Simulator(Actions):
             full = failed.errno == errno.ENOSPC
             what = Sometimes.SYNC_ERROR if sync else Sometimes.WRITE_ERROR
             self.tally.hit(Sometimes.NO_SPACE if full else what)
-            self.note(f"the disk failed: {failed}")
+            self.trace_line(f"the disk failed: {failed}")
             return "error"
         if self.rng.random() < 0.5:
             return "cut"
         self.clients.dismissed()
         try:
-            self.note("stop")
+            self.trace_line("stop")
             self.machine.stop()
         except (PowerCut, OSError):
             self.tally.hit(Sometimes.CRASH_IN_STOP)
@@ -318,7 +318,7 @@ class Simulator(Actions):
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
             loss = rng.choice(_POWER) if power else Loss.NOTHING
-            self.note(f"crash, lost: {loss.value}")
+            self.trace_line(f"crash, lost: {loss.value}")
             machine.crash(loss)
             if attempt or self._last_kind != "stop":
                 self.oracle.unanswered.crashed(self.oracle.process - 1)
@@ -333,7 +333,7 @@ class Simulator(Actions):
                 machine.disk.faults.budget = rng.choice((0, 60, 5_000))
             trouble = machine.try_start()
             machine.disk.faults.heal()
-            self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
+            self.trace_line(f"start: {trouble or 'ok'} at {machine.recovered}")
             if not trouble:
                 break
             self._judge_start(trouble, damaged)
@@ -372,7 +372,9 @@ class Simulator(Actions):
         if damaged or self.oracle.log_lost:
             self.tally.hit(Sometimes.REFUSED_DAMAGE)
             raise RunEnded("refused to start on damaged files, as it may")
-        self.oracle.complain("I0 starts", f"refused to start on an undamaged disk: {trouble}")
+        self.oracle.report_violation(
+            "I0 starts", f"refused to start on an undamaged disk: {trouble}"
+        )
         raise RunEnded("it does not start")
 
     def _while_down(self) -> None:
@@ -381,7 +383,7 @@ class Simulator(Actions):
         step_ms = rng.choice((0, 0, 0, 50, -50, 40_000, -3_600_000, 3_600_000))
         if step_ms:
             machine.step_wall(step_ms)
-            self.note(f"wall clock {step_ms:+}")
+            self.trace_line(f"wall clock {step_ms:+}")
         self.tally.hit(Sometimes.WALL_BACK, int(step_ms < 0))
 
     def _lose_index(self) -> None:
@@ -389,7 +391,7 @@ class Simulator(Actions):
         data, disk = self.machine.settings.broker.data, self.machine.disk
         for folder in ("consumequeue", "system"):
             disk.lose_folder(f"{data}/{folder}")
-        self.note("the index was removed")
+        self.trace_line("the index was removed")
         self.retention.index_lost = True
 
     def _damage(self) -> str:
@@ -399,7 +401,7 @@ class Simulator(Actions):
         data = self.machine.settings.broker.data
         folder = self.rng.choice(("commitlog", "checkpoint"))
         where = self.machine.disk.flip_bit(f"{data}/{folder}")
-        self.note(f"bit flipped at {where.removeprefix(data)}")
+        self.trace_line(f"bit flipped at {where.removeprefix(data)}")
         if folder == "commitlog" and where:
             self.oracle.log_lost = True
         return where
@@ -424,7 +426,7 @@ class Simulator(Actions):
         self.machine.crash(self.rng.choice(_POWER))
         self.clients.crashed()
         trouble = self.machine.try_start()
-        self.note(f"healed: {trouble or 'ok'} at {self.machine.recovered}")
+        self.trace_line(f"healed: {trouble or 'ok'} at {self.machine.recovered}")
         if trouble:
             self._judge_start(trouble, "")
         self._started("")

@@ -135,7 +135,7 @@ class SimulatedBroker:
         self.recovered = self.broker.store.confirmed
         self.on_recovered(seed)
         self.lead()
-        self.settle()
+        self.run_until_idle()
         if self.failed is not None:
             raise self.failed
         self._log_ms += self._stepped_ms
@@ -147,7 +147,7 @@ class SimulatedBroker:
         self.lived_log_ms = max(self.lived_log_ms, self.broker.store.log_ms())
         self.broker.stop()
         store, deaf = self.broker.store, self._rng.random() < 0.5
-        self.settle(until=lambda: deaf and store.confirmed == store.end)
+        self.run_until_idle(until=lambda: deaf and store.confirmed == store.end)
         # The threads finish what they have; nobody hears of it when the loop is over already.
         while busy := self._busy_lanes:
             self._wait(busy)
@@ -244,7 +244,7 @@ class SimulatedBroker:
         that is answered together with it."""
         self._soon.append(act)
 
-    def settle(self, *, until: Callable[[], bool] = lambda: False) -> None:
+    def run_until_idle(self, *, until: Callable[[], bool] = lambda: False) -> None:
         """Let loop and threads run until nothing is left to do, or for long enough."""
         while not until():
             if self._soon:
@@ -262,14 +262,14 @@ class SimulatedBroker:
         """
         busy, turned_ms = 0, 0
         while self.step():
-            self.settle()
+            self.run_until_idle()
             busy += 1
             base_ms = self.broker.timers.service.enqueue.base_ms
             if base_ms > turned_ms:
                 busy, turned_ms = 0, base_ms
             if busy >= self.busy_limit:
                 raise AssertionError(f"broker.step has been busy {busy} times in a row")
-        self.settle()
+        self.run_until_idle()
 
     @property
     def nothing_in_flight(self) -> bool:

@@ -93,7 +93,7 @@ class Slave:
         while not self._alive and not self.given_up:
             self._start()
         self.machine.disk.faults.heal()
-        self.machine.settle()
+        self.machine.run_until_idle()
         if self.given_up:
             return
         assert self._alive
@@ -106,7 +106,7 @@ class Slave:
             self._crash()
             self._catch_up(until, confirmed=confirmed)
             return
-        self.machine.settle()
+        self.machine.run_until_idle()
         if confirmed:
             self._tell(master.confirmed)
             self.machine.run_steps()
@@ -203,7 +203,7 @@ class Slave:
 
     def _finish_install(self) -> None:
         while self._installing:
-            self.machine.settle()
+            self.machine.run_until_idle()
             self.machine.step()
             assert self.machine.failed is None, self.machine.failed
 
@@ -341,7 +341,7 @@ class ReplicaMachine(SimulatedBroker):
         assert store.slave is not None
         self.broker.promote(store.slave.apply.newest(store.end).epoch + 1)
         while not self.broker.serving:
-            self.settle()
+            self.run_until_idle()
             self.broker.step()
             assert self.failed is None, self.failed
         self._leads = False
@@ -350,11 +350,11 @@ class ReplicaMachine(SimulatedBroker):
         """A new master keeps its whole tail, and what is on its disk is confirmed (R11, R15)."""
         store = self.broker.store
         self.slave.master_started(store.end)
-        self.settle()
+        self.run_until_idle()
         store.confirm(store.durable)
         while store.slave is not None and store.slave.applied < store.end:
             self.broker.step()
-            self.settle()
+            self.run_until_idle()
 
     def _start_on_its_disk(self) -> None:
         slave = self.slave

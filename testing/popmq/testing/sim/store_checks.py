@@ -43,7 +43,7 @@ class StoreChecks:
         if latest - ends.appended >= HEADER_SIZE:
             latest = ends.appended
         if not ends.confirmed <= machine.recovered <= latest:
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "log-end",
                 f"the log ended at {machine.recovered} for this start, the last process had "
                 f"confirmed {ends.confirmed} and appended {ends.appended}",
@@ -58,7 +58,7 @@ class StoreChecks:
             start = int(name)
             behind = disk.durable(f"{folder}/{name}")[max(0, end - start) :]
             if end < start + size and behind.strip(b"\0"):
-                self._oracle.complain("tail", f"bytes behind the log's end {end} in {name}")
+                self._oracle.report_violation("tail", f"bytes behind the log's end {end} in {name}")
 
     def at_rest(self) -> None:
         """I9 and I16 while nothing is on its way."""
@@ -76,7 +76,7 @@ class StoreChecks:
             group, topic, queue = place
             known = broker.registry.group_by_id(group) and broker.registry.topic_by_id(topic)
             if known and seen.get(place, 0) < before:
-                self._oracle.complain(
+                self._oracle.report_violation(
                     "I9 offset-monotonic",
                     f"group {group}, topic {topic}, queue {queue}: committed {before}, now "
                     f"{seen.get(place, 0)}",
@@ -87,19 +87,19 @@ class StoreChecks:
             if open_members and not ck.flags & FIFO:
                 lowest = ck.offset_of(member_bits(open_members)[0])
                 if lowest < seen[ck.place]:
-                    self._oracle.complain(
+                    self._oracle.report_violation(
                         "I9 offset-monotonic",
                         f"{ck.place}: committed {seen[ck.place]}, {lowest} is in flight",
                     )
         broker.audit.on_scrape()
         if broker.audit.unaccounted:
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "I16 counts-true",
                 f"the audit misses {broker.audit.unaccounted} messages: {broker.audit.balances}",
             )
         waiting = sum(ck.waiting.bit_count() for ck in broker.table)
         if not in_flight == broker.table.in_flight == waiting:
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "I16 counts-true",
                 f"in flight: queues say {in_flight}, the table {broker.table.in_flight}, "
                 f"check points {waiting}",
@@ -116,7 +116,7 @@ class StoreChecks:
         known = {config.id for config in all_topics if _base(config.name) in lasting}
         all_known = len(known) == len(all_topics)
         if all_known and (broker.table.in_flight or len(broker.table)):
-            self._oracle.complain(
+            self._oracle.report_violation(
                 "I16 counts-true",
                 f"after the drain {broker.table.in_flight} messages and {len(broker.table)} check "
                 "points are left",
@@ -124,7 +124,7 @@ class StoreChecks:
         for (group, topic, queue), progress in broker.table.progress_items():
             count = broker.store.queue(topic, queue).count
             if progress.committed != count and group in groups and topic in known:
-                self._oracle.complain(
+                self._oracle.report_violation(
                     "I16 counts-true",
                     f"group {group}, topic {topic}, queue {queue}: {count} stored, "
                     f"{progress.committed} committed after the drain",
@@ -166,7 +166,7 @@ class StoreChecks:
                 header = message.header
                 said = f"{header.topic_id}/{header.queue_id}/{header.queue_offset}"
             if said != f"{topic_id}/{queue_id}/{offset}":
-                self._oracle.complain(
+                self._oracle.report_violation(
                     "index", f"unit {topic_id}/{queue_id}/{offset} leads to {said}"
                 )
                 return
@@ -184,7 +184,9 @@ class StoreChecks:
             except BadRecord:
                 good = False
             if not good:
-                self._oracle.complain("index", f"unit {offset} of revive queue {queue_id} is bad")
+                self._oracle.report_violation(
+                    "index", f"unit {offset} of revive queue {queue_id} is bad"
+                )
                 return
 
 

@@ -110,7 +110,7 @@ class TopicRetention:
         return 0 if isinstance(message, DamagedMessage) else message.header.log_ms
 
     def _complain(self, what: str) -> None:
-        self._oracle.complain("topic-retention", what)
+        self._oracle.report_violation("topic-retention", what)
 
 
 class _WatchedExpiry(TopicExpiry):

@@ -56,7 +56,7 @@ class TimerActions:
             moves += [(self._grow, 5), (self._hours, 2)]
         return moves
 
-    def note(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
 
     @property
@@ -170,10 +170,10 @@ class TimerActions:
             self.clients.drop_topic("d")
         elif "d" not in self.clients.topics:
             self.clients.make_topic("d", self.rng.choice((1, 2)), fifo=True)
-        self.machine.settle()
+        self.machine.run_until_idle()
         if "d" not in self.clients.topics and self.rng.random() < 0.8:
             self.clients.make_topic("d", self.rng.choice((1, 2)), fifo=True)
-            self.machine.settle()
+            self.machine.run_until_idle()
 
     def _noise(self) -> None:
         topic = self.clients.topics.get("noise")
@@ -201,7 +201,7 @@ class TimerActions:
         self.machine.step()
 
     def _settle(self) -> None:
-        self.machine.settle()
+        self.machine.run_until_idle()
 
     def _work(self) -> None:
         """All that can be done now; then nothing that is due still waits."""
@@ -213,7 +213,7 @@ class TimerActions:
 
     def work_it_off(self) -> None:
         """What a step left to be confirmed is work for the next one."""
-        self.machine.settle()
+        self.machine.run_until_idle()
         end = -1
         while end != self.machine.broker.store.end and self.machine.failed is None:
             end = self.machine.broker.store.end
@@ -230,7 +230,7 @@ class TimerActions:
             self.tally.hit(States.BLOCKED, int(self.machine.broker.timers.files.blocked))
             if self.rng.random() < 0.2:
                 faults.budget = None
-                self.note("space was freed")
+                self.trace_line("space was freed")
 
     def _to_the_next(self) -> None:
         waiting = self.oracle.model.pending.values()
@@ -250,7 +250,7 @@ class TimerActions:
         """A suspend, a machine that stood still: both clocks jump."""
         self.machine.advance(self.lap_ms * self.rng.choice((1, 1, 3)) + self.rng.randrange(5_000))
         self.tally.hit(States.SLEPT, int(bool(self.oracle.model.pending)))
-        self.note("slept")
+        self.trace_line("slept")
 
     def _hours(self) -> None:
         self.machine.advance(self.rng.choice((600_000, 1_800_000, 4_000_000)))
@@ -266,7 +266,7 @@ class TimerActions:
         self.tally.hit(States.CLOCK_BACK, int(step_ms < 0 and waits))
         self.tally.hit(States.CLOCK_FORWARD, int(step_ms > 0 and waits))
         self.machine.step_wall(step_ms)
-        self.note(f"wall clock {step_ms:+}")
+        self.trace_line(f"wall clock {step_ms:+}")
 
     def _wobble(self) -> None:
         """It is ahead for a moment: slots are over whose time comes again."""
@@ -274,7 +274,7 @@ class TimerActions:
         self.machine.step_wall(step_ms)
         self._work()
         self.machine.step_wall(-step_ms)
-        self.note(f"wall clock was {step_ms:+}")
+        self.trace_line(f"wall clock was {step_ms:+}")
         for _ in range(self.rng.choice((1, 3))):
             self._send()
 
@@ -284,7 +284,7 @@ class TimerActions:
             data = self.machine.settings.broker.data
             name = self.rng.choice(("timerlog", "timerwheel"))
             where = self.machine.disk.flip_bit(f"{data}/{name}")
-            self.note(f"bit flipped at {where.removeprefix(data)}, running")
+            self.trace_line(f"bit flipped at {where.removeprefix(data)}, running")
 
     def _recount(self) -> None:
         """A record gets a count wrong, or the daily count mends what is wrong by its own."""
@@ -296,7 +296,7 @@ class TimerActions:
             topic_id = broker.registry.topic(topic.name).id
             pending = broker.timers.state.pending.get(topic_id, 0) + self.rng.choice((1, 1, 5))
             check.mend(TimerRecount(topic_id, pending))
-            self.note(f"miscounted: {pending} of topic {topic_id}")
+            self.trace_line(f"miscounted: {pending} of topic {topic_id}")
 
     def while_down(self) -> None:
         rng, machine = self.rng, self.machine

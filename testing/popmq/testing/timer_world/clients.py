@@ -143,21 +143,21 @@ class TimerClients(SimClients):
         return story
 
     def _said(self, ask: RecallHistory, outcome: RecallResult, due_ms: int = 0) -> None:
-        self._note(f"message {ask.story.number}: {outcome.name} {due_ms}")
-        ask.story.events.append(f"-> {outcome.name} {due_ms}")
+        self._note(f"message {ask.history.number}: {outcome.name} {due_ms}")
+        ask.history.events.append(f"-> {outcome.name} {due_ms}")
 
     def _check_refusal(self, topic: ResourceIncarnation, code: Code) -> None:
         self._tally.hit(States.REFUSED, int(code == Code.TOO_MANY_REQUESTS))
         self._tally.hit(States.TOO_FAR, int(code == Code.ILLEGAL_DELIVERY_TIME))
         gone = code == Code.TOPIC_NOT_FOUND and topic.gone > 0
         if not gone and code not in _REFUSALS:
-            self._oracle.complain("I0 answers", f"a send was refused: {code.name}")
+            self._oracle.report_violation("I0 answers", f"a send was refused: {code.name}")
 
     def _decide(
         self, ask: RecallHistory, what: str, kind: Kind, body: bytes, heard: Callable[[bytes], None]
     ) -> None:
         """Decided now, since no read of this disk waits; told when it is confirmed."""
-        story, number = ask.story, self._number + 1
+        story, number = ask.history, self._number + 1
         story.events.append(f"{number} {what}")
 
         def hear(answer: bytes | PopmqError) -> None:

@@ -167,7 +167,7 @@ class CrashEverywhere(OneCrash):
             if self._forks.is_copy:
                 self._forks.leave(self._seen_by_a_copy)
             self._forks.finish()
-        assert not outcome.violations, outcome.story(40)
+        assert not outcome.violations, outcome.history(40)
         return self.found
 
     def _lives(self) -> None:
@@ -206,7 +206,7 @@ class CrashEverywhere(OneCrash):
         outcome = SeedResult(
             self.seed, self.oracle.violations, self.trace, self.tally, "--one-crash "
         )
-        stories = [outcome.story(40)] if outcome.violations else []
+        stories = [outcome.history(40)] if outcome.violations else []
         found = CrashEverywhereResult(0, 0, self.crashes, self.acknowledged, self.tally, stories)
         found.digests[self.seed] = outcome.digest
         return found

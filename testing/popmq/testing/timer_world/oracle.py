@@ -49,7 +49,7 @@ class DelayedMessage:
 class RecallHistory:
     """A recall or a reschedule, and what was certain when it was asked."""
 
-    story: DelayedMessage
+    history: DelayedMessage
     known: bool  # it was stored, and is neither over for long nor of a topic that went
     fired: bool  # a copy was confirmed
     cancelled: bool  # its last timer was recalled
@@ -124,7 +124,7 @@ class TimerOracle(Oracle):
         )
 
     def recalled(self, ask: RecallHistory, outcome: RecallResult) -> None:
-        model, story = self.model, ask.story
+        model, story = self.model, ask.history
         model.read_on()
         open_ones = [one for one in self._timers(story) if not one.ends]
         alone = len(story.twins) == 1  # else one may have fired, and the others are recalled
@@ -136,10 +136,10 @@ class TimerOracle(Oracle):
         self._answered(ask, outcome, again=RecallResult.DONE)
 
     def rescheduled(self, ask: RecallHistory, outcome: RecallResult, due_ms: int) -> None:
-        model, number = self.model, ask.story.number
+        model, number = self.model, ask.history.number
         model.read_on()
         if outcome is RecallResult.DONE:
-            found = [one for one in self._timers(ask.story) if one.due_ms == due_ms]
+            found = [one for one in self._timers(ask.history) if one.due_ms == due_ms]
             earlier = [one for one in model.of(number)[:-1] if one.ends != ["replaced"]]
             if due_ms != ask.new_due_ms or not found or earlier:
                 what = f"DONE for {due_ms}, asked for {ask.new_due_ms}: {model.of(number)}"
@@ -152,8 +152,8 @@ class TimerOracle(Oracle):
 
     def _answered(self, ask: RecallHistory, outcome: RecallResult, *, again: RecallResult) -> None:
         """`again` is the answer for what was recalled before."""
-        model, number = self.model, ask.story.number
-        copies = sum(model.copies[one.number] for one in ask.story.twins)
+        model, number = self.model, ask.history.number
+        copies = sum(model.copies[one.number] for one in ask.history.twins)
         if outcome is RecallResult.ALREADY_VISIBLE and not copies:
             self.complain_of("I11 recall", "ALREADY_VISIBLE, and is not", number)
         if not ask.known:
@@ -200,9 +200,11 @@ class TimerOracle(Oracle):
             counts[topic_id] = counts.get(topic_id, 0) + more
         state = broker.timers.state
         if state.pending != counts:
-            self.complain("I16 counts-true", f"pending {state.pending}, the log says {counts}")
+            self.report_violation(
+                "I16 counts-true", f"pending {state.pending}, the log says {counts}"
+            )
         if state.cursor != model.cursor:
-            self.complain("I12 cursor", f"{state.cursor}, the log says {model.cursor}")
+            self.report_violation("I12 cursor", f"{state.cursor}, the log says {model.cursor}")
         start = model.log_start
         for timer in model.pending.values():
             if timer.position < start:
@@ -217,7 +219,9 @@ class TimerOracle(Oracle):
         self.at_rest()
         model = self.model
         if model.miscounted:
-            self.complain("I16 counts-true", f"counted again, and {model.miscounted} too many")
+            self.report_violation(
+                "I16 counts-true", f"counted again, and {model.miscounted} too many"
+            )
         for number, story in self.delayed.items():
             if self.violations:
                 return

@@ -23,7 +23,7 @@ class OvertakenTimers(TimerSimulator):
 
     def _outrun(self) -> None:
         machine = self.machine
-        machine.settle()
+        machine.run_until_idle()
         self._to_the_next()
         for _ in range(_ROUNDS):
             machine.advance(max(machine.settings.timer.flush_ms, self.slot_ms))

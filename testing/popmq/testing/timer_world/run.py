@@ -52,7 +52,9 @@ class TimerSimulator(TimerActions):
         self.oracle = TimerOracle()
         self.machine = self._machine()
         self.oracle.watch(self.machine)
-        self.clients = TimerClients(self.machine, self.oracle, self.rng, self.tally, self.note)
+        self.clients = TimerClients(
+            self.machine, self.oracle, self.rng, self.tally, self.trace_line
+        )
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
         self.machine.on_recovered = self._recovered
@@ -77,7 +79,7 @@ class TimerSimulator(TimerActions):
             what = f"{type(error).__name__}: {error}"
             self.oracle.violations.append(Violation("I0 broken", what, places))
         for violation in self.oracle.violations:
-            self.note(str(violation))
+            self.trace_line(str(violation))
         return SeedResult(
             self.seed, self.oracle.violations, self.trace, self.tally, f"{self.option} "
         )
@@ -126,7 +128,7 @@ class TimerSimulator(TimerActions):
         self.clients.make_topic("d", self.rng.choice((1, 3)), fifo=True)
         self.clients.make_topic("noise", 1)
         self.clients.make_group("audit", 40)
-        self.machine.settle()
+        self.machine.run_until_idle()
 
     def _live(self) -> None:
         """Act until a fault ends the process, or the life is over."""
@@ -153,7 +155,7 @@ class TimerSimulator(TimerActions):
         except AssertionError as error:
             if not self.machine.disk.faults.sick:
                 raise
-            self.note(f"stopped by {error}, after the disk failed")
+            self.trace_line(f"stopped by {error}, after the disk failed")
             self._last_kind = "error"
 
     def _arm(self) -> None:
@@ -181,13 +183,13 @@ class TimerSimulator(TimerActions):
     def _end_life(self) -> str:
         failed = self.machine.failed
         if failed is not None:
-            self.note(f"the disk failed: {failed}")
+            self.trace_line(f"the disk failed: {failed}")
             self.tally.hit(States.DISK_FAILED, int(failed.errno != errno.ENOSPC))
             return "error"
         if self.rng.random() < 0.6:
             return "cut"
         try:
-            self.note("stop")
+            self.trace_line("stop")
             self.machine.stop()
         except (PowerCut, OSError):
             return "cut"
@@ -201,7 +203,7 @@ class TimerSimulator(TimerActions):
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
             loss = rng.choice(_POWER) if power else Loss.NOTHING
-            self.note(f"crash, lost: {loss.value}")
+            self.trace_line(f"crash, lost: {loss.value}")
             self.tally.hit(States.POWER_CUT, int(power))
             machine.crash(loss)
             self.clients.crashed()
@@ -214,11 +216,11 @@ class TimerSimulator(TimerActions):
                 machine.disk.faults.budget = rng.choice((0, 60, 5_000))
             trouble = machine.try_start()
             machine.disk.faults.heal()
-            self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
+            self.trace_line(f"start: {trouble or 'ok'} at {machine.recovered}")
             if not trouble:
                 break
             if trouble.startswith("damaged"):
-                self.oracle.complain("I0 starts", f"refused to start: {trouble}")
+                self.oracle.report_violation("I0 starts", f"refused to start: {trouble}")
                 return
         self._started()
 
@@ -231,11 +233,11 @@ class TimerSimulator(TimerActions):
                 disk.lose_folder(f"{data}/{name}")
         elif self._harmed == "bit":
             where = disk.flip_bit(f"{data}/{rng.choice(('timer', *_FILES))}")
-            self.note(f"bit flipped at {where.removeprefix(data)}")
+            self.trace_line(f"bit flipped at {where.removeprefix(data)}")
         elif self._harmed == "index":
             for name in ("consumequeue", "system"):
                 disk.lose_folder(f"{data}/{name}")
-        self.note(f"harmed: {self._harmed}")
+        self.trace_line(f"harmed: {self._harmed}")
 
     def _recovered(self, seed: int) -> None:
         self.checks.tail_is_clean()
@@ -282,7 +284,7 @@ class TimerSimulator(TimerActions):
         self._count(machine.broker.timers.service)
         if not oracle.violations and not self.retains:
             self._read_all("d")
-        self.note(f"drained {len(oracle.delayed)} messages")
+        self.trace_line(f"drained {len(oracle.delayed)} messages")
 
     def work_to_the_end(self) -> None:
         """Until nothing waits; at the end everything is counted anew."""
@@ -308,7 +310,7 @@ class TimerSimulator(TimerActions):
             return
         audit = self.clients.groups["audit"]
         assert audit is not None
-        heads = self.clients.read_all(GroupReader(audit, topic), self.machine.settle)
+        heads = self.clients.read_all(GroupReader(audit, topic), self.machine.run_until_idle)
         for number, story in self.oracle.delayed.items():
             here = story.topic is topic and self.oracle.model.copies[number] > 0
             times = heads.count(story.head)

@@ -203,18 +203,18 @@ class ThousandTimers(TimerSimulator):
         machine, again = self.machine, False
         self._count(machine.broker.timers.service)
         while True:
-            self._count_crash(machine.disk.faults.struck, in_start=again)
+            self._count_crash(machine.disk.faults.fault_hit, in_start=again)
             self._crash()
             if self.rng.random() < 0.2:
                 self.while_down()
             self._next = NEVER if again else self._draw_next()
             self._arm()
             trouble, again = machine.try_start(), True
-            self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
+            self.trace_line(f"start: {trouble or 'ok'} at {machine.recovered}")
             if trouble != "cut":
                 break
         if trouble:
-            self.oracle.complain("I0 starts", f"refused to start: {trouble}")
+            self.oracle.report_violation("I0 starts", f"refused to start: {trouble}")
             return
         if self._next == NEVER:
             self._next = self._draw_next()
@@ -232,7 +232,7 @@ class ThousandTimers(TimerSimulator):
         below = path.removeprefix(f"{self.machine.settings.broker.data}/").split("/")[0]
         below = below.removesuffix(".new")
         self.crashes += 1
-        self.note(f"crash at {path}, lost: {self.loss.value}")
+        self.trace_line(f"crash at {path}, lost: {self.loss.value}")
         if below in _PLACES:
             self.tally.hit(_PLACES[below])
         self.tally.hit(CrashedAt.A_START, int(in_start))

@@ -124,7 +124,7 @@ class TransactionClients(Requests):
     def _checked(self, check: pb.Check) -> None:
         story = self._story_of(check.head)
         if story is None:
-            self._oracle.complain("I18 check", f"of {check.head[:20]!r}, which nobody sent")
+            self._oracle.report_violation("I18 check", f"of {check.head[:20]!r}, which nobody sent")
             return
         story.checks += 1
         story.events.append(f"{self._oracle.at} checked")
@@ -160,7 +160,7 @@ class TransactionClients(Requests):
         for message in found:
             story = self._story_of(getattr(message, "head", b""))
             if story is None:
-                self._oracle.complain("bytes", f"{str(message)[:60]} was never sent so")
+                self._oracle.report_violation("bytes", f"{str(message)[:60]} was never sent so")
             elif letters:
                 story.letters += 1
                 self._tally.hit(States.GIVEN_UP)
@@ -180,7 +180,7 @@ class TransactionClients(Requests):
         """Everything was answered, and time enough has passed: each has its one end."""
         pending = self._machine.broker.transactions.table.pending
         if pending:
-            self._oracle.complain("I18 stuck", f"{len(pending)} transactions are pending")
+            self._oracle.report_violation("I18 stuck", f"{len(pending)} transactions are pending")
         for story in self.stories:
             over = story.copies or story.letters or ROLLBACK in story.asked
             if story.begun and not over:
@@ -271,4 +271,4 @@ class TransactionClients(Requests):
 
     def _complain(self, story: TransactionHistory, invariant: str, what: str) -> None:
         told = "; ".join(story.events[-8:])
-        self._oracle.complain(invariant, f"transaction {story.number} {what} ({told})")
+        self._oracle.report_violation(invariant, f"transaction {story.number} {what} ({told})")

@@ -51,7 +51,7 @@ class TransactionSimulator:
         self.oracle = Oracle()
         self.machine = SimulatedBroker(self._settings(), self.rng, self.tally)
         self.clients = TransactionClients(
-            self.machine, self.oracle, self.rng, self.tally, self.note
+            self.machine, self.oracle, self.rng, self.tally, self.trace_line
         )
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
@@ -59,7 +59,7 @@ class TransactionSimulator:
         self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
         self._soft = False
 
-    def note(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
 
     def run(self) -> SeedResult:
@@ -78,7 +78,7 @@ class TransactionSimulator:
             what = f"{type(error).__name__}: {error}"
             self.oracle.violations.append(Violation("I0 broken", what, places))
         for violation in self.oracle.violations:
-            self.note(str(violation))
+            self.trace_line(str(violation))
         return SeedResult(
             self.seed, self.oracle.violations, self.trace, self.tally, "--transactions "
         )
@@ -114,7 +114,7 @@ class TransactionSimulator:
             (NOISE, 1, MessageType.NORMAL),
         ):
             self.machine.broker.registry.create_topic(TopicConfig(0, name, queues, kind))
-        self.machine.settle()
+        self.machine.run_until_idle()
 
     def _actions(self) -> list[tuple[Callable[[], object], int]]:
         clients, rng, machine = self.clients, self.rng, self.machine
@@ -141,11 +141,11 @@ class TransactionSimulator:
             self.machine.work(self.rng.choice(lanes), self.rng.choice((None, None, 1, 3)))
 
     def _settle(self) -> None:
-        self.machine.settle(until=lambda: self.rng.random() < 0.05)
+        self.machine.run_until_idle(until=lambda: self.rng.random() < 0.05)
 
     def _hours(self) -> None:
         """Segments grow old; what is read now may be gone afterwards."""
-        self.machine.settle()
+        self.machine.run_until_idle()
         self.clients.look()
         self.machine.advance(self.rng.choice((1, 2)) * _HOUR_MS)
         for _ in range(3):  # a look, moves, and what they wait for
@@ -155,7 +155,7 @@ class TransactionSimulator:
     def _burst(self) -> None:
         for _ in range(12):
             self.clients.send_noise(1_500)
-        self.machine.settle()
+        self.machine.run_until_idle()
 
     def _live(self) -> None:
         """Act until a fault ends the process, or the life is over."""
@@ -180,7 +180,7 @@ class TransactionSimulator:
         except AssertionError as error:
             if not self.machine.disk.faults.sick:
                 raise
-            self.note(f"stopped by {error}, after the disk failed")
+            self.trace_line(f"stopped by {error}, after the disk failed")
 
     def _arm(self) -> None:
         """One fault for this life, or none."""
@@ -209,7 +209,7 @@ class TransactionSimulator:
         if self.machine.failed is not None or self.rng.random() < 0.6:
             return
         try:
-            self.note("stop")
+            self.trace_line("stop")
             self.machine.stop()
         except (PowerCut, OSError):
             return
@@ -223,7 +223,7 @@ class TransactionSimulator:
         for attempt in range(4):
             power = rng.random() < 0.6 and not (self._soft and attempt == 0)
             loss = rng.choice(_POWER) if power else Loss.NOTHING
-            self.note(f"crash, lost: {loss.value}")
+            self.trace_line(f"crash, lost: {loss.value}")
             self.tally.hit(States.POWER_CUT, int(power))
             machine.crash(loss)
             self.clients.crashed()
@@ -232,11 +232,11 @@ class TransactionSimulator:
                 machine.disk.faults.cut_at(rng.randrange(rng.choice((4, 30))))
             trouble = machine.try_start()
             machine.disk.faults.heal()
-            self.note(f"start: {trouble or 'ok'} at {machine.recovered}")
+            self.trace_line(f"start: {trouble or 'ok'} at {machine.recovered}")
             if not trouble:
                 break
             if trouble.startswith("damaged"):
-                self.oracle.complain("I0 starts", f"refused to start: {trouble}")
+                self.oracle.report_violation("I0 starts", f"refused to start: {trouble}")
                 return
         self.checks.after_start()
         self.clients.look()
@@ -268,4 +268,4 @@ class TransactionSimulator:
             if self.oracle.violations:
                 return
         clients.finish()
-        self.note(f"drained {len(clients.stories)} transactions")
+        self.trace_line(f"drained {len(clients.stories)} transactions")

@@ -180,7 +180,7 @@ class ClientSocket(asyncio.Protocol):
 
     def _woken(self) -> None:
         if not self._inside:
-            self._server.turn.at_end(self.flush)
+            self._server.turn.call_at_end(self.flush)
 
     def _close(self, transport: asyncio.Transport) -> None:
         """Only our half at first: closing with bytes unread resets the socket, and the GOAWAY

@@ -354,7 +354,7 @@ class LeanConnection:
             self._cut.append(fault.stream_id)
 
     def _gone(self, stream: Stream) -> None:
-        stream.client_gone()
+        stream.on_client_cancelled()
         if not stream.over:
             self._closed(stream)
 

@@ -62,7 +62,7 @@ class Inbox:
     def refuse(self, stream: Stream, status: GrpcStatus, detail: str) -> None:
         """End a call whose handler may wait for more."""
         if not stream.finished:
-            stream.client_gone()
+            stream.on_client_cancelled()
             stream.finished = True
             self._outbox.end(stream, status, detail)
 

@@ -281,7 +281,7 @@ class Outbox:
         self._counters.cut_off["unsent"] += 1
         whole = stream.queue is None
         self.forget(stream)
-        stream.client_gone()
+        stream.on_client_cancelled()
         stream.finished = True
         detail = (
             f"more than {self._max_unsent_bytes} bytes wait for a client that does not read them "

@@ -121,7 +121,7 @@ class Stream:
         else:
             outbox.end(self, status, detail)
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
+    def on_cancelled(self, callback: Callable[[], None]) -> None:
         if self.gone:
             callback()
         elif not self.finished:
@@ -129,7 +129,7 @@ class Stream:
                 self._gone_callbacks = []
             self._gone_callbacks.append(callback)
 
-    def client_gone(self) -> None:
+    def on_client_cancelled(self) -> None:
         """The handler hears of it, unless it had finished; nothing is sent any more."""
         if self.finished or self.gone:
             return
