@@ -10,7 +10,7 @@ from popmq.cli.roles import life
 life.STOP_S = 0.1
 
 async def role():
-    running = life.Life()
+    running = life.RoleRunner()
     running.end({code})
     await running.wait()
     await asyncio.sleep({stop_s})

@@ -189,5 +189,5 @@ class RecordingTransport(asyncio.Transport):
 
 
 class PlainConnection(FrameConnection):
-    def dropped(self, reason: str) -> None:
+    def on_connection_lost(self, reason: str) -> None:
         pass

@@ -175,7 +175,7 @@ class ClosingConnection(PlainConnection):
 
     bodies: list[bytes]
 
-    def greeted(self, peer: Hello) -> None:
+    def on_hello(self, peer: Hello) -> None:
         self.bodies = []
 
     def frame(self, kind: int, request_id: int, timeout_ms: int, body: bytes) -> None:

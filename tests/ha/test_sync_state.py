@@ -289,7 +289,7 @@ class IgnoresTheLeast(SyncState):
 class BelievesOldRecords(SyncState):
     """What was read is taken, whatever its version."""
 
-    def learn(self, *, epoch: int, version: int, members: object) -> bool:
+    def on_record(self, *, epoch: int, version: int, members: object) -> bool:
         self.pending = frozenset()
         return super().on_record(epoch=epoch, version=version, members=members)  # type: ignore[arg-type]
 

@@ -73,7 +73,7 @@ class Masters:
     def awaited_port(self, name: str) -> Port:
         return self.port(name)
 
-    def takes(self, name: str) -> bool:
+    def accepts_sends(self, name: str) -> bool:
         return True
 
     def has_master(self, name: str) -> bool:
@@ -119,7 +119,7 @@ def stored(bench: Any, name: str) -> list[str]:
 def lose_master(bench: Any, name: str) -> None:
     """Its broker is a slave now, and says so at the next request."""
     port = bench.masters.ports[name]
-    port.follow(Slave())
+    port.use(Slave())
     port.request(Kind.LAG, b"", 1, lambda answer: None)
     bench.masters.run(1)
     assert not port.has_master
@@ -133,7 +133,7 @@ def test_a_fifo_message_waits_for_the_next_master_of_its_own_group(bench: Any) -
     assert len(stored(bench, "broker-b")) == 20 - len(waiting)
     bench.masters.run(2_000)
     assert [code(call) for call in waiting] == [None] * len(waiting)
-    bench.masters.ports["broker-a"].follow(bench.brokers["broker-a"])
+    bench.masters.ports["broker-a"].use(bench.brokers["broker-a"])
     assert {code(call) for call in calls} == {Code.OK}
     assert len(stored(bench, "broker-a")) == len(waiting)
     assert len(stored(bench, "broker-b")) == 20 - len(waiting)
@@ -155,7 +155,7 @@ def test_without_any_master_messages_wait_and_go_where_they_belong(bench: Any) -
         lose_master(bench, name)
     calls = [send(bench, f"m-{n}") for n in range(20)]
     for name in NAMES:
-        bench.masters.ports[name].follow(bench.brokers[name])
+        bench.masters.ports[name].use(bench.brokers[name])
     bench.masters.run(200)
     assert {code(call) for call in calls} == {Code.OK}
     assert [sorted(stored(bench, name)) for name in NAMES] == usual
@@ -186,7 +186,7 @@ def test_an_ack_is_answered_by_the_next_master(bench: Any) -> None:
     )
     call = bench.start("AckMessage", request)
     assert call.sent == []
-    bench.masters.ports["broker-b"].follow(bench.brokers["broker-b"])
+    bench.masters.ports["broker-b"].use(bench.brokers["broker-b"])
     reply: Any = service.AckMessageResponse.FromString(call.sent[0])
     assert reply.status.code == Code.OK
 
@@ -207,7 +207,7 @@ def test_a_receive_goes_to_a_group_with_a_master(bench: Any) -> None:
 def test_no_client_ever_sees_the_code_of_our_own(bench: Any) -> None:
     answers: list[bytes | PopmqError] = []
     port = bench.masters.ports["broker-a"]
-    port.follow(Slave())
+    port.use(Slave())
     for kind in Kind:
         if Kind.PUT <= kind < Kind.REGISTER:
             body = encode_pop(PopRequest("t", "g", "c", 1, 0, 400)) if kind is Kind.POP else b""
