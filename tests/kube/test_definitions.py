@@ -118,7 +118,8 @@ def test_the_defaults_of_a_report_are_those_of_the_code() -> None:
 
 def test_each_reason_of_a_condition_is_told_with_what_to_do() -> None:
     said = re.compile(
-        r"""(?:ConditionValue\(\w+,|_refuse_removal\(stays,|\]\ =\ \(|reason\ =\ \(?)\s*"([A-Z]\w+)\"""",
+        r"""(?:ConditionValue\(\w+,|_refuse_removal\(stays,|\]\ =\ \(|reason\ =\ \(?)
+        \s*"([A-Z]\w+)\"""",
         re.VERBOSE,
     )
     sources = (ROOT / "operator/popmq/operator").rglob("*.py")
