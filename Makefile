@@ -22,7 +22,7 @@ PROTOC = $(PYTHON_IN) -m grpc_tools.protoc $(PROTO_ROOTS:%=-I %) \
 	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-heavy test-spark test-long test-pods check format proto metrics bench kube-assets manifests
+.PHONY: help setup up test test-heavy test-spark test-long test-pods check format proto metrics modules bench kube-assets manifests
 
 help:
 	@echo "make setup       build $(VENV) and install popmq with its development tools"
@@ -38,6 +38,7 @@ help:
 	@echo "make kube-assets build the Kubernetes control plane that heavy tests run on (Go, once)"
 	@echo "make manifests   render deploy/operator.yaml from the Helm chart"
 	@echo "make metrics     write the page of metrics, the dashboards and the alerts anew"
+	@echo "make modules     write docs/reference/modules.md from the docstrings of the modules"
 	@echo "make bench       three minutes of figures: popmq, and peers that are fetched"
 
 $(STAMP): pyproject.toml
@@ -101,6 +102,9 @@ proto: $(STAMP)
 
 metrics: $(STAMP)
 	$(PYTHON_IN) -m popmq.cli.monitoring
+
+modules: $(STAMP)
+	$(PYTHON_IN) -m tools.modules_page
 
 bench: $(STAMP)
 	$(PYTHON_IN) -m bench quick

@@ -1,5 +1,6 @@
 """What the pages say can be checked against the tree: links, settings, files and names in them."""
 
+import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from popmq.common.settings.settings import Settings
+from tools import modules_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -32,6 +34,11 @@ _NAMED = re.compile(r"`([^`\s]+\.py)`\s+`([A-Za-z_][\w.]*)`")
 
 def shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def short(path: Path) -> str:
+    """broker/popmq/broker/log/dispatch.py -> broker/log/dispatch.py"""
+    return shown(path).partition("/popmq/")[2]
 
 
 def prose(page: Path) -> str:
@@ -90,6 +97,35 @@ def test_every_name_that_the_architecture_page_puts_in_a_file_is_there() -> None
             if not re.search(rf"\b(def|class) {re.escape(part)}\b", source):
                 missing.append(f"{name}: {inside}")
     assert missing == []
+
+
+def test_the_page_of_modules_is_what_make_modules_writes() -> None:
+    written = modules_page.PAGE.read_text(encoding="utf-8").splitlines()
+    changes = difflib.unified_diff(written, modules_page.page().splitlines(), lineterm="", n=0)
+    assert list(changes) == [], "run `make modules` and commit docs/reference/modules.md"
+
+
+def test_every_module_and_every_package_is_on_the_page_of_modules() -> None:
+    text = modules_page.PAGE.read_text(encoding="utf-8")
+    named = set(re.findall(r"^- `(.+?\.py)`: .", text, re.MULTILINE))
+    packages = set(re.findall(r"^##+ (.+)$", text, re.MULTILINE))
+    for path in (path for root in ROOT.glob("*/popmq") for path in root.rglob("*.py")):
+        name = short(path)
+        if path.stem == "__init__":
+            assert name.removesuffix("/__init__.py") in packages
+        elif not path.stem.endswith("_pb2"):
+            assert name in named
+
+
+def test_a_page_of_modules_has_the_first_paragraph_of_a_docstring_and_its_links(
+    tmp_path: Path,
+) -> None:
+    module = tmp_path / "popmq" / "module.py"
+    module.parent.mkdir()
+    module.write_text('"""What it is for\n(docs/concepts/pop.md).\n\nAnd more.\n"""\nNAME = "x"\n')
+    assert modules_page.line_of(module, "module.py") == (
+        "- `module.py`: What it is for ([docs/concepts/pop.md](../concepts/pop.md))."
+    )
 
 
 def test_every_decision_is_on_the_architecture_page() -> None:
