@@ -1,5 +1,6 @@
 """What the pages say can be checked against the tree: links, settings, files and names in them."""
 
+import ast
 import difflib
 import re
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ DECISIONS = ROOT / "docs" / "decisions"
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_PY = re.compile(r"`([^`\s]+\.py)`")
+_CODE = re.compile(r"`([^`]+)`")
 _STATUS = re.compile(r"^Status: (accepted|built|superseded by \[.+\]\(.+\))\.(?: Code: (.+)\.)?$")
 # What a page about something that exists must not say. What popmq lacks is in README.md.
 _DENIAL = re.compile(
@@ -82,21 +83,93 @@ def test_every_setting_is_in_the_table_of_settings() -> None:
     assert rows == set(Settings().flat())
 
 
-def test_every_file_that_the_architecture_page_names_exists() -> None:
-    named = _PY.findall(prose(ARCHITECTURE))
-    assert named
-    assert [name for name in named if file_of(name) is None] == []
+def exists(name: str) -> bool:
+    """Whether there is such a file or folder: from the root, or short as in `file_of`."""
+    room, _, rest = name.partition("/")
+    return any(path.exists() for path in (ROOT / name, ROOT / room / "popmq" / room / rest))
 
 
-def test_every_name_that_the_architecture_page_puts_in_a_file_is_there() -> None:
-    missing = []
-    for name, inside in _NAMED.findall(prose(ARCHITECTURE)):
-        file = file_of(name)
-        source = file.read_text(encoding="utf-8") if file else ""
-        for part in inside.split("."):
-            if not re.search(rf"\b(def|class) {re.escape(part)}\b", source):
-                missing.append(f"{name}: {inside}")
-    assert missing == []
+def definitions(file: Path) -> dict[str, set[str]]:
+    """The functions and classes of a module, each with the members that its body defines."""
+    return {
+        node.name: {name for part in node.body for name in defined_names(part)}
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+
+
+def defined_names(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+    return []
+
+
+def wrong_names(page: Path) -> Iterator[str]:
+    """Paths in code spans that lead nowhere, and classes, methods and functions that are not where
+    the page puts them.
+
+    A name stands behind its file, as in `broker/log/dispatch.py` `Dispatch.advance`. A class may be
+    named alone once its file is known.
+    """
+    text = prose(page)
+    for name in _CODE.findall(text):
+        if re.fullmatch(r"[\w.-]+(/[\w.-]*)+|\S+\.py", name) and not exists(name):
+            yield f"{name}: no such file or folder"
+    known: dict[str, set[str]] = {}
+    for name, inside in _NAMED.findall(text):
+        members = definitions(file) if (file := file_of(name)) else {}
+        first = inside.partition(".")[0]
+        if first in members:
+            known[first] = members[first]
+        else:
+            yield f"{name}: no {first}"
+    for name in _CODE.findall(text):
+        first, _, member = name.partition(".")
+        if first not in known and re.fullmatch(r"[A-Z]\w*[a-z]\w*(\.\w+)?", name):
+            yield f"{name}: the page names no file that has it"
+        elif first in known and member and member not in known[first]:
+            yield f"{name}: no such member"
+
+
+def test_every_path_and_name_on_the_architecture_page_exists() -> None:
+    assert _NAMED.findall(prose(ARCHITECTURE))
+    assert list(wrong_names(ARCHITECTURE)) == []
+
+
+@pytest.mark.parametrize(
+    ("sentence", "complaint"),
+    [
+        ("`broker/log/no_such.py`", "no such file or folder"),
+        ("`broker/no_such`", "no such file or folder"),
+        ("`crds/no_such.yaml`", "no such file or folder"),
+        ("`broker/log/dispatch.py` `NoSuch`", "no NoSuch"),
+        ("`broker/log/dispatch.py` `Dispatch.no_such`", "no such member"),
+        ("`broker/log/dispatch.py` `Dispatch`, then `Dispatch.no_such`", "no such member"),
+        ("`broker/log/dispatch.py` `CommitLog.append`", "no CommitLog"),
+        ("`Dispatch.advance`", "names no file"),
+    ],
+)
+def test_a_path_or_name_that_does_not_exist_is_found(
+    tmp_path: Path, sentence: str, complaint: str
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{sentence}\n\n`common/clock.py` `SystemClock` is right, so is `broker/log`\n")
+    assert complaint in " ".join(wrong_names(page))
+
+
+def test_the_architecture_page_names_every_package() -> None:
+    named = set(_CODE.findall(prose(ARCHITECTURE)))
+    packages = {modules_page.short_name(folder) for folder in modules_page.packages()}
+    assert packages - named == set()
+
+
+def test_the_architecture_page_fits_one_sitting() -> None:
+    assert len(ARCHITECTURE.read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_the_page_of_modules_is_what_make_modules_writes() -> None:

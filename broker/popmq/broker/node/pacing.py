@@ -2,8 +2,7 @@
 
 A round of steps takes about a tenth of a millisecond, and two hundred a second were 3 % of a core
 for nothing.  What a step does either begins with a record of the log, or is due at a time that is
-known; so without new records steps come rarely, and the next record wakes the loop
-(docs/ARCHITECTURE.md, who runs where).
+known; so without new records steps come rarely, and the next record wakes the loop.
 """
 
 from popmq.broker.core.broker import Broker
