@@ -4,7 +4,8 @@ VENV := .venv
 PYTHON_IN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 REPORTS_STAMP := $(VENV)/.reports-installed
-DAILY := not heavy and not long
+DAILY := not more and not alone and not heavy and not long
+MORE := (more or alone) and not heavy and not long
 # Two marks are on what is long already and runs once more over another transport.
 HEAVY := heavy and not long
 WORKERS ?= auto
@@ -22,12 +23,13 @@ PROTOC = $(PYTHON_IN) -m grpc_tools.protoc $(PROTO_ROOTS:%=-I %) \
 	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-heavy test-spark test-long test-pods check format proto metrics modules bench kube-assets manifests
+.PHONY: help setup up test test-more test-heavy test-spark test-long test-pods check format proto metrics modules bench kube-assets manifests
 
 help:
 	@echo "make setup       build $(VENV) and install popmq with its development tools"
 	@echo "make up          set up, then run a one-process cluster"
-	@echo "make test        set up, then the everyday tests (ARGS='-k pop' narrows them)"
+	@echo "make test        set up, then the everyday tests, three minutes (ARGS='-k pop' narrows them)"
+	@echo "make test-more   the other tests that need nothing but Python, as CI runs them"
 	@echo "make test-heavy  the other tests that fit CI"
 	@echo "make test-spark  those of them that start Spark, in a minute or so"
 	@echo "make test-long   full figures, run by hand"
@@ -57,10 +59,14 @@ define run_marked
 		test $$code -eq 5 && echo "no test is marked $(1): nothing to do"; }
 endef
 
-# Those that look at a clock outside come after the others, one at a time.
+# At most three minutes of two cores, and 330 s of their time.
 test: $(STAMP)
-	$(call run_marked,$(DAILY) and not alone,-n $(WORKERS) --dist worksteal)
-	$(call run_marked,$(DAILY) and alone)
+	$(call run_marked,$(DAILY),-n $(WORKERS) --dist worksteal)
+
+# Those that look at a clock outside come after the others, one at a time.
+test-more: $(STAMP)
+	$(call run_marked,$(MORE) and not alone,-n $(WORKERS) --dist worksteal)
+	$(call run_marked,$(MORE) and alone)
 
 # Spark and Arrow, half a gigabyte, which the everyday tests do without.
 $(REPORTS_STAMP): $(STAMP)

@@ -203,6 +203,7 @@ def test_what_happened_before_it_began_and_after_a_start_is_no_fault(core: CoreB
     assert (balance.in_flight, core.broker.audit.unaccounted) == (5, 0)
 
 
+@pytest.mark.more
 def test_an_offset_that_was_set_and_a_topic_that_was_deleted_are_no_faults(
     core: CoreBroker,
 ) -> None:

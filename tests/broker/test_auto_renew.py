@@ -90,6 +90,7 @@ def test_a_good_bye_of_a_simple_consumer_changes_nothing(core: CoreBroker) -> No
     assert core.receive("orders", "g") == []
 
 
+@pytest.mark.more
 def test_renewal_ends_after_three_hours(core: CoreBroker) -> None:
     core.send("orders", b"stuck")
     push_receive(core)

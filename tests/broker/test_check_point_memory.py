@@ -3,6 +3,8 @@
 import gc
 import tracemalloc
 
+import pytest
+
 from popmq.broker.deliveries.check_point_table import CheckPointTable
 from popmq.broker.deliveries.client_liveness import ClientNames
 from popmq.broker.deliveries.pop_check_point import ReviveKind, ReviveRecord
@@ -50,6 +52,7 @@ def test_a_message_in_flight_takes_no_more_than_16_bytes_among_many() -> None:
     assert bytes_each(10_000, apart_ms=1) < 16
 
 
+@pytest.mark.more
 def test_receives_of_one_millisecond_share_its_times() -> None:
     assert bytes_each(3_000, apart_ms=0.25) < bytes_each(3_000, apart_ms=1) - 1
 

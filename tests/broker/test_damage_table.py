@@ -334,7 +334,20 @@ def stores() -> dict[bool, Made]:
     return {clean: made_store(clean=clean) for clean in (False, True)}
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+MANY_PLACES = (
+    "the last segment cut at each byte of its last record",
+    "a byte of the log flipped",
+    "two power cuts in a row while it starts",
+)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(one, id=one.name, marks=[pytest.mark.more] if one.name in MANY_PLACES else [])
+        for one in DAMAGES
+    ],
+)
 def test_after_any_damage_all_is_there_or_the_start_is_refused_with_a_way_out(
     damage: Damage, stores: dict[bool, Made]
 ) -> None:

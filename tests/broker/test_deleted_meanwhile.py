@@ -70,9 +70,17 @@ REQUESTS = {
     ),
 }
 
+MANY_STEPS = ("explain", "explain of a topic")
+
 
 @pytest.mark.parametrize("delete", [delete_topic, delete_groups, delete_letters])
-@pytest.mark.parametrize("what", list(REQUESTS))
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=[pytest.mark.more] if what in MANY_STEPS else [])
+        for what in REQUESTS
+    ],
+)
 def test_what_takes_steps_is_answered_whenever_its_topic_or_group_is_deleted(
     what: str, delete: Callable[[CoreBroker], None]
 ) -> None:

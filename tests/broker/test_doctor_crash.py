@@ -110,6 +110,7 @@ def bodies_on_disk(folder: Path) -> set[bytes]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("second", [0, 4, 9])
 def test_two_crashes_during_a_repair_lose_no_byte_and_the_third_try_finishes(
     tmp_path: Path, second: int

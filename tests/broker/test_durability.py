@@ -14,7 +14,7 @@ from popmq.common.topics import CheckPoints, MessageType
 from popmq.testing.disk.lying_disk import LyingDisk, PowerCut
 from popmq.testing.harness.core_broker import Answer, CoreBroker, pop
 
-CRASHES = 200
+CRASHES = 10  # of a life
 OPERATIONS_BETWEEN_CRASHES = 120
 ACTIONS = ["send", "pop", "ack", "change", "time", "tick", "step"]
 
@@ -162,23 +162,24 @@ def crash_and_check(rng: random.Random, crashes: int, check_points: CheckPoints)
     return history
 
 
+@pytest.mark.parametrize("lives", [4, pytest.param(20, marks=pytest.mark.more)])
 @pytest.mark.parametrize("check_points", CheckPoints, ids=lambda kind: kind.name.lower())
 def test_crashes_at_random_points_lose_no_acknowledged_send_and_no_acknowledged_ack(
-    check_points: CheckPoints,
+    check_points: CheckPoints, lives: int
 ) -> None:
     seed = int(os.environ.get("POPMQ_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"seed {seed} (POPMQ_TEST_SEED={seed} repeats it)")
     rng = random.Random(seed)
-    lives = [crash_and_check(rng, CRASHES // 20, check_points) for _ in range(20)]
+    ended = [crash_and_check(rng, CRASHES, check_points) for _ in range(lives)]
     print(
-        f"crashes {CRASHES}, starts {sum(life.starts for life in lives)}, "
-        f"sent OK {sum(len(life.sent_ok) for life in lives)}, "
-        f"delivered {sum(life.delivered for life in lives)}, "
-        f"acked OK {sum(len(life.ack_ok) for life in lives)}, lost 0, acked but seen again 0"
+        f"crashes {lives * CRASHES}, starts {sum(life.starts for life in ended)}, "
+        f"sent OK {sum(len(life.sent_ok) for life in ended)}, "
+        f"delivered {sum(life.delivered for life in ended)}, "
+        f"acked OK {sum(len(life.ack_ok) for life in ended)}, lost 0, acked but seen again 0"
     )
-    assert all(life.ack_ok for life in lives)
+    assert all(life.ack_ok for life in ended)
     assert (
-        sum(len(life.ack_unknown) for life in lives) < sum(len(life.ack_ok) for life in lives) / 4
+        sum(len(life.ack_unknown) for life in ended) < sum(len(life.ack_ok) for life in ended) / 4
     )
 
 

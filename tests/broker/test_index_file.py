@@ -146,6 +146,7 @@ def test_equal_hashes_lead_to_the_messages_of_both_names(
     assert indexed.found("key-3") == positions[::-1]
 
 
+@pytest.mark.more
 def test_many_files_become_few_and_everything_is_still_found() -> None:
     indexed = Indexed()
     positions = {f"key-{n}": indexed.put(f"key-{n}", message_id=f"id-{n}") for n in range(6000)}
@@ -192,8 +193,12 @@ def test_after_a_clean_stop_nothing_is_entered_again() -> None:
 
 @pytest.mark.parametrize(
     ("after", "every"),
-    [(LyingDisk.restore_power, 5), (LyingDisk.survive, 11)],
-    ids=["power cut", "kill"],
+    [
+        pytest.param(LyingDisk.restore_power, 61, id="power cut"),
+        pytest.param(LyingDisk.survive, 121, id="kill"),
+        pytest.param(LyingDisk.restore_power, 5, marks=pytest.mark.more, id="power cut, often"),
+        pytest.param(LyingDisk.survive, 11, marks=pytest.mark.more, id="kill, often"),
+    ],
 )
 def test_after_a_stop_at_any_moment_everything_is_found(
     after: Callable[[LyingDisk], None], every: int

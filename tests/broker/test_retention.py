@@ -47,6 +47,7 @@ def numbers(core: CoreBroker, group: str, topic: str = "orders") -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.more
 def test_old_segments_go_and_the_disk_stays_bounded(tmp_path: Path) -> None:
     core = on(tmp_path)
     core.topic("orders", queues=2)
@@ -167,6 +168,7 @@ def test_the_log_can_be_bounded_in_bytes(tmp_path: Path) -> None:
     assert read == list(range(read[0], 300))
 
 
+@pytest.mark.more
 def test_a_day_of_retention_with_crashes_loses_no_live_message() -> None:
     """24 h under virtual time; every hour a message is taken and held for 10 h."""
     disk = LyingDisk()

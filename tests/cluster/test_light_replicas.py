@@ -1,57 +1,58 @@
-"""The light replicas' world: no rule of replication breaks, and each broken rule is seen.
-
-POPMQ_LIGHT_SEEDS is how many seeds the everyday test runs (60).
-"""
+"""The light replicas' world: no rule of replication breaks, and each broken rule is seen."""
 
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+import sim_seeds
 from cluster.planted_model import PLANTED, PlantedModel
 
 from popmq.testing.cluster_world.sometimes_states import ModelSometimes, NetSometimes
 from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.model.run import run_model_seed
 
-FEWEST = 60
 
-
-def run(first: int, seeds: int) -> StateCounts:
+def run(seeds: range) -> StateCounts:
     tally = StateCounts(ModelSometimes, NetSometimes)
-    for seed in range(first, first + seeds):
+    for seed in seeds:
         outcome = run_model_seed(seed)
         assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
-    print(f"{seeds} seeds\n{tally.table()}")
+    print(f"{len(seeds)} seeds\n{tally.table()}")
     return tally
 
 
-def test_nothing_that_was_confirmed_is_lost_or_replaced() -> None:
-    run(1, int(os.environ.get("POPMQ_LIGHT_SEEDS", str(FEWEST))))
+@pytest.mark.parametrize("seeds", [5, pytest.param(60, marks=pytest.mark.more)])
+def test_nothing_that_was_confirmed_is_lost_or_replaced(seeds: int) -> None:
+    run(range(1, seeds + 1))
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(900)
-def test_nothing_is_lost_in_five_hundred_seeds_and_every_rare_state_is_reached() -> None:
-    assert not run(10_000, 500).never
+@pytest.mark.more
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_in_the_seeds_of_the_day() -> None:
+    run(sim_seeds.of_the_day(150))
+
+
+@pytest.mark.more
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_and_every_rare_state_is_reached() -> None:
+    assert not run(range(10_000, 10_120)).never
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 def test_nothing_is_lost_in_five_thousand_seeds() -> None:
-    run(100_000, 5_000)
+    run(range(100_000, 105_000))
 
 
-def found_at(planted: PlantedModel) -> int:
-    """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
-    for seed in range(1, planted.seeds + 1):
-        with pytest.MonkeyPatch.context() as patch:
-            planted.plant(patch)
-            broken = bool(run_model_seed(seed).violations)
-        if broken and not run_model_seed(seed).violations:
-            return seed
-    return 0
+def breaks(planted: PlantedModel, seed: int) -> bool:
+    """Whether the run is broken by the mistake and whole without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        planted.plant(patch)
+        broken = bool(run_model_seed(seed).violations)
+    return broken and not run_model_seed(seed).violations
 
 
 QUICK, HEAVY = 8, 200  # seeds
@@ -60,7 +61,7 @@ QUICK, HEAVY = 8, 200  # seeds
 def marks(planted: PlantedModel) -> list[pytest.MarkDecorator]:
     """Rare ones are looked for by hand."""
     if planted.seeds <= QUICK:
-        return []
+        return [pytest.mark.more]
     return [pytest.mark.heavy if planted.seeds <= HEAVY else pytest.mark.long]
 
 
@@ -69,9 +70,12 @@ def marks(planted: PlantedModel) -> list[pytest.MarkDecorator]:
     "planted", [pytest.param(one, id=one.name, marks=marks(one)) for one in PLANTED]
 )
 def test_an_unsafe_variant_is_found(planted: PlantedModel) -> None:
-    assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
+    seeds = range(1, planted.seeds + 1)
+    found = sim_seeds.found_at("light", planted.name, seeds, partial(breaks, planted))
+    assert found, f"{planted.name}: not seen in {planted.seeds} seeds"
 
 
+@pytest.mark.more
 def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     code = (
         "import logging; logging.disable()\n"
@@ -91,6 +95,7 @@ def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.more
 def test_a_failed_seed_names_the_command_that_replays_it() -> None:
     command = run_model_seed(3).history().rpartition("replay: ")[2].split()
     assert command[0] == ".venv/bin/python"

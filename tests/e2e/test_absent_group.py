@@ -22,7 +22,7 @@ SENDS = 3  # per key and round; the first before the second broker group starts
 SEND_S = 1.0  # deadline of one attempt
 ATTEMPTS = 30
 BOTH = ["broker-a", "broker-b"]
-DAILY = [pytest.mark.timeout(180)]
+IN_CI = [pytest.mark.more, pytest.mark.timeout(180)]
 BY_HAND = [pytest.mark.long, pytest.mark.timeout(3_600)]
 RETRIED = (Code.HA_NOT_AVAILABLE, Code.PROXY_TIMEOUT)  # answers after which a sender tries again
 
@@ -121,7 +121,7 @@ def routed_groups(client: Client) -> list[str]:
     return sorted({queue.broker.name for queue in client.query_route("orders")})
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(2, marks=DAILY), pytest.param(50, marks=BY_HAND)])
+@pytest.mark.parametrize("rounds", [pytest.param(2, marks=IN_CI), pytest.param(50, marks=BY_HAND)])
 def test_each_key_stays_in_order_when_one_of_two_broker_groups_starts_later(
     tmp_path: Path, rounds: int
 ) -> None:

@@ -5,20 +5,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e.processes import Role, free_port, role_environment
 
+pytestmark = pytest.mark.more
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture
-def popmq(tmp_path: Path) -> Iterator[Run]:
-    """The command line against a `popmq up` of its own."""
+@pytest.fixture(scope="module")
+def popmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The command line against a `popmq up` of these tests."""
     ports = ["--port", str(free_port()), "--http-port", str(free_port())]
-    with Role("up", ["up", "--data", "data", *ports], folder=tmp_path, settings={}) as role:
+    with Role(
+        "up",
+        ["up", "--data", "data", *ports],
+        folder=tmp_path_factory.mktemp("delays"),
+        settings={},
+    ) as role:
 
         def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
             return subprocess.run(

@@ -1,6 +1,6 @@
 """Brokers of a group as real processes: the master dies by kill -9 under load, again and again.
 
-E2E_KILLS and E2E_SEED make the everyday run longer or repeat it.
+E2E_KILLS and E2E_SEED make the run of make test-more longer or repeat it.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import call
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
+
+pytestmark = pytest.mark.more
 
 KILLS = int(os.environ.get("E2E_KILLS", "2"))
 SEED = int(os.environ.get("E2E_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
@@ -49,8 +51,9 @@ class Books:
     ("kills", "durability"),
     [
         (KILLS, "disk"),
-        pytest.param(10, "disk", marks=pytest.mark.heavy),
-        pytest.param(10, "memory", marks=pytest.mark.heavy),
+        pytest.param(3, "memory", marks=pytest.mark.heavy),
+        pytest.param(10, "disk", marks=pytest.mark.long),
+        pytest.param(10, "memory", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.timeout(180 + 30 * max(KILLS, 10))

@@ -32,7 +32,7 @@ ON_ITS_WAY_MS = 50
 @pytest.mark.parametrize(
     ("kills", "languages"),
     [
-        pytest.param(10, BOTH, marks=[pytest.mark.heavy, pytest.mark.timeout(600)], id="10"),
+        pytest.param(4, BOTH, marks=[pytest.mark.heavy, pytest.mark.timeout(300)], id="4"),
         pytest.param(50, BOTH, marks=[pytest.mark.long, pytest.mark.timeout(2_400)], id="50"),
         pytest.param(10, ("java",), marks=[pytest.mark.long, pytest.mark.timeout(900)], id="java"),
     ],

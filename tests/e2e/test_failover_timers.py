@@ -47,9 +47,8 @@ CHECK_POINT_AGE_MS = 3_000 + 500
 @pytest.mark.parametrize(
     ("timers", "window_ms"),
     [
-        pytest.param(
-            20_000, 30_000, marks=[pytest.mark.heavy, pytest.mark.alone, pytest.mark.timeout(240)]
-        ),
+        pytest.param(10_000, 20_000, marks=[pytest.mark.heavy, pytest.mark.timeout(240)]),
+        pytest.param(20_000, 30_000, marks=[pytest.mark.long, pytest.mark.timeout(240)]),
         pytest.param(100_000, 90_000, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )

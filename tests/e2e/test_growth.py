@@ -37,7 +37,8 @@ READY_S = 300.0  # for a start that reads the whole log
 @pytest.mark.parametrize(
     "records",
     [
-        pytest.param(1_000_000, marks=[pytest.mark.heavy, pytest.mark.timeout(900)]),
+        pytest.param(150_000, marks=[pytest.mark.heavy, pytest.mark.timeout(300)]),
+        pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
         pytest.param(10_000_000, marks=[pytest.mark.long, pytest.mark.timeout(3_600)]),
     ],
 )

@@ -1,6 +1,6 @@
 """The broker dies by kill -9, again and again, under load: nothing that got an OK is lost.
 
-E2E_KILLS and E2E_SEED make the everyday run longer or repeat it.
+E2E_KILLS and E2E_SEED make the run of make test-more longer or repeat it.
 """
 
 import asyncio
@@ -31,7 +31,14 @@ QUIET_S = INVISIBLE_MS / 1000 + 1.5
 PAUSE_S = 0.05
 
 
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(20, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    "kills",
+    [
+        1,
+        pytest.param(KILLS, marks=pytest.mark.more),
+        pytest.param(20, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.timeout(120 + 10 * max(KILLS, 20))
 def test_nothing_with_an_ok_is_lost_when_the_broker_is_killed_again_and_again(
     tmp_path: Path, kills: int

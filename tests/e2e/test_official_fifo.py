@@ -8,14 +8,14 @@ import pytest
 from e2e.official import OfficialClient
 from e2e.processes import Cluster
 
-KEYS = 200
 ROUNDS = 6
 INVISIBLE_S = 1
 
 
+@pytest.mark.parametrize("keys", [30, pytest.param(200, marks=pytest.mark.more)])
 @pytest.mark.timeout(120)
-def test_200_message_groups_with_failures_are_consumed_in_order_by_the_python_client(
-    tmp_path: Path,
+def test_message_groups_with_failures_are_consumed_in_order_by_the_python_client(
+    tmp_path: Path, keys: int
 ) -> None:
     with Cluster(tmp_path) as cluster:
         cluster.popmq("topic", "create", "ordered", "--type", "fifo")
@@ -26,17 +26,17 @@ def test_200_message_groups_with_failures_are_consumed_in_order_by_the_python_cl
                 op="start", endpoint=cluster.endpoints[0], topic="ordered", group="in-order"
             )
             client.wait(lambda: client.count("ready") > 0, "being ready", within_s=30)
-            client.tell(op="send", keys=KEYS, rounds=ROUNDS)
+            client.tell(op="send", keys=keys, rounds=ROUNDS)
             client.wait(lambda: client.count("done") > 0, "messages sent", within_s=60)
-            client.tell(op="consume", count=KEYS * ROUNDS, invisible_s=INVISIBLE_S)
+            client.tell(op="consume", count=keys * ROUNDS, invisible_s=INVISIBLE_S)
             client.wait(lambda: client.count("consumed") > 0, "all acked", within_s=60)
 
         acked: dict[str, list[int]] = defaultdict(list)
         for event in client.of("acked"):
             acked[event["key"]].append(event["number"])
-        assert acked == {f"key-{key}": list(range(ROUNDS)) for key in range(KEYS)}
+        assert acked == {f"key-{key}": list(range(ROUNDS)) for key in range(keys)}
         first_failures = [event for event in client.of("failed") if event["attempt"] == 1]
-        failing = len(range(0, KEYS, 7))
+        failing = len(range(0, keys, 7))
         assert len(first_failures) >= 2 * failing, "numbers 0 and 3 of every seventh key"
         again = [event for event in client.of("acked") if event["attempt"] > 1]
         assert len(again) >= 2 * failing
@@ -46,6 +46,7 @@ def test_200_message_groups_with_failures_are_consumed_in_order_by_the_python_cl
         assert "one more" in printed
 
 
+@pytest.mark.more
 @pytest.mark.timeout(120)
 def test_a_push_consumer_of_the_python_client_handles_each_message_group_in_order(
     tmp_path: Path,

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.alone
         # Larger bodies are late in the client, whatever carries them, and two more processes on
         # the same cores leave it less of them.
         pytest.param(300, "lean", "2", 1 << 20, marks=pytest.mark.heavy),
-        pytest.param(2_000, "lean", "1", PYTHON_MAX_BODY, marks=pytest.mark.heavy),
+        pytest.param(2_000, "lean", "1", PYTHON_MAX_BODY, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.timeout(180)

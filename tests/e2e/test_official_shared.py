@@ -49,17 +49,28 @@ def test_killed_consumers_of_the_python_client_leave_nothing_behind(
     )
 
 
-@pytest.mark.heavy
+HEAVY, LONG = pytest.mark.heavy, pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [pytest.param(2_000, 6, marks=HEAVY), pytest.param(10_000, 20, marks=LONG)],
+)
 @pytest.mark.timeout(480)  # the first run installs the client
 def test_python_and_node_consumers_share_a_group_while_they_fail_and_are_killed(
-    tmp_path: Path,
+    tmp_path: Path, count: int, kills: int
 ) -> None:
     ensure_node_client()
-    settle_all(SharedGroup(tmp_path, SEED, count=10_000, kills=20))
+    settle_all(SharedGroup(tmp_path, SEED, count=count, kills=kills))
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [pytest.param(2_000, 4, marks=HEAVY), pytest.param(10_000, 12, marks=LONG)],
+)
 @pytest.mark.timeout(480)
-def test_200_keys_stay_in_order_while_their_consumers_fail_and_are_killed(tmp_path: Path) -> None:
+def test_200_keys_stay_in_order_while_their_consumers_fail_and_are_killed(
+    tmp_path: Path, count: int, kills: int
+) -> None:
     ensure_node_client()
-    settle_all(SharedGroup(tmp_path, SEED, count=10_000, kills=12, keys=200))
+    settle_all(SharedGroup(tmp_path, SEED, count=count, kills=kills, keys=200))

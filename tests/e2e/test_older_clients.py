@@ -166,6 +166,7 @@ def test_what_such_a_simple_consumer_does_not_acknowledge_comes_again(
         old.ack(one)
 
 
+@pytest.mark.more
 def test_it_ends_transactions_delays_and_gives_up_messages(
     old: OldClient, topic_of: Callable[[str], str], up: Up
 ) -> None:

@@ -35,6 +35,7 @@ def make_letters(cluster: Cluster, count: int) -> list[str]:
         assert time.monotonic() < deadline_s, f"{len(listed)} of {count} dead letters"
 
 
+@pytest.mark.more
 def test_the_operators_commands_show_and_move_a_real_group(tmp_path: Path) -> None:
     with Cluster(tmp_path, proxies=1) as cluster:
         (message_id, *_) = make_letters(cluster, 3)

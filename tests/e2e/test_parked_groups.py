@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from e2e.processes import Cluster, RoleFailed
 
+pytestmark = pytest.mark.more
+
 SETTINGS = {"POPMQ_POP_FIFO_OPEN_OFFSETS": "4", "POPMQ_POP_FIFO_PARK_AFTER_MS": "1"}
 
 

@@ -27,7 +27,7 @@ READY_S = 10.0
 
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(20, marks=pytest.mark.heavy), pytest.param(200, marks=pytest.mark.long)],
+    [pytest.param(5, marks=pytest.mark.heavy), pytest.param(200, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(900)
 def test_handles_of_a_killed_proxy_are_good_at_the_other_one(tmp_path: Path, rounds: int) -> None:

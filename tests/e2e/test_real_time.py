@@ -149,8 +149,8 @@ def until(done: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("groups", "settings", "count"),
     [
-        pytest.param(4, FEW, 100, marks=pytest.mark.heavy, id="notified"),
-        pytest.param(4, MANY, 100, marks=pytest.mark.heavy, id="plain"),
+        pytest.param(4, FEW, 50, marks=pytest.mark.heavy, id="notified"),
+        pytest.param(4, MANY, 50, marks=pytest.mark.heavy, id="plain"),
         pytest.param(4, FEW, 1_000, marks=pytest.mark.long, id="notified-long"),
         pytest.param(4, MANY, 1_000, marks=pytest.mark.long, id="plain-long"),
         pytest.param(1, FEW, 1_000, marks=pytest.mark.long, id="one-broker-long"),
@@ -188,7 +188,7 @@ def waits_at(brokers: list[Role]) -> int:
 @pytest.mark.parametrize(
     ("polls", "seconds"),
     [
-        pytest.param(200, 10, marks=pytest.mark.heavy),
+        pytest.param(50, 1, marks=pytest.mark.heavy),
         pytest.param(1_000, 60, marks=pytest.mark.long),
     ],
 )

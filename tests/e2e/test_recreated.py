@@ -10,6 +10,7 @@ SEED = 20_261_123
 SETTINGS = {"POPMQ_TOPIC_AUTO_CREATE": "false", "POPMQ_GROUP_AUTO_CREATE": "false"}
 
 
+@pytest.mark.more
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lives", [3, pytest.param(50, marks=pytest.mark.long)])
 def test_nothing_acknowledged_after_a_creation_is_lost_or_forgotten(

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.timeout(2_400)
-@pytest.mark.parametrize("seconds", [75, pytest.param(1_800, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [45, pytest.param(1_800, marks=pytest.mark.long)])
 def test_replicas_with_buffered_and_parked_messages_never_rebuild(
     seconds: int, tmp_path: Path
 ) -> None:

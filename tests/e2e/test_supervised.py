@@ -16,6 +16,8 @@ from popmq.common.errors import PopmqError
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 
+pytestmark = pytest.mark.more
+
 WAIT_S = 30.0
 
 

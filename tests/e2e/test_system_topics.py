@@ -8,6 +8,8 @@ import pytest
 from e2e.many import Up
 from e2e.processes import RoleFailed
 
+pytestmark = pytest.mark.more
+
 
 def shown(up: Up, topic: str, *arguments: str) -> list[dict[str, object]]:
     printed = up.popmq("message", "show", "--json", "--topic", topic, *arguments)

@@ -41,8 +41,8 @@ PAUSE_S = 0.02  # between tries while the broker is away
 @pytest.mark.parametrize(
     ("timers", "window_ms"),
     [
-        pytest.param(10_000, 15_000),
-        pytest.param(100_000, 60_000, marks=[pytest.mark.heavy, pytest.mark.timeout(400)]),
+        pytest.param(10_000, 15_000, marks=pytest.mark.more),
+        pytest.param(100_000, 60_000, marks=[pytest.mark.long, pytest.mark.timeout(400)]),
     ],
 )
 def test_each_timer_is_delivered_once_and_not_before_its_time_though_the_broker_is_killed(

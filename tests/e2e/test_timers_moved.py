@@ -116,7 +116,6 @@ def _remove(data: Path, group: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_group_is_drained_and_removed_before_its_timers_are_due_whoever_is_killed(
     tmp_path: Path,

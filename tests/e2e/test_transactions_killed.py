@@ -102,9 +102,10 @@ class Calls(BrokerCalls):
 @pytest.mark.parametrize(
     ("count", "kills", "language"),
     [
-        pytest.param(120, 3, "python"),
-        pytest.param(1_000, 12, "python", marks=pytest.mark.heavy),
-        pytest.param(200, 4, "node", marks=pytest.mark.heavy),
+        pytest.param(120, 3, "python", marks=pytest.mark.more),
+        pytest.param(120, 3, "node", marks=pytest.mark.heavy),
+        pytest.param(1_000, 12, "python", marks=pytest.mark.long),
+        pytest.param(200, 4, "node", marks=pytest.mark.long),
         pytest.param(200, 4, "java", marks=pytest.mark.long),
         pytest.param(10_000, 60, "python", marks=pytest.mark.long),
     ],

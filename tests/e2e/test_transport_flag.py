@@ -13,8 +13,17 @@ from e2e.processes import READY_S, Role, role_environment
 
 from popmq.proxy.api import service_pb2 as service
 
+more = pytest.mark.more
 
-@pytest.mark.parametrize("asked", [[], ["--transport", "lean"], ["--transport", "grpcio"]])
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [],
+        pytest.param(["--transport", "lean"], marks=more),
+        pytest.param(["--transport", "grpcio"], marks=more),
+    ],
+)
 def test_up_serves_the_commands_with_the_transport_that_was_asked_for(
     tmp_path: Path, asked: list[str]
 ) -> None:
@@ -45,6 +54,7 @@ def test_up_serves_the_commands_with_the_transport_that_was_asked_for(
             assert role.metric("popmq_proxy_lean_faults_total") == 0
 
 
+@pytest.mark.more
 def test_commands_speak_tls_where_nothing_else_is_taken(tmp_path: Path) -> None:
     flags = ["--data", "data", "--port", "0", "--http-port", "0"]
     settings = {"POPMQ_PROXY_TLS": "only"}
@@ -75,6 +85,7 @@ def test_commands_speak_tls_where_nothing_else_is_taken(tmp_path: Path) -> None:
         assert "POPMQ_TLS_CA = absent.pem: No such file or directory" in said
 
 
+@pytest.mark.more
 def test_up_takes_tls_with_a_certificate_that_it_keeps(tmp_path: Path) -> None:
     flags = ["--data", "data", "--port", "0", "--http-port", "0", "--transport", "lean"]
     certificates = []

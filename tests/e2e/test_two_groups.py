@@ -20,6 +20,8 @@ from popmq.common.errors import PopmqError
 from popmq.common.wire import admin_pb2 as admin
 from popmq.proxy.api import definition_pb2 as api
 
+pytestmark = pytest.mark.more
+
 SEED = 20_260_808
 WAIT_S = 30.0
 BOTH = {"broker-a", "broker-b"}

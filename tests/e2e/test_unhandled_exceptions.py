@@ -16,6 +16,8 @@ from _pytest.mark import ParameterSet
 from e2e.many import Many
 from e2e.processes import Role, free_port, tail
 
+pytestmark = pytest.mark.more
+
 PLANTS = Path(__file__).parent / "planted_failures"
 WITHIN_S = 20.0
 ANY_ROLE = (

@@ -82,6 +82,7 @@ def test_connections_are_shared_out_and_one_page_shows_every_worker(tmp_path: Pa
         assert role.metric('popmq_proxy_worker_resident_bytes{worker="2"}') > 10 << 20
 
 
+@pytest.mark.more
 def test_messages_pass_whoever_takes_the_call_and_a_worker_that_dies_comes_back(
     tmp_path: Path,
 ) -> None:
@@ -135,6 +136,7 @@ def waiting(role: Role) -> int:
     )
 
 
+@pytest.mark.more
 def test_sigterm_answers_who_waits_at_every_worker_and_leaves_nobody_behind(
     tmp_path: Path,
 ) -> None:
@@ -157,6 +159,7 @@ def test_sigterm_answers_who_waits_at_every_worker_and_leaves_nobody_behind(
         assert all(map(is_gone, workers))
 
 
+@pytest.mark.more
 def test_workers_whose_parent_was_killed_end_by_themselves(tmp_path: Path) -> None:
     with up(tmp_path) as role:
         workers = children(role.pid)
@@ -165,6 +168,7 @@ def test_workers_whose_parent_was_killed_end_by_themselves(tmp_path: Path) -> No
         until(lambda: all(map(is_gone, workers)))
 
 
+@pytest.mark.more
 def test_a_port_that_somebody_has_is_refused_also_if_it_is_shared_there(tmp_path: Path) -> None:
     with up(tmp_path) as role:
         port = role.ready.endpoint.rpartition(":")[2]
@@ -200,6 +204,7 @@ def test_a_worker_that_cannot_start_is_the_end_of_the_role(tmp_path: Path) -> No
     assert "worker 1 did not start; it has said why" in done.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_proxy_of_a_cluster_may_have_workers(tmp_path: Path, killed: bool) -> None:
     with Cluster(tmp_path, settings={"POPMQ_PROXY_WORKERS": "2"}) as cluster:

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from filter import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,9 +64,27 @@ trees = st.recursive(
 properties = st.dictionaries(st.sampled_from(["a", "b", "c"]), values, max_size=3)
 
 
-@settings(max_examples=1_500, deadline=None)
-@given(trees, properties, st.randoms(use_true_random=False))
+expressions = given(trees, properties, st.randoms(use_true_random=False))
+
+
+@settings(max_examples=150, deadline=None)
+@expressions
 def test_a_filter_means_what_the_reference_says(
+    tree: reference.Tree, found: dict[str, str], rng: random.Random
+) -> None:
+    means_what_the_reference_says(tree, found, rng)
+
+
+@pytest.mark.more
+@settings(max_examples=1_500, deadline=None)
+@expressions
+def test_many_filters_mean_what_the_reference_says(
+    tree: reference.Tree, found: dict[str, str], rng: random.Random
+) -> None:
+    means_what_the_reference_says(tree, found, rng)
+
+
+def means_what_the_reference_says(
     tree: reference.Tree, found: dict[str, str], rng: random.Random
 ) -> None:
     written = reference.text(tree, rng)
@@ -91,7 +110,7 @@ WORDS = ["a", "b", "1", "2.5", "'x'", "'%'", "(", ")", ",", "=", "<>", "<", ">="
 WORDS += ["AND", "OR", "NOT", "IS", "NULL", "IN", "LIKE", "BETWEEN", "ESCAPE", "CONTAINS"]
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join)))
 def test_any_text_is_a_filter_or_refused_at_a_column_of_it(written: str) -> None:
     test, refusal = outcome(written)

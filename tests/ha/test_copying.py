@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from ha.node_rig import Node, Rig
 from ha.test_node import others, running, sent
 
@@ -54,6 +55,7 @@ def same_bytes(one: Node, other: Node) -> bool:
     return logs[0] == logs[1] != b""
 
 
+@pytest.mark.more
 def test_a_slave_whose_disk_was_wiped_copies_everything_and_can_lead() -> None:
     rig = rig_without_its_first_segments(catch_up=1_000_000)
     gone = others(rig)[0]
@@ -87,6 +89,7 @@ def test_a_slave_whose_disk_was_wiped_copies_everything_and_can_lead() -> None:
     assert not [node.failures for node in rig.nodes if node.failures]
 
 
+@pytest.mark.more
 def test_a_slave_so_far_behind_that_the_log_is_gone_begins_anew() -> None:
     rig = rig_without_its_first_segments()
     behind = others(rig)[0]

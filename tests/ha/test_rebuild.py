@@ -365,6 +365,7 @@ def test_of_two_copies_that_differ_neither_is_removed_and_sends_continue() -> No
     assert slave.disk.names("data/differing/own") != []
 
 
+@pytest.mark.more
 def test_without_a_third_opinion_nothing_is_removed_and_sends_continue() -> None:
     rig, load = started()
     wrong, gone = others(rig)
@@ -382,6 +383,7 @@ def test_without_a_third_opinion_nothing_is_removed_and_sends_continue() -> None
     assert sum(rebuilds(rig)) == 1
 
 
+@pytest.mark.more
 def test_a_store_that_differs_again_after_its_rebuild_is_kept_and_stays_out() -> None:
     rig, load = started()
     wrong = others(rig)[0]
@@ -416,6 +418,7 @@ def test_with_an_older_controller_a_replica_that_differs_keeps_its_store_and_sta
     assert load.refused == []
 
 
+@pytest.mark.more
 def test_with_an_older_controller_and_a_wrong_master_sends_continue_until_another_leads() -> None:
     rig, load = started(kind=RigOfOlderController)
     wrong = rig.master
@@ -467,6 +470,7 @@ def test_one_replica_at_a_time_rebuilds() -> None:
     assert load.refused == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seconds", [20])
 def test_replicas_under_load_never_differ(seconds: int) -> None:
     rig, load = started()

@@ -218,7 +218,13 @@ WORLDS = [
 ]
 
 
-@pytest.mark.parametrize("bounds", WORLDS, ids=str)
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        pytest.param(one, id=str(one), marks=[pytest.mark.more] if len(one.stores) > 2 else [])
+        for one in WORLDS
+    ],
+)
 def test_every_electable_store_has_all_that_was_confirmed_in_every_order(bounds: Bounds) -> None:
     assert walk(bounds) > 100
 

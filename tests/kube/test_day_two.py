@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import pytest
 from kube.asked import Asked
 from kube.clusters import cluster
 from kube.world import World, play, running, versions
@@ -224,6 +225,7 @@ def test_what_somebody_else_made_is_never_deleted() -> None:
     play(story)
 
 
+@pytest.mark.more
 def test_two_clusters_of_a_namespace_and_two_of_a_name_do_not_meet() -> None:
     async def story(world: World) -> None:
         world.add(cluster("demo", "apps"))

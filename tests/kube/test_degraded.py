@@ -201,6 +201,7 @@ def test_a_copy_that_catches_up_is_looked_at_again_soon() -> None:
     play(story)
 
 
+@pytest.mark.more
 def test_a_restart_by_the_operator_and_a_new_group_are_no_warnings() -> None:
     async def story(world: World) -> None:
         await running(world)

@@ -103,6 +103,7 @@ def test_each_step_of_a_roll_is_an_event_by_its_reason() -> None:
     play(story)
 
 
+@pytest.mark.more
 def test_groups_are_rolled_one_after_the_other() -> None:
     async def story(world: World) -> None:
         await running(world, cluster(brokers={"groups": 2}))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from lite.lites import TOPIC, live, made, named, put, receive, small, sync, take
 
 from popmq.broker.diagnostics.audit import APART_MS, Balance
@@ -36,6 +37,7 @@ def audited(core: CoreBroker, group: str = "g") -> Balance:
     return audit.balances.get(core.broker.registry.group(group).id, Balance())
 
 
+@pytest.mark.more
 def test_the_audit_accounts_for_lite_topics_and_for_queues_that_were_given_again() -> None:
     core = made(SHORT)
     core.group("g")

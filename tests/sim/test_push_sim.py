@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
+import sim_seeds
 
 from popmq.broker.core import record_applier
 from popmq.broker.core.broker import Broker
@@ -29,12 +31,19 @@ def run(seeds: range) -> StateCounts:
     return tally
 
 
-def test_what_live_consumers_have_stays_and_what_they_never_had_comes_back() -> None:
-    tally = run(range(1, 61))
+@pytest.mark.parametrize("seeds", [10, pytest.param(60, marks=pytest.mark.more)])
+def test_what_live_consumers_have_stays_and_what_they_never_had_comes_back(seeds: int) -> None:
+    tally = run(range(1, seeds + 1))
     assert tally.counts[Sometimes.RENEWED]
 
 
-@pytest.mark.heavy
+@pytest.mark.more
+@pytest.mark.timeout(300)
+def test_live_consumers_in_the_seeds_of_the_day() -> None:
+    run(sim_seeds.of_the_day(150))
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_live_consumers_in_five_hundred_seeds() -> None:
     run(range(10_000, 10_500))
@@ -99,12 +108,17 @@ PLANTED = [
 ]
 
 
+def breaks(planted: Planted, seed: int) -> bool:
+    """Whether the run is broken by the mistake and whole without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        planted.plant(patch)
+        broken = bool(PushSimulator(seed).run().violations)
+    return broken and not PushSimulator(seed).run().violations
+
+
+@pytest.mark.more
 @pytest.mark.parametrize("planted", [pytest.param(one, id=one.plant.__name__) for one in PLANTED])
 def test_a_broker_that_gives_up_more_or_less_than_it_says_is_found(planted: Planted) -> None:
-    for seed in range(1, planted.seeds + 1):
-        with pytest.MonkeyPatch.context() as patch:
-            planted.plant(patch)
-            broken = bool(PushSimulator(seed).run().violations)
-        if broken and not PushSimulator(seed).run().violations:
-            return
-    pytest.fail(f"not seen in {planted.seeds} seeds")
+    name, seeds = planted.plant.__name__, range(1, planted.seeds + 1)
+    found = sim_seeds.found_at("pushes", name, seeds, partial(breaks, planted))
+    assert found, f"not seen in {planted.seeds} seeds"

@@ -7,9 +7,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
+import sim_seeds
 
 from popmq.broker.core import record_applier
 from popmq.broker.log.commit_log import CommitLog
@@ -44,9 +46,15 @@ def run(kind: Simulators, seeds: range) -> Counter[str]:
     return reached
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [(ReplicaSimulator, 90), (TimerReplicaSimulator, 90)])
-def test_a_slave_is_its_masters_equal_and_takes_over(kind: Simulators, seeds: int) -> None:
-    reached = run(kind, range(1, seeds + 1))
+@pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
+def test_a_slave_is_its_masters_equal(kind: Simulators) -> None:
+    run(kind, range(1, 7))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
+def test_a_slave_is_its_masters_equal_and_takes_over(kind: Simulators) -> None:
+    reached = run(kind, range(1, 91))
     assert [state for state in STATES if not reached[state]] == []
 
 
@@ -60,10 +68,17 @@ def test_a_failed_replica_seed_names_the_command_that_replays_it(kind: Simulator
     assert f"trace {outcome.digest}" in done.stdout
 
 
-@pytest.mark.heavy
+@pytest.mark.more
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
+def test_a_slave_is_its_masters_equal_in_the_seeds_of_the_day(kind: Simulators) -> None:
+    run(kind, sim_seeds.of_the_day(120))
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
-def test_a_slave_is_its_masters_equal_in_a_thousand_seeds(kind: Simulators) -> None:
+def test_a_slave_is_its_masters_equal_in_five_hundred_seeds(kind: Simulators) -> None:
     run(kind, range(10_000, 10_500))
 
 
@@ -152,11 +167,19 @@ PLANTED = [
 RARE = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
+def breaks(planted: Planted, seed: int) -> bool:
+    return bool(planted.kind(seed).run().violations)
+
+
 @pytest.mark.parametrize(
     "planted",
-    [pytest.param(one, id=one.plant.__name__, marks=RARE if one.rare else []) for one in PLANTED],
+    [
+        pytest.param(one, id=one.plant.__name__, marks=RARE if one.rare else pytest.mark.more)
+        for one in PLANTED
+    ],
 )
 def test_a_planted_mistake_is_found(planted: Planted, monkeypatch: Patch) -> None:
     planted.plant(monkeypatch)
-    found = (seed for seed in range(1, planted.seeds) if planted.kind(seed).run().violations)
-    assert next(found, 0), f"not seen in {planted.seeds} seeds"
+    name, seeds = planted.plant.__name__, range(1, planted.seeds)
+    found = sim_seeds.found_at("replica", name, seeds, partial(breaks, planted))
+    assert found, f"not seen in {planted.seeds} seeds"

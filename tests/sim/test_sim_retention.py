@@ -4,6 +4,8 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
+
 from popmq.common.settings.settings import StoreSettings
 from popmq.testing.disk.crash_loss import Loss
 from popmq.testing.disk.lying_disk import PowerCut
@@ -74,6 +76,7 @@ def test_a_start_right_behind_a_moved_body_moves_log_time_by_nothing() -> None:
     assert core.broker.store.log_ms() == before
 
 
+@pytest.mark.more
 def test_a_crash_while_a_removed_index_is_rebuilt_hides_no_message() -> None:
     for seed in range(200):
         disk = SimDisk(random.Random(seed))

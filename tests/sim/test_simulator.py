@@ -1,8 +1,4 @@
-"""Seeds of the simulator: every promise holds in each, and the rare states are reached.
-
-POPMQ_SIM_SECONDS is how long the everyday test goes on after its first seeds (8), and
-POPMQ_SIM_SEEDS the most that it runs (100,000).
-"""
+"""Seeds of the simulator: every promise holds in each, and the rare states are reached."""
 
 import os
 import subprocess
@@ -10,6 +6,7 @@ import sys
 import time
 
 import pytest
+import sim_seeds
 
 from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.sim.seed_runs import outcomes
@@ -18,38 +15,40 @@ from popmq.testing.simulator import run_seed
 FEWEST = 300  # in which every rare state is reached
 
 
-def run(first: int, seeds: int, *, seconds: float = 1e9, processes: int = 1) -> StateCounts:
-    """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
-    tally, began, done = StateCounts(), time.monotonic(), 0
-    for outcome in outcomes(run_seed, range(first, first + seeds), processes=processes):
+def run(seeds: range, *, processes: int = 1) -> StateCounts:
+    """Stops at the first failure."""
+    tally, began = StateCounts(), time.monotonic()
+    for outcome in outcomes(run_seed, seeds, processes=processes):
         assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
-        done += 1
-        if done >= FEWEST and time.monotonic() - began > seconds:
-            break
-    print(f"{done} seeds, {done / (time.monotonic() - began):.0f} a second\n{tally.table()}")
+    a_second = len(seeds) / (time.monotonic() - began)
+    print(f"{len(seeds)} seeds, {a_second:.0f} a second\n{tally.table()}")
     return tally
 
 
+def test_every_promise_holds() -> None:
+    run(range(1, 16))
+
+
+@pytest.mark.more
 @pytest.mark.timeout(300)
 def test_every_promise_holds_and_every_rare_state_is_reached() -> None:
-    seeds = int(os.environ.get("POPMQ_SIM_SEEDS", "100000"))
-    tally = run(1, seeds, seconds=float(os.environ.get("POPMQ_SIM_SECONDS", "8")))
-    assert seeds < FEWEST or not tally.never
+    assert not run(range(1, FEWEST + 1)).never
 
 
-@pytest.mark.heavy
+@pytest.mark.more
 @pytest.mark.timeout(600)
-def test_every_promise_holds_in_a_thousand_seeds() -> None:
-    assert not run(10_000, 1_000).never
+def test_every_promise_holds_in_the_seeds_of_the_day() -> None:
+    run(sim_seeds.of_the_day(600))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_promise_holds_in_five_thousand_seeds() -> None:
-    assert not run(100_000, 5_000, processes=os.cpu_count() or 1).never
+    assert not run(range(100_000, 105_000), processes=os.cpu_count() or 1).never
 
 
+@pytest.mark.more
 def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     code = (
         "import logging; logging.disable()\n"
@@ -69,6 +68,7 @@ def test_one_seed_gives_one_trace_under_every_hash_seed() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.more
 def test_seeds_on_two_cores_give_what_they_give_on_one() -> None:
     seeds = range(1, 25)
     one, two = (

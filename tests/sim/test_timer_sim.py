@@ -1,14 +1,13 @@
-"""Seeds of the timer's world: 0 early, 0 lost, 0 twice; and every planted mistake is found.
-
-POPMQ_SIM_TIMER_SECONDS is how long the everyday test goes on after its first seeds (4).
-"""
+"""Seeds of the timer's world: 0 early, 0 lost, 0 twice; and every planted mistake is found."""
 
 import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
+import sim_seeds
 from sim.planted_timers import PLANTED_TIMERS, PlantedTimer
 
 from popmq.testing.harness.sometimes import StateCounts
@@ -19,39 +18,43 @@ FEWEST = 200  # in which every rare state is reached
 HEAVY = 4_000  # seeds of a planted mistake; more are run by hand
 
 
-def run(first: int, seeds: int, *, seconds: float = 1e9) -> StateCounts:
-    """Run the seeds, at least FEWEST and then while there is time; stop at the first failure."""
-    tally, began, done = StateCounts(TimerSometimes), time.monotonic(), 0
-    for seed in range(first, first + seeds):
-        if done >= FEWEST and time.monotonic() - began > seconds:
-            break
+def run(seeds: range) -> StateCounts:
+    """Stops at the first failure."""
+    tally, began = StateCounts(TimerSometimes), time.monotonic()
+    for seed in seeds:
         outcome = run_timer_seed(seed)
         assert not outcome.violations, outcome.history(40)
         tally.add(outcome.tally)
-        done += 1
-    print(f"{done} seeds, {done / (time.monotonic() - began):.0f} a second\n{tally.table()}")
+    a_second = len(seeds) / (time.monotonic() - began)
+    print(f"{len(seeds)} seeds, {a_second:.0f} a second\n{tally.table()}")
     return tally
 
 
-def test_no_timer_is_early_lost_or_twice_and_every_rare_state_is_reached() -> None:
-    seconds = float(os.environ.get("POPMQ_SIM_TIMER_SECONDS", "4"))
-    assert not run(1, 100_000, seconds=seconds).never
+def test_no_timer_is_early_lost_or_twice() -> None:
+    run(range(1, 31))
 
 
-@pytest.mark.heavy
+@pytest.mark.more
 @pytest.mark.timeout(300)
-def test_no_timer_is_early_lost_or_twice_in_a_thousand_seeds() -> None:
-    assert not run(10_000, 1_000).never
+def test_no_timer_is_early_lost_or_twice_and_every_rare_state_is_reached() -> None:
+    assert not run(range(1, FEWEST + 1)).never
+
+
+@pytest.mark.more
+@pytest.mark.timeout(300)
+def test_no_timer_is_early_lost_or_twice_in_the_seeds_of_the_day() -> None:
+    run(sim_seeds.of_the_day(400))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_no_timer_is_early_lost_or_twice_in_three_thousand_seeds() -> None:
-    assert not run(100_000, 3_000).never
+    assert not run(range(100_000, 103_000)).never
 
 
-def test_no_timer_is_lost_or_twice_when_its_files_overtake_the_log() -> None:
-    for seed in range(1, 61):
+@pytest.mark.parametrize("seeds", [10, pytest.param(60, marks=pytest.mark.more)])
+def test_no_timer_is_lost_or_twice_when_its_files_overtake_the_log(seeds: int) -> None:
+    for seed in range(1, seeds + 1):
         outcome = run_overtaken_seed(seed)
         assert not outcome.violations, outcome.history(40)
 
@@ -68,6 +71,7 @@ def test_a_timer_is_kept_whose_unit_was_damaged_after_it_had_rolled() -> None:
     assert not outcome.violations, outcome.history(40)
 
 
+@pytest.mark.more
 def test_one_timer_seed_gives_one_trace_under_every_hash_seed() -> None:
     code = (
         "import logging; logging.disable()\n"
@@ -96,20 +100,17 @@ def test_a_failed_timer_seed_names_the_command_that_replays_it() -> None:
     assert f"trace {outcome.digest}" in done.stdout
 
 
-def found_at(planted: PlantedTimer) -> int:
-    """The first seed whose run is broken by the mistake and whole without it; 0 if none is."""
-    for seed in planted.numbers(planted.seeds):
-        with pytest.MonkeyPatch.context() as patch:
-            planted.plant(patch)
-            broken = bool(planted.world(seed).run().violations)
-        if broken and not planted.world(seed).run().violations:
-            return seed
-    return 0
+def breaks(planted: PlantedTimer, seed: int) -> bool:
+    """Whether the run is broken by the mistake and whole without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        planted.plant(patch)
+        broken = bool(planted.world(seed).run().violations)
+    return broken and not planted.world(seed).run().violations
 
 
 def marks(planted: PlantedTimer) -> list[pytest.MarkDecorator]:
     if not planted.rare:
-        return []
+        return [pytest.mark.more]
     by_hand = planted.seeds > HEAVY
     return [pytest.mark.long if by_hand else pytest.mark.heavy, pytest.mark.timeout(1_800)]
 
@@ -119,4 +120,6 @@ def marks(planted: PlantedTimer) -> list[pytest.MarkDecorator]:
     [pytest.param(p, id=p.name, marks=marks(p)) for p in PLANTED_TIMERS],
 )
 def test_planted_mistake_of_timers_is_found(planted: PlantedTimer) -> None:
-    assert found_at(planted), f"{planted.name}: not seen in {planted.seeds} seeds"
+    seeds = planted.numbers(planted.seeds)
+    found = sim_seeds.found_at("timers", planted.name, seeds, partial(breaks, planted))
+    assert found, f"{planted.name}: not seen in {planted.seeds} seeds"

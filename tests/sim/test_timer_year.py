@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.messaging_payloads import Kind, PutEntry, PutRequest
 from popmq.common.settings.settings import TimerSettings
@@ -82,6 +84,7 @@ def run(days: int) -> Year:
     return year
 
 
+@pytest.mark.more
 def test_a_year_of_timers_comes_at_its_times_from_a_bounded_disk() -> None:
     broker = run(366).core.broker
     assert broker.store.retention.deleted_segments > 0

@@ -81,6 +81,7 @@ def test_a_crash_loses_what_was_not_synced(b: RunningBroker) -> None:
     assert len(b.receive("orders", "workers")) == 1
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("in_files", [False, True])
 def test_it_can_crash_again_and_again(tmp_path: Path, in_files: bool) -> None:
     with broker(data=tmp_path if in_files else None) as b:
@@ -107,6 +108,7 @@ def test_a_broker_in_memory_touches_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.more
 def test_it_leaves_no_thread_and_no_port_behind(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     for data in (None, tmp_path):
@@ -125,6 +127,7 @@ def test_it_leaves_no_thread_and_no_port_behind(tmp_path: Path) -> None:
     assert [name for name in left if "_poll_wrapper" not in name] == []
 
 
+@pytest.mark.more
 def test_a_hundred_brokers_leave_no_more_files_open_than_ten() -> None:
     def open_files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

@@ -42,12 +42,14 @@ def test_the_readme_s_example_runs_as_it_stands_there(tmp_path: Path) -> None:
     assert "1 passed" in pytest_run(tmp_path, example)
 
 
+@pytest.mark.more
 def test_the_examples_of_the_page_on_testing_run_as_they_stand_there(tmp_path: Path) -> None:
     whole = "\n\n".join(python_blocks("docs/concepts/testing.md"))
     assert whole.count("def test_") >= 3
     assert f"{whole.count('def test_')} passed" in pytest_run(tmp_path, whole)
 
 
+@pytest.mark.more
 def test_the_marker_sets_the_options_of_the_broker(tmp_path: Path) -> None:
     source = """
 import pytest

@@ -123,6 +123,7 @@ def test_a_delay_beyond_the_longest_is_refused_with_value_limit_and_setting(
     assert sent(core, b"at the limit", core.clock.wall_ms() + limit).due_ms
 
 
+@pytest.mark.more
 def test_a_delay_of_half_a_year_comes_on_time_though_the_wheel_holds_an_hour(
     core: CoreBroker,
 ) -> None:

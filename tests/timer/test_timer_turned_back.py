@@ -34,7 +34,10 @@ def was_ahead() -> tuple[CoreBroker, int]:
     return core, now_ms
 
 
-@pytest.mark.parametrize("how", ["running", "stopped", "crashed"])
+@pytest.mark.parametrize(
+    "how",
+    ["crashed", *(pytest.param(how, marks=pytest.mark.more) for how in ("running", "stopped"))],
+)
 def test_timers_are_in_their_slots_and_not_in_memory_after_the_clock_came_back(how: str) -> None:
     core, now_ms = was_ahead()
     if how == "stopped":

@@ -17,6 +17,7 @@ def stored(table: TransactionTable, offset: int, log_ms: int) -> None:
     table.stored(TOKEN, offset, QueueUnit(offset * 100, 90, 7), log_ms)
 
 
+@pytest.mark.more
 def test_on_a_slave_which_asks_for_nothing_it_stays_as_small_as_what_is_pending() -> None:
     table = TransactionTable(1_000)
     stored(table, 0, 0)

@@ -1,0 +1,55 @@
+"""Which seeds a test of a simulator runs.
+
+Those that ask for no violation begin somewhere else each UTC day, so that CI searches on:
+POPMQ_SEED_DAY=N, which the head of every report prints, repeats those of a day. What has to be
+reached, a rare state or a planted mistake, has seeds that do not change.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+DAY_S = 86_400
+DAY = int(os.environ.get("POPMQ_SEED_DAY") or time.time() // DAY_S)
+KNOWN = Path(__file__).with_name("known_seeds.json")  # world -> planted mistake -> seed
+_FIRST, _A_DAY = 1_000_000, 1_000  # beyond the seeds of all other tests
+
+
+def of_the_day(count: int) -> range:
+    """`count` seeds that no other day has (within ten thousand)."""
+    assert count <= _A_DAY
+    first = _FIRST + DAY % 10_000 * _A_DAY
+    print(f"seeds {first} to {first + count - 1}: POPMQ_SEED_DAY={DAY} repeats them")
+    return range(first, first + count)
+
+
+def found_at(world: str, mistake: str, seeds: Iterable[int], breaks: Callable[[int], bool]) -> int:
+    """The first seed that shows a planted mistake, 0 if none does.
+
+    Where it was seen last is tried before the others. A change of the product gives the seeds
+    other runs, so that it may be another one now: POPMQ_KNOWN_SEEDS=write notes it.
+    """
+    last = json.loads(KNOWN.read_text(encoding="utf-8"))[world].get(mistake, 0)
+    if last and breaks(last):
+        return int(last)
+    for seed in seeds:
+        if seed != last and breaks(seed):
+            print(f"{KNOWN.name}: {mistake!r} of {world} was seen at {last}, and is at {seed} now")
+            if os.environ.get("POPMQ_KNOWN_SEEDS") == "write":
+                _write(world, mistake, seed)
+            return seed
+    return 0
+
+
+def _write(world: str, mistake: str, seed: int) -> None:
+    """Several processes of a test run may do so at a time."""
+    with KNOWN.open("r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = json.load(file)
+        known[world][mistake] = seed
+        file.seek(0)
+        file.write(json.dumps(known, indent=1, sort_keys=True) + "\n")
+        file.truncate()
