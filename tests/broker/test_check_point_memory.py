@@ -48,6 +48,7 @@ def bytes_each(receives: int, *, apart_ms: float) -> float:
     return taken / table.in_flight
 
 
+@pytest.mark.more
 def test_a_message_in_flight_takes_no_more_than_16_bytes_among_many() -> None:
     assert bytes_each(10_000, apart_ms=1) < 16
 

@@ -219,6 +219,7 @@ def crowd() -> tuple[CoreBroker, list[Answer]]:
     return core, waiting
 
 
+@pytest.mark.more
 def test_ten_thousand_idle_receives_cost_no_reads(
     crowd: tuple[CoreBroker, list[Answer]], reads: list[int]
 ) -> None:

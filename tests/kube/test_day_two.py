@@ -152,6 +152,7 @@ def test_a_master_that_is_fenced_hands_over_and_is_cut_off() -> None:
     play(story)
 
 
+@pytest.mark.more
 def test_a_restart_annotation_rolls_all_and_one_on_a_pod_that_pod() -> None:
     async def story(world: World) -> None:
         await running(world)

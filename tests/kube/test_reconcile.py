@@ -152,6 +152,7 @@ def test_nothing_is_rolled_while_no_controller_answers() -> None:
     play(story)
 
 
+@pytest.mark.more
 def test_a_broken_image_stops_at_the_first_pod_and_the_next_one_mends_it() -> None:
     async def story(world: World) -> None:
         await running(world)

@@ -60,7 +60,11 @@ def run_all(seeds: Iterable[int]) -> StateCounts:
     return tally
 
 
-@each_loss
+@pytest.mark.parametrize(
+    "loss",
+    [0, *(pytest.param(loss, marks=pytest.mark.more) for loss in range(1, len(LOSSES)))],
+    ids=[f"lost: {loss.value}" for loss in LOSSES],
+)
 def test_a_thousand_timers_outlive_a_broker_that_crashes_all_the_time(loss: int) -> None:
     run_all([seed_of(first=1_000, loss=loss)])
 

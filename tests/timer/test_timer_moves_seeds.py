@@ -15,7 +15,7 @@ from popmq.common.protocol.messaging_payloads import RecallResult
 from popmq.testing.disk.sim_disk import SimDisk
 
 SEEDS = int(os.environ.get("POPMQ_MOVE_SEEDS", "60"))
-EVERY_DAY = 8
+EVERY_DAY = 4
 NAMES = ("a", "b", "c")
 
 
