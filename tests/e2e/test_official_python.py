@@ -18,10 +18,10 @@ pytestmark = pytest.mark.alone
     ("count", "transport", "workers", "max_body"),
     [
         (300, "lean", "1", PYTHON_MAX_BODY),
-        (300, "grpcio", "1", PYTHON_MAX_BODY),
+        (120, "grpcio", "1", PYTHON_MAX_BODY),
         # Larger bodies are late in the client, whatever carries them, and two more processes on
         # the same cores leave it less of them.
-        pytest.param(300, "lean", "2", 1 << 20, marks=pytest.mark.heavy),
+        pytest.param(120, "lean", "2", 1 << 20, marks=pytest.mark.heavy),
         pytest.param(2_000, "lean", "1", PYTHON_MAX_BODY, marks=pytest.mark.long),
     ],
 )

@@ -22,7 +22,7 @@ from e2e.processes import LOCAL, Cluster
 from popmq.proxy.transport.lean import self_signed
 
 SEED = 20_260_104
-COUNT = 300
+COUNT = 120
 MAX_BODY = 1 << 20  # larger ones are late in the Python client, whatever carries them
 
 pytestmark = [pytest.mark.heavy, pytest.mark.alone, pytest.mark.timeout(480)]

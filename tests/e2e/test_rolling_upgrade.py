@@ -82,7 +82,13 @@ def test_a_group_of_three_is_upgraded_under_load_and_keeps_every_store(tmp_path:
     assert reports[BUFFERED].acked_seen_again == 0
 
 
-@pytest.mark.parametrize("older", [0, 1], ids=["old owner", "old follower"])
+@pytest.mark.parametrize(
+    "older",
+    [
+        pytest.param(0, id="old owner"),
+        pytest.param(1, marks=pytest.mark.long, id="old follower"),
+    ],
+)
 @pytest.mark.timeout(240)
 def test_old_and_new_proxies_and_broker_groups_serve_official_clients_together(
     tmp_path: Path, older: int

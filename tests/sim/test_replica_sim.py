@@ -72,7 +72,7 @@ def test_a_failed_replica_seed_names_the_command_that_replays_it(kind: Simulator
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [ReplicaSimulator, TimerReplicaSimulator])
 def test_a_slave_is_its_masters_equal_in_the_seeds_of_the_day(kind: Simulators) -> None:
-    run(kind, sim_seeds.of_the_day(120))
+    run(kind, sim_seeds.of_the_day(80))
 
 
 @pytest.mark.long
