@@ -49,13 +49,23 @@ LEAN_ONLY = {
     "test_workers",
 }
 
+# Which calls there are and what they answer; of the others few depend on who carries them.
+GRPCIO_IN_CI = {
+    "test_bad_input",
+    "test_delay_commands",
+    "test_official_python",
+    "test_older_clients",
+    "test_operator_commands",
+}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The other transport's turn comes with the heavy tests."""
+    """The other transport's turn comes with the heavy tests, or by hand."""
     name = metafunc.module.__name__.rpartition(".")[2]
     if "transport" in metafunc.fixturenames or name in LEAN_ONLY:
         return
-    both = ["lean", pytest.param("grpcio", marks=pytest.mark.heavy)]
+    mark = pytest.mark.heavy if name in GRPCIO_IN_CI else pytest.mark.long
+    both = ["lean", pytest.param("grpcio", marks=mark)]
     metafunc.parametrize("served_by", both, indirect=True, scope="module")
 
 
