@@ -47,7 +47,7 @@ CHECK_POINT_AGE_MS = 3_000 + 500
 @pytest.mark.parametrize(
     ("timers", "window_ms"),
     [
-        pytest.param(10_000, 20_000, marks=[pytest.mark.heavy, pytest.mark.timeout(240)]),
+        pytest.param(10_000, 30_000, marks=[pytest.mark.heavy, pytest.mark.timeout(240)]),
         pytest.param(20_000, 30_000, marks=[pytest.mark.long, pytest.mark.timeout(240)]),
         pytest.param(100_000, 90_000, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
@@ -85,7 +85,7 @@ class Run:
         async with GroupClient(self.group.address) as client:
             await client.in_sync(3)
             await create(client)
-            first_ms = wall_ms() + 2_000 + self.timers // 3
+            first_ms = wall_ms() + 2_000 + self.timers // 2
             await self._fill(client, first_ms)
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(CLIENTS):

@@ -55,6 +55,8 @@ def test_all_records_are_there_after_kill_nine_with_and_without_the_snapshot(
             "POPMQ_BROKER_LISTEN": f"{LOCAL}:0",
             "POPMQ_BROKER_DATA": "data",
             "POPMQ_STORE_SEGMENT_BYTES": "64MiB",
+            # Few records make one too; otherwise as by default.
+            "POPMQ_STORE_SNAPSHOT_BYTES": "128MiB" if records > 150_000 else "16MiB",
         },
     )
     run = Run(broker, records)
