@@ -25,6 +25,7 @@ def run(seeds: range) -> StateCounts:
 
 
 @pytest.mark.parametrize("seeds", [5, pytest.param(60, marks=pytest.mark.more)])
+@pytest.mark.timeout(300)
 def test_nothing_that_was_confirmed_is_lost_or_replaced(seeds: int) -> None:
     run(range(1, seeds + 1))
 

@@ -24,7 +24,7 @@ EVERY_DAY = (
 def marks(planted: Planted) -> list[pytest.MarkDecorator]:
     """Rare ones take thousands of seeds, and that on a busy machine too."""
     if not planted.rare:
-        return [] if planted.name in EVERY_DAY else [pytest.mark.more]
+        return [] if planted.name in EVERY_DAY else [pytest.mark.more, pytest.mark.timeout(300)]
     if planted.seeds > HEAVY:
         return [pytest.mark.long, pytest.mark.timeout(7_200)]
     return [pytest.mark.heavy, pytest.mark.timeout(900)]
