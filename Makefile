@@ -107,7 +107,7 @@ proto: $(STAMP)
 	@echo "regenerated: $(PROTOS:%.proto=%_pb2.py)"
 
 metrics: $(STAMP)
-	$(PYTHON_IN) -m popmq.cli.monitoring
+	$(PYTHON_IN) -m popmq.cli.monitoring.files
 
 modules: $(STAMP)
 	$(PYTHON_IN) -m tools.modules_page

@@ -13,7 +13,7 @@ from e2e.prometheus import Prometheus, binaries
 from e2e.watched_load import Load, create
 
 from popmq.cli.client import Client
-from popmq.cli.monitoring.alerts import ALERTS
+from popmq.cli.monitoring.alert import all_alerts
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "monitoring"
@@ -32,7 +32,7 @@ def queries() -> dict[str, str]:
             for target in panel["targets"]:
                 name = f"{path.stem} / {panel['title']} / {target['refId']}"
                 found[name] = concrete(target["expr"])
-    found |= {alert.name: concrete(alert.value) for alert in ALERTS}
+    found |= {alert.name: concrete(alert.value) for alert in all_alerts()}
     return found
 
 
@@ -77,7 +77,7 @@ def test_every_query_of_the_dashboards_and_alerts_finds_data_in_a_real_prometheu
             assert load.failures == []
             rules = prometheus.alerts()
             assert {name for name, rule in rules.items() if rule["health"] != "ok"} == set()
-            assert set(rules) == {alert.name for alert in ALERTS}
+            assert set(rules) == {alert.name for alert in all_alerts()}
             assert [name for name in NEVER if rules[name]["state"] != "inactive"] == []
             audited = prometheus.query("popmq_audit_unaccounted_messages")
             assert [one["value"][1] for one in audited] == ["0", "0"], "both masters"

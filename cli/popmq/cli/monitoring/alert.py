@@ -4,19 +4,15 @@ JSON strings are YAML strings, so they are written without a library.
 """
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
+from pathlib import Path
 
 from popmq.cli.monitoring.dashboard import check
 
 _STEPS = 120  # of 15 s in a test: 30 minutes
 _AT = "28m"
-
-
-class Severity(Enum):
-    CRITICAL = "critical"  # somebody has to look now
-    WARNING = "warning"  # somebody has to look today
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +27,16 @@ class Alert:
     value: str
     threshold: str
     hold_duration: str
-    severity: Severity
+    severity: str  # critical: somebody has to look now; warning: today
     summary: str
     what_to_do: str
+    labels: Mapping[str, str]
     firing: Mapping[str, str]
     quiet: Mapping[str, str]
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check(self.value)
+        assert self.severity in ("critical", "warning"), self.name
 
     @property
     def expression(self) -> str:
@@ -50,9 +47,15 @@ class Alert:
         return {"summary": self.summary, "description": self.what_to_do}
 
 
+def all_alerts() -> list[Alert]:
+    """Those of alerts.toml."""
+    text = Path(__file__).with_name("alerts.toml").read_text(encoding="utf-8")
+    return [Alert(**data) for data in tomllib.loads(text)["alerts"]]
+
+
 def rules(alerts: Iterable[Alert]) -> str:
     lines = [
-        "# Made from cli/monitoring/alerts.py by `make metrics`; do not edit.",
+        "# Made from cli/monitoring/alerts.toml by `make metrics`; do not edit.",
         "groups:",
         "  - name: popmq",
         "    rules:",
@@ -62,7 +65,7 @@ def rules(alerts: Iterable[Alert]) -> str:
             f"      - alert: {alert.name}",
             f"        expr: {_text(alert.expression)}",
             f"        for: {alert.hold_duration}",
-            f"        labels: {{severity: {alert.severity.value}}}",
+            f"        labels: {{severity: {alert.severity}}}",
             "        annotations:",
             *(f"          {key}: {_text(text)}" for key, text in alert.annotations.items()),
         ]
@@ -72,7 +75,7 @@ def rules(alerts: Iterable[Alert]) -> str:
 def rule_tests(alerts: Iterable[Alert], rule_file: str) -> str:
     """For `promtool test rules`: two for each alert."""
     lines = [
-        "# Made from cli/monitoring/alerts.py by `make metrics`; do not edit.",
+        "# Made from cli/monitoring/alerts.toml by `make metrics`; do not edit.",
         f"rule_files: [{rule_file}]",
         "evaluation_interval: 15s",
         "tests:",
@@ -98,7 +101,7 @@ def _test(alert: Alert, series: Mapping[str, str], *, fires: bool) -> list[str]:
     ]
     if not fires:
         return [*lines, "        exp_alerts: []"]
-    labels = {"severity": alert.severity.value, **alert.labels}
+    labels = {"severity": alert.severity, **alert.labels}
     return [
         *lines,
         "        exp_alerts:",

@@ -2,13 +2,16 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from popmq.common.metric_table.row import PREFIX
 from popmq.common.metric_table.table import TABLE
 
-_WIDTH = 24  # of Grafana's grid
+_COLUMNS = 3
+_WIDTH = 24 // _COLUMNS  # of Grafana's grid
 _HEIGHT = 8
 _SCHEMA = 39
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -21,26 +24,19 @@ class UnknownMetric(KeyError):
 
 
 @dataclass(frozen=True, slots=True)
-class PanelQuery:
-    """PromQL; `legend` may name labels as {{label}}."""
-
-    expression: str
-    legend: str = ""
-
-    def __post_init__(self) -> None:
-        check(self.expression)
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
-    """`unit` is one of Grafana's: short, s, Bps, bytes, percentunit, mps (messages a second)."""
+    """`queries` are PromQL and legend; `unit` is one of Grafana's."""
 
     title: str
     what: str
     unit: str
-    queries: Sequence[PanelQuery]
+    queries: Sequence[tuple[str, str]]
     kind: str = "timeseries"  # or stat
     stacked: bool = False
+
+    def __post_init__(self) -> None:
+        for expression, _ in self.queries:
+            check(expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,6 @@ class Dashboard:
     title: str
     panels: Sequence[Panel]
     variables: Sequence[tuple[str, str]] = ()  # name, and the query of its values
-    columns: int = 3
 
 
 def check(expression: str) -> None:
@@ -57,6 +52,15 @@ def check(expression: str) -> None:
     for name in _NAMED.findall(expression):
         if name not in _KNOWN:
             raise UnknownMetric(f"{name} in {expression!r} is not in the table of metrics")
+
+
+def dashboards() -> list[Dashboard]:
+    """Those of dashboards.toml."""
+    text = Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8")
+    return [
+        Dashboard(**{**data, "panels": [Panel(**panel) for panel in data["panels"]]})
+        for data in tomllib.loads(text)["dashboards"]
+    ]
 
 
 def to_json(dashboard: Dashboard) -> str:
@@ -75,8 +79,8 @@ def to_json(dashboard: Dashboard) -> str:
 
 
 def _panel(dashboard: Dashboard, at: int) -> dict[str, object]:
-    panel, width = dashboard.panels[at], _WIDTH // dashboard.columns
-    row, column = divmod(at, dashboard.columns)
+    panel = dashboard.panels[at]
+    row, column = divmod(at, _COLUMNS)
     drawn = {"stacking": {"mode": "normal"}, "fillOpacity": 30} if panel.stacked else {}
     return {
         "id": at + 1,
@@ -84,7 +88,7 @@ def _panel(dashboard: Dashboard, at: int) -> dict[str, object]:
         "title": panel.title,
         "description": panel.what,
         "datasource": _SOURCE,
-        "gridPos": {"x": column * width, "y": row * _HEIGHT, "w": width, "h": _HEIGHT},
+        "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
         "fieldConfig": {"defaults": {"unit": panel.unit, "custom": drawn}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}}
         if panel.kind == "timeseries"
@@ -93,10 +97,10 @@ def _panel(dashboard: Dashboard, at: int) -> dict[str, object]:
             {
                 "refId": chr(ord("A") + number),
                 "datasource": _SOURCE,
-                "expr": query.expression,
-                "legendFormat": query.legend or "__auto",
+                "expr": expression,
+                "legendFormat": legend or "__auto",
             }
-            for number, query in enumerate(panel.queries)
+            for number, (expression, legend) in enumerate(panel.queries)
         ],
     }
 
@@ -105,8 +109,8 @@ def _source_variable() -> dict[str, object]:
     return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source"}
 
 
-def _variable(one: tuple[str, str]) -> dict[str, object]:
-    name, query = one
+def _variable(variable: tuple[str, str]) -> dict[str, object]:
+    name, query = variable
     check(query)
     return {
         "name": name,

@@ -1,9 +1,13 @@
-"""Every file that is made from the table of metrics, by its path from the root of the tree."""
+"""Every file that is made from the table of metrics, by its path from the root of the tree.
 
-from popmq.cli.monitoring.alert import rule_tests, rules
-from popmq.cli.monitoring.alerts import ALERTS
-from popmq.cli.monitoring.dashboard import to_json
-from popmq.cli.monitoring.panels import DASHBOARDS
+`python -m popmq.cli.monitoring.files` (make metrics) writes them.
+"""
+
+import sys
+from pathlib import Path
+
+from popmq.cli.monitoring.alert import all_alerts, rule_tests, rules
+from popmq.cli.monitoring.dashboard import dashboards, to_json
 from popmq.common.metric_table import page
 
 FOLDER = "monitoring"
@@ -13,10 +17,17 @@ RULE_TESTS = "alerts_test.yml"
 
 
 def generated_files() -> dict[str, str]:
-    shown = {f"dashboards/{one.name}.json": to_json(one) for one in DASHBOARDS}
-    shown[RULES] = rules(ALERTS)
+    shown = {f"dashboards/{board.name}.json": to_json(board) for board in dashboards()}
+    shown[RULES] = rules(all_alerts())
     return {
         page.PATH: page.page(),
-        f"{FOLDER}/{RULE_TESTS}": rule_tests(ALERTS, RULES),
+        f"{FOLDER}/{RULE_TESTS}": rule_tests(all_alerts(), RULES),
         **{f"{folder}/{name}": text for folder in (FOLDER, CHART) for name, text in shown.items()},
     }
+
+
+if __name__ == "__main__":
+    for path, text in generated_files().items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"written: {path}\n")
