@@ -8,7 +8,7 @@ from popmq.cli.__main__ import main
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "pyspark"])
-@pytest.mark.parametrize("arguments", [("lag",), ("history", "--history", "x"), ("prepare",)])
+@pytest.mark.parametrize("arguments", [("lag",), ("history", "--history", "x")])
 def test_what_to_install_is_said(
     missing: str,
     arguments: tuple[str, ...],
@@ -24,6 +24,4 @@ def test_what_to_install_is_said(
 
 def test_a_report_names_its_choices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "nothing"]) == 2
-    assert "'lag', 'revive', 'delay', 'history', 'prepare'" in capsys.readouterr().err.replace(
-        '"', "'"
-    )
+    assert "'lag', 'revive', 'delay', 'history'" in capsys.readouterr().err.replace('"', "'")

@@ -1,7 +1,5 @@
 """Which Java reports start: new enough, and without the argument that not every Java knows."""
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from popmq.common.errors import Refused
-from popmq.reports.class_archive import ClassArchive
-from popmq.reports.java import find_java, java_at, java_home
+from popmq.reports.java import find_java, java_home
 
 # Says its version as Java does, and otherwise what it was started with, a line for each argument.
 _JAVA = """#!/bin/sh
@@ -94,55 +91,3 @@ def test_what_a_report_starts_finds_the_java_behind_the_launcher(
     monkeypatch.setenv("JAVA_HOME", launcher)
     assert java_home() == launcher
     assert find_java().home == home
-
-
-def archive_of(home: Path, spark: str = "/opt/spark") -> ClassArchive:
-    return ClassArchive(java_at(home), Path(spark))
-
-
-def test_java_reads_kept_classes_once_there_are_some(tmp_path: Path) -> None:
-    archive = archive_of(install(tmp_path / "a", "17.0.15"))
-    assert archive.writing(Path("/x")) == "-XX:ArchiveClassesAtExit=/x"
-    assert archive.reading() == ""
-    archive.path.parent.mkdir(parents=True)
-    archive.path.touch()
-    assert archive.reading() == f"-XX:SharedArchiveFile={archive.path}"
-
-
-def test_a_newer_java_keeps_them_its_own_way(tmp_path: Path) -> None:
-    archive = archive_of(install(tmp_path / "a", "25.0.2"))
-    assert archive.writing(Path("/x")) == "-XX:AOTCacheOutput=/x"
-    archive.path.parent.mkdir(parents=True)
-    archive.path.touch()
-    assert archive.reading() == f"-XX:AOTCache={archive.path}"
-
-
-def test_each_java_and_each_spark_has_classes_of_its_own(tmp_path: Path) -> None:
-    a, b = install(tmp_path / "a", "17.0.15"), install(tmp_path / "b", "17.0.15")
-    paths = {archive_of(a).path, archive_of(b).path, archive_of(a, "/another").path}
-    shutil.rmtree(a)
-    paths.add(archive_of(install(a, "17.0.16")).path)
-    assert len(paths) == 4
-
-
-def test_classes_of_jars_that_were_replaced_are_not_read_and_removed_once_there_are_others(
-    tmp_path: Path,
-) -> None:
-    java, jar = install(tmp_path / "a", "17.0.15"), tmp_path / "spark" / "jars" / "spark-core.jar"
-    jar.parent.mkdir(parents=True)
-    jar.write_bytes(b"1")
-    other = archive_of(java, str(tmp_path / "another"))
-    archive = archive_of(java, str(tmp_path / "spark"))
-    archive.path.parent.mkdir(parents=True)
-    for one in (other, archive):
-        (tmp_path / "written").touch()
-        one.keep(tmp_path / "written")
-    kept = archive.path
-    assert archive.reading()
-    os.utime(jar, (1, 1))  # the same version, installed anew
-    assert archive.reading() == ""
-    (tmp_path / "written").touch()
-    archive.keep(tmp_path / "written")
-    assert archive.reading()
-    assert not kept.exists()
-    assert other.reading()

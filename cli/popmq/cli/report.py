@@ -28,9 +28,6 @@ def add_parsers(subparsers: Subparsers, common: argparse.ArgumentParser) -> None
     ):
         _arguments(kinds.add_parser(name, parents=[common], help=text))
     _add_history(kinds, common)
-    kinds.add_parser(
-        "prepare", parents=[common], help="keep Spark's classes, so that reports start sooner"
-    ).set_defaults(run=run_prepare)
     for name, text in (("driver", "spark-submit's"), ("executor", "an executor's")):
         # Spark's own words follow, some of which begin with dashes.
         part = subparsers.add_parser(
@@ -188,16 +185,6 @@ def run_history(args: argparse.Namespace) -> int:
         print(json.dumps(added))
     else:
         print(metadata.columns(("TABLE", "ROWS ADDED"), list(added.items())))
-    return 0
-
-
-def run_prepare(args: argparse.Namespace) -> int:
-    try:
-        from popmq.reports.prepare import prepare
-    except ImportError as error:
-        raise _missing(error) from None
-    path = prepare()
-    print(json.dumps({"archive": str(path)}) if args.json else f"kept: {path}")
     return 0
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from popmq.common.errors import Code, Refused
-from popmq.reports.class_archive import ClassArchive
 from popmq.reports.executors import KUBERNETES, executor_settings
-from popmq.reports.java import find_java
+from popmq.reports.java import java_home
 from popmq.reports.worker_python import worker_python
 
 _JAVA_OPTIONS = (
@@ -26,7 +25,6 @@ SHORT = {
     f"spark.{role}.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_JAVA_OPTIONS}"
     for role in ("driver", "executor")
 }
-_DRIVER_JAVA = "spark.driver.extraJavaOptions"
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -34,7 +32,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.driver.memory": "1g",
-    _DRIVER_JAVA: _JAVA_OPTIONS,
+    "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
     "spark.executor.extraJavaOptions": _JAVA_OPTIONS,  # of the same image
     "spark.log.level": "ERROR",
 }
@@ -48,14 +46,11 @@ def spark_session(
     settings: Mapping[str, str] | None = None,
     conf: Mapping[str, str] | None = None,
     ca_secret: str = "",
-    archive_to: Path | None = None,
 ) -> Iterator[Any]:
     """Ends with the block. `settings` go before ours, what spark-submit was told before these, and
     `conf` before all; so does `master`, which is `local[2]` when nobody names one. `ca_secret` is
-    for executors in pods: the Secret whose `ca.crt` they trust proxies by. `archive_to` is where
-    Java writes its classes to when it ends; without it, it reads those that it finds."""
+    for executors in pods: the Secret whose `ca.crt` they trust proxies by."""
     try:
-        import pyspark
         from pyspark.sql import SparkSession
     except ImportError:
         raise Refused(
@@ -63,12 +58,8 @@ def spark_session(
             "reports need Spark, which is not installed: pip install 'popmq[reports]'",
         ) from None
     submitted = _submitted()
-    classes = ""
     if not submitted:
-        java = find_java()
-        os.environ["JAVA_HOME"] = str(java.launcher_home)
-        archive = ClassArchive(java, Path(pyspark.__file__).parent)
-        classes = archive.writing(archive_to) if archive_to else archive.reading()
+        os.environ["JAVA_HOME"] = java_home()
         if master.startswith("local") or not master:
             os.environ.setdefault("PYSPARK_PYTHON", worker_python())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -76,7 +67,6 @@ def spark_session(
     given = {**submitted, **(conf or {})}
     with tempfile.TemporaryDirectory(prefix="popmq-report-") as folder:
         chosen = {**_SETTINGS, **(settings or {})}
-        chosen[_DRIVER_JAVA] = f"{chosen[_DRIVER_JAVA]} {classes}".strip()
         if master.startswith(KUBERNETES):
             chosen |= executor_settings(given, Path(folder), ca_secret)
         elif master.startswith("local"):
