@@ -7,7 +7,7 @@ from popmq.broker.core.broker import Broker
 from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.settings import Settings
 from popmq.testing.sim.replay import ReplayCheck
-from popmq.testing.sim.run import SeedResult, Simulator
+from popmq.testing.sim.run import Simulator
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.slave import ReplicaMachine
 from popmq.testing.timer_world.run import TimerSimulator
@@ -16,6 +16,7 @@ from popmq.testing.timer_world.run import TimerSimulator
 class ReplicaSimulator(Simulator):
     """Pops, acks, changes, order, parking, operators and retention."""
 
+    option = "--replica"
     machine: ReplicaMachine
 
     def __init__(self, seed: int) -> None:
@@ -25,9 +26,6 @@ class ReplicaSimulator(Simulator):
         self.machine.damages = self._damages
         self._actions += [(self._compare, 3), (self._lose_slave, 4)]
         self.compared = 0
-
-    def run(self) -> SeedResult:
-        return _with_replica(super().run())
 
     def reached(self) -> dict[str, int]:
         """How often rare states were."""
@@ -54,15 +52,13 @@ class ReplicaSimulator(Simulator):
 class TimerReplicaSimulator(TimerSimulator):
     """Timers."""
 
+    option = "--replica --timers"
     machine: ReplicaMachine
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.machine.fails_over = not self.retains
         self.compared = 0
-
-    def run(self) -> SeedResult:
-        return _with_replica(super().run())
 
     def reached(self) -> dict[str, int]:
         """How often rare states were."""
@@ -79,10 +75,6 @@ class TimerReplicaSimulator(TimerSimulator):
 
     def _compare(self) -> None:
         self.compared += _compare(self.machine, self.replay)
-
-
-def _with_replica(outcome: SeedResult) -> SeedResult:
-    return replace(outcome, world=f"--replica {outcome.world}")
 
 
 def _of_two(settings: Settings) -> Settings:

@@ -1,6 +1,5 @@
 """One run of a cluster: faults under load; then everything heals, and the clients drain."""
 
-import traceback
 from collections.abc import Callable
 
 from popmq.testing.cluster_world.clients import DELAY, FIFO, INVISIBLE_MS, NORMAL, QUICK
@@ -11,8 +10,7 @@ from popmq.testing.cluster_world.isolated_master import IsolatedMaster
 from popmq.testing.cluster_world.sometimes_states import ClusterSometimes
 from popmq.testing.cluster_world.succession import Succession
 from popmq.testing.cluster_world.world import ClusterWorld
-from popmq.testing.oracle.client_history import Violation
-from popmq.testing.sim.run import SeedResult
+from popmq.testing.sim.lives import SeedResult, broken
 
 _GAPS_MS = (20, 200, 1_000, 3_000)
 _APART = 0.4
@@ -65,10 +63,7 @@ class ClusterRun:
                 drain(world)
                 self.faults.apart.check_topics()
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-4:]
-            places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
-            what = f"{type(error).__name__}: {error}"
-            oracle.violations.append(Violation("I0 broken", what, places))
+            oracle.violations.append(broken(error))
         for violation in oracle.violations:
             world.trace_line(str(violation))
         found = SeedResult(world.seed, oracle.violations, world.trace, world.tally)

@@ -3,15 +3,13 @@
 `python -m popmq.testing.cluster --light --seed N --trace` replays it.
 """
 
-import traceback
 from collections.abc import Callable
 from functools import partial
 
 from popmq.testing.cluster_world.sometimes_states import ModelSometimes
 from popmq.testing.model.node import GROUP
 from popmq.testing.model.world import ModelReplica, ModelWorld
-from popmq.testing.oracle.client_history import Violation
-from popmq.testing.sim.run import SeedResult
+from popmq.testing.sim.lives import SeedResult, broken
 
 _PAUSES_MS = (300, 1_500, 4_000, 9_000)
 _GAPS_MS = (20, 150, 600, 2_000)
@@ -58,10 +56,7 @@ class _Run:
                 world.heal()
                 world.drain()
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-3:]
-            places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
-            what = f"{type(error).__name__}: {error}"
-            world.violations.append(Violation("I0 broken", what, places))
+            world.violations.append(broken(error))
         for violation in world.violations:
             world.trace_line(str(violation))
         found = SeedResult(world.seed, world.violations, world.trace, world.tally)

@@ -1,34 +1,21 @@
 """Actions: what a run of the simulator does next, one small move at a time."""
 
-import random
-
-from popmq.testing.harness.sometimes import Sometimes, StateCounts
+from popmq.testing.harness.sometimes import Sometimes
 from popmq.testing.oracle.client_history import GroupReader, Held, ResourceIncarnation
-from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.oracle.false_empty import kept_waiting
 from popmq.testing.sim.clients import INVISIBLE_MS, MAX_INVISIBLE_MS
+from popmq.testing.sim.lives import Lives
 from popmq.testing.sim.operators import PUSH_CLIENTS, Operators
 from popmq.testing.sim.producers import KEYS, QUIET
-from popmq.testing.sim.simulated_broker import SimulatedBroker
-from popmq.testing.sim.store_checks import StoreChecks
 
 
-class Actions:
+class Actions(Lives):
     """The parts of one run, and the moves that the scheduler picks from."""
 
-    rng: random.Random
-    tally: StateCounts
-    oracle: Oracle
-    machine: SimulatedBroker
     clients: Operators
-    checks: StoreChecks
-    trace: list[str]
     _invisible_ms: tuple[int, ...] = INVISIBLE_MS
     _long_ms: tuple[int, ...] = ()
     _pushes = False  # whether there are push consumers
-
-    def trace_line(self, line: str) -> None:
-        self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
 
     def _read(self, group: str, topic: str, *tags: str) -> None:
         reader_group, reader_topic = self.clients.groups[group], self.clients.topics[topic]

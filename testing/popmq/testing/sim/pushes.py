@@ -4,20 +4,20 @@ What they were given stays with them, but for what a crash may have kept from th
 back, though they live (oracle/unanswered_deliveries.py).
 """
 
-from dataclasses import replace
-
 from popmq.testing.oracle.client_history import GroupReader, MessageHistory, SentMessageHistory
 from popmq.testing.oracle.delivery_chains import may_be_over
 from popmq.testing.sim.clients import MAX_INVISIBLE_MS
 from popmq.testing.sim.drain import empty
 from popmq.testing.sim.operators import PUSH_CLIENTS
-from popmq.testing.sim.run import SeedResult, Simulator
+from popmq.testing.sim.run import Simulator
 
 _HEARD_MS = 4_000
 
 
 class PushSimulator(Simulator):
     """Clients hear every answer that a broker gave: only its end takes answers along."""
+
+    option = "--pushes"
 
     def __init__(self, seed: int) -> None:
         super().__init__(3 * seed + 1)  # nothing expires
@@ -35,12 +35,8 @@ class PushSimulator(Simulator):
             (self._live_on, 12),
         ]
 
-    def run(self) -> SeedResult:
-        return replace(super().run(), world="--pushes ")
-
     def _set_up(self) -> None:
-        trouble = self.machine.try_start()
-        assert not trouble, f"the first start: {trouble}"
+        self._first_start()
         self.clients.make_topic("t0", self.rng.choice((1, 3)))
         self.clients.make_topic("t1", 1)
         self.clients.make_group("g", 40)

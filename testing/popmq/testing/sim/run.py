@@ -3,11 +3,7 @@ everything heals, the clients drain what is left, and the oracle looks back.
 """
 
 import errno
-import random
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from hashlib import blake2b
 
 from popmq.broker.index.key_index import ENTRIES_PER_FILE
 from popmq.common.settings.settings import (
@@ -19,64 +15,36 @@ from popmq.common.settings.settings import (
     TimerSettings,
 )
 from popmq.testing.disk.crash_loss import Loss
-from popmq.testing.disk.disk_faults import FailedPages
-from popmq.testing.disk.lying_disk import PowerCut
-from popmq.testing.harness.sometimes import Sometimes, StateCounts
-from popmq.testing.oracle.client_history import Violation
+from popmq.testing.harness.sometimes import Sometimes
 from popmq.testing.oracle.delivery_oracle import Oracle
 from popmq.testing.sim.actions import Actions
 from popmq.testing.sim.clients import BRIEF, INVISIBLE_MS, LONG_MS
 from popmq.testing.sim.drain import drain
+from popmq.testing.sim.lives import POWER, RunEnded, SeedResult
 from popmq.testing.sim.lookup import LookupChecks
 from popmq.testing.sim.operators import Operators
 from popmq.testing.sim.producers import FIFO_QUEUES, QUIET
-from popmq.testing.sim.replay import Replay, ReplayCheck
+from popmq.testing.sim.replay import ReplayCheck
 from popmq.testing.sim.retention import RetentionChecks
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 from popmq.testing.sim.topic_retention import BRIEF_MS, TopicRetention
 
-REPLAY = ".venv/bin/python -m popmq.testing.{module} {world}--seed {seed} --trace"
-_POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.SCATTERED)
 _RETENTION = ((1, 0), (1000, 20_000), (1, 40_000))  # hours and bytes
 
 
-@dataclass(slots=True)
-class SeedResult:
-    """What one seed gave; `digest` is the hash of its trace."""
-
-    seed: int
-    violations: list[Violation]
-    trace: list[str] = field(repr=False)
-    tally: StateCounts = field(repr=False)
-    world: str = ""  # how the command line calls it
-    module: str = "simulator"
-
-    @property
-    def digest(self) -> str:
-        return blake2b("\n".join(self.trace).encode(), digest_size=8).hexdigest()
-
-    def history(self, lines: int = 0) -> str:
-        """The violations, the command that replays them, and the last `lines` of the trace."""
-        command = REPLAY.format(module=self.module, world=self.world, seed=self.seed)
-        kept = self.trace[-lines:] if lines else []
-        found = [str(violation) for violation in self.violations]
-        verdict = f"seed {self.seed}: {len(found)} violations, trace {self.digest}"
-        return "\n".join([*kept, verdict, *found, f"replay: {command}"])
-
-
-class RunEnded(Exception):
-    """The run is over early, for a reason that is not a violation."""
-
-
 class Simulator(Actions):
+    states = states_of_lives = Sometimes
+    fault_weights = (7, 5, 2, 3, 2, 3)
+    cut_operations = (5, 25, 80)
+    sync_operations = 15
+    folder_first = ("roll", "sync")
+    disk_budgets = (100, 10_000, 40_000)
+    crash_share = 0.5
+
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.seed = seed
-        self.trace: list[str] = []
-        self.tally = StateCounts()
+        super().__init__(seed)
         self.oracle = Oracle()
-        self.retains = seed % 3 == 0
         self.keeps_order = self.rng.random() < 0.5
         self.oracle.parks = self.keeps_order and self.rng.random() < 0.5
         self.oracle.longest_ms = max(LONG_MS if self.retains else INVISIBLE_MS)
@@ -88,16 +56,13 @@ class Simulator(Actions):
         self.topic_retention = TopicRetention(self.machine, self.oracle, self.tally, self.retention)
         raised = self.retention.raised
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, raised)
-        self.machine.on_recovered = self._recovered
         self.lookups = LookupChecks(self.machine, self.oracle, self.tally, self.clients.topics)
         self.machine.index_entries = self.rng.choice((8, *[ENTRIES_PER_FILE] * 4))
-        self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
+        self._watch_disk()
         self.clients.uniform = self.rng.choice((0, 0, 120))
         self._damages = self.rng.random() < 0.12
-        self._linger = 0  # moves that a process makes after its disk failed
-        self._soft = False  # this life's crash is one of the process
-        self._last_kind = ""
-        self._actions: list[tuple[Callable[[], None], float]] = [
+        self._damaged = ""  # where a bit was flipped before the last start
+        self._actions: list[tuple[Callable[[], None], int]] = [
             (self.clients.send, 14),
             (self._receive, 14),
             (self._ack, 10),
@@ -128,37 +93,26 @@ class Simulator(Actions):
             self._actions += [(self._quiet, 1), (self._outlive, 2)]
 
     def run(self) -> SeedResult:
-        try:
-            self._set_up()
-            for _ in range(self.rng.randrange(2, 5)):
-                self._live()
-                if self.oracle.violations:
-                    break
-                self._restart()
-            if not self.oracle.violations:
-                self._heal()
-                drain(
-                    self.machine,
-                    self.clients,
-                    self.oracle,
-                    self.checks,
-                    self.retention,
-                    self.topic_retention,
-                    self.trace_line,
-                    silence=self._pushes and self.rng.random() < 0.2,
-                )
-                self.lookups.look(5)
-        except RunEnded as end:
-            self.trace_line(f"over: {end}")
-        except Exception as error:  # of the product, or of the simulator: say where
-            where = traceback.extract_tb(error.__traceback__)[-3:]
-            places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
-            what = f"{type(error).__name__}: {error}"
-            self.oracle.violations.append(Violation("I0 broken", what, places))
+        result = super().run()
         self.tally.hit(Sometimes.BUFFERED_FORGOTTEN, self.oracle.forgotten)
-        for violation in self.oracle.violations:
-            self.trace_line(str(violation))
-        return SeedResult(self.seed, self.oracle.violations, self.trace, self.tally)
+        return result
+
+    def weighted(self) -> list[tuple[Callable[[], None], int]]:
+        return self._actions
+
+    def _drain(self) -> None:
+        self._heal()
+        drain(
+            self.machine,
+            self.clients,
+            self.oracle,
+            self.checks,
+            self.retention,
+            self.topic_retention,
+            self.trace_line,
+            silence=self._pushes and self.rng.random() < 0.2,
+        )
+        self.lookups.look(5)
 
     # -- a run
 
@@ -192,8 +146,7 @@ class Simulator(Actions):
         )
 
     def _set_up(self) -> None:
-        trouble = self.machine.try_start()
-        assert not trouble, f"the first start: {trouble}"
+        self._first_start()
         self.retention.on_start()
         self.topic_retention.on_start()
         clients = self.clients
@@ -226,136 +179,62 @@ class Simulator(Actions):
             self._read("g", BRIEF)
             self._quiet()
 
-    def _live(self) -> None:
-        """Act until a fault ends the process, or the life is over."""
-        self._arm()
-        self.machine.mixes = True
-        self._linger = self.rng.choice((0, 0, 3, 12))
-        actions = [action for action, _ in self._actions]
-        weights = [weight for _, weight in self._actions]
-        count = self.rng.choice((8, 25, 60, 110))
-        try:
-            for action in self.rng.choices(actions, weights, k=count):
-                action()
-                if self.oracle.violations:
-                    return
-                if self.machine.failed is not None:
-                    self._linger -= 1
-                    if self._linger < 0:
-                        break
-                elif self.machine.at_rest:
-                    self.tally.hit(Sometimes.BLOCKED, int(self.machine.blocked > 0))
-                    self.checks.at_rest()
-                    self._rest()
-                    if self.rng.random() < 0.05:
-                        self.lookups.look(13)
-            self._last_kind = self._end_life()
-        except PowerCut:
-            self._last_kind = "cut"
-        except AssertionError as error:
-            if not self.machine.disk.faults.sick:
-                raise
-            self.trace_line(f"stopped by {error}, after the disk failed")  # as good an end as any
-            self._last_kind = "error"
+    def _at_rest(self) -> None:
+        self.tally.hit(Sometimes.BLOCKED, int(self.machine.blocked > 0))
+        self.checks.at_rest()
+        self._rest()
+        if self.rng.random() < 0.05:
+            self.lookups.look(13)
 
-    def _arm(self) -> None:
-        """One fault for this life, or none."""
-        rng, disk = self.rng, self.machine.disk
-        self._soft = False
-        slow = rng.random() < 0.3
-        cut = self.retains and rng.random() < 0.5
-        self.retention.cut_power_in = rng.randrange(14) if cut else None
-        self.machine.sync_ms = (lambda: rng.choice((0, 0, 30, 400))) if slow else (lambda: 0)
-        if cut:
-            return
-        match rng.choices(("cut", "roll", "write", "sync", "full", "none"), (7, 5, 2, 3, 2, 3))[0]:
-            case "cut":
-                disk.faults.cut_at(rng.randrange(rng.choice((5, 25, 80))))
-            case "roll":
-                folder = rng.choice(("/commitlog/", "/commitlog/", "/snapshot/", "/checkpoint"))
-                disk.faults.cut_at(rng.randrange(8), after_start_of=folder)
-                self._soft = rng.random() < 0.6
-            case "write":
-                disk.faults.fail_write_at(rng.randrange(30))
-            case "sync":
-                below = rng.choice(("", "/commitlog/"))
-                disk.faults.fail_sync_at(rng.randrange(15), below=below)
-                self._soft = rng.random() < 0.6
-            case "full":
-                disk.faults.budget = rng.choice((100, 10_000, 40_000))
-            case _:
-                pass
+    def _arm_disk(self) -> None:
+        cut = self.retains and self.rng.random() < 0.5
+        self.retention.cut_power_in = self.rng.randrange(14) if cut else None
+        if not cut:
+            super()._arm_disk()
 
-    def _end_life(self) -> str:
-        """Returns how it ended: "stop" for a clean stop, else "cut" or "error"."""
-        failed = self.machine.failed
-        if failed is not None:
-            sync = "sync" in str(failed)
-            full = failed.errno == errno.ENOSPC
-            what = Sometimes.SYNC_ERROR if sync else Sometimes.WRITE_ERROR
-            self.tally.hit(Sometimes.NO_SPACE if full else what)
-            self.trace_line(f"the disk failed: {failed}")
-            return "error"
-        if self.rng.random() < 0.5:
-            return "cut"
+    def _disk_failed(self, failed: OSError) -> None:
+        sync = "sync" in str(failed)
+        full = failed.errno == errno.ENOSPC
+        what = Sometimes.SYNC_ERROR if sync else Sometimes.WRITE_ERROR
+        self.tally.hit(Sometimes.NO_SPACE if full else what)
+        super()._disk_failed(failed)
+
+    def _before_stop(self) -> None:
         self.clients.dismissed()
-        try:
-            self.trace_line("stop")
-            self.machine.stop()
-        except (PowerCut, OSError):
-            self.tally.hit(Sometimes.CRASH_IN_STOP)
-            return "cut"
-        self.tally.hit(Sometimes.CLEAN_STOP)
-        return "stop"
 
-    def _restart(self) -> None:
-        """Crash as the life ended, and start until it holds."""
-        rng, machine = self.rng, self.machine
+    def _stop_failed(self) -> None:
+        self.tally.hit(Sometimes.CRASH_IN_STOP)
+
+    def _before_crash(self) -> None:
         self._count_store()
         self.oracle.era += self._last_kind != "stop"
         self.oracle.process += 1
         self.retention.cut_power_in = None
-        for attempt in range(4):
-            power = rng.random() < 0.6 and not (self._soft and attempt == 0)
-            loss = rng.choice(_POWER) if power else Loss.NOTHING
-            self.trace_line(f"crash, lost: {loss.value}")
-            machine.crash(loss)
-            if attempt or self._last_kind != "stop":
-                self.oracle.unanswered.crashed(self.oracle.process - 1)
-            self.clients.crashed()
-            self._while_down()
-            if self.retains and attempt == 0 and rng.random() < 0.3:
-                self._lose_index()
-            damaged = self._damage() if attempt == 0 and self._last_kind != "error" else ""
-            if attempt < 3 and rng.random() < 0.3:
-                machine.disk.faults.cut_at(rng.randrange(rng.choice((4, 30))))
-            elif attempt < 3 and rng.random() < 0.05:
-                machine.disk.faults.budget = rng.choice((0, 60, 5_000))
-            trouble = machine.try_start()
-            machine.disk.faults.heal()
-            self.trace_line(f"start: {trouble or 'ok'} at {machine.recovered}")
-            if not trouble:
-                break
-            self._judge_start(trouble, damaged)
-            self.tally.hit(Sometimes.NO_SPACE if trouble == "full" else Sometimes.CRASH_IN_START)
-            self.tally.hit(Sometimes.CRASH_TWICE, int(attempt > 0))
-        self._started(damaged)
 
-    def _recovered(self, seed: int) -> None:
-        self.checks.tail_is_clean()
-        machine = self.machine
-        replay = self.replay.after_recovery(
-            machine.broker, machine.disk, seed, lived_ms=machine.lived_log_ms
-        )
-        self.tally.hit(Sometimes.LONGER_REPLAY, int(replay is Replay.LONGER))
-        self.tally.hit(Sometimes.FULL_REPLAY, int(replay is Replay.FULL))
+    def _crash_with(self, loss: Loss, attempt: int) -> None:
+        self.machine.crash(loss)
+        if attempt or self._last_kind != "stop":
+            self.oracle.unanswered.crashed(self.oracle.process - 1)
+        self.clients.crashed()
 
-    def _started(self, damaged: str) -> None:
+    def _while_crashed(self, attempt: int) -> None:
+        self._while_down()
+        if self.retains and attempt == 0 and self.rng.random() < 0.3:
+            self._lose_index()
+        self._damaged = self._damage() if attempt == 0 and self._last_kind != "error" else ""
+
+    def _start_failed(self, trouble: str, attempt: int) -> bool:
+        self._judge_start(trouble, self._damaged)
+        self.tally.hit(Sometimes.NO_SPACE if trouble == "full" else Sometimes.CRASH_IN_START)
+        self.tally.hit(Sometimes.CRASH_TWICE, int(attempt > 0))
+        return False
+
+    def _started(self) -> None:
         self.oracle.unanswered.started(self.machine.log_ms)
         store = self.machine.broker.store
         self.tally.hit(Sometimes.TORN_TAIL, int(store.metrics.torn_bytes > 0))
         self.tally.hit(Sometimes.SNAPSHOT_START, int(store.snapshots.position > 0))
-        self.tally.hit(Sometimes.CHECKPOINT_DAMAGED, int("/checkpoint" in damaged))
+        self.tally.hit(Sometimes.CHECKPOINT_DAMAGED, int("/checkpoint" in self._damaged))
         passed_over = self.retention.on_start()
         if self.topic_retention.on_start() or passed_over:
             self.checks.forget_offsets()
@@ -387,10 +266,7 @@ class Simulator(Actions):
         self.tally.hit(Sometimes.WALL_BACK, int(step_ms < 0))
 
     def _lose_index(self) -> None:
-        """The folders that the broker itself says may be removed."""
-        data, disk = self.machine.settings.broker.data, self.machine.disk
-        for folder in ("consumequeue", "system"):
-            disk.lose_folder(f"{data}/{folder}")
+        super()._lose_index()
         self.trace_line("the index was removed")
         self.retention.index_lost = True
 
@@ -408,8 +284,7 @@ class Simulator(Actions):
 
     def _heal(self) -> None:
         """No more faults: one last restart, then the clock runs and nobody disturbs."""
-        self.machine.sync_ms = lambda: 0
-        self.machine.mixes = False
+        self._quiet_disk()
         self._damages = False
         self.retention.cut_power_in = None
         if self.rng.random() < 0.3:
@@ -423,13 +298,14 @@ class Simulator(Actions):
         self._count_store()
         self.retention.cut_power_in = None
         self.tally.hit(Sometimes.PADDED_ROLL, self.checks.padded_segments())
-        self.machine.crash(self.rng.choice(_POWER))
+        self.machine.crash(self.rng.choice(POWER))
         self.clients.crashed()
         trouble = self.machine.try_start()
         self.trace_line(f"healed: {trouble or 'ok'} at {self.machine.recovered}")
         if trouble:
             self._judge_start(trouble, "")
-        self._started("")
+        self._damaged = ""
+        self._started()
         self.oracle.healed_ms = self.oracle.now_ms = self.machine.clock.boot_ms()
 
     def _count_store(self) -> None:

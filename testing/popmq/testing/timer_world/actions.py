@@ -1,13 +1,11 @@
 """TimerActions: what a run of the timer's world does next, one small move at a time."""
 
-import random
 from collections.abc import Callable
 
 from popmq.broker.timer.timer_service import TimerService
 from popmq.common.record.timer_token import TimerRecount
-from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.oracle.client_history import ResourceIncarnation
-from popmq.testing.sim.simulated_broker import SimulatedBroker
+from popmq.testing.sim.lives import Lives
 from popmq.testing.timer_world.clients import TimerClients
 from popmq.testing.timer_world.oracle import DelayedMessage, TimerOracle
 from popmq.testing.timer_world.sometimes_states import TimerSometimes as States
@@ -16,16 +14,11 @@ _HOUR_MS = 3_600_000
 _NEAR_MS = 540_000  # the wheel stays; an hour turns it back with the clock
 
 
-class TimerActions:
+class TimerActions(Lives):
     """The parts of one run, and the moves that the scheduler picks from."""
 
-    rng: random.Random
-    tally: StateCounts
     oracle: TimerOracle
-    machine: SimulatedBroker
     clients: TimerClients
-    trace: list[str]
-    retains: bool
     _counted = 0
 
     def weighted(self) -> list[tuple[Callable[[], None], int]]:
@@ -55,9 +48,6 @@ class TimerActions:
         if self.retains:
             moves += [(self._grow, 5), (self._hours, 2)]
         return moves
-
-    def trace_line(self, line: str) -> None:
-        self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
 
     @property
     def slot_ms(self) -> int:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from popmq.testing.disk.lying_disk import PowerCut
 from popmq.testing.harness.sometimes import StateCounts
 from popmq.testing.sim.forks import Forks
-from popmq.testing.sim.run import SeedResult
+from popmq.testing.sim.lives import SeedResult
 from popmq.testing.timer_world.thousand_timers import (
     LOSSES,
     NEVER,

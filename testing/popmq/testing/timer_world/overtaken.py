@@ -14,6 +14,7 @@ _ROUNDS = 4  # in which a slot comes to its end, is cleared, and that is flushed
 
 class OvertakenTimers(TimerSimulator):
     option = "--overtaken-timers"
+    harms = False
 
     def weighted(self) -> list[tuple[Callable[[], None], int]]:
         """Mostly that; no damage, and no clock that steps: they have the wheel made anew."""
@@ -40,6 +41,6 @@ class OvertakenTimers(TimerSimulator):
             else:
                 machine.work(machine.housekeeper, None)
 
-    def _restart(self, *, harm: bool = True) -> None:
+    def _restart(self) -> None:
         self._soft = False
-        super()._restart(harm=False)
+        super()._restart()

@@ -6,8 +6,6 @@ damaged or gone.  The log says what came of each timer (docs/concepts/simulator.
 """
 
 import errno
-import random
-import traceback
 from enum import Enum
 
 from popmq.common.settings.send_settings import DedupSettings
@@ -19,12 +17,8 @@ from popmq.common.settings.settings import (
     TimerSettings,
 )
 from popmq.testing.disk.crash_loss import Loss
-from popmq.testing.disk.disk_faults import FailedPages
-from popmq.testing.disk.lying_disk import PowerCut
-from popmq.testing.harness.sometimes import StateCounts
-from popmq.testing.oracle.client_history import GroupReader, Violation
-from popmq.testing.sim.replay import Replay, ReplayCheck
-from popmq.testing.sim.run import SeedResult
+from popmq.testing.oracle.client_history import GroupReader
+from popmq.testing.sim.replay import ReplayCheck
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 from popmq.testing.timer_world.actions import TimerActions
@@ -32,23 +26,23 @@ from popmq.testing.timer_world.clients import TimerClients
 from popmq.testing.timer_world.oracle import TimerOracle
 from popmq.testing.timer_world.sometimes_states import TimerSometimes as States
 
-_POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.SCATTERED)
 _HOUR_MS = 3_600_000
 _FILES = ("timerwheel", "timerlog", "timercheckpoint")
-_FOLDERS = ("/timerlog/", "/timerwheel", "/timercheckpoint", "/commitlog/", "/snapshot/")
 _SLEEPS = 80  # how often the clock is set to the next timer in the drain
 
 
 class TimerSimulator(TimerActions):
-    option = "--timers"  # of the command that runs this world
-    states: type[Enum] = States  # that its seeds have to reach
+    option = "--timers"
+    states: type[Enum] = States
+    states_of_lives = States
+    fault_weights = (7, 5, 2, 3, 4, 4)
+    roll_folders = ("/timerlog/", "/timerwheel", "/timercheckpoint", "/commitlog/", "/snapshot/")
+    sync_folders = ("", "/timer")
+    disk_budgets = (0, 100, 2_000, 20_000)
+    harms = True  # files of the timer, while the broker is down
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.seed = seed
-        self.trace: list[str] = []
-        self.tally = StateCounts(self.states)
-        self.retains = seed % 3 == 0
+        super().__init__(seed)
         self.oracle = TimerOracle()
         self.machine = self._machine()
         self.oracle.watch(self.machine)
@@ -57,41 +51,12 @@ class TimerSimulator(TimerActions):
         )
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
-        self.machine.on_recovered = self._recovered
         self.machine.on_step = self.oracle.model.read_on  # before retention deletes it
-        self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
+        self._watch_disk()
         # With slots of 0.1 s there are too many steps in a day.
         small = self.slot_ms >= 1_000
         self._most = self.rng.choice((1, 3, 256)) if small else 256  # of one step
-        self._last_kind = ""
-        self._soft = False
         self._harmed = ""
-
-    def run(self) -> SeedResult:
-        try:
-            self._set_up()
-            self._lives()
-            if not self.oracle.violations:
-                self._drain()
-        except Exception as error:  # of the product, or of the simulator: say where
-            where = traceback.extract_tb(error.__traceback__)[-4:]
-            places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
-            what = f"{type(error).__name__}: {error}"
-            self.oracle.violations.append(Violation("I0 broken", what, places))
-        for violation in self.oracle.violations:
-            self.trace_line(str(violation))
-        return SeedResult(
-            self.seed, self.oracle.violations, self.trace, self.tally, f"{self.option} "
-        )
-
-    # -- a run
-
-    def _lives(self) -> None:
-        for _ in range(self.rng.randrange(2, 5)):
-            self._live()
-            if self.oracle.violations:
-                break
-            self._restart()
 
     def _machine(self) -> SimulatedBroker:
         return SimulatedBroker(self._settings(), self.rng, self.tally)
@@ -123,106 +88,33 @@ class TimerSimulator(TimerActions):
         )
 
     def _set_up(self) -> None:
-        trouble = self.machine.try_start()
-        assert not trouble, f"the first start: {trouble}"
+        self._first_start()
         self.clients.make_topic("d", self.rng.choice((1, 3)), fifo=True)
         self.clients.make_topic("noise", 1)
         self.clients.make_group("audit", 40)
         self.machine.run_until_idle()
 
-    def _live(self) -> None:
-        """Act until a fault ends the process, or the life is over."""
-        self._arm()
-        self.machine.mixes = True
-        linger = self.rng.choice((0, 0, 3, 12))
-        actions, weights = zip(*self.weighted(), strict=True)
-        count = self.rng.choice((8, 25, 60, 110))
-        try:
-            for action in self.rng.choices(actions, weights, k=count):
-                action()
-                self.oracle.look()
-                if self.oracle.violations:
-                    return
-                if self.machine.failed is not None:
-                    linger -= 1
-                    if linger < 0:
-                        break
-                elif self.machine.at_rest:
-                    self.oracle.at_rest()
-            self._last_kind = self._end_life()
-        except PowerCut:
-            self._last_kind = "cut"
-        except AssertionError as error:
-            if not self.machine.disk.faults.sick:
-                raise
-            self.trace_line(f"stopped by {error}, after the disk failed")
-            self._last_kind = "error"
+    def _acted(self) -> None:
+        self.oracle.look()
 
-    def _arm(self) -> None:
-        """One fault for this life, or none."""
-        rng, faults = self.rng, self.machine.disk.faults
-        self._soft = False
-        slow = rng.random() < 0.3
-        self.machine.sync_ms = (lambda: rng.choice((0, 0, 30, 400))) if slow else (lambda: 0)
-        match rng.choices(("cut", "roll", "write", "sync", "full", "none"), (7, 5, 2, 3, 4, 4))[0]:
-            case "cut":
-                faults.cut_at(rng.randrange(rng.choice((5, 25, 120))))
-            case "roll":
-                faults.cut_at(rng.randrange(8), after_start_of=rng.choice(_FOLDERS))
-                self._soft = rng.random() < 0.6
-            case "write":
-                faults.fail_write_at(rng.randrange(30))
-            case "sync":
-                faults.fail_sync_at(rng.randrange(10), below=rng.choice(("", "/timer")))
-                self._soft = rng.random() < 0.6
-            case "full":
-                faults.budget = rng.choice((0, 100, 2_000, 20_000))
-            case _:
-                pass
+    def _at_rest(self) -> None:
+        self.oracle.at_rest()
 
-    def _end_life(self) -> str:
-        failed = self.machine.failed
-        if failed is not None:
-            self.trace_line(f"the disk failed: {failed}")
-            self.tally.hit(States.DISK_FAILED, int(failed.errno != errno.ENOSPC))
-            return "error"
-        if self.rng.random() < 0.6:
-            return "cut"
-        try:
-            self.trace_line("stop")
-            self.machine.stop()
-        except (PowerCut, OSError):
-            return "cut"
-        self.tally.hit(States.CLEAN_STOP)
-        return "stop"
+    def _disk_failed(self, failed: OSError) -> None:
+        super()._disk_failed(failed)
+        self.tally.hit(States.DISK_FAILED, int(failed.errno != errno.ENOSPC))
 
-    def _restart(self, *, harm: bool = True) -> None:
-        """Crash as the life ended, and start until it holds."""
-        rng, machine = self.rng, self.machine
-        self._count(machine.broker.timers.service)
-        for attempt in range(4):
-            power = rng.random() < 0.6 and not (self._soft and attempt == 0)
-            loss = rng.choice(_POWER) if power else Loss.NOTHING
-            self.trace_line(f"crash, lost: {loss.value}")
-            self.tally.hit(States.POWER_CUT, int(power))
-            machine.crash(loss)
-            self.clients.crashed()
-            self.while_down()
-            if harm and attempt == 0:
-                self._harm()
-            if attempt < 3 and rng.random() < 0.3:
-                machine.disk.faults.cut_at(rng.randrange(rng.choice((4, 30))))
-            elif attempt < 3 and rng.random() < 0.05:
-                machine.disk.faults.budget = rng.choice((0, 60, 5_000))
-            trouble = machine.try_start()
-            machine.disk.faults.heal()
-            self.trace_line(f"start: {trouble or 'ok'} at {machine.recovered}")
-            if not trouble:
-                break
-            if trouble.startswith("damaged"):
-                self.oracle.report_violation("I0 starts", f"refused to start: {trouble}")
-                return
-        self._started()
+    def _before_crash(self) -> None:
+        self._count(self.machine.broker.timers.service)
+
+    def _crash_with(self, loss: Loss, attempt: int) -> None:
+        self.tally.hit(States.POWER_CUT, int(loss is not Loss.NOTHING))
+        super()._crash_with(loss, attempt)
+
+    def _while_crashed(self, attempt: int) -> None:
+        self.while_down()
+        if self.harms and attempt == 0:
+            self._harm()
 
     def _harm(self) -> None:
         """Files that the broker says it does not need are gone, or a bit of them flipped."""
@@ -235,19 +127,12 @@ class TimerSimulator(TimerActions):
             where = disk.flip_bit(f"{data}/{rng.choice(('timer', *_FILES))}")
             self.trace_line(f"bit flipped at {where.removeprefix(data)}")
         elif self._harmed == "index":
-            for name in ("consumequeue", "system"):
-                disk.lose_folder(f"{data}/{name}")
+            self._lose_index()
         self.trace_line(f"harmed: {self._harmed}")
 
     def _recovered(self, seed: int) -> None:
-        self.checks.tail_is_clean()
-        machine = self.machine
-        replay = self.replay.after_recovery(
-            machine.broker, machine.disk, seed, lived_ms=machine.lived_log_ms
-        )
+        super()._recovered(seed)
         self._limit()
-        self.tally.hit(States.LONGER_REPLAY, int(replay is Replay.LONGER))
-        self.tally.hit(States.FULL_REPLAY, int(replay is Replay.FULL))
 
     def _limit(self) -> None:
         service, most = self.machine.broker.timers.service, self._most
@@ -275,9 +160,9 @@ class TimerSimulator(TimerActions):
     def _drain(self) -> None:
         """No more faults: time passes until each timer came to its end, and to the right one."""
         machine, oracle = self.machine, self.oracle
-        machine.sync_ms, machine.mixes = (lambda: 0), False
-        self._soft, self._most = False, 256
-        self._restart(harm=False)
+        self._quiet_disk()
+        self._most, self.harms = 256, False
+        self._restart()
         self.work_to_the_end()
         oracle.finish()
         self.count_fired()

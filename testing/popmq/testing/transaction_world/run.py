@@ -4,8 +4,6 @@ As `sim/run.py`: a few lives, each ended by a crash, a disk error or a clean sto
 a drain in which every transaction comes to its end (docs/concepts/simulator.md).
 """
 
-import random
-import traceback
 from collections.abc import Callable
 
 from popmq.common.settings.send_settings import DedupSettings, TransactionSettings
@@ -18,13 +16,9 @@ from popmq.common.settings.settings import (
 )
 from popmq.common.topics import MessageType, TopicConfig
 from popmq.testing.disk.crash_loss import Loss
-from popmq.testing.disk.disk_faults import FailedPages
-from popmq.testing.disk.lying_disk import PowerCut
-from popmq.testing.harness.sometimes import StateCounts
-from popmq.testing.oracle.client_history import Violation
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.sim.replay import Replay, ReplayCheck
-from popmq.testing.sim.run import SeedResult
+from popmq.testing.sim.lives import Lives
+from popmq.testing.sim.replay import ReplayCheck
 from popmq.testing.sim.simulated_broker import SimulatedBroker
 from popmq.testing.sim.store_checks import StoreChecks
 from popmq.testing.transaction_world.clients import (
@@ -36,18 +30,21 @@ from popmq.testing.transaction_world.clients import (
 )
 from popmq.testing.transaction_world.sometimes_states import TransactionSometimes as States
 
-_POWER = (Loss.ALL, Loss.KEPT, Loss.TORN, Loss.SCATTERED, Loss.SCATTERED)
 _HOUR_MS = 3_600_000
 INTERVAL_MS = 1_000
 
 
-class TransactionSimulator:
+class TransactionSimulator(Lives):
+    option = "--transactions"
+    clients: TransactionClients
+    states = states_of_lives = States
+    fault_weights = (7, 5, 2, 3, 2, 4)
+    disk_budgets = (100, 2_000, 20_000)
+    start_budgets = ()
+    folder_first = ("roll",)
+
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.seed = seed
-        self.trace: list[str] = []
-        self.tally = StateCounts(States)
-        self.retains = seed % 3 == 0
+        super().__init__(seed)
         self.oracle = Oracle()
         self.machine = SimulatedBroker(self._settings(), self.rng, self.tally)
         self.clients = TransactionClients(
@@ -55,33 +52,7 @@ class TransactionSimulator:
         )
         self.checks = StoreChecks(self.machine, self.oracle)
         self.replay = ReplayCheck(self.machine.settings, self.machine.clock, self.oracle, set())
-        self.machine.on_recovered = self._recovered
-        self.machine.disk.faults.failed_pages = self.rng.choice(list(FailedPages))
-        self._soft = False
-
-    def trace_line(self, line: str) -> None:
-        self.trace.append(f"{self.machine.clock.boot_ms() - 1_000_000} {line}")
-
-    def run(self) -> SeedResult:
-        try:
-            self._set_up()
-            for _ in range(self.rng.randrange(2, 5)):
-                self._live()
-                if self.oracle.violations:
-                    break
-                self._restart()
-            if not self.oracle.violations:
-                self._drain()
-        except Exception as error:  # of the product, or of the simulator: say where
-            where = traceback.extract_tb(error.__traceback__)[-4:]
-            places = tuple(f"{frame.name}, line {frame.lineno}: {frame.line}" for frame in where)
-            what = f"{type(error).__name__}: {error}"
-            self.oracle.violations.append(Violation("I0 broken", what, places))
-        for violation in self.oracle.violations:
-            self.trace_line(str(violation))
-        return SeedResult(
-            self.seed, self.oracle.violations, self.trace, self.tally, "--transactions "
-        )
+        self._watch_disk()
 
     # -- a run
 
@@ -107,8 +78,7 @@ class TransactionSimulator:
         )
 
     def _set_up(self) -> None:
-        trouble = self.machine.try_start()
-        assert not trouble, f"the first start: {trouble}"
+        self._first_start()
         for name, queues, kind in (
             (TOPIC, QUEUES, MessageType.TRANSACTION),
             (NOISE, 1, MessageType.NORMAL),
@@ -116,7 +86,7 @@ class TransactionSimulator:
             self.machine.broker.registry.create_topic(TopicConfig(0, name, queues, kind))
         self.machine.run_until_idle()
 
-    def _actions(self) -> list[tuple[Callable[[], object], int]]:
+    def weighted(self) -> list[tuple[Callable[[], object], int]]:
         clients, rng, machine = self.clients, self.rng, self.machine
         often: list[tuple[Callable[[], object], int]] = [
             (clients.begin, 12),
@@ -157,107 +127,37 @@ class TransactionSimulator:
             self.clients.send_noise(1_500)
         self.machine.run_until_idle()
 
-    def _live(self) -> None:
-        """Act until a fault ends the process, or the life is over."""
-        self._arm()
-        self.machine.mixes = True
-        linger = self.rng.choice((0, 0, 3, 12))
-        actions, weights = zip(*self._actions(), strict=True)
-        try:
-            for action in self.rng.choices(actions, weights, k=self.rng.choice((8, 25, 60, 110))):
-                action()
-                if self.oracle.violations:
-                    return
-                if self.machine.failed is not None:
-                    linger -= 1
-                    if linger < 0:
-                        break
-                elif self.machine.at_rest:
-                    self.clients.look()
-            self._end_life()
-        except PowerCut:
-            pass
-        except AssertionError as error:
-            if not self.machine.disk.faults.sick:
-                raise
-            self.trace_line(f"stopped by {error}, after the disk failed")
+    def _at_rest(self) -> None:
+        self.clients.look()
 
-    def _arm(self) -> None:
-        """One fault for this life, or none."""
-        rng, faults = self.rng, self.machine.disk.faults
-        self._soft = False
-        slow = rng.random() < 0.3
-        self.machine.sync_ms = (lambda: rng.choice((0, 0, 30, 400))) if slow else (lambda: 0)
-        match rng.choices(("cut", "roll", "write", "sync", "full", "none"), (7, 5, 2, 3, 2, 4))[0]:
-            case "cut":
-                faults.cut_at(rng.randrange(rng.choice((5, 25, 120))))
-            case "roll":
-                folder = rng.choice(("/commitlog/", "/commitlog/", "/snapshot/", "/checkpoint"))
-                faults.cut_at(rng.randrange(8), after_start_of=folder)
-                self._soft = rng.random() < 0.6
-            case "write":
-                faults.fail_write_at(rng.randrange(30))
-            case "sync":
-                faults.fail_sync_at(rng.randrange(10), below=rng.choice(("", "/commitlog/")))
-                self._soft = rng.random() < 0.6
-            case "full":
-                faults.budget = rng.choice((100, 2_000, 20_000))
-            case _:
-                pass
+    def _disk_failed(self, failed: OSError) -> None: ...
 
-    def _end_life(self) -> None:
-        if self.machine.failed is not None or self.rng.random() < 0.6:
-            return
-        try:
-            self.trace_line("stop")
-            self.machine.stop()
-        except (PowerCut, OSError):
-            return
-        self.tally.hit(States.CLEAN_STOP)
+    def _before_crash(self) -> None:
+        retention = self.machine.broker.store.retention
+        self.tally.hit(States.MOVED, retention.relocated)
+        self.tally.hit(States.DELETED, retention.deleted_segments)
 
-    def _restart(self) -> None:
-        """Crash as the life ended, and start until it holds."""
-        rng, machine = self.rng, self.machine
-        self.tally.hit(States.MOVED, machine.broker.store.retention.relocated)
-        self.tally.hit(States.DELETED, machine.broker.store.retention.deleted_segments)
-        for attempt in range(4):
-            power = rng.random() < 0.6 and not (self._soft and attempt == 0)
-            loss = rng.choice(_POWER) if power else Loss.NOTHING
-            self.trace_line(f"crash, lost: {loss.value}")
-            self.tally.hit(States.POWER_CUT, int(power))
-            machine.crash(loss)
-            self.clients.crashed()
-            machine.advance(rng.choice((0, 10, 700)))
-            if attempt < 3 and rng.random() < 0.3:
-                machine.disk.faults.cut_at(rng.randrange(rng.choice((4, 30))))
-            trouble = machine.try_start()
-            machine.disk.faults.heal()
-            self.trace_line(f"start: {trouble or 'ok'} at {machine.recovered}")
-            if not trouble:
-                break
-            if trouble.startswith("damaged"):
-                self.oracle.report_violation("I0 starts", f"refused to start: {trouble}")
-                return
+    def _crash_with(self, loss: Loss, attempt: int) -> None:
+        self.tally.hit(States.POWER_CUT, int(loss is not Loss.NOTHING))
+        super()._crash_with(loss, attempt)
+
+    def _while_crashed(self, attempt: int) -> None:
+        self.machine.advance(self.rng.choice((0, 10, 700)))
+
+    def _started(self) -> None:
         self.checks.after_start()
         self.clients.look()
-        pending = len(machine.broker.transactions.table.pending)
-        snapshot = machine.broker.store.snapshots.position > 0
+        pending = len(self.machine.broker.transactions.table.pending)
+        snapshot = self.machine.broker.store.snapshots.position > 0
         self.tally.hit(States.PENDING_OVER_START, pending)
         self.tally.hit(States.SNAPSHOT_START, int(snapshot and pending > 0))
-
-    def _recovered(self, seed: int) -> None:
-        self.checks.tail_is_clean()
-        replay = self.replay.after_recovery(self.machine.broker, self.machine.disk, seed)
-        self.tally.hit(States.LONGER_REPLAY, int(replay is Replay.LONGER))
-        self.tally.hit(States.FULL_REPLAY, int(replay is Replay.FULL))
 
     # -- the end
 
     def _drain(self) -> None:
         """No more faults: producers are there and answer; what they do not know is given up."""
         machine, clients = self.machine, self.clients
-        machine.sync_ms, machine.mixes = (lambda: 0), False
-        self._soft = False
+        self._quiet_disk()
         self._restart()
         clients.knows = 1.0
         for _ in range(4 * (MAX_CHECKS + 3)):
