@@ -8,22 +8,52 @@ from pathlib import Path
 
 from popmq.cli.monitoring.alert import all_alerts, rule_tests, rules
 from popmq.cli.monitoring.dashboard import dashboards, to_json
-from popmq.common.metric_table import page
+from popmq.common.metric_table.row import Kind, MetricRow
+from popmq.common.metric_table.table import SECTIONS
 
 FOLDER = "monitoring"
 CHART = "charts/popmq/monitoring"  # helm reads nothing that is outside of a chart
+PAGE = "docs/reference/metrics.md"
 RULES = "alerts.yml"
 RULE_TESTS = "alerts_test.yml"
+
+_HEAD = """# Metrics
+
+Made from the table in code (`common/metric_table/`) by `make metrics`; do not edit. Every role
+serves its metrics on `/metrics` ([ports](../operating.md#ports)); in `popmq up` with one process
+one page has those of all roles. The usual `process_` and `python_gc_` metrics are there, too.
+What to watch: [monitoring](../concepts/monitoring.md).
+
+Counters count from the start of their process. Units are in the names: seconds, bytes, messages.
+"""
+_TABLE = "| metric | type | role | labels | what |\n|---|---|---|---|---|\n"
 
 
 def generated_files() -> dict[str, str]:
     shown = {f"dashboards/{board.name}.json": to_json(board) for board in dashboards()}
     shown[RULES] = rules(all_alerts())
     return {
-        page.PATH: page.page(),
+        PAGE: reference_page(),
         f"{FOLDER}/{RULE_TESTS}": rule_tests(all_alerts(), RULES),
         **{f"{folder}/{name}": text for folder in (FOLDER, CHART) for name, text in shown.items()},
     }
+
+
+def reference_page() -> str:
+    parts = [_HEAD]
+    for title, rows in SECTIONS.items():
+        parts.append(f"## {title}\n\n{_TABLE}" + "".join(map(_line, rows)))
+    return "\n".join(parts)
+
+
+def _line(row: MetricRow) -> str:
+    labels = ", ".join(f"`{label}`" for label in row.labels)
+    if row.bound:
+        labels += f" ({row.bound})"
+    name = f"`{row.exposed}`"
+    if row.kind is Kind.HISTOGRAM:
+        name += " (`_bucket`, `_sum`, `_count`)"
+    return f"| {name} | {row.kind.value} | {row.role} | {labels} | {row.help} |\n"
 
 
 if __name__ == "__main__":

@@ -4,37 +4,32 @@
 one that is taken out breaks whoever shows it.
 """
 
-from popmq.common.metric_table.kubernetes import OPERATOR
-from popmq.common.metric_table.pop import AUDIT, CONSUMER, POP
-from popmq.common.metric_table.proxy import PROCESS, PROXY
-from popmq.common.metric_table.replication import CONTROLLER, REPLICATION
-from popmq.common.metric_table.report import REPORT
+import tomllib
+from pathlib import Path
+
 from popmq.common.metric_table.row import Kind, MetricRow
-from popmq.common.metric_table.store import STORE
-from popmq.common.metric_table.timer import TIMER
 from popmq.common.observability import Histogram, Metric, MetricKind
 
-SECTIONS: dict[str, tuple[MetricRow, ...]] = {
-    "Store": STORE,
-    "Pop": POP,
-    "Consumer groups": CONSUMER,
-    "Audit": AUDIT,
-    "Timers": TIMER,
-    "Reports": REPORT,
-    "Replication": REPLICATION,
-    "Controller": CONTROLLER,
-    "Proxy": PROXY,
-    "Operator": OPERATOR,
-    "Processes": PROCESS,
-}
+
+def _read_sections() -> dict[str, tuple[MetricRow, ...]]:
+    text = Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    bounds: dict[str, str] = data["bounds"]
+    sections = {}
+    for section in data["sections"]:
+        rows = []
+        for kind, name, what, *rest in section["metrics"]:
+            labels, bound = rest or ((), "")
+            bound = bounds.get(bound, bound)
+            rows.append(MetricRow(section["role"], Kind(kind), name, what, tuple(labels), bound))
+        sections[section["title"]] = tuple(rows)
+    return sections
+
+
+SECTIONS = _read_sections()
 TABLE = {row.name: row for section in SECTIONS.values() for row in section}
 assert len(TABLE) == sum(map(len, SECTIONS.values())), "a metric is in the table twice"
-
-_KINDS = {
-    Kind.COUNTER: MetricKind.COUNTER,
-    Kind.GAUGE: MetricKind.GAUGE,
-    Kind.HISTOGRAM: MetricKind.HISTOGRAM,
-}
+_KINDS = {kind: MetricKind[kind.name] for kind in Kind}
 
 
 def reading(name: str, value: float | Histogram, *labels: str) -> Metric:
