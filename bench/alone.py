@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.idle_receives import IdlePolls
 from bench.measure import Shape, send
 from bench.peers.popmq import Popmq
 from bench.peers.processes import cpu_s, memory_mb
-from popmq.cli.load.consuming import IdlePolls
 from popmq.cli.load.end_to_end import lateness, send_and_receive
 from popmq.cli.load.figures import LatencySummary
 from popmq.cli.load.reactor import LoadError, Reactor

@@ -2,7 +2,8 @@
 
 import pytest
 
-from popmq.cli.load.consuming import Consumer, ConsumerSession, IdlePolls
+from bench.idle_receives import IdlePolls
+from popmq.cli.load.consuming import Consumer, ConsumerSession
 from popmq.cli.load.end_to_end import lateness, send_and_receive
 from popmq.cli.load.http2 import HEADER_VARIANTS
 from popmq.cli.load.reactor import LoadError, Reactor

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from report.recount import Row, rows_of
+
 from popmq.common.disk import ColdRead
 from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.record.report_layouts import OffsetFlag
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import report_pb2 as pb
-from popmq.reports.records.record_layout import RecordLayout, Row
+from popmq.reports.records.record_layout import RecordLayout
 from popmq.testing.harness.core_broker import CoreBroker
 
 Counts = dict[tuple[str, str], tuple[int, ...]]
@@ -58,7 +60,7 @@ class CoreReports:
         layouts = {one.name: RecordLayout.from_wire(one) for one in found.layouts}
         for partition in found.partitions:
             if partition.table == table and layout in ("", partition.layout):
-                for row in layouts[partition.layout].rows(self.read(partition)):
+                for row in rows_of(layouts[partition.layout], self.read(partition)):
                     yield partition, row
 
     def names(self) -> pb.BrokerNames:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from report.recount import DeliveryCounts, Recount, rows_of
 from report.reports_rig import CoreReports, lag_of, newest_offsets
 
 from popmq.broker.diagnostics.read_budget import ReadBudget
@@ -18,7 +19,6 @@ from popmq.common.topics import CheckPoints, GroupType, MessageType, StartAt
 from popmq.common.wire import admin_pb2 as admin
 from popmq.common.wire import report_pb2 as pb
 from popmq.reports.records.record_layout import RecordLayout
-from popmq.reports.records.recount import DeliveryCounts, Recount
 from popmq.testing.harness.core_broker import SMALL, CoreBroker, pop
 
 
@@ -212,7 +212,7 @@ def test_messages_are_read_whole_and_as_heads(reports: CoreReports) -> None:
     partition = next(one for one in found.partitions if one.queue_id == 0)
     whole = reports.read(partition)
     layout = next(one for one in found.layouts if one.name == "record")
-    rows = list(RecordLayout.from_wire(layout).rows(whole))
+    rows = list(rows_of(RecordLayout.from_wire(layout), whole))
     assert [row["head_size"] for row in rows] == [10, 300_000, 20, 200_000]
     assert [row["log_offset"] for row in rows] == [0, 1, 2, 3]
     heads = pb.Partition()

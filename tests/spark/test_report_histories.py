@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report.recount import Recount, rows_of
 from report.report_histories import Life
 from report.reports_rig import CoreReports, lag_of
 
@@ -21,7 +22,6 @@ from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.wire import admin_pb2 as admin
 from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.record_layout import RecordLayout
-from popmq.reports.records.recount import Recount
 from popmq.reports.report import BrokerMoment, Report
 from popmq.testing.harness.core_broker import CoreBroker
 
@@ -65,7 +65,7 @@ class Recorded:
         for partition in sorted(found.partitions, key=lambda one: _ORDER.index(one.layout)):
             data = reports.read(partition)
             if partition.table == "revive":
-                takes[partition.layout](layouts[partition.layout].rows(data))
+                takes[partition.layout](rows_of(layouts[partition.layout], data))
             end = 0 if partition.table in SAMPLES else found.end_position
             source = Source(broker, partition.topic, partition.queue_id, names, end)
             schema = TableSchema.of(partition.table)

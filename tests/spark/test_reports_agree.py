@@ -16,13 +16,13 @@ import pytest
 from e2e.many import Many
 from e2e.processes import role_environment
 from prometheus_client.parser import text_string_to_metric_families
+from report.recount import DeliveryCounts, Recount, rows_of
 from spark.report_load import FAR, HELD, ORDERS, REMINDERS, Ledger, work
 
 from popmq.common.errors import PopmqError
 from popmq.reports.records.endpoint import ReportEndpoint
 from popmq.reports.records.id_names import IdNames
 from popmq.reports.records.record_layout import RecordLayout
-from popmq.reports.records.recount import DeliveryCounts, Recount
 
 pytestmark = pytest.mark.heavy
 
@@ -180,7 +180,7 @@ def test_the_recount_in_plain_python_agrees(rest: Rest) -> None:
                 for partition in tables.partitions:
                     if partition.layout == layout:
                         for piece in endpoint.read(tables.broker, partition):
-                            take(layouts[layout].rows(piece.data))
+                            take(rows_of(layouts[layout], piece.data))
             found = IdNames.from_wire(names[tables.broker])
             assert recount.unknown_ends == 0
             for (group, _, _), ends in recount.finish().items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from e2e.processes import Cluster
+from report.recount import rows_of
 
 from popmq.cli.client import Client
 from popmq.common.wire import admin_pb2 as admin
@@ -92,7 +93,7 @@ def test_every_table_is_read_as_it_lies_there(spark: Any, quiet: Cluster) -> Non
         for partition in tables.partitions:
             if partition.layout == "revive":
                 for piece in endpoint.read(tables.broker, partition):
-                    plain += list(layout.rows(piece.data))
+                    plain += list(rows_of(layout, piece.data))
     kinds = {1: "CHECK_POINT", 2: "ACK"}
     assert found == sorted(
         (

@@ -1,4 +1,4 @@
-"""Loads that receive and ack, and receives that wait for nothing.
+"""Loads that receive and ack.
 
 A loop of a consumer is what a client does: receive up to 32, ack them, receive again.  What comes
 twice is counted: every id is remembered.
@@ -212,38 +212,3 @@ class _Loop:
     def _again(self, came: int) -> None:
         if self._owner.wants_more(came):
             self.next()
-
-
-class IdlePolls:
-    """Receives that find nothing, `polls` on each channel, asked again whenever they come back."""
-
-    def __init__(
-        self, reactor: Reactor, channels: Sequence[Http2Channel], template: ReceiveTemplate
-    ) -> None:
-        self._reactor = reactor
-        self._channels = channels
-        self._template = template
-        self.came_back = 0
-        self.refused = 0
-
-    def begin(self, polls: int) -> None:
-        for channel in self._channels:
-            for _ in range(polls):
-                self._ask(channel)
-            channel.flush()
-
-    def wait(self, seconds: float) -> None:
-        until = time.perf_counter() + seconds
-        self._reactor.at(until, lambda: None)
-        self._reactor.run(
-            lambda: time.perf_counter() >= until, limit_s=seconds + 30, what="idle receives"
-        )
-
-    def _ask(self, channel: Http2Channel) -> None:
-        def ended(asked_s: float, status: str, data: bytes) -> None:
-            delivered, refusal = received(status, data)
-            self.came_back += 1
-            self.refused += bool(refusal or delivered)
-            self._ask(channel)
-
-        channel.call(RECEIVE, self._template.message, ended, 0.0)

@@ -14,8 +14,15 @@ from popmq.common.record.message import DeadReason, RecordKind
 from popmq.common.record.report_layouts import OffsetFlag, TimerRow
 from popmq.reports.records.id_names import IdNames, split_retry
 from popmq.reports.records.message_fields import message_columns
-from popmq.reports.records.record_layout import RecordLayout
-from popmq.reports.records.recount import DEAD, PARKED, REDRIVEN, RESETS, UNCOUNTED, WITH_LAST
+from popmq.reports.records.record_layout import (
+    DEAD,
+    PARKED,
+    REDRIVEN,
+    RESETS,
+    UNCOUNTED,
+    WITH_LAST,
+    RecordLayout,
+)
 from popmq.reports.records.tables import TableSchema
 
 Array = Any  # of numpy or Arrow, which have no types here

@@ -5,20 +5,30 @@ is compared with.  That a topic or a group was deleted is in no record that repo
 compares leaves out their places.
 """
 
+import struct
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from popmq.common.record.message import RecordKind
-from popmq.reports.records.record_layout import Row
+from popmq.common.record.report_layouts import WIDTHS
+from popmq.reports.records.record_layout import (
+    DEAD,
+    PARKED,
+    REDRIVEN,
+    RESETS,
+    UNCOUNTED,
+    WITH_LAST,
+    Column,
+    RecordLayout,
+)
 
 CHECK_POINT, ACK, CHANGE, LOST, RETURNED = 1, 2, 3, 4, 5
-UNCOUNTED = 8  # flag of a returned delivery that nobody saw
 REVIVAL_TOKENS = (1, 2)  # versions
-WITH_LAST = 2  # that says when the delivery was; 0 there: nobody saw it
-DEAD, REDRIVEN, PARKED = 1, 2, 4  # flags of a token
-RESETS = (3, 4)  # reasons of an offset record: an operator set it, a pull consumer said so
 
+_CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
+
+Row = dict[str, int]
 Place = tuple[int, int, int]  # group, topic that was read, queue
 Key = tuple[int, int]  # epoch, sequence
 
@@ -170,3 +180,39 @@ class Recount:
         if not found.members:
             del self._open[key]
         return found.place, ended.bit_count()
+
+
+def rows_of(layout: RecordLayout, data: bytes) -> Iterator[Row]:
+    """Every record; blanks and what cannot be read any more have zeros."""
+    passes = [(_struct(some, layout.size), some) for some in _apart(layout.columns)]
+    size = layout.size
+    at = 0
+    while at < len(data):
+        end = at + (size or int.from_bytes(data[at : at + 4], "big"))
+        row: Row = {}
+        for unpacker, columns in passes:
+            piece = data[at:end][: unpacker.size].ljust(unpacker.size, b"\0")
+            row.update(zip((one.name for one in columns), unpacker.unpack(piece), strict=True))
+        yield row
+        at = end
+
+
+def _apart(columns: Sequence[Column]) -> list[list[Column]]:
+    """Columns that lie over each other (two readings of the same bytes) in lists of their own."""
+    lists: list[list[Column]] = []
+    for column in sorted(columns, key=lambda one: one.offset):
+        for some in lists:
+            if some[-1].offset + WIDTHS[some[-1].type] <= column.offset:
+                some.append(column)
+                break
+        else:
+            lists.append([column])
+    return lists
+
+
+def _struct(columns: Sequence[Column], size: int) -> struct.Struct:
+    parts, at = [">"], 0
+    for column in columns:
+        parts.append(f"{column.offset - at}x{_CODES[column.type]}")
+        at = column.offset + WIDTHS[column.type]
+    return struct.Struct("".join(parts) + f"{max(0, size - at)}x")
