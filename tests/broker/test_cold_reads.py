@@ -13,8 +13,7 @@ import pytest
 from popmq.broker.handlers import pull_requests as pulls_module
 from popmq.broker.log.queue_unit import QueueUnit
 from popmq.broker.node.broker_process import BrokerProcess
-from popmq.common.disk import ColdRead, DiskFile, RealDisk, RealFile, read_or_cold
-from popmq.common.page_residency import PageResidency
+from popmq.common.disk import ColdRead, DiskFile, PageResidency, RealDisk, RealFile, read_or_cold
 from popmq.common.protocol import messaging_payloads as hop
 from popmq.common.protocol.frame_port import call
 from popmq.common.protocol.messaging_payloads import Kind

@@ -7,8 +7,8 @@ import pytest
 from cryptography import x509
 from kube.clusters import cluster, read
 
+from popmq.operator.cluster.desired import tls_secrets
 from popmq.operator.model.certificates import authority, expiry, serving
-from popmq.operator.resources.tls_secrets import tls_secrets
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 NAMES = ["proxy.apps.svc", "10.0.0.7"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from popmq.reports.worker_python import worker_python
+from popmq.reports.session import worker_python
 
 SAYS = "import os, sys; print(os.environ.get('PYTHONPATH')); print(sys.executable, *sys.argv[1:])"
 

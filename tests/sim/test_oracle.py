@@ -13,7 +13,7 @@ from popmq.testing.oracle.client_history import (
     SentMessageHistory,
 )
 from popmq.testing.oracle.delivery_oracle import Oracle
-from popmq.testing.oracle.unanswered_deliveries import UnansweredDeliveries
+from popmq.testing.oracle.handle_oracle import UnansweredDeliveries
 from popmq.testing.sim.operators import Operators
 from popmq.testing.sim.producers import FIFO_QUEUES
 from popmq.testing.sim.simulated_broker import SimulatedBroker

@@ -11,16 +11,6 @@ from collections.abc import Callable, Sequence
 from popmq.cli.client import Client, GroupRequest, TopicRequest
 from popmq.cli.messages import Subparsers, count_argument, duration_argument
 from popmq.cli.namespace_option import belongs
-from popmq.cli.parked import COLUMNS as PARKED_COLUMNS
-from popmq.cli.parked import add_actions, parked_fields
-from popmq.cli.topic_values import (
-    back_off_argument,
-    broker_groups_argument,
-    lite_ttl_argument,
-    multiplier_argument,
-    percent_argument,
-    retention_argument,
-)
 from popmq.common.back_off import INITIAL_MS, MAX_MS, MULTIPLIER_MILLI
 from popmq.common.wire import admin_pb2 as admin
 
@@ -397,3 +387,98 @@ def _cell(row: Fields, name: str) -> str:
 
 def _print_deleted(kind: str, args: argparse.Namespace) -> None:
     print(json.dumps({"deleted": args.name}) if args.json else f"deleted {kind} {args.name}")
+
+
+def back_off_argument(text: str) -> tuple[int, ...]:
+    """`1s,5s,10s` in milliseconds: the wait after each failed delivery, the last one repeated."""
+    return tuple(map(duration_argument, text.split(",")))
+
+
+def broker_groups_argument(text: str) -> tuple[str, ...]:
+    """`broker-a,broker-b`, checked by the broker."""
+    return tuple(text.split(","))
+
+
+def retention_argument(text: str) -> int:
+    """Milliseconds; -1 says: that of the store."""
+    return -1 if text == "store" else _not_zero(text, "store")
+
+
+def lite_ttl_argument(text: str) -> int:
+    """Milliseconds; -1 says: what the setting says."""
+    return -1 if text == "default" else _not_zero(text, "default")
+
+
+def _not_zero(text: str, instead: str) -> int:
+    """0 is how a request says that nothing was said."""
+    if milliseconds := duration_argument(text):
+        return milliseconds
+    raise argparse.ArgumentTypeError(f"{text[:40]!r} is no time: write 1h, or `{instead}`")
+
+
+def multiplier_argument(text: str) -> int:
+    """In thousandths: `1.5` is 1500."""
+    whole, _, part = text.partition(".")
+    digits = whole + part
+    if (
+        not whole
+        or len(digits) > 9
+        or len(part) > 3
+        or not (digits.isascii() and digits.isdecimal())
+    ):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a multiplier: write 2 or 1.5")
+    return int(whole) * 1000 + int(part.ljust(3, "0"))
+
+
+def percent_argument(text: str) -> int:
+    digits = text.removesuffix("%")
+    if len(digits) > 3 or not (digits.isascii() and digits.isdecimal()) or int(digits) > 100:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a percentage: write 20%")
+    return int(digits)
+
+
+UNPARK_ACTIONS = {
+    "resume": "receive a parked message group again, its parked messages first",
+    "skip": "forget the parked messages of a message group",
+    "dead-letter": "make the parked messages of a message group dead letters",
+}
+PARKED_COLUMNS = ("broker", "topic", "key", "queue", "messages", "parked_ms", "state")
+
+
+def add_actions(actions: Subparsers, common: argparse.ArgumentParser) -> None:
+    for name, text in UNPARK_ACTIONS.items():
+        parser = actions.add_parser(name, parents=[common], help=text)
+        parser.add_argument("name", metavar="GROUP")
+        parser.add_argument("--topic", required=True, metavar="T")
+        parser.add_argument(
+            "--key", required=True, metavar="K", help="the message group; '' for messages without"
+        )
+        parser.set_defaults(run=run_unpark, action=name)
+
+
+def run_unpark(args: argparse.Namespace) -> int:
+    request = admin.UnparkRequest(
+        group=args.name, topic=args.topic, key=args.key, action=args.action
+    )
+    with Client(args.endpoint) as client:
+        messages = client.unpark(request)
+    if args.json:
+        print(json.dumps({"action": args.action, "messages": messages}))
+    else:
+        print(f"{args.action}: {messages} messages of message group {args.key!r}")
+    return 0
+
+
+def parked_fields(parked: Sequence[admin.ParkedKey]) -> list[dict[str, str | int]]:
+    return [
+        {
+            "broker": one.broker,
+            "topic": one.topic,
+            "key": one.key,
+            "queue": one.queue_id,
+            "messages": one.messages,
+            "parked_ms": one.parked_ms,
+            "state": one.state,
+        }
+        for one in parked
+    ]

@@ -121,7 +121,7 @@ def _conf_argument(text: str) -> tuple[str, str]:
 def run_pod(args: argparse.Namespace) -> int:
     """Does not come back: the process becomes Spark's."""
     try:
-        from popmq.reports.pod_entry_point import exec_spark_role
+        from popmq.reports.executors import exec_spark_role
     except ImportError as error:
         raise _missing(error) from None
     exec_spark_role(args.command, args.arguments, os.environ)

@@ -16,9 +16,9 @@ from popmq.proxy.brokers.broker_ports import ClosablePort, RoutedBrokers
 from popmq.proxy.proxy import Proxy
 from popmq.proxy.rpc.metrics import proxy_metrics
 from popmq.proxy.transport.interface import Transport
+from popmq.proxy.transport.lean.bounds import CONNECTION_BOUNDS, STREAM_BOUNDS, TLS_REFUSALS
 from popmq.proxy.transport.lean.self_signed import certificates_of
 from popmq.proxy.transport.lean.server import LeanTransport
-from popmq.proxy.transport_metrics import lean_metrics
 
 STOP_GRACE_S = 2.0
 
@@ -159,3 +159,25 @@ class ProxyProcess:
         if isinstance(self._transport, LeanTransport):
             found += lean_metrics(self._transport)
         return found
+
+
+def lean_metrics(transport: LeanTransport) -> list[Metric]:
+    counts = transport.counters
+    found = [
+        reading("proxy_lean_connections", counts.connections),
+        reading("proxy_lean_streams", counts.streams),
+        reading("proxy_lean_incoming_bytes", counts.incoming_bytes),
+        reading("proxy_lean_calls", counts.calls),
+        reading("proxy_lean_faults", counts.faults),
+        reading("proxy_lean_idle_closed", counts.idle_closed),
+        reading("proxy_lean_aged", counts.aged),
+    ]
+    found += [
+        reading("proxy_lean_tls_refused", counts.tls_refused[why], why) for why in TLS_REFUSALS
+    ]
+    if (certificates := transport.certificates) is not None:
+        found.append(reading("proxy_lean_tls_reloads", certificates.reloaded))
+        found.append(reading("proxy_lean_tls_reload_failures", certificates.refused))
+    for bound in (*CONNECTION_BOUNDS, *STREAM_BOUNDS):
+        found.append(reading("proxy_lean_cut_off", counts.cut_off[bound], bound))
+    return found

@@ -7,11 +7,14 @@ all else is in the environment (docs/concepts/reports.md).
 """
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from popmq.common.errors import Code, Refused
+from popmq.reports.java import java_home
 
 KUBERNETES = "k8s://"
 IMAGE = "spark.kubernetes.container.image"
@@ -121,3 +124,25 @@ def _java_options(environ: Mapping[str, str]) -> list[str]:
         if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
     )
     return [environ[f"{prefix}{number}"] for number in numbers]
+
+
+def exec_spark_role(role: str, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """`driver` or `executor`.  Raises Refused outside of such a pod."""
+    import pyspark
+
+    spark = Path(pyspark.__file__).parent
+    own = {**environ, "JAVA_HOME": java_home(), "SPARK_HOME": str(spark)}
+    own["PYSPARK_PYTHON"] = sys.executable
+    try:
+        command = (
+            driver_command(spark, own, arguments)
+            if role == "driver"
+            else executor_command(spark, own)
+        )
+    except KeyError as error:
+        raise Refused(
+            Code.PRECONDITION_FAILED,
+            f"popmq {role} is for Spark, which starts it in a pod: {error.args[0]} is not set",
+        ) from None
+    sys.stdout.flush()
+    os.execve(command[0], command, own)

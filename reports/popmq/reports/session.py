@@ -4,6 +4,8 @@ In a process that spark-submit started it goes by what that was told.
 """
 
 import os
+import shlex
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,8 +15,7 @@ from typing import Any
 
 from popmq.common.errors import Code, Refused
 from popmq.reports.executors import KUBERNETES, executor_settings
-from popmq.reports.java import java_home
-from popmq.reports.worker_python import worker_python
+from popmq.reports.java import cache_folder, hash_of, java_home
 
 _JAVA_OPTIONS = (
     "-XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr "
@@ -89,3 +90,36 @@ def _submitted() -> dict[str, str]:
 
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
+
+
+# Spark says its zips twice.
+_LAUNCHER = """#!/bin/sh
+left=
+IFS=:
+set -f
+for one in $PYTHONPATH; do
+    case $one in
+    */python/lib/pyspark.zip | */python/lib/py4j-*-src.zip) ;;
+    *) left=${{left:+$left:}}$one ;;
+    esac
+done
+PYTHONPATH=$left exec {python} "$@"
+"""
+
+
+def worker_python() -> str:
+    """A program for PYSPARK_PYTHON that starts this Python; made once, by rename.
+
+    Spark puts its own pyspark and py4j before the installed ones, in zips, out of which Python
+    compiles each module anew in each worker: more than half of what its start costs.
+    """
+    text = _LAUNCHER.format(python=shlex.quote(sys.executable))
+    launcher = cache_folder() / f"python-{hash_of(text):x}"
+    if not launcher.exists():
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        handle, new = tempfile.mkstemp(dir=launcher.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        Path(new).chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+        os.replace(new, launcher)
+    return str(launcher)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from popmq.operator.model.certificates import SecretData
-from popmq.operator.model.manifest import BROKER_CLUSTER, Manifest, sorted_manifests
+from popmq.operator.model.certificates import SecretData, authority, serving
+from popmq.operator.model.manifest import BROKER_CLUSTER, SECRET, Manifest, make, sorted_manifests
 from popmq.operator.model.spec import ClusterSpec
 from popmq.operator.resources.access import accounts, network_policies
 from popmq.operator.resources.brokers import broker_group
@@ -13,7 +13,6 @@ from popmq.operator.resources.config import config_map
 from popmq.operator.resources.controllers import controllers
 from popmq.operator.resources.monitoring import monitoring
 from popmq.operator.resources.proxies import proxies
-from popmq.operator.resources.tls_secrets import tls_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +74,29 @@ def owner(spec: ClusterSpec) -> Manifest:
         "controller": True,
         "blockOwnerDeletion": True,
     }
+
+
+def certificate_names(spec: ClusterSpec) -> list[str]:
+    """What clients may call the proxies by."""
+    service, namespace = spec.names.proxy, spec.namespace
+    below = (service, f"{service}.{namespace}", f"{service}.{namespace}.svc")
+    return [*below, f"{service}.{namespace}.svc.cluster.local", "localhost", *spec.tls.names]
+
+
+def tls_secrets(
+    spec: ClusterSpec, found: Mapping[str, SecretData], now: datetime
+) -> list[Manifest]:
+    """`found` are the data of the cluster's Secrets by name, as they are now."""
+    if spec.tls.mode != "Own":
+        return []
+    names = spec.names
+    ca = authority(found.get(names.authority), spec.name, now)
+    served = serving(found.get(names.tls), ca, certificate_names(spec), now)
+    return [_secret(spec, names.authority, ca), _secret(spec, names.tls, served)]
+
+
+def _secret(spec: ClusterSpec, name: str, data: Mapping[str, str]) -> Manifest:
+    made = make(SECRET, name, spec.namespace, spec.names.labels())
+    made["type"] = "kubernetes.io/tls"
+    made["data"] = dict(data)
+    return made

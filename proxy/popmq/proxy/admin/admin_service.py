@@ -17,7 +17,6 @@ from popmq.common.protocol.messaging_payloads import Kind
 from popmq.common.topics import DLQ_PREFIX
 from popmq.common.wire import admin_pb2
 from popmq.proxy.admin.broadcast_change import BroadcastChange, Sum, last, left_ms
-from popmq.proxy.admin.missing_lags import missing_lags
 from popmq.proxy.brokers.broker_ports import BrokerPorts, reachable_first
 from popmq.proxy.brokers.group_replies import join_group, join_unparked
 from popmq.proxy.brokers.metadata_cache import ask_any
@@ -268,3 +267,22 @@ def _reply(kind: type[Reply], rpc: Rpc, answer: Answer) -> None:
 def _refuse(kind: type[Reply], _request: bytes, error: PopmqError) -> Sequence[bytes]:
     status = admin_pb2.Status(code=error.code, message=str(error))
     return (kind(status=status).SerializeToString(),)
+
+
+def missing_lags(found: Message) -> Sequence[tuple[str, bytes]]:
+    """(broker, request) for each broker that said nothing of a pair that another one told of.
+
+    A broker tells of the topics that a group has read there; messages may wait at another one that
+    the group has not come to yet.
+    """
+    assert isinstance(found, admin_pb2.LagReply), "the command is LAG"
+    told: dict[str, set[tuple[str, str]]] = {one: set() for one in found.brokers}
+    for lag in found.lags:
+        told.setdefault(lag.broker, set()).add((lag.group, lag.topic))
+    every = set().union(*told.values())
+    asks = []
+    for broker, pairs in sorted(told.items()):
+        if missing := sorted(every - pairs):
+            wanted = [admin_pb2.LagPair(group=group, topic=topic) for group, topic in missing]
+            asks.append((broker, admin_pb2.LagRequest(pairs=wanted).SerializeToString()))
+    return asks

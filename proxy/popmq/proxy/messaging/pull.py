@@ -7,6 +7,8 @@ so nothing has to be acked (docs/concepts/pull.md).
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from popmq.common.errors import Code, PopmqError, Refused, Unavailable
 from popmq.common.protocol.messaging_payloads import Kind, Port
 from popmq.common.settings.settings import Settings
@@ -16,7 +18,6 @@ from popmq.proxy.api import definition_pb2 as pb
 from popmq.proxy.api import service_pb2 as service
 from popmq.proxy.brokers.broker_ports import BrokerPorts
 from popmq.proxy.brokers.metadata_cache import MetadataCache
-from popmq.proxy.messaging.pulled import pulled_part
 from popmq.proxy.rpc.convert import (
     OK_ONLY,
     duration_ms,
@@ -28,6 +29,7 @@ from popmq.proxy.rpc.convert import (
 )
 from popmq.proxy.rpc.rpc import Answer, Rpc
 from popmq.proxy.rpc.validate import batch_limit, filter_of, poll_ms, time_ms
+from popmq.proxy.rpc.wire_scan import chunk
 
 BROKER_RESERVE_MS = 5_000  # beyond the poll, for a broker that is busy when it ends
 
@@ -261,3 +263,19 @@ def _offset_part(next_offset: int) -> bytes:
 def _nothing(next_offset: int) -> Sequence[bytes]:
     empty = status(Code.MESSAGE_NOT_FOUND, "no new message")
     return _status_part(empty), _offset_part(next_offset)
+
+
+_SYSTEM_PROPERTIES = pb.Message.SYSTEM_PROPERTIES_FIELD_NUMBER
+_MESSAGE = service.PullMessageResponse.MESSAGE_FIELD_NUMBER
+
+
+def pulled_part(one: wire.PulledMessage, queue_id: int, store_host: bytes) -> bytes:
+    """PullMessageResponse{message}: head + one field of stored and own properties (D5)."""
+    seconds, ms = divmod(one.stored_ms, 1000)
+    own = pb.SystemProperties(
+        store_timestamp=Timestamp(seconds=seconds, nanos=ms * 1_000_000),
+        store_host=store_host.decode(),
+        queue_id=queue_id,
+        queue_offset=one.queue_offset,
+    ).SerializeToString()
+    return chunk(_MESSAGE, one.head + chunk(_SYSTEM_PROPERTIES, one.properties + own))

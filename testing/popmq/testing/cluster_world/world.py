@@ -22,9 +22,8 @@ from popmq.testing.cluster_world.broker import IDLE_MS, ClusterBroker
 from popmq.testing.cluster_world.clients import DELAY, FIFO, GROUP, NORMAL, QUICK, ClusterClients
 from popmq.testing.cluster_world.controller import ControllerNode
 from popmq.testing.cluster_world.golden_log import GoldenLog
-from popmq.testing.cluster_world.history import ClusterReader
+from popmq.testing.cluster_world.history import ClusterReader, Message
 from popmq.testing.cluster_world.host import Host
-from popmq.testing.cluster_world.memory_sends import MemorySends
 from popmq.testing.cluster_world.oracle import ClusterOracle
 from popmq.testing.cluster_world.router import Router
 from popmq.testing.cluster_world.sim_metadata_store import SimMetadataStore
@@ -368,3 +367,42 @@ def _manners(rng: random.Random) -> NetworkFaults:
         late=rng.choice((0.0, 0.02, 0.1)),
         patience_ms=patience_ms,
     )
+
+
+_LONGEST = 8 << 10  # a record
+
+
+class MemorySends:
+    """Which sends of a topic in memory that were OK may be gone.
+
+    A broker that died, however it did, may have taken with it what no disk had.  One that was only
+    cut off, paused or deposed takes nothing: all that could be elected had received it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Message] = []  # OK, and not confirmed
+        self._looked_to = 0
+
+    def on_reply(self, message: Message, confirmed: bytearray) -> None:
+        """The send was OK; `confirmed` is the log that was ever confirmed."""
+        if message.head not in confirmed:
+            self._waiting.append(message)
+
+    def died(self) -> int:
+        """A broker did; how many sends that were OK may be gone."""
+        for message in self._waiting:
+            message.excused = True
+        return len(self._waiting)
+
+    def look(self, confirmed: bytearray) -> None:
+        """More is confirmed: that is never lost."""
+        if not self._waiting:
+            self._looked_to = len(confirmed)
+            return
+        new = confirmed[max(0, self._looked_to - _LONGEST) :]
+        self._looked_to = len(confirmed)
+        for message in self._waiting:
+            if message.head in new:
+                message.excused = False
+                message.settled = True
+        self._waiting = [one for one in self._waiting if not one.settled]

@@ -1,7 +1,7 @@
 """The simulator's world with push consumers that live on while brokers end.
 
 What they were given stays with them, but for what a crash may have kept from them; and that comes
-back, though they live (oracle/unanswered_deliveries.py).
+back, though they live (oracle/handle_oracle.py).
 """
 
 from popmq.testing.oracle.client_history import GroupReader, MessageHistory, SentMessageHistory
