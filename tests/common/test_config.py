@@ -54,7 +54,6 @@ def test_every_setting_has_a_source() -> None:
         ("timer.wheel_slots", 604800),
         ("timer.slot_ms", 1000),
         ("timer.log_segment_bytes", 26214400),
-        ("timer.check_apart_ms", 4200000),
         ("timer.slot_limit", 0),
         ("group.max_attempts", 17),
         ("topic.auto_create", False),
@@ -64,6 +63,23 @@ def test_every_setting_has_a_source() -> None:
 )
 def test_defaults_are_those_of_the_contract(key: str, default: object) -> None:
     assert Settings().flat()[key] == default
+
+
+def test_the_constants_are_those_of_the_contract() -> None:
+    assert Settings().timer.check_apart_ms == 4200000
+
+
+@pytest.mark.parametrize(("key", "value"), Settings().flat(constants=True).items())
+def test_a_constant_in_the_file_or_the_environment_is_refused_with_its_value(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    section, name = key.split(".")
+    refusal = f"is no setting any more, it is always {value}"
+    with pytest.raises(ConfigError, match=f"setting {key} {refusal}"):
+        load(tmp_path, f"[{section}]\n{name} = 1\n", {}, {})
+    variable = f"POPMQ_{key.replace('.', '_').upper()}"
+    with pytest.raises(ConfigError, match=f"environment variable {variable} {refusal}"):
+        load_settings(None, {variable: "1"}, {})
 
 
 def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:

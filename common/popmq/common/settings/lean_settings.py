@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import DAY_MS, GIB, HOUR_MS, KIB, MIB
-from popmq.common.settings.section import SettingsSection, within
+from popmq.common.settings.section import SettingsSection, constant, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,14 @@ class LeanSettings(SettingsSection):
     max_frame_bytes: int = within(16 * KIB, 16 * KIB, 16 * MIB - 1)
     max_message_bytes: int = within(130 * MIB, 64 * KIB, GIB)
     max_inflated_bytes: int = within(34 * MIB, 64 * KIB, GIB)  # a compressed message, unpacked
-    stream_window_bytes: int = within(MIB, 65_535, GIB)
-    connection_window_bytes: int = within(8 * MIB, 65_535, GIB)
-    max_incoming_bytes: int = within(160 * MIB, 64 * KIB, 16 * GIB)  # of incomplete messages
-    max_incoming_total_bytes: int = within(512 * MIB, 64 * KIB, 64 * GIB)  # of the server
+    stream_window_bytes: int = constant(MIB)
+    connection_window_bytes: int = constant(8 * MIB)
+    max_incoming_bytes: int = constant(160 * MIB)  # of incomplete messages
+    max_incoming_total_bytes: int = constant(512 * MIB)  # of the server
     max_unsent_bytes: int = within(64 * MIB, 64 * KIB, 4 * GIB)
     max_resets_per_s: int = within(1_000, 1, 1_000_000)
     max_control_per_s: int = within(5_000, 1, 1_000_000)  # PING, SETTINGS and their like
-    handshake_ms: int = within(10_000, 10, 600_000)
+    handshake_ms: int = constant(10_000)
     stall_ms: int = within(60_000, 100, DAY_MS)
     idle_ms: int = within(HOUR_MS, 1_000, 7 * DAY_MS)  # without a call
     ping_ms: int = within(60_000, 0, DAY_MS)  # of silence before a PING; 0: none

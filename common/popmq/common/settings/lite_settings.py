@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from popmq.common.quantities import DAY_MS, HOUR_MS
-from popmq.common.settings.section import SettingsSection, within
+from popmq.common.quantities import DAY_MS
+from popmq.common.settings.section import SettingsSection, constant, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,4 +15,4 @@ class LiteSettings(SettingsSection):
         3 * DAY_MS, 1_000, 30 * DAY_MS
     )  # without a message; a topic may say its own
     ttl_ends_subscriptions: bool = False  # to a lite topic whose time to live is over
-    subscription_expiry_ms: int = within(100_000, 1_000, HOUR_MS)  # without a word of its client
+    subscription_expiry_ms: int = constant(100_000)  # without a word of its client

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from popmq.common.settings.section import SettingsSection, checked, within
+from popmq.common.settings.section import SettingsSection, checked, constant, within
 
 
 def _bad_namespaces(values: tuple[str, ...]) -> str:
@@ -27,7 +27,7 @@ class OperatorSettings(SettingsSection):
     lease_duration_ms: int = within(15_000, 1_000, 600_000)
     lease_renew_ms: int = within(2_000, 100, 60_000)
     resync_ms: int = within(30_000, 100, 3_600_000)
-    declared_resync_ms: int = within(5_000, 100, 3_600_000)
+    declared_resync_ms: int = constant(5_000)
     controller_address: str = ""
     proxy_address: str = ""
 

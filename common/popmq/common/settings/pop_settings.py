@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import DAY_MS, GIB, HOUR_MS, KIB, MIB
-from popmq.common.settings.section import SettingsSection, within
+from popmq.common.settings.section import SettingsSection, constant, within
 
 _MAX_BUFFERED_MS = 10 * 60_000
 
@@ -19,9 +19,9 @@ class PopSettings(SettingsSection):
     reply_bytes: int = within(8 * MIB, 64 * KIB, GIB)
     retry_first_percent: int = within(20, 0, 100)
     # Of a topic of type priority: one receive in so many begins with a lower queue.
-    priority_turn: int = within(8, 2, 1_000_000)
+    priority_turn: int = constant(8)
     catch_up_percent: int = within(8, 1, 100)
-    catch_up_behind_bytes: int = within(64 * MIB, 4 * KIB, 64 * GIB)
+    catch_up_behind_bytes: int = constant(64 * MIB)
     revive_step_ms: int = within(16, 1, 60_000)
     # Of a FIFO group in one queue: messages that were looked at and are not over.
     fifo_open_offsets: int = within(10_000, 1, 1_000_000)

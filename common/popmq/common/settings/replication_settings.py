@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from popmq.common.quantities import GIB, KIB, MIB
-from popmq.common.settings.section import SettingsSection, within
+from popmq.common.settings.section import SettingsSection, constant, within
 
 MOST_REPLICAS = 9
 
@@ -17,12 +17,12 @@ class ReplicationSettings(SettingsSection):
     min_in_sync: int = within(0, 0, MOST_REPLICAS)
     priority: int = within(0, -1_000, 1_000)  # of equal candidates the smallest is elected
     laggard_ms: int = within(1500, 10, 600_000)
-    hand_over_ms: int = within(1000, 10, 60_000)
+    hand_over_ms: int = constant(1000)
     fetch_bytes: int = within(MIB, 4 * KIB, GIB)
-    fetch_wait_ms: int = within(500, 1, 60_000)
-    tail_bytes: int = within(16 * MIB, 0, 64 * GIB)
+    fetch_wait_ms: int = constant(500)
+    tail_bytes: int = constant(16 * MIB)
     catch_up_bytes_per_second: int = within(0, 0, 1 << 60)  # 0: no limit
-    epochs: int = within(1000, 10, 100_000)  # entries of the EpochFile
+    epochs: int = constant(1000)  # entries of the EpochFile
 
     def relations(self) -> None:
         if self.min_in_sync > self.replicas:

@@ -17,6 +17,11 @@ def checked(default: T, check: Check[T]) -> T:
     return field(default=default, metadata={"check": check})
 
 
+def constant(value: T) -> T:
+    """No setting: only code and tests may choose another value."""
+    return field(default=value, metadata={"constant": True})
+
+
 def within(default: int, low: int, high: int) -> int:
     def check(value: int) -> str:
         if value < low:

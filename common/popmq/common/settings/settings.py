@@ -34,6 +34,7 @@ from popmq.common.settings.replication_settings import ReplicationSettings
 from popmq.common.settings.report_settings import ReportsSettings
 from popmq.common.settings.section import SettingsSection as _Section
 from popmq.common.settings.section import checked as _checked
+from popmq.common.settings.section import constant as _constant
 from popmq.common.settings.section import matching as _matching
 from popmq.common.settings.section import one_of as _one_of
 from popmq.common.settings.section import shown
@@ -166,12 +167,12 @@ class TimerSettings(_Section):
     slot_ms: int = _within(1000, 10, 60_000)
     log_segment_bytes: int = _within(25 * MIB, 4 * KIB, GIB)
     flush_ms: int = _within(1000, 1, 60_000)
-    clean_ms: int = _within(30_000, 1, DAY_MS)
+    clean_ms: int = _constant(30_000)
     # Pending timers are counted again at this hour, looked for every so often, once.
     check_hour: int = _within(5, 0, 23)
-    check_every_ms: int = _within(45 * 60_000, 1, DAY_MS)
-    check_apart_ms: int = _within(70 * 60_000, 1, DAY_MS)
-    checkpoint_sync_ms: int = _within(3000, 10, 600_000)  # a slave asks its master for it
+    check_every_ms: int = _constant(45 * 60_000)
+    check_apart_ms: int = _constant(70 * 60_000)
+    checkpoint_sync_ms: int = _constant(3000)  # a slave asks its master for it
     slot_limit: int = _within(0, 0, 1 << 31)  # timers of one topic in one slot; 0: no bound
     late_limit: int = _within(1_000_000, 1, 100_000_000)
     cancelled_limit: int = _within(1_000_000, 1, 100_000_000)
@@ -268,12 +269,13 @@ class Settings:
         """What this broker process is called in the cluster."""
         return self.broker.node or self.broker.name
 
-    def flat(self) -> dict[str, object]:
-        """`section.key` -> value, in the order above."""
+    def flat(self, *, constants: bool = False) -> dict[str, object]:
+        """`section.key` -> value, in the order above; of the settings, or of the constants."""
         return {
             f"{section.name}.{item.name}": getattr(getattr(self, section.name), item.name)
             for section in fields(self)
             for item in fields(getattr(self, section.name))
+            if item.metadata.get("constant", False) is constants
         }
 
 
@@ -356,7 +358,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TC
 
 
 def _variables(environ: Mapping[str, str], known: Mapping[str, object]) -> dict[str, str]:
-    names = {f"POPMQ_{key.replace('.', '_').upper()}": key for key in known}
+    names = {_variable(key): key for key in known}
     for name in environ:
         strange = name.startswith("POPMQ_") and name not in (*names, CLIENT_ENDPOINT, CLIENT_TLS_CA)
         if strange and not _SERVICE_LINK.search(name):
@@ -364,7 +366,14 @@ def _variables(environ: Mapping[str, str], known: Mapping[str, object]) -> dict[
     return {name: key for name, key in names.items() if name in environ}
 
 
+def _variable(key: str) -> str:
+    return f"POPMQ_{key.replace('.', '_').upper()}"
+
+
 def _unknown(what: str, name: str, known: Mapping[str, object]) -> ConfigError:
+    for key, value in Settings().flat(constants=True).items():
+        if name in (key, _variable(key)):
+            return ConfigError(f"{what} is no setting any more, it is always {shown(value)}")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return ConfigError(f"{what} is unknown; the nearest known one is {near[0]}")
 
