@@ -15,9 +15,9 @@ pytestmark = pytest.mark.more
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def popmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The command line against a `popmq up` of these tests."""
+    """The command line against a `popmq up` without any timers."""
     ports = ["--port", str(free_port()), "--http-port", str(free_port())]
     with Role(
         "up",
