@@ -95,7 +95,7 @@ def _snapshot_without(patch: Patch, name: str, empty: Any) -> None:
 
 
 def snapshot_forgets_what_is_over(patch: Patch) -> None:
-    _snapshot_without(patch, "over", OffsetRanges)
+    _snapshot_without(patch, "finished", OffsetRanges)
 
 
 def snapshot_forgets_attempts(patch: Patch) -> None:
