@@ -175,7 +175,7 @@ def elected_outside_the_set(patch: Patch) -> None:
         kept = tuple(sorted({*record.sync_state_set, leader.store_id}))
         return GroupRecord(leader.store_id, record.epoch + 1, kept, record.version + 1)
 
-    patch.setattr(replica_group, "elected", wrong)
+    patch.setattr(replica_group, "record_after_election", wrong)
 
 
 def election_adds_living_brokers(patch: Patch) -> None:
@@ -185,7 +185,7 @@ def election_adds_living_brokers(patch: Patch) -> None:
         kept = tuple(sorted({leader.store_id, *(one.store_id for one in living)}))
         return GroupRecord(leader.store_id, record.epoch + 1, kept, record.version + 1)
 
-    patch.setattr(replica_group, "elected", wrong)
+    patch.setattr(replica_group, "record_after_election", wrong)
 
 
 def election_leaves_the_leader_alone(patch: Patch) -> None:
