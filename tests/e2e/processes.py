@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -241,22 +242,32 @@ class Served(Protocol):
     def create(self, *, topic: str, groups: list[str]) -> None: ...
 
 
+NO_OWNER_YET = "owns topics and consumer groups is not known yet: try again"
+
+
 def run_command(endpoint: str, folder: Path, *arguments: str) -> str:
-    """Run the command line against a proxy; return what it printed. RoleFailed if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "popmq.cli", *arguments],
-        cwd=folder,
-        env=role_environment({"POPMQ_ENDPOINT": endpoint}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-        check=False,
-    )
-    if done.returncode != 0:
+    """Run the command line against a proxy; return what it printed. RoleFailed if it fails.
+
+    While the controller of a cluster that has just begun does not know its brokers yet, commands
+    are refused with a request to try again, which this does.
+    """
+    deadline_s = time.monotonic() + READY_S
+    while True:
+        done = subprocess.run(
+            [sys.executable, "-m", "popmq.cli", *arguments],
+            cwd=folder,
+            env=role_environment({"POPMQ_ENDPOINT": endpoint}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=READY_S,
+            check=False,
+        )
+        if done.returncode == 0:
+            return done.stdout
         said = f"{done.stdout}{done.stderr}".strip()
-        raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {said}")
-    return done.stdout
+        if NO_OWNER_YET not in said or time.monotonic() > deadline_s:
+            raise RoleFailed(f"popmq {' '.join(arguments)} -> {done.returncode}: {said}")
 
 
 class Cluster:
