@@ -185,30 +185,35 @@ def test_a_proxy_that_stops_ends_its_streams_with_ok(bench: Any, make_call: Any)
 def test_the_node_client_hears_its_settings_until_its_routes_must_be_there(
     make_bench: Any,
 ) -> None:
+    async def asks_and_ends(channel: grpc.aio.Channel) -> None:
+        stream: Any = channel.stream_stream("/apache.rocketmq.v2.MessagingService/Telemetry")
+        call = stream(metadata=(("x-mq-client-id", "node@1"),))
+        sent_s = time.monotonic()  # before the first answer, which starts the pauses
+        await call.write(told(consumer(agent=NODE)))
+        first = await call.read()
+        assert await call.read() == first
+        assert await call.read() == first
+        assert time.monotonic() - sent_s >= 0.5 + 1.0
+        command = service.TelemetryCommand.FromString(first)
+        policy = command.settings.backoff_policy.exponential_backoff
+        assert (policy.initial.seconds, policy.max.seconds, policy.multiplier) == (1, 7200, 2)
+        await call.write(told(producer(NODE)))
+        await call.read()
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
     async def test() -> None:
         bench = make_bench()
         bench.group("workers")
         transport = GrpcioTransport(bench.proxy.methods(), "127.0.0.1", 0)
         port = await transport.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stream: Any = channel.stream_stream("/apache.rocketmq.v2.MessagingService/Telemetry")
-            call = stream(metadata=(("x-mq-client-id", "node@1"),))
-            await call.write(told(consumer(agent=NODE)))
-            first = await call.read()
-            told_s = time.monotonic()
-            assert await call.read() == first
-            assert await call.read() == first
-            assert time.monotonic() - told_s >= 0.5 + 1.0
-            command = service.TelemetryCommand.FromString(first)
-            policy = command.settings.backoff_policy.exponential_backoff
-            assert (policy.initial.seconds, policy.max.seconds, policy.multiplier) == (1, 7200, 2)
-            await call.write(told(producer(NODE)))
-            await call.read()
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
-            assert await call.code() is grpc.StatusCode.OK
-        assert bench.proxy.metrics.open_streams == 0
-        await transport.stop(0)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await asks_and_ends(channel)
+            assert bench.proxy.metrics.open_streams == 0
+        finally:  # a server that is left fails whichever test its collection falls in
+            await transport.stop(0)
 
     asyncio.run(asyncio.wait_for(test(), 30))
 
