@@ -8,6 +8,7 @@ No asyncio in here: a shell (server.py) or a test under virtual time calls the m
 import random
 from collections.abc import Callable
 
+from popmq.broker.core.meta_copies import MetaCopies
 from popmq.broker.core.record_applier import RecordApplier
 from popmq.broker.core.replica_record_writer import ReplicaRecordWriter
 from popmq.broker.core.send_service import SendService
@@ -68,6 +69,7 @@ class Broker:
         waits: Clock | None = None,
         flusher: Flusher,
         housekeeper: Flusher | None = None,
+        readers: Flusher | None = None,
         rng: random.Random,
         log_clock: LogClock | None = None,
     ) -> None:
@@ -78,7 +80,14 @@ class Broker:
         self._waits = waits or clock
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
         self.store = MessageStore(
-            disk, settings.broker.data, settings.store, clock, flusher, housekeeper, log_clock
+            disk,
+            settings.broker.data,
+            settings.store,
+            clock,
+            flusher,
+            housekeeper,
+            log_clock,
+            readers,
         )
         self.registry = Registry(self.store)
         self.directory = MetadataResolver(self.registry, settings)
@@ -137,6 +146,14 @@ class Broker:
         )
         self.sql_filters = SqlFilters()
         self.polling = LongPolling(settings.poll.waiters)
+        self.meta_copies = MetaCopies(
+            settings,
+            self.registry,
+            self.directory,
+            self.polling,
+            self.waits_ms,
+            self.when_confirmed,
+        )
         self.timers = Timers(
             self.store,
             self.registry,

@@ -60,11 +60,11 @@ class BrokerIncarnation:
             waits=self._waits,
             flusher=flusher,
             housekeeper=housekeeper,
+            readers=readers,
             rng=self._rng,
             log_clock=self._log_clock,
         )
         store = self.broker.store
-        store.readers = readers
         store.on_failure = self._on_failure
         if self._soon is not None:
             store.call_soon = self._soon

@@ -59,7 +59,6 @@ class MasterRole:
         self._now_ms = now_ms
         self._short = ""  # why sends are refused now
         self._hand_over: MasterHandOver | None = None
-        self.server = BrokerServer(broker)
         self.epoch = record.epoch
         self.epoch_start = store.end
         sync = SyncState(
@@ -85,8 +84,7 @@ class MasterRole:
             now_ms=now_ms,
             rng=rng,
         )
-        self.server.when_received = self.side.received.when_in_memory
-        self.server.when_heard = self.side.received.when_leadership_confirmed
+        self.server = BrokerServer(broker, self.side.received)
 
     def start(self) -> None:
         """Write the first record of the epoch, and let slaves in; clients come later."""

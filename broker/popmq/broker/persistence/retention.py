@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.log.commit_log import CommitLog
 from popmq.broker.log.dispatch import Dispatch
 from popmq.broker.log.queue_unit import QueueUnit
@@ -77,7 +78,8 @@ class Retention:
         self._bodies: list[tuple[LiveBodies, LiveBody]] = []  # of a piece, the last first
         self._cut = 0
         self._wait_until = 0
-        self._deleting = self._warming = False
+        self._deleting = False
+        self._cold = ColdReadRetry(flusher)
         # Forgotten, and on the disk still: what could not be deleted goes first the next time, or
         # a start would find a gap behind it.
         self._leaving: list[SegmentFile] = []
@@ -101,7 +103,7 @@ class Retention:
 
         Look, move in pieces, wait until the moves are confirmed, delete.
         """
-        if self._deleting or self._warming:
+        if self._deleting or self._cold.waiting:
             return 0
         if self._pieces is not None:
             return self._move_some(self._pieces)
@@ -185,23 +187,11 @@ class Retention:
             try:
                 live.move(body)
             except ColdRead as cold:
-                self._warm(cold)
+                self._cold.warm(cold)
                 return 1
             self._bodies.pop()
             self.relocated += 1
         return 1
-
-    def _warm(self, cold: ColdRead) -> None:
-        """A body that nobody read for days comes from the disk; the loop goes on meanwhile."""
-        self._warming = True
-
-        def read() -> None:
-            cold.warm()
-
-        def done(error: BaseException | None) -> None:
-            self._warming = False  # an error shows again, at the read that waits
-
-        self._flusher.submit(read, done)
 
     def _due(self, keep_from: int) -> int:
         """Position up to which whole segments may go."""

@@ -53,15 +53,17 @@ class MessageStore:
         flusher: Flusher,
         housekeeper: Flusher | None = None,
         log_clock: LogClock | None = None,
+        readers: Flusher | None = None,
     ) -> None:
-        """`log_clock` knows the log time of this store's group already, or will."""
+        """`log_clock` knows the log time of this store's group already, or will; `readers` are
+        threads that may wait for cold reads."""
         self._disk = disk
         self._folder = folder
         self._settings = settings
         self._clock = clock
         # Index files, snapshots and deletions: their many syncs must not delay a group commit.
         self._housekeeper = housekeeper or flusher
-        self.readers: Flusher = flusher  # the shell gives threads that may wait for cold reads
+        self.readers = readers or flusher
         self._log = CommitLog(disk, f"{folder}/commitlog", segment_bytes=settings.segment_bytes)
         self.log_clock = log_clock or LogClock(clock)
         self.reader = MessageReader(self._log, folder, clock, self.log_clock)
@@ -154,7 +156,9 @@ class MessageStore:
             self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
         applies = SlaveApplier(log, commit, self.dispatch, self.index, apply, followed, lower)
-        self.slave = SlaveStore(applies, self.replicas, self.snapshots, self.retention, self.guard)
+        self.slave = SlaveStore(
+            applies, self.replicas, self.snapshots, self.retention, self.guard, self.readers
+        )
         return self.slave
 
     def lead(self, epoch: int, start: bytes) -> None:
@@ -376,7 +380,7 @@ class MessageStore:
         safe = min(self.confirmed, self.checkpoints.position)
         if self.slave is not None:
             if not self._index_keeper.blocked:
-                done += self.slave.step(self.readers)
+                done += self.slave.step()
             return done + self.slave.run_housekeeping(now_ms=now_ms, safe=safe)
         done += self.snapshots.step(self._snapshot_head, safe_position=safe)
         return done + self.retention.step(

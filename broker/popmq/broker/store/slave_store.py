@@ -6,6 +6,7 @@ master says so.  Nothing here appends a record.
 
 from collections.abc import Callable
 
+from popmq.broker.log.cold_read_retry import ColdReadRetry
 from popmq.broker.log.commit_log import ScannedRecord
 from popmq.broker.log.disk_guard import DiskGuard
 from popmq.broker.log.log_block import LogBlock
@@ -32,14 +33,17 @@ class SlaveStore:
         snapshots: SnapshotScheduler,
         retention: Retention,
         guard: DiskGuard,
+        readers: Flusher,
     ) -> None:
+        """What is not in memory is read by `readers`, which may wait."""
         self.apply = apply
         self.hashes = StateHashes()
         self._snapshots = snapshots
         self._retention = retention
         self._guard = guard
         self._log = log
-        self._warming = self._publishing = False
+        self._cold = ColdReadRetry(readers)
+        self._publishing = False
         self.install: SnapshotInstall | None = None
         self._starts_at = 0  # where the master's log begins, as far as records say
         # Nothing from this position on may be deleted yet, says who reads beside the tables.
@@ -81,19 +85,16 @@ class SlaveStore:
         self.install = self.apply.install(self._snapshots, start)
         return self.install
 
-    def step(self, readers: Flusher, limit: int = APPLY_LIMIT) -> int:
-        """Apply some of what is confirmed; returns how many records.
-
-        What is not in memory is read by `readers`, which may wait.
-        """
-        if self._warming:
+    def step(self, limit: int = APPLY_LIMIT) -> int:
+        """Apply some of what is confirmed; returns how many records."""
+        if self._cold.waiting:
             return 0
         if self.install is not None and (done := self._install_some(self.install)):
             return done
         try:
             return self.apply.step(limit)
         except ColdRead as cold:
-            self._warm(cold, readers)
+            self._cold.warm(cold)
             return 1
 
     def run_housekeeping(self, *, now_ms: int, safe: int) -> int:
@@ -139,14 +140,3 @@ class SlaveStore:
                 self.hashes.add_masters(said.position, said.hash, record.header.epoch)
             case RecordKind.LOG_START:
                 self._starts_at = max(self._starts_at, LogStart.decode(body).position)
-
-    def _warm(self, cold: ColdRead, readers: Flusher) -> None:
-        self._warming = True
-
-        def read() -> None:
-            cold.warm()
-
-        def done(error: BaseException | None) -> None:
-            self._warming = False  # an error shows again, at the read that waits
-
-        readers.submit(read, done)
