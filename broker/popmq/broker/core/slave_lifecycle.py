@@ -39,8 +39,8 @@ class SlaveLifecycle:
 
     def start(self) -> None:
         known = self._timers.open_files()
-        slave = self._store.follow(self._applier.apply, known=known)
-        slave.keep_from = self._timers.slave_keep_position
+        keep_from = self._timers.slave_keep_position
+        slave = self._store.follow(self._applier.apply, known=known, keep_from=keep_from)
         self._timers_from = self._store.confirmed
         logger.info(
             "follows",

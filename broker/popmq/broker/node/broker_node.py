@@ -23,18 +23,18 @@ from popmq.broker.ha.role import BrokerRole, GroupRecord, GroupView, RoleOrder, 
 from popmq.broker.ha.status import BrokerStatus, described, registration
 from popmq.broker.ha.sync_state import AlterSyncStateSet
 from popmq.broker.handlers.server import BrokerServer
-from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere, raise_error
+from popmq.broker.node.broker_incarnation import BrokerIncarnation, nowhere
 from popmq.broker.node.gate import Gate
 from popmq.broker.node.master_role import MasterRole
 from popmq.broker.node.meta_follower import MetaFollower
 from popmq.broker.node.slave_role import SlaveRole
 from popmq.broker.node.timer_migrator import TimerMigrator
+from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
 from popmq.common.errors import Code, NotMaster, Refused
 from popmq.common.protocol.messaging_payloads import Kind, OnReply, Port
 from popmq.common.settings.settings import Settings
-from popmq.common.step_loop import Flusher, Work
 from popmq.common.wire.controller_pb2 import HandOverRequest, RegisterReply
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 class BrokerNode:
     """`open_port` gives a way to a peer's frames; `controllers` are the ways to those.
 
-    `on_failure` ends the process, `on_demoted` drops the clients' connections: answers that were
-    not confirmed must not be given.
+    `threads.on_failure` ends the process, `on_demoted` drops the clients' connections: answers that
+    were not confirmed must not be given.
     """
 
     def __init__(
@@ -54,14 +54,10 @@ class BrokerNode:
         disk: Disk,
         clock: Clock,
         waits: Clock | None = None,
-        flusher: Flusher,
-        housekeeper: Flusher | None = None,
-        readers: Flusher | None = None,
+        threads: StoreThreads,
         rng: random.Random,
-        soon: Callable[[Work], object] | None = None,
         open_port: Callable[[str], Port] | None = None,
         controllers: Sequence[Port] = (),
-        on_failure: Callable[[BaseException], None] | None = None,
         on_demoted: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
@@ -81,7 +77,7 @@ class BrokerNode:
         self._clock = clock
         self._rng = rng
         self._open_port = open_port or nowhere
-        self._on_failure = on_failure or raise_error
+        self._on_failure = threads.on_failure
         self._on_demoted = on_demoted or (lambda: None)
         self._postponed: GroupRecord | None = None
         self._named_by: GroupRecord | None = None  # to be master, once this disk has everything
@@ -90,12 +86,8 @@ class BrokerNode:
             disk=disk,
             clock=clock,
             waits=waits,
-            flusher=flusher,
-            housekeeper=housekeeper or flusher,
-            readers=readers or flusher,
+            threads=threads,
             rng=rng,
-            soon=soon,
-            on_failure=lambda error: self._on_failure(error),
         )
         self.controllers = ControllerClients(
             controllers,

@@ -67,7 +67,16 @@ class Retention:
         settings: StoreSettings,
         flusher: Flusher,
         log_time: LogTime,
+        *,
+        on_delete: Callable[[int], object],
+        on_start: Callable[[int], None],
+        log_starts_at: Callable[[int], None],
     ) -> None:
+        """`on_start` hears where the log begins from now on, in the step in which it does.
+
+        `log_starts_at` makes that durable, on the flusher, before the segments go: a start takes a
+        first segment that is missing otherwise for damage.
+        """
         self._log = log
         self._dispatch = dispatch
         self._settings = settings
@@ -85,15 +94,12 @@ class Retention:
         self._leaving: list[SegmentFile] = []
         self.live: Sequence[LiveBodies] = ()
         self.exact: Sequence[LiveBodies] = ()  # of those, the ones that say what lives and no more
-        # Told where the log begins from now on, in the step in which it does.
-        self.on_start: Callable[[int], None] = lambda position: None
+        self._on_start = on_start
+        self._on_delete = on_delete
+        self._log_starts_at = log_starts_at
         # Queues begin there from now on; what waits to be moved is found by its id until the
         # segments are deleted.
         self.on_truncated: Callable[[int], object] = lambda position: None
-        self.on_delete: Callable[[int], object] = lambda position: None
-        # Makes durable where the log starts, on the flusher, before the segments go: a start takes
-        # a first segment that is missing otherwise for damage.
-        self.log_starts_at: Callable[[int], None] = lambda position: None
         self.relocated = 0
         self.deleted_segments = 0
         self.error: BaseException | None = None
@@ -218,13 +224,13 @@ class Retention:
     def _delete(self) -> None:
         cut, self._wait_until = self._cut, 0
         self._deleting = True
-        self.on_delete(cut)
+        self._on_delete(cut)
         gone = self._log.drop_before(cut)
-        self.on_start(cut)
+        self._on_start(cut)
         self._leaving += (*gone, *self._dispatch.queue_files_below_minimum())
 
         def work() -> None:
-            self.log_starts_at(cut)
+            self._log_starts_at(cut)
             while self._leaving:
                 self._leaving[0].delete()
                 del self._leaving[0]

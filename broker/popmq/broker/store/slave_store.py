@@ -34,8 +34,10 @@ class SlaveStore:
         retention: Retention,
         guard: DiskGuard,
         readers: Flusher,
+        keep_from: Callable[[], int] | None = None,
     ) -> None:
-        """What is not in memory is read by `readers`, which may wait."""
+        """What is not in memory is read by `readers`, which may wait; nothing from `keep_from` on
+        may be deleted yet, says who reads beside the tables."""
         self.apply = apply
         self.hashes = StateHashes()
         self._snapshots = snapshots
@@ -46,11 +48,9 @@ class SlaveStore:
         self._publishing = False
         self.install: SnapshotInstall | None = None
         self._starts_at = 0  # where the master's log begins, as far as records say
-        # Nothing from this position on may be deleted yet, says who reads beside the tables.
-        self.keep_from: Callable[[], int] = lambda: EVERYTHING
+        self._keep_from = keep_from or (lambda: EVERYTHING)
         apply.on_snapshot_mark = self._marked
         log.on_block, log.before_truncate = apply.add_block, apply.truncate
-        snapshots.on_finished = self.hashes.add_own
 
     @property
     def applied(self) -> int:
@@ -100,7 +100,7 @@ class SlaveStore:
     def run_housekeeping(self, *, now_ms: int, safe: int) -> int:
         """A piece of a snapshot, or of what retention has to do. `safe` is checkpointed."""
         done = self._snapshots.write_chunk(safe_position=safe)
-        keep_from = min(safe, self._snapshots.older_position - 1, self.keep_from())
+        keep_from = min(safe, self._snapshots.older_position - 1, self._keep_from())
         return done + self._retention.run_as_slave(
             now_ms=now_ms, starts_at=self._starts_at, keep_from=keep_from
         )
