@@ -49,7 +49,7 @@ from popmq.broker.pop.pop_rollback import PopRollback
 from popmq.broker.pop.pop_service import PopService
 from popmq.broker.pop.revive_service import ReviveService
 from popmq.broker.store.lookup import Lookup
-from popmq.broker.store.message_store import MessageStore, StoreThreads
+from popmq.broker.store.message_store import MessageStore, ReplicaListener, StoreThreads
 from popmq.broker.timer.timers import Timers
 from popmq.broker.transaction.transactions import Transactions
 from popmq.common import topics
@@ -70,6 +70,7 @@ class Broker:
         threads: StoreThreads,
         rng: random.Random,
         log_clock: LogClock | None = None,
+        node: ReplicaListener | None = None,
     ) -> None:
         self.settings = settings
         self._rng = rng
@@ -78,7 +79,7 @@ class Broker:
         self._waits = waits or clock
         self.epoch_start = EpochStart()  # what this one, as a start alone, said of its last life
         self.store = MessageStore(
-            disk, settings.broker.data, settings.store, clock, threads, self, log_clock
+            disk, settings.broker.data, settings.store, clock, threads, self, log_clock, node
         )
         self.registry = Registry(self.store, self)
         self.directory = MetadataResolver(self.registry, settings)
@@ -221,9 +222,10 @@ class Broker:
         self._open()
         self.following.start()
 
-    def promote(self, epoch: int) -> None:
-        """Lead the group from the log's end on; serve once `serving` (core/slave_lifecycle.py)."""
-        self.following.promote(epoch)
+    def promote(self, epoch: int, on_opened: Callable[[], None] = lambda: None) -> None:
+        """Lead the group from the log's end on; `on_opened` is called once this broker is
+        `serving` (core/slave_lifecycle.py)."""
+        self.following.promote(epoch, on_opened)
 
     @property
     def serving(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from popmq.broker.core.broker import Broker
 from popmq.broker.ha.flusher_group import FlusherGroup
-from popmq.broker.store.message_store import StoreThreads
+from popmq.broker.store.message_store import ReplicaListener, StoreThreads
 from popmq.common.clock import Clock, LogClock
 from popmq.common.disk import Disk
 from popmq.common.protocol.messaging_payloads import Port
@@ -30,6 +30,7 @@ class BrokerIncarnation:
         waits: Clock | None,
         threads: StoreThreads,
         rng: random.Random,
+        node: ReplicaListener,
     ) -> None:
         self._settings = settings
         self._disk = disk
@@ -37,6 +38,7 @@ class BrokerIncarnation:
         self._waits = waits
         self._threads = threads
         self._rng = rng
+        self._node = node
         self._own = FlusherGroup()
         self._log_clock = LogClock(clock)  # what was heard of log time holds for the next broker
         self.changing = False
@@ -61,6 +63,7 @@ class BrokerIncarnation:
             threads=threads,
             rng=self._rng,
             log_clock=self._log_clock,
+            node=self._node,
         )
         self.changing = False
         return self.broker

@@ -29,6 +29,7 @@ from popmq.broker.node.master_role import MasterRole
 from popmq.broker.node.meta_follower import MetaFollower
 from popmq.broker.node.slave_role import SlaveRole
 from popmq.broker.node.timer_migrator import TimerMigrator
+from popmq.broker.persistence.state_hashes import Compared
 from popmq.broker.store.message_store import StoreThreads
 from popmq.common.clock import Clock
 from popmq.common.disk import Disk
@@ -88,6 +89,7 @@ class BrokerNode:
             waits=waits,
             threads=threads,
             rng=rng,
+            node=self,
         )
         self.controllers = ControllerClients(
             controllers,
@@ -154,8 +156,6 @@ class BrokerNode:
             self._open_slave()
             return
         broker = self._life.begin()
-        broker.store.open_epoch = self._begin_alone
-        broker.store.log_time.epoch_starts = lambda: self.epochs.starts
         broker.start()
         self._server = BrokerServer(broker)
         self.role = BrokerRole.MASTER
@@ -368,14 +368,34 @@ class BrokerNode:
             self.epochs.clear()
             broker.wipe()
             self.following.tables.wiped()
-        broker.store.on_durable = self._durable
-        broker.store.replicas.on_tail_lost = self._tail_lost
         broker.store.replicas.keep_tail(self.settings.replication.tail_bytes)
         broker.start_slave()
         self._begin_epochs()
         self.following.begin(broker)
 
-    def _tail_lost(self, position: int, proof: int) -> None:
+    # -- what the store says (ReplicaListener)
+
+    def open_epoch(self, epoch: int, position: int) -> int:
+        if not self.solo:
+            return epoch  # MasterRole has written it already
+        self._begin_epochs()
+        return begin_alone(self.epochs, self.identity, epoch, position)
+
+    def epoch_starts(self) -> Sequence[int]:
+        return self.epochs.starts
+
+    def on_durable(self, position: int) -> None:
+        if self.solo:
+            self.broker.store.confirm(position)
+        elif self.leadership is not None:
+            self.leadership.side.durable(position)
+        elif self.following.side is not None:
+            self.following.side.durable(position)
+
+    def on_tables_compared(self, compared: Compared) -> None:
+        self.following.tables.compared(compared)
+
+    def on_tail_lost(self, position: int, proof: int) -> None:
         """What is cut now was confirmed, maybe with the word of this store: nobody may count on
         it any more, so it is in no set from here on (R9), and copies the rest again."""
         logger.error("the log's end is damaged", extra={"position": position, "proof": proof})
@@ -386,16 +406,6 @@ class BrokerNode:
         begin_epochs(
             self.epochs, self.identity, store_epoch=store.epoch, start=store.start, end=store.end
         )
-
-    def _begin_alone(self, epoch: int, position: int) -> int:
-        self._begin_epochs()
-        return begin_alone(self.epochs, self.identity, epoch, position)
-
-    def _durable(self, position: int) -> None:
-        if self.leadership is not None:
-            self.leadership.side.durable(position)
-        elif self.following.side is not None:
-            self.following.side.durable(position)
 
     # -- what it says of itself
 

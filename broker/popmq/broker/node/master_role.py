@@ -98,10 +98,9 @@ class MasterRole:
                 "timers_read_ms": read_ms,
             },
         )
-        self._broker.following.on_master_opened = self._opened
         self._store.replicas.watch(self.side.grown)
         self._gate.slaves.open(self.side)
-        self._broker.promote(self.epoch)
+        self._broker.promote(self.epoch, self._opened)
         self.side.durable(self._store.durable)
 
     def step(self) -> int:
@@ -171,12 +170,11 @@ class MasterRole:
 
     def _opened(self) -> None:
         """Everything before this epoch is confirmed: whatever was visible once is again (R14)."""
-        self._gate.check_send_quorum = self._admit
         self._serve()
         logger.info("master", extra={"epoch": self.epoch, "end_bytes": self._store.end})
 
     def _serve(self) -> None:
-        self._gate.clients.open(self.server)
+        self._gate.open_clients(self.server, self._admit)
         self._change(BrokerRole.MASTER)
 
     def _change(self, role: BrokerRole) -> None:

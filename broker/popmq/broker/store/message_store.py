@@ -10,11 +10,12 @@ from typing import Protocol
 
 from popmq.broker.index.key_index import KeyIndex
 from popmq.broker.log.admission import Admission
-from popmq.broker.log.commit_log import CommitLog
+from popmq.broker.log.commit_log import CommitLog, ScannedRecord
 from popmq.broker.log.consume_queue import ConsumeQueue
 from popmq.broker.log.disk_guard import DiskGuard
 from popmq.broker.log.dispatch import Dispatch, PendingUnit
 from popmq.broker.log.group_commit import GroupCommit
+from popmq.broker.log.log_block import LogBlock
 from popmq.broker.log.message_reader import MessageReader
 from popmq.broker.log.queue_unit import UNIT_SIZE, find_unit, index_unit
 from popmq.broker.log.store_checkpoint import StoreCheckpoint
@@ -28,6 +29,7 @@ from popmq.broker.persistence.recovery import ApplyRecord, Recovery, RecoveryRes
 from popmq.broker.persistence.retention import LiveBody, Retention
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
+from popmq.broker.persistence.state_hashes import Compared
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.slave_applier import SlaveApplier
 from popmq.broker.store.slave_store import SlaveStore
@@ -98,6 +100,10 @@ class StoreListener(Protocol):
         ...
 
 
+def _same_epoch(epoch: int, position: int) -> int:
+    return epoch
+
+
 class NoListener:
     """Of a store without services: nothing has to be done."""
 
@@ -114,6 +120,30 @@ class NoListener:
     def on_log_start(self, position: int) -> None: ...
 
 
+class ReplicaListener(Protocol):
+    """What a store's node makes of it (node/broker_node.py)."""
+
+    def open_epoch(self, epoch: int, position: int) -> int:
+        """Given the next epoch and its start: which one it is, durable before its records."""
+        ...
+
+    def epoch_starts(self) -> Sequence[int]:
+        """Where the epochs of the log begin, oldest first."""
+        ...
+
+    def on_durable(self, position: int) -> None:
+        """A batch is on this disk; a broker alone confirms it at once."""
+        ...
+
+    def on_tail_lost(self, position: int, proof: int) -> None:
+        """At a slave's start: a tail will be cut of which the master had confirmed a part."""
+        ...
+
+    def on_tables_compared(self, compared: Compared) -> None:
+        """A slave's snapshot and its master's of the same position: whether they are equal."""
+        ...
+
+
 class MessageStore:
     def __init__(
         self,
@@ -124,8 +154,12 @@ class MessageStore:
         threads: StoreThreads,
         listener: StoreListener | None = None,
         log_clock: LogClock | None = None,
+        node: ReplicaListener | None = None,
     ) -> None:
-        """`log_clock` knows the log time of this store's group already, or will."""
+        """`log_clock` knows the log time of this store's group already, or will.
+
+        Without a node every batch that is on this disk is confirmed.
+        """
         self._disk = disk
         self._folder = folder
         self._settings = settings
@@ -149,9 +183,11 @@ class MessageStore:
             on_confirmed=self._advance,
             on_failure=lambda error: self.on_failure(error),
         )
-        self.replicas = ReplicaLog(self._log, self._commit)
+        self.replicas = ReplicaLog(self._log, self._commit, self._on_block, self._before_truncate)
         self.slave: SlaveStore | None = None
-        self.log_time = LogTime(self._log, clock, self.log_clock, settings)
+        self._node = node
+        starts = node.epoch_starts if node is not None else tuple
+        self.log_time = LogTime(self._log, clock, self.log_clock, settings, starts)
         self._checkpoint = StoreCheckpoint()
         self.checkpoints = CheckpointScheduler(disk, folder, self._housekeeper, self._commit.fail)
         self.snapshots = SnapshotScheduler(
@@ -171,10 +207,8 @@ class MessageStore:
         self.dispatch: Dispatch
         self.retention: Retention
         self.epoch, self.stopped_cleanly = 0, False
-        # Hears of each batch on this disk; a broker alone confirms it at once.
-        self.on_durable: Callable[[int], None] = self.confirm
-        # Given the next epoch and its start: says which one it is, durable before its records.
-        self.open_epoch: Callable[[int, int], int] = lambda epoch, position: epoch
+        self.on_durable: Callable[[int], None] = self.confirm if node is None else node.on_durable
+        self.open_epoch = _same_epoch if node is None else node.open_epoch
 
     # -- start and stop
 
@@ -226,7 +260,7 @@ class MessageStore:
         Snapshot, checkpoint and key index, and the record at `known`, prove what is confirmed.
         Nothing from `keep_from` on is deleted.
         """
-        followed = self._recovery().follow(self._checkpoint, known, self.replicas.on_tail_lost)
+        followed = self._recovery().follow(self._checkpoint, known, self._on_tail_lost)
         self._recovered(followed.passed)
         self._commit.confirmed = followed.confirmed
         self.dispatch.position = followed.begin
@@ -234,7 +268,9 @@ class MessageStore:
         if self.on_durable == self.confirm:
             self.on_durable = lambda position: None  # only its master knows what is confirmed
         lower, log, commit = self.checkpoints.lower, self._log, self._commit
-        applies = SlaveApplier(log, commit, self.dispatch, self.index, apply, followed, lower)
+        applies = SlaveApplier(
+            log, commit, self.dispatch, self.index, apply, followed, lower, self._on_mark
+        )
         self.slave = SlaveStore(
             applies,
             self.replicas,
@@ -242,6 +278,7 @@ class MessageStore:
             self.retention,
             self.guard,
             self.readers,
+            self._on_compared,
             keep_from,
         )
         return self.slave
@@ -515,6 +552,28 @@ class MessageStore:
         self._commit.release()
         if grown:
             self._listener.on_dispatched(grown)
+
+    # What a slave's log says, once there is a slave.
+
+    def _on_block(self, block: LogBlock) -> None:
+        if self.slave is not None:
+            self.slave.apply.add_block(block)
+
+    def _before_truncate(self, position: int) -> None:
+        if self.slave is not None:
+            self.slave.apply.truncate(position)
+
+    def _on_mark(self, record: ScannedRecord) -> None:
+        assert self.slave is not None, "only a slave applies what a master has marked"
+        self.slave.marked(record)
+
+    def _on_tail_lost(self, position: int, proof: int) -> None:
+        if self._node is not None:
+            self._node.on_tail_lost(position, proof)
+
+    def _on_compared(self, compared: Compared) -> None:
+        if self._node is not None:
+            self._node.on_tables_compared(compared)
 
     def _on_snapshot_made(self, position: int, state_hash: int) -> None:
         if self.slave is not None:

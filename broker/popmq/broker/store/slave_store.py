@@ -14,7 +14,7 @@ from popmq.broker.persistence.retention import EVERYTHING, Retention
 from popmq.broker.persistence.snapshot import SnapshotHeader
 from popmq.broker.persistence.snapshot_install import SnapshotInstall
 from popmq.broker.persistence.snapshot_scheduler import SnapshotScheduler
-from popmq.broker.persistence.state_hashes import StateHashes
+from popmq.broker.persistence.state_hashes import Compared, StateHashes
 from popmq.broker.store.replica_log import ReplicaLog
 from popmq.broker.store.replica_records import LogStart, StateHash
 from popmq.broker.store.slave_applier import SlaveApplier
@@ -34,12 +34,13 @@ class SlaveStore:
         retention: Retention,
         guard: DiskGuard,
         readers: Flusher,
+        on_compared: Callable[[Compared], None],
         keep_from: Callable[[], int] | None = None,
     ) -> None:
         """What is not in memory is read by `readers`, which may wait; nothing from `keep_from` on
         may be deleted yet, says who reads beside the tables."""
         self.apply = apply
-        self.hashes = StateHashes()
+        self.hashes = StateHashes(on_compared)
         self._snapshots = snapshots
         self._retention = retention
         self._guard = guard
@@ -49,8 +50,6 @@ class SlaveStore:
         self.install: SnapshotInstall | None = None
         self._starts_at = 0  # where the master's log begins, as far as records say
         self._keep_from = keep_from or (lambda: EVERYTHING)
-        apply.on_snapshot_mark = self._marked
-        log.on_block, log.before_truncate = apply.add_block, apply.truncate
 
     @property
     def applied(self) -> int:
@@ -130,7 +129,8 @@ class SlaveStore:
         install.publish(position, published)
         return 1
 
-    def _marked(self, record: ScannedRecord) -> None:
+    def marked(self, record: ScannedRecord) -> None:
+        """A record by which replicas stay equal is applied (store/replica_records.py)."""
         body = record.data[HEADER_SIZE:]
         match record.header.kind:
             case RecordKind.SNAPSHOT_MARK:
